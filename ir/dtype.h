@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace torch_remote::ir {
+
+// Element types. The numbers are those of c10::ScalarType (checked by a static_assert in the rooms that include torch), so
+// that converting is a cast.
+enum class DType : uint8_t {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kFloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kComplex32 = 8,
+  kComplex64 = 9,
+  kComplex128 = 10,
+  kBool = 11,
+  kBFloat16 = 15,
+  kFloat8E5M2 = 23,
+  kFloat8E4M3FN = 24,
+  kFloat8E5M2FNUZ = 25,
+  kFloat8E4M3FNUZ = 26,
+  kUInt16 = 27,
+  kUInt32 = 28,
+  kUInt64 = 29,
+  kFloat8E8M0FNU = 44,
+};
+
+// Bytes of one element; 0 for a number that is no element type of ours.
+uint32_t item_size(DType dtype);
+
+inline bool is_valid(DType dtype) { return item_size(dtype) != 0; }
+
+// Short names as the text form uses them: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid one.
+std::string_view name(DType dtype);
+std::optional<DType> dtype_from_name(std::string_view name);
+
+}  // namespace torch_remote::ir

@@ -1,0 +1,182 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ir/dtype.h"
+#include "ir/op_table.h"
+#include "ir/status.h"
+#include "ir/trace.h"
+
+// The graph: what passes work on and what a program encodes. It comes from a trace (`import_trace`), from text
+// (`parse_graph`) or from a program (`decode_program`), and torch.compile builds one directly.
+//
+// A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
+// After the pass `lift`, buffers that are written once, whole, by the node that creates them are marked `ssa`: reading
+// one is reading an immutable value. All others stay memory, with ordered effects.
+namespace torch_remote::ir {
+
+// A symbolic int64: an index into the graph's symbols. The first `params` of them are the run's parameters, in the order
+// recorded; then come expressions over earlier ones. Evaluated once per run, in order.
+using Sym = uint32_t;
+inline constexpr Sym kNoSym = 0xFFFFFFFF;
+
+enum class ExprKind : uint8_t {
+  kConst,     // value
+  kAdd,       // a + b
+  kSub,       // a - b
+  kMul,       // a * b
+  kFloorDiv,  // floor(a / b)
+  kMod,
+  kMax,
+  kMin,
+};
+
+struct Expr {
+  ExprKind kind = ExprKind::kConst;
+  Sym a = kNoSym;
+  Sym b = kNoSym;
+  int64_t value = 0;
+  bool operator==(const Expr&) const = default;
+};
+
+enum class BufferKind : uint8_t {
+  kInput,  // existed before; bound to a buffer id at each run
+  kFresh,  // created by this graph
+};
+
+struct Buffer {
+  BufferKind kind = BufferKind::kFresh;
+  bool survives = false;  // outlives the run. An input that does not is freed by it (its last use may reuse its memory)
+  bool ssa = false;       // written once, whole, by the node that creates it (set by `lift`)
+  Sym nbytes = kNoSym;    // fresh ones only
+  bool operator==(const Buffer&) const = default;
+};
+
+struct View {
+  uint32_t buffer = 0;
+  DType dtype = DType::kFloat32;
+  std::vector<Sym> sizes;
+  std::vector<Sym> strides;  // elements
+  Sym offset = kNoSym;       // elements
+  // No sizes are known before the node ran (nonzero, unique): the executor makes the buffer and reports the sizes. The
+  // rank is sizes.size(); sizes and strides are kNoSym.
+  bool dynamic = false;
+  bool operator==(const View&) const = default;
+};
+
+enum class ArgTag : uint8_t {
+  kNone,          // an optional argument that was not given; an undefined result
+  kView,          // a: view
+  kScalarTensor,  // a number in a tensor's place. a: first symbol (two for complex), b: dtype | wrapped << 8
+  kList,          // `items`: of the above, or of the numbers below
+  kInt,           // a: symbol
+  kFloat,         // a: symbol whose bits are a double
+  kBool,          // a: symbol, 0 or 1
+  kComplex,       // a: symbol of the real part, a + 1 of the imaginary one, both doubles
+  kString,        // text
+  kDType,         // a: the DType
+  kMemoryFormat,  // a: c10::MemoryFormat's number
+  kGenerator,     // a: symbol of the seed, a + 1 of the offset
+};
+
+struct Arg {
+  ArgTag tag = ArgTag::kNone;
+  uint32_t a = 0;
+  uint32_t b = 0;
+  std::string text;
+  std::vector<Arg> items;
+  bool operator==(const Arg&) const = default;
+};
+
+struct Node {
+  Opcode opcode = kInvalidOpcode;
+  std::vector<Arg> args;      // one for each ArgDesc, in order; those with role kIgnored are kNone
+  std::vector<Arg> results;   // one for each ResultDesc: kNone for an alias or undefined one, kView, kList of kView
+  uint32_t source = 0;        // the record it came from: its index in the trace
+  bool operator==(const Node&) const = default;
+};
+
+struct Graph {
+  uint32_t params = 0;           // number of parameters
+  std::vector<Expr> exprs;       // symbol params + i
+  std::vector<Buffer> buffers;
+  std::vector<View> views;
+  std::vector<Node> nodes;
+  std::vector<std::string> sources;  // debug: the user's line of each record ("train.py:12 in forward"), or empty
+
+  // Memory plan, filled by `plan`; empty before. For each buffer: the first and the last node that touches it
+  // (kNoNode: none), and the buffer whose memory it may take over, if the sizes turn out to fit (kNoBuffer: none).
+  struct Lifetime {
+    uint32_t first = 0;
+    uint32_t last = 0;
+    uint32_t reuses = 0xFFFFFFFF;
+    bool operator==(const Lifetime&) const = default;
+  };
+  std::vector<Lifetime> plan;
+
+  bool operator==(const Graph&) const = default;
+
+  // The symbol for a constant or an expression; equal ones are one symbol. Folds constants.
+  Sym constant(int64_t value);
+  Sym expr(ExprKind kind, Sym a, Sym b);
+  bool is_constant(Sym symbol, int64_t* value = nullptr) const;
+  uint32_t symbols() const { return params + static_cast<uint32_t>(exprs.size()); }
+};
+inline constexpr uint32_t kNoBuffer = 0xFFFFFFFF;
+inline constexpr uint32_t kNoNode = 0xFFFFFFFF;
+
+// Calls f(view, writes) for every view that the node reads or writes, arguments before results, in order. A result that
+// creates a view counts as a write.
+template <typename F>
+void for_each_view(const Node& node, F&& f);
+
+// The graph of a trace. Dims that the key fixes (0 and 1) are constants, all others parameters. `survivors` as
+// Trace::survivors. Input buffers come in the order of their ordinals: the run's bindings are in that order.
+Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, Graph* graph);
+
+// Checks everything that later code relies on: ops known, arguments as the op's schema says, indices in range, ranks,
+// no view of a buffer before the node that creates it, ssa buffers written once, the plan consistent. The message names
+// the node.
+Status verify(const Graph& graph);
+
+// Evaluates the symbols for one run. False (with a message) on int64 overflow or division by zero.
+Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>* values);
+
+// Text form; see docs/ir.md for the grammar. parse_graph(print(g)) == g for every graph that verifies.
+struct PrintOptions {
+  bool sources = true;
+  bool plan = true;
+};
+std::string print(const Graph& graph, const PrintOptions& options = {});
+// On an error the message starts with "line:column: ".
+Status parse_graph(std::string_view text, Graph* graph);
+
+// Flatbuffer (ir/program.fbs). `decode_program` verifies: flatbuffer, format version, fingerprint, then `verify`. It
+// accepts any bytes.
+std::vector<uint8_t> encode_program(const Graph& graph);
+Status decode_program(const uint8_t* data, size_t size, Graph* graph);
+
+// -- implementation -----------------------------------------------------------------------------------------------------
+
+namespace internal {
+template <typename F>
+void visit_views(const Arg& arg, bool writes, F& f) {
+  if (arg.tag == ArgTag::kView) f(arg.a, writes);
+  if (arg.tag == ArgTag::kList) {
+    for (const Arg& item : arg.items) visit_views(item, writes, f);
+  }
+}
+}  // namespace internal
+
+template <typename F>
+void for_each_view(const Node& node, F&& f) {
+  const OpDesc& desc = op_desc(node.opcode);
+  for (size_t i = 0; i < node.args.size(); ++i) internal::visit_views(node.args[i], desc.args[i].writes, f);
+  for (const Arg& result : node.results) internal::visit_views(result, true, f);
+}
+
+}  // namespace torch_remote::ir

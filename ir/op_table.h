@@ -1,0 +1,187 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+// The op table: the only place that lists ops. Its entries are data (ir/ops/*.toml, one file per family); a generator
+// checks them against the schemas that ship with torch and writes `op_table_generated.{h,cpp}`.
+//
+// One entry captures several ATen overloads (functional, in-place, out); each overload is one *opcode* and one OpDesc.
+// ATen overloads that no entry lists get an opcode of the second kind at run time (`register_opaque`): the same OpDesc,
+// made from the schema, with every argument that is not an operand treated as a value.
+namespace torch_remote::ir {
+
+// Index of an OpDesc. Below kFirstOpaque: generated, the same in every process with the same fingerprint. From there on:
+// assigned by this process, never on the wire and never on disk (there, an op is named by its schema name).
+using Opcode = uint32_t;
+inline constexpr Opcode kFirstOpaque = 0x4000;
+
+enum class Family : uint8_t {
+  kPointwise,
+  kReduction,
+  kView,
+  kMatmul,
+  kConv,
+  kIndex,
+  kScatter,
+  kRng,
+  kFactory,
+  kCopy,
+  kMultiTensor,
+  kNorm,
+  kAttention,
+  kComposite,
+  kOpaque,
+};
+
+// What the schema says an argument is.
+enum class ArgKind : uint8_t {
+  kTensor,              // Tensor
+  kOptionalTensor,      // Tensor?
+  kTensorList,          // Tensor[]
+  kOptionalTensorList,  // Tensor?[]
+  kInt,                 // int, SymInt
+  kOptionalInt,
+  kIntList,  // int[], SymInt[], int[N]
+  kOptionalIntList,
+  kFloat,
+  kOptionalFloat,
+  kFloatList,
+  kOptionalFloatList,
+  kBool,
+  kOptionalBool,
+  kBoolList,
+  kScalar,  // Scalar: int, float, bool or complex, decided at the call
+  kOptionalScalar,
+  kScalarList,
+  kString,
+  kOptionalString,
+  kDType,  // ScalarType or ScalarType?
+  kLayout,
+  kDevice,
+  kMemoryFormat,
+  kGenerator,
+  kUnsupported,  // anything else; such an overload cannot be recorded
+};
+
+enum class ArgRole : uint8_t {
+  kOperand,     // a tensor: a view of a buffer
+  kStructural,  // goes into the key: reduction dims, keepdim, permutation, dtype, training flag
+  kValue,       // a run-time parameter: sizes, slice bounds, scalars, p, eps
+  kRandom,      // a generator: two parameters, Philox seed and offset
+  kIgnored,     // layout, device, pin_memory: decided when the record is made
+};
+
+struct ArgDesc {
+  std::string_view name;
+  ArgKind kind;
+  ArgRole role;
+  bool writes;        // the op writes this operand, annotated in the schema or not (batch norm's running stats)
+  bool keyword_only;  // for printing
+};
+
+enum class ResultKind : uint8_t { kTensor, kTensorList, kInt, kFloat, kBool, kScalar };
+
+struct ResultDesc {
+  ResultKind kind;
+  int8_t alias;  // >= 0: this result is that argument (in-place, out=); such results make no view
+};
+
+enum OpFlags : uint32_t {
+  kOpRandom = 1u << 0,          // draws random numbers
+  kOpDynamicShape = 1u << 1,    // a result's size depends on data: one round trip
+  kOpHostResult = 1u << 2,      // a result is a number of the host's: one round trip
+  kOpInPlace = 1u << 3,         // writes its first argument
+  kOpOut = 1u << 4,             // writes `out` arguments
+  kOpPure = 1u << 5,            // no writes, not random: may be merged (cse) and dropped (dce)
+  kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
+  kOpCommutative = 1u << 7,     // the first two operands may be exchanged
+};
+
+// How the recorder finds the results' dtypes, sizes and strides. Rules live in frontend/shape_rules; the names here are
+// the data files' names.
+enum class ShapeRule : uint8_t {
+  kNone,       // not by a rule of ours: torch's structured metas, then the dispatcher's Meta key
+  kPointwise,  // TensorIterator: broadcast, promote, keep the inputs' permutation
+  kComparison,
+  kInPlace,  // no new results
+  kReduction,
+  kMatmul,
+  kBmm,
+  kAddmm,
+  kLike,  // as the first operand, preserve_format
+  kCat,
+  kStack,
+  kConvolution,
+  kConvolutionBackward,
+  kEmbedding,
+  kEmbeddingBackward,
+  kIndexSelect,
+  kGather,
+  kSoftmax,
+  kLayerNorm,
+  kLayerNormBackward,
+  kBatchNorm,
+  kBatchNormBackward,
+  kGroupNorm,
+  kGroupNormBackward,
+  kNllLoss,
+  kNllLossBackward,
+  kForeach,  // a list of results, each like the first list's
+  kAttention,
+  kAttentionBackward,
+  kFactory,
+  kIndex,
+  kSliceBackward,
+  kSelectBackward,
+  kCumulative,
+  kPad,
+  kPool,
+};
+
+struct OpDesc {
+  std::string_view name;  // "aten::add.Tensor"; the default overload has no dot: "aten::relu"
+  Family family;
+  ShapeRule shape_rule;
+  uint32_t flags;         // OpFlags
+  Opcode opcode;
+  Opcode functional;      // for in-place and out overloads the functional sibling's opcode, else `opcode` itself
+  std::span<const ArgDesc> args;
+  std::span<const ResultDesc> results;
+  std::string_view expression;     // pointwise ops: the scalar expression, in the data files' notation; else empty
+  std::string_view decomposition;  // name of the decomposition, if there is one
+  std::string_view doc;            // one line
+};
+
+// The generated part.
+std::span<const OpDesc> op_table();
+// Hash over everything in the table that client and worker must agree on.
+uint64_t op_table_fingerprint();
+// Version string of the table, for the message of a mismatch: "<ops> ops, <fingerprint in hex>".
+std::string op_table_version();
+
+// Any opcode, generated or opaque. The reference lives as long as the process. Undefined for an unknown opcode.
+const OpDesc& op_desc(Opcode opcode);
+// kInvalidOpcode if neither the table nor an opaque registration has this schema name.
+inline constexpr Opcode kInvalidOpcode = 0xFFFFFFFF;
+Opcode find_op(std::string_view name);
+
+struct OpaqueArg {
+  std::string name;
+  ArgKind kind;
+  bool writes = false;
+  bool keyword_only = false;
+};
+
+// Gives an ATen (or custom) overload outside the table an opcode; the same name again returns the same opcode. Roles are
+// default_role's. Thread safe; takes a lock, so it is called at registration and load time only.
+Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, std::span<const ResultDesc> results,
+                       uint32_t flags);
+
+// The role that an argument of this kind has unless the table says otherwise: tensors are operands, generators random,
+// bools, strings, dtypes and memory formats structural, layouts and devices ignored, every number a value.
+ArgRole default_role(ArgKind kind);
+
+}  // namespace torch_remote::ir

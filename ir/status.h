@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace torch_remote {
+
+// What went wrong, for the torch-free rooms; exceptions only where torch or Python expects them.
+enum class ErrorCode {
+  kOk,
+  kInvalid,       // the input is wrong: hostile or damaged bytes, a text that does not parse
+  kUnsupported,   // a version or feature that this side lacks
+  kOutOfMemory,   // torch.OutOfMemoryError
+  kLost,          // the worker or the connection is gone: torch.remote.WorkerLost
+  kTimeout,
+  kOpFailed,      // an op raised on the worker; the exception's class is in `kind`
+  kInterrupted,   // Ctrl-C while waiting
+  kInternal,
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(ErrorCode code, std::string message, std::string kind = {})
+      : code_(code), message_(std::move(message)), kind_(std::move(kind)) {}
+
+  static Status invalid(std::string message) { return {ErrorCode::kInvalid, std::move(message)}; }
+  static Status internal(std::string message) { return {ErrorCode::kInternal, std::move(message)}; }
+
+  bool ok() const { return code_ == ErrorCode::kOk; }
+  explicit operator bool() const { return ok(); }
+  ErrorCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  // For kOpFailed: the Python exception class that PyTorch would raise ("RuntimeError", "IndexError", ...).
+  const std::string& kind() const { return kind_; }
+
+ private:
+  ErrorCode code_ = ErrorCode::kOk;
+  std::string message_;
+  std::string kind_;
+};
+
+}  // namespace torch_remote

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/status.h"
+#include "ir/trace.h"
+#include "remote/transport.h"
+
+// The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
+namespace torch_remote::remote {
+
+// A failure on the worker, with where it was recorded.
+struct OpError {
+  Status status;
+  ir::SourceRef source;  // of the record that failed
+  std::string op;        // schema name; empty if no single op is to blame
+};
+
+struct Counters {
+  uint64_t flushes = 0;
+  uint64_t programs_built = 0;
+  uint64_t program_hits = 0;
+  uint64_t kernels_compiled = 0;
+  uint64_t round_trips = 0;
+  uint64_t bytes_sent = 0;      // control
+  uint64_t bytes_received = 0;  // control
+  uint64_t bytes_uploaded = 0;
+  uint64_t bytes_downloaded = 0;
+  uint64_t worker_bytes = 0;
+  uint64_t worker_peak_bytes = 0;
+};
+
+struct FlushInfo {
+  size_t ops = 0;
+  bool hit = false;
+  uint32_t program = 0;
+  size_t bytes = 0;       // control bytes of the run message
+  // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a known one
+  // only differs in which buffers outlive it; SIZE_MAX if there is no other program.
+  size_t first_difference = 0;
+};
+
+// What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
+using BuildFunction =
+    std::function<Status(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t program_number,
+                         std::vector<uint8_t>* program)>;
+
+// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped when it comes.
+using KeepWaiting = std::function<bool()>;
+
+// A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
+using Words = std::vector<int64_t>;
+
+// Thread safe. Messages go out in the order of the calls; nothing here waits for the worker except read, synchronize,
+// flush_and_wait, and any call while too much is on its way (back-pressure).
+class Client {
+ public:
+  // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first miss.
+  static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client);
+  virtual ~Client() = default;
+
+  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their ordinals) start at *base.
+  // A hit costs no allocation. The trace's storages must not die during the call.
+  virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info) = 0;
+  // Likewise for a trace whose last record has dynamic or host results; waits for them.
+  virtual Status flush_and_wait(ir::Trace& trace, uint64_t* base, FlushInfo* info, Words* words,
+                                const KeepWaiting& keep_waiting, OpError* error) = 0;
+
+  // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
+  virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
+
+  // Reads a strided view of a buffer, packed. `take` sees the bytes once, in place.
+  virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
+                      std::span<const int64_t> strides, int64_t offset,
+                      const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
+                      OpError* error) = 0;
+
+  // The id goes out with the next message. Never blocks for long, never throws: called from destructors.
+  virtual void free(uint64_t id) = 0;
+
+  virtual Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) = 0;
+
+  virtual Counters counters() const = 0;
+  virtual void reset_counters() = 0;
+  // kLost once the worker is gone, with why.
+  virtual Status health() const = 0;
+  // For log lines and WorkerLost.
+  virtual std::string description() const = 0;
+  virtual uint64_t session() const = 0;
+  virtual uint64_t last_acknowledged() const = 0;
+
+  // Forked child: forget everything without touching the connection (no destructor of it runs).
+  virtual void abandon() = 0;
+};
+
+// The source refs of a program's latest run, for messages about a miss.
+}  // namespace torch_remote::remote

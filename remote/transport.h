@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/status.h"
+#include "remote/wire.h"
+
+// Moves frames between a client and a worker, in order. One object is one end of one connection. Implementations: in
+// process (tests), Unix socket with shared memory (the local default), TCP and TLS.
+namespace torch_remote::remote {
+
+// Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix socket,
+// plain memory elsewhere. Whoever makes one writes the bytes into it once; the other end reads them in place.
+// Reference counted through shared_ptr; when the last reference at the receiving end goes, the sender may use the memory again.
+class Attachment {
+ public:
+  virtual ~Attachment() = default;
+  virtual std::span<std::byte> bytes() = 0;
+};
+using AttachmentPtr = std::shared_ptr<Attachment>;
+
+struct Frame {
+  wire::Header header;  // length and checksum are filled in by send
+  std::vector<uint8_t> control;
+  AttachmentPtr attachment;  // may be null
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Memory of `size` bytes to be sent by this end. Null if there is none (out of memory). Thread safe.
+  // Attachments that the peer gave back are used again, so that their pages are warm.
+  virtual AttachmentPtr allocate(size_t size) = 0;
+
+  // True if `memory` lies in an attachment of this connection that both ends can reach (made by either one): then `share`
+  // makes an attachment of it without a copy. `keep` is released when the peer has given it back.
+  virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
+
+  // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it, but keeps receiving meanwhile (into
+  // a queue), so two ends that send at the same time cannot lock up. kLost if the peer is gone.
+  // Thread safe; frames of one thread stay in order.
+  virtual Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) = 0;
+
+  // The next frame. kTimeout after `timeout` (zero: only what is there already), kLost when the peer is gone and everything it sent
+  // was received, kInvalid for bytes that are no frame of ours (the connection is then useless). One thread at a time.
+  virtual Status receive(Frame* frame, std::chrono::nanoseconds timeout) = 0;
+
+  // Wakes a thread that waits in receive (it returns kTimeout). Async-signal-safe not required.
+  virtual void wake() = 0;
+
+  virtual std::string description() const = 0;  // "unix (shared memory), pid 123"
+};
+
+// Two ends in one process.
+std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>> make_inproc_transport();
+
+// One end of a connected Unix stream socket; owns the descriptor. Attachments of 32 KiB and more live in memfd segments
+// whose descriptors travel once, over the socket; smaller ones go through it.
+std::unique_ptr<Transport> make_unix_transport(int socket);
+
+}  // namespace torch_remote::remote

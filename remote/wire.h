@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// The framing: the same over every transport.
+namespace torch_remote::wire {
+
+inline constexpr uint32_t kMagic = 0x4D525254;  // "TRRM"
+inline constexpr uint8_t kVersion = 1;
+
+enum class Type : uint8_t {
+  kHello = 1,
+  kHelloReply,
+  kLoadProgram,
+  kRun,
+  kRunReply,
+  kUpload,
+  kFree,
+  kRead,
+  kReadReply,
+  kSynchronize,
+  kSynchronizeReply,
+  kProgress,
+  kGoodbye,          // the client is done; no control message
+  kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
+};
+
+enum Flags : uint16_t {
+  kWantsReply = 1,
+  kAttachment = 2,  // tensor bytes come with this frame, in the way of the transport
+};
+
+// Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each direction;
+// a reply's is that of the message it answers (so it can be sent again after a resume, and matched by the client).
+struct Header {
+  uint32_t magic = kMagic;
+  uint8_t version = kVersion;
+  uint8_t type = 0;
+  uint16_t flags = 0;
+  uint64_t session = 0;
+  uint64_t sequence = 0;
+  uint32_t length = 0;    // bytes of the control message that follows
+  uint32_t checksum = 0;  // CRC-32C of the control message
+};
+static_assert(sizeof(Header) == 32);
+
+inline constexpr uint32_t kMaxControl = 256u << 20;
+
+uint32_t crc32c(const void* data, size_t size);
+
+}  // namespace torch_remote::wire
