@@ -62,8 +62,8 @@ struct View {
   std::vector<Sym> sizes;
   std::vector<Sym> strides;  // elements
   Sym offset = kNoSym;       // elements
-  // No sizes are known before the node ran (nonzero, unique): the executor makes the buffer and reports the sizes. The
-  // rank is sizes.size(); sizes and strides are kNoSym.
+  // Nothing is known before the node ran (nonzero, unique): the executor makes the buffer and reports dtype and sizes. `sizes`
+  // and `strides` are empty, `offset` is kNoSym, `dtype` means nothing.
   bool dynamic = false;
   bool operator==(const View&) const = default;
 };

@@ -34,6 +34,10 @@
 //                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the bits of an int64,
 //                                           double or bool as int64), 2 for complex (real, imaginary as doubles)
 //
+//            | kDynamicResult               a result whose dtype, rank and sizes only the run will tell (nonzero, unique); it
+//                                           gets the next slot, and its buffer the next ordinal. params: none. Only in the
+//                                           last record of a trace. A list of unknown length: kDynamicResult likewise.
+//
 //   kTensor, kOptionalTensor                operand
 //   kTensorList, kOptionalTensorList        count operand*
 //   structural kInt, kBool                  integer: the value if 0 <= v < 2^31, else kWideInt lo hi
@@ -52,9 +56,11 @@ namespace torch_remote::ir {
 
 inline constexpr uint32_t kNewView = 0x8000'0000;
 inline constexpr uint32_t kScalarOperand = 0x9000'0000;
+inline constexpr uint32_t kDynamicResult = 0xA000'0000;
 inline constexpr uint32_t kAbsent = 0xF000'0000;
 inline constexpr uint32_t kWideInt = 0x8000'0000;
 inline constexpr uint32_t kMaxRank = 64;
+inline constexpr uint8_t kDynamicRank = 0xFF;  // TraceView::rank of a dynamic result
 
 enum class ViewOrigin : uint32_t { kKnownBuffer = 0, kInputBuffer = 1, kFreshBuffer = 2 };
 enum class ScalarTag : uint32_t { kAbsent = 0, kInt = 1, kFloat = 2, kBool = 3, kComplex = 4 };
@@ -147,6 +153,13 @@ class Trace {
     buffers.push_back({id, owner, nbytes, id == 0});
     return add_view(id == 0 ? ViewOrigin::kFreshBuffer : ViewOrigin::kInputBuffer, ordinal, dtype, sizes, strides,
                     offset);
+  }
+  // A result that only the run will describe; its buffer's ordinal is buffers.size() before the call.
+  void new_dynamic_result(void* owner) {
+    code.push_back(kDynamicResult);
+    views.push_back({static_cast<uint32_t>(buffers.size()), DType::kFloat32, kDynamicRank,
+                     static_cast<uint32_t>(params.size())});
+    buffers.push_back({0, owner, 0, true});
   }
   // Hashes the record's words and moves the window that decides about cuts. Returns true if the trace should be cut
   // after this record.

@@ -51,7 +51,7 @@ typedef struct tr_run {
   tr_buffer* buffers;          // one a graph buffer. In: data set, or null for one that a node of this range creates (executor
                                // then allocates it or hands over what the op returned). Out: filled in.
   uint32_t buffer_count;
-  // Results the client must know: for each dynamic view rank and sizes, for each host result one word.
+  // Dynamic and host results of the range's nodes, as in RunReply (remote/wire.fbs): for each dynamic view dtype, rank, sizes.
   int64_t* words;
   uint32_t word_capacity;
   uint32_t word_count;         // out
