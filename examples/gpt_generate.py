@@ -13,8 +13,9 @@ import time
 
 import torch
 import torch.nn.functional as F
-import torch_remote  # noqa: F401  registers the device `remote`
 from torch import Tensor, nn
+
+import torch_remote  # noqa: F401  registers the device `remote`
 
 Cache = list[tuple[Tensor, Tensor] | None]
 

@@ -2,8 +2,8 @@
 
 bazel run //examples:train_digits -- --device remote --epochs 8
 
-The loop is plain eager PyTorch. The device runs ahead of this process, which waits once an epoch, where the epoch's loss
-and accuracy are read.
+The loop is plain eager PyTorch. The device runs ahead of this process, which waits once an epoch, where it reads the
+loss and the accuracy.
 """
 
 import argparse
@@ -13,12 +13,13 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-import torch_remote  # noqa: F401  registers the device `remote`
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
+
+import torch_remote  # noqa: F401  registers the device `remote`
 
 
 class DigitsNet(nn.Module):
