@@ -1,0 +1,48 @@
+"""Builds the op table from ir/ops/*.toml: checks every entry against torch's schemas and writes the outputs asked for.
+
+    generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
+        [--header OUT] [--source OUT] [--json OUT] [--docs OUT] ir/ops/pointwise.toml ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+
+import op_emit
+from op_entries import TableError, load_table, read_vocabulary
+from op_schemas import load_overloads, torch_version
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table_header", required=True, help="ir/op_table.h, for the names of families and shape rules")
+    parser.add_argument("--conventions", required=True)
+    for output in ("header", "source", "json", "docs"):
+        parser.add_argument(f"--{output}")
+    parser.add_argument("tables", nargs="+", help="the *.toml files")
+    options = parser.parse_args()
+    try:
+        vocabulary = read_vocabulary(options.table_header, options.conventions)
+        ops = load_table(options.tables, load_overloads(), vocabulary)
+        conventions = tomllib.loads(Path(options.conventions).read_text(encoding="utf-8"))
+        functions = {name: value["doc"] for name, value in conventions["functions"].items()}
+        outputs = {
+            "header": lambda: op_emit.header(ops),
+            "source": lambda: op_emit.source(ops),
+            "json": lambda: op_emit.json_list(ops),
+            "docs": lambda: op_emit.docs(ops, vocabulary, functions, torch_version()),
+        }
+        for output, make in outputs.items():
+            if path := getattr(options, output):
+                Path(path).write_text(make(), encoding="utf-8")
+    except TableError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

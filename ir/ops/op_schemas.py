@@ -1,0 +1,148 @@
+"""What torch's own files say about each ATen overload: argument kinds, results, aliases, siblings, tags.
+
+Everything here is derived from the native_functions.yaml inside the installed torch; nothing of it is typed by hand.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torchgen
+from torchgen.gen import parse_native_yaml
+from torchgen.model import Argument, NativeFunction, SchemaKind
+
+# Base types by their name in a schema: (kind, optional, list, optional elements of a list).
+_KINDS = {
+    "Tensor": ("Tensor", "OptionalTensor", "TensorList", "OptionalTensorList"),
+    "int": ("Int", "OptionalInt", "IntList", None),
+    "SymInt": ("Int", "OptionalInt", "IntList", None),
+    "float": ("Float", "OptionalFloat", "FloatList", None),
+    "bool": ("Bool", "OptionalBool", "BoolList", None),
+    "Scalar": ("Scalar", "OptionalScalar", "ScalarList", None),
+    "str": ("String", "OptionalString", None, None),
+    "ScalarType": ("DType", "DType", None, None),
+    "Layout": ("Layout", "Layout", None, None),
+    "Device": ("Device", "Device", None, None),
+    "MemoryFormat": ("MemoryFormat", "MemoryFormat", None, None),
+    "Generator": ("Generator", "Generator", None, None),
+}
+_OPTIONAL_LISTS = {"IntList": "OptionalIntList", "FloatList": "OptionalFloatList"}
+_RESULT_KINDS = {
+    "Tensor": "Tensor",
+    "Tensor[]": "TensorList",
+    "int": "Int",
+    "SymInt": "Int",
+    "float": "Float",
+    "bool": "Bool",
+    "Scalar": "Scalar",
+}
+
+
+@dataclass(frozen=True)
+class Arg:
+    name: str
+    kind: str  # an ir::ArgKind without its k
+    writes: bool
+    keyword_only: bool
+    default: str | None
+
+
+@dataclass(frozen=True)
+class Result:
+    kind: str  # an ir::ResultKind without its k
+    alias: int  # index of the argument that it is, or -1
+
+
+@dataclass
+class Overload:
+    """One overload of native_functions.yaml."""
+
+    name: str  # "add_.Tensor"
+    schema: str
+    kind: SchemaKind
+    args: list[Arg]
+    results: list[Result]
+    tags: frozenset[str]
+    composite: bool  # CompositeImplicit: torch takes it apart before any backend sees it
+    view: bool
+    structured: bool  # has an at::meta:: function
+    siblings: dict[SchemaKind, str] = field(default_factory=dict)  # by kind, itself included
+
+    @property
+    def base(self) -> str:
+        return self.name.split(".")[0]
+
+    def arg(self, name: str) -> Arg | None:
+        return next((arg for arg in self.args if arg.name == name), None)
+
+
+def _arg_kind(text: str) -> str:
+    """The ArgKind of a schema type such as "SymInt[2]?"."""
+    optional = text.endswith("?")
+    core = text.removesuffix("?")
+    is_list = core.endswith("]")
+    if is_list:
+        core = core[: core.index("[")]
+    optional_elements = core.endswith("?")
+    core = core.removesuffix("?")
+    plain, opt, lst, opt_list = _KINDS.get(core, (None,) * 4)
+    if not is_list:
+        kind = opt if optional else plain
+    elif optional_elements:
+        kind = None if optional else opt_list
+    else:
+        kind = _OPTIONAL_LISTS.get(lst) if optional else lst
+    return kind or "Unsupported"
+
+
+def _overload(function: NativeFunction) -> Overload:
+    func = function.func
+    flat: list[Argument] = list(func.schema_order_arguments())
+    keyword_only = {a.name for a in func.arguments.flat_kwarg_only} | {a.name for a in func.arguments.out}
+    args = [
+        Arg(a.name, _arg_kind(str(a.type)), a.is_write, a.name in keyword_only, a.default)
+        for a in flat
+    ]
+    by_alias = {str(a.annotation): i for i, a in enumerate(flat) if a.annotation is not None and a.is_write}
+    results = [
+        Result(
+            _RESULT_KINDS.get(str(r.type), "Unsupported"),
+            by_alias.get(str(r.annotation), -1) if r.annotation is not None else -1,
+        )
+        for r in func.returns
+    ]
+    return Overload(
+        name=str(func.name),
+        schema="aten::" + str(func),
+        kind=func.kind(),
+        args=args,
+        results=results,
+        tags=frozenset(function.tags),
+        composite=function.has_composite_implicit_autograd_kernel,
+        view=function.is_view_op,
+        structured=function.structured or function.structured_delegate is not None,
+    )
+
+
+def load_overloads() -> dict[str, Overload]:
+    """All overloads of the installed torch, those that torchgen makes itself (`autogen:`) included, by name."""
+    folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
+    functions = parse_native_yaml(
+        os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml")
+    ).native_functions
+    overloads: dict[str, Overload] = {}
+    groups: dict[str, dict[SchemaKind, str]] = {}
+    for function in functions:
+        overload = _overload(function)
+        overloads[overload.name] = overload
+        overload.siblings = groups.setdefault(str(function.func.signature()), {})
+        # view_copy functions share a signature with nothing else of theirs; the first of a kind is the native one.
+        overload.siblings.setdefault(overload.kind, overload.name)
+    return overloads
+
+
+def torch_version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("torch")
