@@ -47,6 +47,9 @@ static_assert(sizeof(Header) == 32);
 
 inline constexpr uint32_t kMaxControl = 256u << 20;
 
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4), with the processor's instruction where there is one.
 uint32_t crc32c(const void* data, size_t size);
+// The same without it.
+uint32_t crc32c_portable(const void* data, size_t size);
 
 }  // namespace torch_remote::wire
