@@ -28,7 +28,8 @@
 //            | kNewView|dtype<<16|origin<<14|rank<<6 [ordinal] mask*
 //                                           a view seen first here; it gets the next slot. origin: ViewOrigin; `ordinal`
 //                                           only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a dimension:
-//                                           0: size 0, 1: size 1, 2: any other size.
+//                                           0: size 0, 1: size 1, 2: any other size, 3: not known before the run
+//                                           (kUnknownSize: a result of an op with kOpDynamicShape).
 //                                           params: nbytes (kFreshBuffer only), sizes, strides (elements), offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
 //                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the bits of an int64,
@@ -60,6 +61,9 @@ inline constexpr uint32_t kDynamicResult = 0xA000'0000;
 inline constexpr uint32_t kAbsent = 0xF000'0000;
 inline constexpr uint32_t kWideInt = 0x8000'0000;
 inline constexpr uint32_t kMaxRank = 64;
+// The size that `new_buffer_view` is given for the dims of a result whose sizes only the run will tell; one such dim makes
+// the whole view dynamic (View::dynamic): its other sizes and its strides are then not looked at.
+inline constexpr int64_t kUnknownSize = -1;
 inline constexpr uint8_t kDynamicRank = 0xFF;  // TraceView::rank of a dynamic result
 
 enum class ViewOrigin : uint32_t { kKnownBuffer = 0, kInputBuffer = 1, kFreshBuffer = 2 };
@@ -165,6 +169,16 @@ class Trace {
   // after this record.
   bool end_record(const CutLimits& limits);
 
+  // Takes back the record that is being written. Slots and ordinals that it gave out are void: the caller cuts next.
+  void rollback_record(size_t buffer_count, size_t view_count) {
+    code.resize(records.back().code);
+    params.resize(records.back().params);
+    records.pop_back();
+    sources.pop_back();
+    buffers.resize(buffer_count);
+    views.resize(view_count);
+  }
+
   // Marks a good place to cut: between forward and backward, before an optimizer. True if there is enough to cut.
   bool at_boundary(const CutLimits& limits) const { return records.size() >= limits.min_records; }
 
@@ -205,7 +219,7 @@ class Trace {
     for (uint32_t i = 0; i < rank; i += 16) {
       uint32_t mask = 0;
       for (uint32_t j = i; j < rank && j < i + 16; ++j) {
-        mask |= static_cast<uint32_t>(sizes[j] < 2 ? sizes[j] : 2) << (2 * (j - i));
+        mask |= static_cast<uint32_t>(sizes[j] < 0 ? 3 : sizes[j] < 2 ? sizes[j] : 2) << (2 * (j - i));
       }
       code.push_back(mask);
     }

@@ -57,19 +57,20 @@ using KeepWaiting = std::function<bool()>;
 using Words = std::vector<int64_t>;
 
 // Thread safe. Messages go out in the order of the calls; nothing here waits for the worker except read, synchronize,
-// flush_and_wait, and any call while too much is on its way (back-pressure).
+// wait_results, and any call while too much is on its way (back-pressure).
 class Client {
  public:
   // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first miss.
   static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client);
   virtual ~Client() = default;
 
-  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their ordinals) start at *base.
-  // A hit costs no allocation. The trace's storages must not die during the call.
-  virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info) = 0;
-  // Likewise for a trace whose last record has dynamic or host results; waits for them.
-  virtual Status flush_and_wait(ir::Trace& trace, uint64_t* base, FlushInfo* info, Words* words,
-                                const KeepWaiting& keep_waiting, OpError* error) = 0;
+  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their ordinals)
+  // start at *base (set also when there are none). A hit costs no allocation. The trace's storages must not die during the call. Does not wait for the
+  // worker but for credits. `ticket`: not null for a trace whose last record has dynamic or host results; the run then wants a reply,
+  // and the ticket must be passed to wait_results once.
+  virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
+  // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
+  virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;
 
   // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
