@@ -1,0 +1,316 @@
+#include "worker/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <fstream>
+#include <string>
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+
+size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+class AnonymousSource : public SegmentSource {
+ public:
+  Segment allocate(size_t size) override {
+    const size_t rounded = round_up(size, kHugePage);
+    const size_t mapped = rounded + kHugePage;  // room to align
+    if (mapped < size) return {};
+    void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) return {};
+    auto* base = static_cast<std::byte*>(raw);
+    auto* data = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(base), kHugePage));
+    if (data > base) munmap(base, data - base);
+    std::byte* end = data + rounded;
+    if (end < base + mapped) munmap(end, base + mapped - end);
+    madvise(data, rounded, MADV_HUGEPAGE);  // a wish
+    return {data, rounded, std::shared_ptr<void>(data, [rounded](void* p) { munmap(p, rounded); })};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<SegmentSource> make_anonymous_source() { return std::make_unique<AnonymousSource>(); }
+
+uint64_t default_memory_limit() {
+  const uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  uint64_t limit = physical;
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    uint64_t value;
+    if (file >> value) limit = std::min(limit, value);
+  }
+  return limit;
+}
+
+CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit) {
+  return Pointer(new CachingAllocator(std::move(source), limit));
+}
+
+CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit)
+    : source_(std::move(source)), limit_(limit) {}
+
+CachingAllocator::~CachingAllocator() {
+  free_slabs();
+  for (auto& segment : segments_) {
+    for (Block* block = segment->first; block;) {
+      Block* next = block->next;
+      delete block;
+      block = next;
+    }
+  }
+  for (Block* block : spare_blocks_) delete block;
+}
+
+// Classes 0..7: 64, 128, ... 512 bytes. Then four per doubling: 640, 768, 896, 1024, 1280, ...
+uint32_t CachingAllocator::class_of(size_t size) {
+  const uint32_t units = size <= kSmallest ? 0 : static_cast<uint32_t>((size - 1) / kSmallest);  // less one
+  if (units < 8) return units;
+  const uint32_t shift = std::bit_width(units) - 3;
+  return 8 + (shift - 1) * 4 + (units >> shift) - 4;
+}
+
+size_t CachingAllocator::class_size(uint32_t size_class) {
+  if (size_class < 8) return (size_class + 1) * kSmallest;
+  const uint32_t shift = (size_class - 8) / 4 + 1;
+  return (((size_class - 8) % 4 + 5) << shift) * kSmallest;
+}
+
+void CachingAllocator::count(size_t bytes) {
+  stats_.allocated += bytes;
+  stats_.peak = std::max(stats_.peak, stats_.allocated);
+}
+
+bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer) {
+  std::lock_guard lock(mutex_);
+  Block* block;
+  if (nbytes <= kSmallMax) {
+    block = take_small(class_of(nbytes));
+  } else {
+    if (nbytes > limit_) return false;  // also keeps the rounding below from overflowing
+    block = take_large(round_up(nbytes, kPage));
+  }
+  if (!block) return false;
+  block->in_use = true;
+  ++blocks_in_use_;
+  count(block->size);
+  *buffer = {block->data, nbytes, block, &CachingAllocator::release};
+  return true;
+}
+
+void CachingAllocator::release(void* owner) {
+  auto* block = static_cast<Block*>(owner);
+  CachingAllocator* allocator = block->allocator;
+  bool last;
+  {
+    std::lock_guard lock(allocator->mutex_);
+    block->in_use = false;
+    allocator->stats_.allocated -= block->size;
+    if (block->slab) {
+      allocator->give_small(block);
+    } else {
+      allocator->give_large(block);
+    }
+    last = --allocator->blocks_in_use_ == 0 && allocator->closed_;
+  }
+  if (last) delete allocator;
+}
+
+CachingAllocator::Block* CachingAllocator::take_small(uint32_t size_class) {
+  if (!free_small_[size_class] && !add_slab(size_class)) return nullptr;
+  Block* block = free_small_[size_class];
+  free_small_[size_class] = block->next_free;
+  ++block->slab->in_use;
+  return block;
+}
+
+void CachingAllocator::give_small(Block* block) {
+  Slab* slab = block->slab;
+  --slab->in_use;
+  block->next_free = free_small_[slab->size_class];
+  free_small_[slab->size_class] = block;
+}
+
+bool CachingAllocator::add_slab(uint32_t size_class) {
+  const size_t size = class_size(size_class);
+  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage));
+  if (!memory) return false;
+  memory->in_use = true;
+  auto slab = std::make_unique<Slab>();
+  slab->memory = memory;
+  slab->size_class = size_class;
+  slab->blocks.resize(memory->size / size);
+  for (size_t i = slab->blocks.size(); i-- > 0;) {
+    Block& block = slab->blocks[i];
+    block.allocator = this;
+    block.data = memory->data + i * size;
+    block.size = size;
+    block.slab = slab.get();
+    block.next_free = free_small_[size_class];
+    free_small_[size_class] = &block;
+  }
+  slabs_.push_back(std::move(slab));
+  return true;
+}
+
+CachingAllocator::Block* CachingAllocator::new_block() {
+  if (spare_blocks_.empty()) {
+    auto* block = new Block;
+    block->allocator = this;
+    return block;
+  }
+  Block* block = spare_blocks_.back();
+  spare_blocks_.pop_back();
+  *block = Block{};
+  block->allocator = this;
+  return block;
+}
+
+CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
+  Block probe;
+  probe.size = size;
+  auto found = free_large_.lower_bound(&probe);
+  if (found == free_large_.end()) {
+    if (!add_segment(size)) {
+      free_slabs();
+      free_segments();
+      found = free_large_.lower_bound(&probe);
+      if (found == free_large_.end() && !add_segment(size)) return nullptr;
+    }
+    found = free_large_.lower_bound(&probe);
+  }
+  Block* block = *found;
+  free_large_.erase(found);
+  if (block->size > size) {
+    Block* rest = new_block();
+    rest->data = block->data + size;
+    rest->size = block->size - size;
+    rest->segment = block->segment;
+    rest->previous = block;
+    rest->next = block->next;
+    if (rest->next) rest->next->previous = rest;
+    block->next = rest;
+    block->size = size;
+    free_large_.insert(rest);
+  }
+  return block;
+}
+
+void CachingAllocator::give_large(Block* block) {
+  if (Block* next = block->next; next && !next->in_use) {
+    free_large_.erase(next);
+    block->size += next->size;
+    block->next = next->next;
+    if (block->next) block->next->previous = block;
+    spare_blocks_.push_back(next);
+  }
+  if (Block* previous = block->previous; previous && !previous->in_use) {
+    free_large_.erase(previous);
+    previous->size += block->size;
+    previous->next = block->next;
+    if (previous->next) previous->next->previous = previous;
+    spare_blocks_.push_back(block);
+    block = previous;
+  }
+  free_large_.insert(block);
+}
+
+bool CachingAllocator::add_segment(size_t size) {
+  const auto fits = [&](size_t bytes) { return stats_.reserved <= limit_ && bytes <= limit_ - stats_.reserved; };
+  // A segment has room for more than this one block, unless that is what breaks the limit.
+  Segment memory;
+  if (size < kSegment && fits(kSegment)) memory = source_->allocate(kSegment);
+  if (!memory.data && fits(size)) memory = source_->allocate(size);
+  if (!memory.data) return false;
+  auto segment = std::make_unique<OwnedSegment>();
+  Block* block = new_block();
+  block->data = memory.data;
+  block->size = memory.size / kPage * kPage;
+  block->segment = segment.get();
+  segment->first = block;
+  stats_.reserved += memory.size;
+  segment->memory = std::move(memory);
+  segments_.push_back(std::move(segment));
+  free_large_.insert(block);
+  return true;
+}
+
+void CachingAllocator::free_slabs() {
+  // All free blocks leave their lists, then those of the slabs that stay return.
+  const auto unused = [](const std::unique_ptr<Slab>& slab) { return slab->in_use == 0; };
+  if (std::none_of(slabs_.begin(), slabs_.end(), unused)) return;
+  for (Block*& list : free_small_) {
+    Block* kept = nullptr;
+    for (Block* block = list; block;) {
+      Block* next = block->next_free;
+      if (block->slab->in_use) {
+        block->next_free = kept;
+        kept = block;
+      }
+      block = next;
+    }
+    list = kept;
+  }
+  std::erase_if(slabs_, [&](std::unique_ptr<Slab>& slab) {
+    if (slab->in_use) return false;
+    slab->memory->in_use = false;
+    give_large(slab->memory);
+    return true;
+  });
+}
+
+void CachingAllocator::free_segments() {
+  std::erase_if(segments_, [&](std::unique_ptr<OwnedSegment>& segment) {
+    Block* first = segment->first;
+    if (first->in_use || first->next) return false;
+    free_large_.erase(first);
+    spare_blocks_.push_back(first);
+    stats_.reserved -= segment->memory.size;
+    return true;
+  });
+}
+
+void CachingAllocator::trim() {
+  std::lock_guard lock(mutex_);
+  free_slabs();
+  free_segments();
+}
+
+void CachingAllocator::add_external(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  count(nbytes);
+  stats_.reserved += nbytes;
+}
+
+void CachingAllocator::remove_external(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  stats_.allocated -= nbytes;
+  stats_.reserved -= nbytes;
+}
+
+MemoryStats CachingAllocator::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void CachingAllocator::reset_peak() {
+  std::lock_guard lock(mutex_);
+  stats_.peak = stats_.allocated;
+}
+
+void CachingAllocator::close() {
+  bool last;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    last = blocks_in_use_ == 0;
+  }
+  if (last) delete this;
+}
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "worker/executor.h"
+
+// Where tensor bytes live: a caching allocator over large segments.
+//
+// Up to 32 KiB a block comes from a free list of its size class (multiples of 64 bytes, then four classes per doubling), which
+// is carved from slabs. Larger blocks are whole pages, taken best fit, split and joined again with free neighbours.
+// Every block is aligned to 64 bytes, large ones to 4096.
+namespace torch_remote::worker {
+
+struct MemoryStats {
+  uint64_t allocated = 0;  // bytes in blocks that are in use, and external ones
+  uint64_t peak = 0;       // the most `allocated` was
+  uint64_t reserved = 0;   // bytes of segments, and external ones
+};
+
+// A large piece of memory; `keep` gives it back when it goes.
+struct Segment {
+  std::byte* data = nullptr;  // null: there is none
+  size_t size = 0;
+  std::shared_ptr<void> keep;
+};
+
+class SegmentSource {
+ public:
+  virtual ~SegmentSource() = default;
+  // At least `size` bytes (a multiple of 4096), aligned to 4096. Called with the allocator locked.
+  virtual Segment allocate(size_t size) = 0;
+};
+
+// Anonymous memory, in huge pages where the kernel has them.
+std::unique_ptr<SegmentSource> make_anonymous_source();
+
+// What this process may use: physical memory, or the control group's limit if that is less.
+uint64_t default_memory_limit();
+
+// Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer than the
+// session that it came from.
+class CachingAllocator {
+ public:
+  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kPage = 4096;
+  static constexpr size_t kSmallest = 64;
+  static constexpr size_t kSmallMax = 32 << 10;
+  static constexpr size_t kSegment = 32 << 20;
+
+  struct Closer {
+    void operator()(CachingAllocator* allocator) const { allocator->close(); }
+  };
+  using Pointer = std::unique_ptr<CachingAllocator, Closer>;
+
+  // `limit`: bytes that may be reserved in all.
+  static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit);
+
+  // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
+  bool allocate(uint64_t nbytes, tr_buffer* buffer);
+
+  // Counts memory that is not from here (tensors adopted from messages) in the statistics and against the limit.
+  void add_external(uint64_t nbytes);
+  void remove_external(uint64_t nbytes);
+
+  // Gives segments without a block in use back to their source.
+  void trim();
+
+  MemoryStats stats() const;
+  void reset_peak();
+  uint64_t limit() const { return limit_; }
+
+ private:
+  struct Slab;
+  struct OwnedSegment;
+  struct Block {
+    CachingAllocator* allocator = nullptr;
+    std::byte* data = nullptr;
+    size_t size = 0;
+    Block* next_free = nullptr;  // small ones
+    Slab* slab = nullptr;        // small ones
+    Block* previous = nullptr;   // large ones: neighbours in the segment
+    Block* next = nullptr;
+    OwnedSegment* segment = nullptr;
+    bool in_use = false;
+  };
+  struct Slab {
+    Block* memory = nullptr;  // the large block it is carved from
+    uint32_t size_class = 0;
+    uint32_t in_use = 0;
+    std::vector<Block> blocks;
+  };
+  struct OwnedSegment {
+    Segment memory;
+    Block* first = nullptr;
+  };
+  struct BySize {
+    bool operator()(const Block* a, const Block* b) const {
+      return a->size != b->size ? a->size < b->size : a->data < b->data;
+    }
+  };
+  static constexpr uint32_t kClasses = 32;
+
+  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit);
+  ~CachingAllocator();
+
+  static uint32_t class_of(size_t size);
+  static size_t class_size(uint32_t size_class);
+  static void release(void* owner);
+
+  Block* take_small(uint32_t size_class);
+  Block* take_large(size_t size);
+  bool add_slab(uint32_t size_class);
+  bool add_segment(size_t size);
+  void give_small(Block* block);
+  void give_large(Block* block);
+  void free_slabs();
+  void free_segments();
+  Block* new_block();
+  void count(size_t bytes);
+  void close();
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<SegmentSource> source_;
+  const uint64_t limit_;
+  MemoryStats stats_;
+  uint64_t blocks_in_use_ = 0;
+  bool closed_ = false;
+  std::array<Block*, kClasses> free_small_{};
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  std::set<Block*, BySize> free_large_;
+  std::vector<std::unique_ptr<OwnedSegment>> segments_;
+  std::vector<Block*> spare_blocks_;  // records of large blocks, for reuse
+};
+
+}  // namespace torch_remote::worker
