@@ -1,0 +1,53 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "remote/client.h"
+#include "remote/provider.h"
+
+// The connection of each device: started on first use, ended with the process, or by torch.remote.restart().
+namespace torch_remote::frontend {
+
+inline constexpr int kDeviceCount = 1;
+
+// Set once, by the Python package, before first use.
+struct Paths {
+  std::string worker;     // bin/torch-remote-worker
+  std::string plugin;     // lib/libaten_plugin.so
+  std::string inproc;     // lib/libtorch_remote_inproc.so
+  std::string torch_lib;  // folder of libtorch_cpu.so
+};
+Paths& paths();
+
+// The device's client; starts the worker if there is none. Throws (torch's exceptions) if that fails: the message names
+// the fix. Thread safe. Never call with the recorder's lock held by this thread from inside storage_died.
+remote::Client& client(c10::DeviceIndex device);
+// The same without raising: null and *status set.
+remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
+// The client if there is one; never starts anything.
+remote::Client* existing_client(c10::DeviceIndex device) noexcept;
+
+// Ends the worker (if any) and forgets it; the next use starts another one.
+void restart(c10::DeviceIndex device);
+// At exit: ends all workers.
+void shutdown();
+
+// Throws c10::Error / torch.OutOfMemoryError / WorkerLost / KeyboardInterrupt for a failed status.
+[[noreturn]] void raise(const Status& status);
+[[noreturn]] void raise(const remote::OpError& error);
+inline void check(const Status& status) {
+  if (!status) raise(status);
+}
+
+// Passed to every wait: looks for Ctrl-C.
+bool keep_waiting();
+
+// True in a child of fork() whose parent had used the device. Every use then raises, as CUDA does.
+bool in_bad_fork();
+void check_not_forked();
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "frontend/recorder.h"
+#include "ir/op_table.h"
+
+// Shape inference on the client, in three tiers chosen when an op is registered:
+//   1. a rule of ours (shape_rules.cpp), for the common case of the ops that matter; it declines the rest;
+//   2. torch's C++ structured meta, called directly;
+//   3. the dispatcher's Meta key (Python metas: slow), remembered by the exact signature.
+// What none of them can tell is known after a round trip.
+namespace torch_remote::frontend {
+
+struct OpEntry;
+
+// The results that alias no argument, lists flattened.
+struct Inferred {
+  c10::SmallVector<ResultMeta, 2> results;
+  c10::SmallVector<uint32_t, 2> list_lengths;
+
+  ResultMeta& add(c10::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
+  ResultMeta& add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
+  void add_undefined();
+};
+
+// False: this rule does not cover the call (also when the call is wrong: a later tier raises PyTorch's own message).
+using ShapeRuleFunction = bool (*)(const OpEntry& op, const c10::IValue* args, Inferred& out);
+
+// Null if this rule has no function of its own.
+ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc);
+
+struct OpEntry {
+  explicit OpEntry(c10::OperatorHandle handle, const ir::OpDesc* desc);
+
+  c10::OperatorHandle handle;
+  const ir::OpDesc* desc;
+  uint32_t arg_count;
+  ShapeRuleFunction rule = nullptr;
+  const c10::KernelFunction* structured = nullptr;
+  const OpEntry* functional = nullptr;  // of an in-place or out overload: what to infer with
+  bool dynamic = false;                 // always tier 4
+  bool scalars_allowed = false;         // takes 0-dim CPU tensors
+  bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded
+  bool exact_dtype = false;             // out= must have the result's dtype
+
+  // Positions of arguments by name, for the rules; -1: the op has none of that name.
+  int dim = -1, keepdim = -1, dtype = -1;
+
+  // Tier 3's memory. Guarded by `memo_mutex`.
+  mutable std::mutex memo_mutex;
+  mutable std::unordered_map<std::string, Inferred> memo;
+  mutable std::atomic<uint64_t> meta_calls{0};  // calls that reached the dispatcher's Meta key
+};
+
+// Which tier answered the last call is counted per op: torch_remote._C.meta_key_calls().
+enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
+Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
+
+// Runs the op at the Meta key on mirrors of its arguments (one meta storage per real storage) and applies what happened to the sizes of its written
+// arguments to the real ones: in-place and out overloads without a functional sibling.
+void infer_mutation(const OpEntry& op, const c10::IValue* args);
+
+// A Meta tensor with the same metadata.
+at::Tensor meta_like(const at::Tensor& tensor);
+
+// Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation kept
+// (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast.
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out);
+
+}  // namespace torch_remote::frontend

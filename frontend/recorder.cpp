@@ -1,0 +1,515 @@
+#include "frontend/recorder.h"
+
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <cstring>
+
+#include "frontend/diagnostics.h"
+#include "frontend/source.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
+
+}  // namespace
+
+Recorder& Recorder::get(c10::DeviceIndex device) {
+  // Never destroyed: tensors may die during exit.
+  static const auto recorders = [] {
+    std::array<Recorder*, kDeviceCount> all{};
+    for (int i = 0; i < kDeviceCount; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
+    return all;
+  }();
+  return *recorders[device < 0 ? 0 : device];
+}
+
+uint32_t Recorder::enter_buffer(RemoteStorage* storage) {
+  const uint32_t ordinal = static_cast<uint32_t>(trace_.buffers.size());
+  storage->buffer = {epoch_, ordinal};
+  return ordinal;
+}
+
+void Recorder::encode_view(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  RemoteStorage* storage = storage_of(tensor);
+  const auto dtype = static_cast<ir::DType>(c10::typeMetaToScalarType(impl->dtype()));
+  const auto sizes = span_of(impl->sizes());
+  const auto strides = span_of(impl->strides());
+  const int64_t offset = impl->storage_offset();
+  TraceSlot& slot = view_slot(impl, storage);
+  const bool known = storage->buffer.epoch == epoch_;
+  if (known && slot.epoch == epoch_ && trace_.views[slot.number].buffer == storage->buffer.number &&
+      trace_.view_matches(slot.number, dtype, sizes, strides, offset)) {
+    trace_.use_view(slot.number);
+    return;
+  }
+  if (known) {
+    slot = {epoch_, trace_.new_view(storage->buffer.number, dtype, sizes, strides, offset)};
+  } else {
+    enter_buffer(storage);
+    slot = {epoch_, trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset)};
+  }
+}
+
+void Recorder::encode_operand(const at::Tensor& tensor, const ir::OpDesc& op, const ir::ArgDesc& arg) {
+  if (!tensor.defined()) {
+    trace_.word(ir::kAbsent);
+    return;
+  }
+  if (is_remote(tensor)) {
+    encode_view(tensor);
+    return;
+  }
+  // A 0-dim CPU tensor: its value is a parameter. (The caller has refused all other tensors.)
+  const c10::ScalarType dtype = tensor.scalar_type();
+  const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  trace_.word(ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped);
+  if (dtype == c10::ScalarType::Double) {
+    trace_.param(*static_cast<const double*>(tensor.const_data_ptr()));
+  } else if (dtype == c10::ScalarType::Long) {
+    trace_.param(*static_cast<const int64_t*>(tensor.const_data_ptr()));
+  } else {
+    const c10::Scalar value = tensor.item();
+    if (value.isComplex()) {
+      trace_.param(value.toComplexDouble().real());
+      trace_.param(value.toComplexDouble().imag());
+    } else if (value.isFloatingPoint()) {
+      trace_.param(value.toDouble());
+    } else {
+      trace_.param(value.to<int64_t>());
+    }
+  }
+}
+
+void Recorder::encode_scalar(const c10::Scalar& scalar) {
+  if (scalar.isComplex()) {
+    trace_.param(scalar.toComplexDouble().real());
+    trace_.param(scalar.toComplexDouble().imag());
+  } else if (scalar.isFloatingPoint()) {
+    trace_.param(scalar.toDouble());
+  } else {
+    trace_.param(scalar.to<int64_t>());
+  }
+}
+
+namespace {
+
+ir::ScalarTag scalar_tag(const c10::IValue& value) {
+  if (value.isNone()) return ir::ScalarTag::kAbsent;
+  if (value.isDouble()) return ir::ScalarTag::kFloat;
+  if (value.isBool()) return ir::ScalarTag::kBool;
+  if (value.isInt()) return ir::ScalarTag::kInt;
+  const c10::Scalar scalar = value.toScalar();
+  if (scalar.isComplex()) return ir::ScalarTag::kComplex;
+  if (scalar.isFloatingPoint()) return ir::ScalarTag::kFloat;
+  if (scalar.isBoolean()) return ir::ScalarTag::kBool;
+  return ir::ScalarTag::kInt;
+}
+
+int64_t to_int(const c10::IValue& value) {
+  if (value.isInt()) return value.toInt();
+  if (value.isBool()) return value.toBool();
+  return value.toSymInt().guard_int(__FILE__, __LINE__);
+}
+
+double to_double(const c10::IValue& value) {
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  return value.toSymFloat().guard_float(__FILE__, __LINE__);
+}
+
+}  // namespace
+
+void Recorder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value) {
+  using enum ir::ArgKind;
+  switch (arg.kind) {
+    case kOptionalInt:
+    case kOptionalBool:
+      trace_.word(!value.isNone());
+      if (value.isNone()) return;
+      [[fallthrough]];
+    case kInt:
+    case kBool:
+      trace_.param(to_int(value));
+      return;
+    case kOptionalFloat:
+      trace_.word(!value.isNone());
+      if (value.isNone()) return;
+      [[fallthrough]];
+    case kFloat:
+      trace_.param(to_double(value));
+      return;
+    case kScalar:
+    case kOptionalScalar:
+      trace_.word(static_cast<uint32_t>(scalar_tag(value)));
+      if (!value.isNone()) encode_scalar(value.toScalar());
+      return;
+    case kIntList:
+    case kOptionalIntList:
+    case kBoolList:
+    case kFloatList:
+    case kOptionalFloatList:
+    case kScalarList: {
+      if (value.isNone()) {
+        trace_.word(ir::kAbsent);
+        return;
+      }
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) {
+        if (arg.kind == kScalarList) {
+          trace_.word(static_cast<uint32_t>(scalar_tag(item)));
+          encode_scalar(item.toScalar());
+        } else if (arg.kind == kFloatList || arg.kind == kOptionalFloatList) {
+          trace_.param(to_double(item));
+        } else {
+          trace_.param(to_int(item));
+        }
+      }
+      return;
+    }
+    default:
+      encode_structural(arg, value);
+  }
+}
+
+void Recorder::encode_structural(const ir::ArgDesc& arg, const c10::IValue& value) {
+  using enum ir::ArgKind;
+  if (value.isNone() && arg.kind != kScalar && arg.kind != kOptionalScalar) {
+    trace_.word(ir::kAbsent);
+    return;
+  }
+  switch (arg.kind) {
+    case kInt:
+    case kOptionalInt:
+    case kBool:
+    case kOptionalBool:
+      trace_.structural_int(to_int(value));
+      return;
+    case kFloat:
+    case kOptionalFloat:
+      trace_.structural_float(to_double(value));
+      return;
+    case kIntList:
+    case kOptionalIntList:
+    case kBoolList: {
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) trace_.structural_int(to_int(item));
+      return;
+    }
+    case kFloatList:
+    case kOptionalFloatList: {
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) trace_.structural_float(to_double(item));
+      return;
+    }
+    case kScalar:
+    case kOptionalScalar: {
+      const ir::ScalarTag tag = scalar_tag(value);
+      trace_.word(static_cast<uint32_t>(tag));
+      if (tag == ir::ScalarTag::kAbsent) return;
+      const c10::Scalar scalar = value.toScalar();
+      if (tag == ir::ScalarTag::kComplex) {
+        trace_.structural_float(scalar.toComplexDouble().real());
+        trace_.structural_float(scalar.toComplexDouble().imag());
+      } else if (tag == ir::ScalarTag::kFloat) {
+        trace_.structural_float(scalar.toDouble());
+      } else {
+        const uint64_t bits = static_cast<uint64_t>(scalar.to<int64_t>());
+        trace_.word(static_cast<uint32_t>(bits));
+        trace_.word(static_cast<uint32_t>(bits >> 32));
+      }
+      return;
+    }
+    case kString:
+    case kOptionalString:
+      trace_.word(ir::intern_string(value.toStringRef()));
+      return;
+    case kDType:
+    case kMemoryFormat:
+      trace_.word(static_cast<uint32_t>(value.toInt()));
+      return;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "remote: argument '", arg.name, "' cannot be recorded");
+  }
+}
+
+void Recorder::encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random) {
+  for (const ir::ArgDesc& arg : op.args) {
+    switch (arg.role) {
+      case ir::ArgRole::kIgnored:
+        break;
+      case ir::ArgRole::kRandom:
+        trace_.param(static_cast<int64_t>(random->seed));
+        trace_.param(static_cast<int64_t>(random->offset));
+        break;
+      case ir::ArgRole::kOperand:
+        if (arg.kind == ir::ArgKind::kTensor || arg.kind == ir::ArgKind::kOptionalTensor) {
+          if (args->isNone()) {
+            trace_.word(ir::kAbsent);
+          } else {
+            encode_operand(args->toTensor(), op, arg);
+          }
+        } else if (args->isNone()) {
+          trace_.word(ir::kAbsent);
+        } else {
+          const auto items = args->toListRef();
+          trace_.word(static_cast<uint32_t>(items.size()));
+          for (const c10::IValue& item : items) {
+            if (item.isNone()) {
+              trace_.word(ir::kAbsent);
+            } else {
+              encode_operand(item.toTensor(), op, arg);
+            }
+          }
+        }
+        break;
+      case ir::ArgRole::kStructural:
+        encode_structural(arg, *args);
+        break;
+      case ir::ArgRole::kValue:
+        encode_value(arg, *args);
+        break;
+    }
+    ++args;
+  }
+}
+
+void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
+                            std::optional<RandomState> random) {
+  const size_t buffers = trace_.buffers.size();
+  const size_t views = trace_.views.size();
+  trace_.begin_record(op.opcode, source);
+  try {
+    encode(op, args, random);
+  } catch (...) {
+    // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
+    trace_.rollback_record(buffers, views);
+    const Status status = flush_locked("error");
+    throw;
+  }
+}
+
+void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
+                      c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random) {
+  const ir::SourceRef source = capture_source();
+  const bool backward = in_backward();
+  Status status;
+  bool flushed = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (backward != backward_) {  // between forward and backward, and between backward and optimizer
+      backward_ = backward;
+      if (trace_.at_boundary(limits_)) {
+        status = flush_locked("boundary");
+        flushed = true;
+      }
+    }
+    begin_record(op, args, source, random);
+    const at::Tensor* result = results.data();
+    const uint32_t* length = list_lengths.data();
+    for (const ir::ResultDesc& desc : op.results) {
+      if (desc.alias >= 0) continue;
+      uint32_t count = 1;
+      if (desc.kind == ir::ResultKind::kTensorList) trace_.word(count = *length++);
+      for (; count > 0; --count, ++result) {
+        if (!result->defined()) {
+          trace_.word(ir::kAbsent);
+        } else {
+          encode_view(*result);
+        }
+      }
+    }
+    if (trace_.end_record(limits_)) {
+      status = flush_locked("cut");
+      flushed = true;
+    }
+  }
+  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  if (flushed) {
+    report_flushes();
+    check(status);
+  }
+  if (sync_each_op()) synchronize();
+}
+
+std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
+                                               c10::ArrayRef<c10::Storage> results,
+                                               std::optional<RandomState> random) {
+  const ir::SourceRef source = capture_source();
+  uint64_t ticket = 0;
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    begin_record(op, args, source, random);
+    for (const c10::Storage& storage : results) {
+      auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
+      enter_buffer(remote);
+      trace_.new_dynamic_result(remote);
+    }
+    trace_.end_record(limits_);
+    status = flush_locked("dynamic", &ticket);
+  }
+  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  report_flushes();
+  check(status);
+  std::vector<int64_t> words;
+  remote::OpError error;
+  status = client(device_).wait_results(ticket, &words, keep_waiting, &error);
+  if (!error.status.ok()) raise(error);
+  check(status);
+  return words;
+}
+
+Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
+  if (trace_.empty()) return {};
+  survivors_.clear();
+  for (const ir::TraceBuffer& buffer : trace_.buffers) {
+    if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
+  }
+  const ir::SourceRef last = trace_.sources.back();
+  std::vector<ir::SourceRef> sources;
+  std::vector<ir::Opcode> ops;
+  const bool watch = expect_no_compile_ && !unexpected_compile_;
+  if (watch) {
+    sources = trace_.sources;
+    for (const ir::TraceRecord& record : trace_.records) ops.push_back(trace_.code[record.code]);
+  }
+  remote::FlushInfo info;
+  uint64_t base = 0;
+  const uint64_t started = now_ns();
+  Status status;
+  if (remote::Client* worker = connect(device_, &status)) status = worker->flush(trace_, &base, &info, ticket);
+  trace_.clear();
+  if (++epoch_ == 0) epoch_ = 1;
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < survivors_.size(); ++i) survivors_[i]->id = base + i;
+  note_flush({info, reason, last, now_ns() - started});
+  if (watch && !info.hit) {
+    const bool differs = info.first_difference < ops.size();
+    unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
+                           differs ? sources[info.first_difference] : last, info.first_difference, ops.size()};
+  }
+  return {};
+}
+
+void Recorder::expect_no_compile(bool expect) {
+  std::lock_guard lock(mutex_);
+  expect_no_compile_ = expect;
+  if (expect) unexpected_compile_.reset();
+}
+
+std::string Recorder::take_unexpected_compile() {
+  std::optional<UnexpectedCompile> miss;
+  {
+    std::lock_guard lock(mutex_);
+    miss = std::exchange(unexpected_compile_, std::nullopt);
+  }
+  if (!miss) return {};
+  const std::string line = describe_source(miss->source);
+  const std::string where = line.empty() ? std::string() : " at " + line;
+  if (miss->record > miss->records) {
+    return c10::str("a program was built: no program was known before; its last op is", where);
+  }
+  if (miss->op.empty()) {
+    return c10::str("a program was built: its ", miss->records,
+                    " ops are those of a known program, but other tensors outlive it; it ends", where);
+  }
+  return c10::str("a program was built: op ", miss->record, " of ", miss->records, ", '", miss->op, "'", where,
+                  ", is the first that differs from the known programs");
+}
+
+void Recorder::flush(const char* reason) {
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    status = flush_locked(reason);
+  }
+  report_flushes();
+  check(status);
+}
+
+void Recorder::synchronize(bool reset_peak) {
+  flush("synchronize");
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr) return;
+  remote::OpError error;
+  const Status status = worker->synchronize(keep_waiting, reset_peak, &error);
+  if (!error.status.ok()) raise(error);
+  check(status);
+}
+
+void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
+  const size_t nbytes = tensor.numel() * tensor.element_size();
+  if (nbytes == 0) return;
+  RemoteStorage* storage = storage_of(tensor);
+  uint64_t id;
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    status = flush_locked(reason);
+    id = storage->id;
+  }
+  report_flushes();
+  check(status);
+  if (id == 0) {  // never written: as undefined as torch.empty's memory, but not somebody else's
+    std::memset(destination, 0, nbytes);
+    return;
+  }
+  const auto take = [&](std::span<const std::byte> bytes) {
+    TORCH_CHECK(bytes.size() == nbytes, "remote: the worker sent ", bytes.size(), " bytes for a tensor of ", nbytes);
+    std::memcpy(destination, bytes.data(), nbytes);
+  };
+  remote::OpError error;
+  status = client(device_).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
+                                span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
+  if (!error.status.ok()) raise(error);
+  check(status);
+}
+
+void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill) {
+  uint64_t id = 0;
+  check(client(device_).upload(nbytes, fill, &id));
+  std::lock_guard lock(mutex_);
+  storage->id = id;
+}
+
+void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
+  std::lock_guard lock(mutex_);
+  std::swap(from->id, to->id);
+  std::swap(from->buffer, to->buffer);
+  for (RemoteStorage* storage : {from, to}) {
+    storage->stock_impl = nullptr;
+    if (storage->buffer.epoch == epoch_) trace_.buffers[storage->buffer.number].owner = storage;
+  }
+}
+
+bool Recorder::has_buffer(const RemoteStorage* storage) {
+  std::lock_guard lock(mutex_);
+  return storage->id != 0 || storage->buffer.epoch == epoch_;
+}
+
+void Recorder::storage_died(RemoteStorage* storage) noexcept {
+  if (in_bad_fork()) return;
+  std::lock_guard lock(mutex_);
+  if (storage->buffer.epoch == epoch_) {
+    trace_.buffers[storage->buffer.number].owner = nullptr;
+  } else if (storage->id != 0) {
+    if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
+  }
+  storage->id = 0;
+  storage->buffer = {};
+}
+
+void Recorder::restart() {
+  std::lock_guard lock(mutex_);
+  trace_.clear();
+  if (++epoch_ == 0) epoch_ = 1;
+  frontend::restart(device_);
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "frontend/device_state.h"
+#include "frontend/tensor.h"
+#include "ir/op_table.h"
+#include "ir/trace.h"
+
+namespace torch_remote::frontend {
+
+// What a tensor result will be. Strides in elements.
+struct ResultMeta {
+  enum class State : uint8_t { kDefined, kUndefined, kDynamic };
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  State state = State::kDefined;
+};
+
+// Philox position of a random record: a seed and the first counter block.
+struct RandomState {
+  uint64_t seed;
+  uint64_t offset;
+};
+
+// The first miss under expect_no_compile.
+struct UnexpectedCompile {
+  std::string op;         // of the first record that differs; empty: only which tensors outlive the trace differs
+  ir::SourceRef source;
+  size_t record = 0;
+  size_t records = 0;
+};
+
+// Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs or
+// waits for the GIL while the lock is held.
+class Recorder {
+ public:
+  static Recorder& get(c10::DeviceIndex device);
+
+  // Appends one record. `args` are the schema's arguments, in order; tensors on this device, or numbers as 0-dim CPU
+  // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the results
+  // that alias no argument, flattened; `list_lengths` the length of each list result.
+  // Cuts and sends the trace if this is a place to cut.
+  void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
+              c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
+
+  // Likewise for an op whose results only the run can tell; waits. Returns RunReply's words; `results` are storages
+  // without sizes, which the caller then sets.
+  std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
+                                       c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
+
+  // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ...
+  void flush(const char* reason);
+  // flush, then wait until the worker is done; raises what went wrong there.
+  void synchronize(bool reset_peak = false);
+
+  // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes travel.
+  void read(const at::Tensor& tensor, void* destination, const char* reason);
+  // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
+  void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
+
+  // Gives `to` the buffer of `from`, which then has none (a storage that was resized).
+  void move_buffer(RemoteStorage* from, RemoteStorage* to);
+  // True if something has been or will be written to the storage.
+  bool has_buffer(const RemoteStorage* storage);
+
+  // Called by a storage that goes away, from any thread, with or without the GIL.
+  void storage_died(RemoteStorage* storage) noexcept;
+
+  uint64_t ops_recorded() const { return ops_recorded_.load(std::memory_order_relaxed); }
+  void reset_counters() { ops_recorded_.store(0, std::memory_order_relaxed); }
+
+  // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
+  void restart();
+
+  void set_limits(const ir::CutLimits& limits) { limits_ = limits; }
+  // Notes the first miss from now on.
+  void expect_no_compile(bool expect);
+  // What was noted: where the trace that missed differs from what is known. Empty if nothing missed.
+  std::string take_unexpected_compile();
+
+  c10::DeviceIndex device() const { return device_; }
+
+ private:
+  explicit Recorder(c10::DeviceIndex device) : device_(device) {}
+
+  void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
+  void encode_operand(const at::Tensor& tensor, const ir::OpDesc& op, const ir::ArgDesc& arg);
+  void encode_view(const at::Tensor& tensor);
+  void encode_scalar(const c10::Scalar& scalar);
+  void encode_value(const ir::ArgDesc& arg, const c10::IValue& value);
+  void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
+  void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
+                    std::optional<RandomState> random);
+  // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the GIL).
+  Status flush_locked(const char* reason, uint64_t* ticket = nullptr);
+  uint32_t enter_buffer(RemoteStorage* storage);
+
+  const c10::DeviceIndex device_;
+  std::mutex mutex_;
+  ir::Trace trace_;
+  uint32_t epoch_ = 1;  // of the trace; tensors' slots are valid if they carry it
+  ir::CutLimits limits_;
+  std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
+  bool backward_ = false;  // the last record was a backward pass's
+  bool expect_no_compile_ = false;
+  std::optional<UnexpectedCompile> unexpected_compile_;
+  std::atomic<uint64_t> ops_recorded_{0};
+};
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,748 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/native/ConvUtils.h>
+#include <c10/core/MemoryFormat.h>
+
+#include "frontend/infer.h"
+
+namespace torch_remote::frontend {
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
+  ResultMeta& result = results.emplace_back();
+  result.sizes.assign(sizes.begin(), sizes.end());
+  result.strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    result.strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  result.dtype = dtype;
+  return result;
+}
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  ResultMeta& result = results.emplace_back();
+  result.sizes.assign(sizes.begin(), sizes.end());
+  result.strides.assign(strides.begin(), strides.end());
+  result.dtype = dtype;
+  return result;
+}
+
+void Inferred::add_undefined() { results.emplace_back().state = ResultMeta::State::kUndefined; }
+
+namespace {
+
+using c10::IntArrayRef;
+using c10::IValue;
+using c10::ScalarType;
+using ir::ArgKind;
+
+void contiguous_strides(IntArrayRef sizes, c10::DimVector& strides) {
+  strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+}
+
+// TensorIteratorBase::reorder_dimensions over operands broadcast to `out.sizes`, then strides in that order.
+void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
+  const int64_t rank = static_cast<int64_t>(out.sizes.size());
+  const auto stride_of = [&](const at::Tensor& t, int64_t dim) -> int64_t {
+    const int64_t d = dim - (rank - t.dim());
+    if (d < 0 || (t.size(d) == 1 && out.sizes[dim] != 1)) return 0;
+    return t.stride(d);
+  };
+  c10::SmallVector<int64_t, 8> perm(rank);  // fastest first
+  for (int64_t i = 0; i < rank; ++i) perm[i] = rank - 1 - i;
+  // 1: dim0 must come after dim1, -1: it must not, 0: undecided.
+  const auto compare = [&](int64_t dim0, int64_t dim1) {
+    for (const at::Tensor* t : operands) {
+      const int64_t s0 = stride_of(*t, dim0);
+      const int64_t s1 = stride_of(*t, dim1);
+      if (s0 == 0 || s1 == 0) continue;
+      if (s0 < s1) return -1;
+      if (s0 > s1) return 1;
+      if (out.sizes[dim0] > out.sizes[dim1]) return 1;
+    }
+    return 0;
+  };
+  for (int64_t i = 1; i < rank; ++i) {
+    int64_t dim1 = i;
+    for (int64_t dim0 = i - 1; dim0 >= 0; --dim0) {
+      const int comparison = compare(perm[dim0], perm[dim1]);
+      if (comparison > 0) {
+        std::swap(perm[dim0], perm[dim1]);
+        dim1 = dim0;
+      } else if (comparison < 0) {
+        break;
+      }
+    }
+  }
+  out.strides.resize(rank);
+  int64_t next = 1;
+  for (int64_t i = 0; i < rank; ++i) {
+    out.strides[perm[i]] = next;
+    next *= std::max<int64_t>(out.sizes[perm[i]], 1);
+  }
+}
+
+}  // namespace
+
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
+  const at::Tensor& first = *operands[0];
+  out.sizes.assign(first.sizes().begin(), first.sizes().end());
+  bool same = true;
+  for (const at::Tensor* t : operands.slice(1)) {
+    const IntArrayRef sizes = t->sizes();
+    if (sizes.equals(out.sizes)) continue;
+    same = false;
+    if (sizes.size() > out.sizes.size()) out.sizes.insert(out.sizes.begin(), sizes.size() - out.sizes.size(), 1);
+    const size_t shift = out.sizes.size() - sizes.size();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      int64_t& dim = out.sizes[shift + i];
+      if (dim == 1) {
+        dim = sizes[i];
+      } else if (sizes[i] != 1 && sizes[i] != dim) {
+        return false;
+      }
+    }
+  }
+  if (same) {
+    bool contiguous = true, last2d = true, last3d = true, dense = true;
+    for (const at::Tensor* t : operands) {
+      contiguous &= t->is_contiguous();
+      last2d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
+      last3d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast3d);
+      dense &= t->is_non_overlapping_and_dense();
+    }
+    if (contiguous) {
+      contiguous_strides(out.sizes, out.strides);
+      return true;
+    }
+    if (last2d || last3d) {
+      const auto strides = last2d ? c10::get_channels_last_strides_2d(out.sizes) : c10::get_channels_last_strides_3d(out.sizes);
+      out.strides.assign(strides.begin(), strides.end());
+      return true;
+    }
+    for (const at::Tensor* t : operands) dense &= t->strides().equals(first.strides());
+    if (dense) {
+      out.strides.assign(first.strides().begin(), first.strides().end());
+      return true;
+    }
+  }
+  permuted_strides(operands, out);
+  return true;
+}
+
+namespace {
+
+bool is_plain_float(ScalarType t) {
+  return t == ScalarType::Float || t == ScalarType::Double || t == ScalarType::Half || t == ScalarType::BFloat16;
+}
+
+int scalar_category(const c10::IValue& v) {  // 0 bool, 1 int, 2 float, 3 complex
+  if (v.isDouble()) return 2;
+  if (v.isInt()) return 1;
+  if (v.isBool()) return 0;
+  if (v.isNone()) return 0;
+  const auto s = v.toScalar();
+  return s.isComplex() ? 3 : s.isFloatingPoint() ? 2 : s.isBoolean() ? 0 : 1;
+}
+
+int dtype_category(ScalarType t) {
+  return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
+}
+
+// Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of rank 0 is of no
+// higher category (or agrees too). Otherwise Undefined.
+ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
+  ScalarType dtype = ScalarType::Undefined;
+  const auto& descs = op.desc->args;
+  for (size_t i = 0; i < descs.size(); ++i) {
+    if (descs[i].role != ir::ArgRole::kOperand) continue;
+    if (descs[i].kind == ArgKind::kOptionalTensor && args[i].isNone()) continue;
+    if (descs[i].kind != ArgKind::kTensor && descs[i].kind != ArgKind::kOptionalTensor) return ScalarType::Undefined;
+    const at::Tensor& t = args[i].toTensor();
+    if (!t.defined()) continue;
+    operands.push_back(&t);
+    if (t.dim() == 0 && !(is_remote(t) && op.arg_count == 1)) continue;
+    if (dtype == ScalarType::Undefined) {
+      dtype = t.scalar_type();
+    } else if (dtype != t.scalar_type()) {
+      return ScalarType::Undefined;
+    }
+  }
+  if (operands.empty()) return ScalarType::Undefined;
+  if (dtype == ScalarType::Undefined) {  // only rank 0
+    for (const at::Tensor* t : operands) {
+      if (t->unsafeGetTensorImpl()->is_wrapped_number()) continue;
+      if (dtype != ScalarType::Undefined && dtype != t->scalar_type()) return ScalarType::Undefined;
+      dtype = t->scalar_type();
+    }
+    if (dtype == ScalarType::Undefined) return dtype;
+  }
+  const int category = dtype_category(dtype);
+  for (const at::Tensor* t : operands) {
+    if (t->dim() == 0 && t->scalar_type() != dtype && dtype_category(t->scalar_type()) > category) {
+      return ScalarType::Undefined;
+    }
+    if (t->dim() == 0 && t->scalar_type() != dtype && !t->unsafeGetTensorImpl()->is_wrapped_number() &&
+        dtype_category(t->scalar_type()) == category) {
+      // Same category, both of rank 0 and not wrapped: a promotion. With an operand of rank > 0 that one decides.
+      bool decided = false;
+      for (const at::Tensor* other : operands) decided |= other->dim() > 0;
+      if (!decided) return ScalarType::Undefined;
+    }
+  }
+  for (size_t i = 0; i < descs.size(); ++i) {
+    if (descs[i].kind == ArgKind::kScalar && scalar_category(args[i]) > category) return ScalarType::Undefined;
+  }
+  return dtype;
+}
+
+bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
+  for (const at::Tensor* t : operands) {
+    if (is_remote(*t)) return true;
+  }
+  return false;
+}
+
+bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  const ScalarType dtype = collect(op, args, operands);
+  if (!is_plain_float(dtype) || !all_remote_or_scalar(operands)) return false;
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  if (!broadcast_result(operands, result)) {
+    out.results.pop_back();
+    return false;
+  }
+  return true;
+}
+
+// add, sub, mul, bitwise and the like: integers stay integers too.
+bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  const ScalarType dtype = collect(op, args, operands);
+  if (dtype == ScalarType::Undefined || dtype == ScalarType::Bool || !all_remote_or_scalar(operands)) return false;
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  if (!broadcast_result(operands, result)) {
+    out.results.pop_back();
+    return false;
+  }
+  return true;
+}
+
+bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  for (size_t i = 0; i < op.desc->args.size(); ++i) {
+    if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
+  }
+  for (const at::Tensor* t : operands) {
+    if (c10::isComplexType(t->scalar_type())) return false;
+  }
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = ScalarType::Bool;
+  if (operands.empty() || !broadcast_result(operands, result)) {
+    out.results.pop_back();
+    return false;
+  }
+  return true;
+}
+
+// where(condition, self, other)
+bool where(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* operands[3] = {&args[0].toTensor(), &args[1].toTensor(), &args[2].toTensor()};
+  if (operands[0]->scalar_type() != ScalarType::Bool || operands[1]->scalar_type() != operands[2]->scalar_type()) {
+    return false;
+  }
+  if (!is_remote(*operands[0])) return false;
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = operands[1]->scalar_type();
+  if (!broadcast_result(operands, result)) {
+    out.results.pop_back();
+    return false;
+  }
+  return true;
+}
+
+ScalarType dtype_arg(const OpEntry& op, const IValue* args, ScalarType otherwise) {
+  if (op.dtype < 0 || args[op.dtype].isNone()) return otherwise;
+  return args[op.dtype].toScalarType();
+}
+
+enum class ReductionKind { kNumber, kSum, kBool, kIndex, kUnknown };
+
+ReductionKind reduction_kind(std::string_view name) {
+  const std::string_view base = name.substr(0, name.find('.'));
+  if (base == "aten::sum" || base == "aten::prod") return ReductionKind::kSum;
+  if (base == "aten::any" || base == "aten::all") return ReductionKind::kBool;
+  if (base == "aten::argmax" || base == "aten::argmin") return ReductionKind::kIndex;
+  if (base == "aten::mean" || base == "aten::amax" || base == "aten::amin" || base == "aten::logsumexp" ||
+      base == "aten::max" || base == "aten::min" || base == "aten::linalg_vector_norm" || base == "aten::norm" ||
+      base == "aten::std" || base == "aten::var") {
+    return ReductionKind::kNumber;
+  }
+  return ReductionKind::kUnknown;
+}
+
+template <ReductionKind kind>
+bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  ScalarType dtype = self.scalar_type();
+  if (kind == ReductionKind::kSum) {
+    if (c10::isIntegralType(dtype, true)) dtype = ScalarType::Long;
+    dtype = dtype_arg(op, args, dtype);
+  } else if (kind == ReductionKind::kBool) {
+    if (dtype == ScalarType::Byte) return false;
+    dtype = ScalarType::Bool;
+  } else if (kind == ReductionKind::kIndex) {
+    if (self.numel() == 0) return false;
+    dtype = ScalarType::Long;
+  } else {
+    if (!is_plain_float(dtype) || self.numel() == 0) return false;
+    dtype = dtype_arg(op, args, dtype);
+  }
+  const int64_t rank = self.dim();
+  uint64_t reduced = 0;
+  if (op.dim < 0 || args[op.dim].isNone()) {
+    reduced = ~uint64_t{0};
+  } else if (args[op.dim].isInt()) {
+    int64_t d = args[op.dim].toInt();
+    if (d < -std::max<int64_t>(rank, 1) || d >= std::max<int64_t>(rank, 1)) return false;
+    reduced = uint64_t{1} << (d < 0 ? d + std::max<int64_t>(rank, 1) : d);
+  } else {
+    const auto dims = args[op.dim].toListRef();
+    if (dims.empty()) reduced = ~uint64_t{0};
+    for (const IValue& item : dims) {
+      int64_t d = item.toInt();
+      if (d < -std::max<int64_t>(rank, 1) || d >= std::max<int64_t>(rank, 1)) return false;
+      const uint64_t bit = uint64_t{1} << (d < 0 ? d + std::max<int64_t>(rank, 1) : d);
+      if (reduced & bit) return false;
+      reduced |= bit;
+    }
+  }
+  const bool keep = op.keepdim >= 0 && args[op.keepdim].toBool();
+  c10::DimVector sizes;
+  for (int64_t i = 0; i < rank; ++i) {
+    if (!(reduced >> i & 1)) {
+      sizes.push_back(self.size(i));
+    } else if (keep) {
+      sizes.push_back(1);
+    }
+  }
+  out.add(sizes, dtype);
+  if (op.desc->results.size() == 2) {  // max.dim, min.dim
+    out.add(sizes, ScalarType::Long);
+  }
+  return op.desc->results.size() <= 2;
+}
+
+bool same_float(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
+}
+
+bool mm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b)) return false;
+  out.add({a.size(0), b.size(1)}, a.scalar_type());
+  return true;
+}
+
+bool bmm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (a.dim() != 3 || b.dim() != 3 || a.size(2) != b.size(1) || a.size(0) != b.size(0) || !same_float(a, b)) return false;
+  out.add({a.size(0), a.size(1), b.size(2)}, a.scalar_type());
+  return true;
+}
+
+bool addmm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& bias = args[0].toTensor();
+  const at::Tensor& a = args[1].toTensor();
+  const at::Tensor& b = args[2].toTensor();
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b) || !same_float(a, bias)) return false;
+  if (bias.dim() > 2 || bias.dim() < 1) return false;
+  if (bias.size(-1) != b.size(1) && bias.size(-1) != 1) return false;
+  if (bias.dim() == 2 && bias.size(0) != a.size(0) && bias.size(0) != 1) return false;
+  out.add({a.size(0), b.size(1)}, a.scalar_type());
+  return true;
+}
+
+bool like(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  if (self.is_non_overlapping_and_dense()) {
+    out.add(self.sizes(), self.strides(), self.scalar_type());
+  } else {
+    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+    out.add(self.sizes(), strides, self.scalar_type());
+  }
+  return true;
+}
+
+bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
+  const ScalarType dtype = tensors[0].toTensor().scalar_type();
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    if (!t.is_contiguous() || t.scalar_type() != dtype || !is_remote(t)) return false;
+  }
+  return true;
+}
+
+// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in doubt.
+bool plain(const at::Tensor& t) { return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous(); }
+
+bool cat(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  if (tensors.empty() || !all_contiguous_same(tensors)) return false;
+  const at::Tensor& first = tensors[0].toTensor();
+  const int64_t rank = first.dim();
+  int64_t dim = args[1].toInt();
+  if (rank == 0 || dim < -rank || dim >= rank) return false;
+  if (dim < 0) dim += rank;
+  c10::DimVector sizes(first.sizes().begin(), first.sizes().end());
+  if (rank >= 4 && !plain(first)) return false;
+  for (const IValue& item : tensors.slice(1)) {
+    const at::Tensor& t = item.toTensor();
+    if (t.dim() != rank) return false;
+    for (int64_t i = 0; i < rank; ++i) {
+      if (i != dim && t.size(i) != sizes[i]) return false;
+    }
+    sizes[dim] += t.size(dim);
+  }
+  out.add(sizes, first.scalar_type());
+  return true;
+}
+
+bool stack(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  if (tensors.empty() || !all_contiguous_same(tensors)) return false;
+  const at::Tensor& first = tensors[0].toTensor();
+  const int64_t rank = first.dim() + 1;
+  int64_t dim = args[1].toInt();
+  if (dim < -rank || dim >= rank || rank >= 4) return false;
+  if (dim < 0) dim += rank;
+  for (const IValue& item : tensors.slice(1)) {
+    if (!item.toTensor().sizes().equals(first.sizes())) return false;
+  }
+  c10::DimVector sizes(first.sizes().begin(), first.sizes().end());
+  sizes.insert(sizes.begin() + dim, static_cast<int64_t>(tensors.size()));
+  out.add(sizes, first.scalar_type());
+  return true;
+}
+
+c10::DimVector int_list(const IValue& value) {
+  c10::DimVector list;
+  for (const IValue& item : value.toListRef()) list.push_back(item.toInt());
+  return list;
+}
+
+bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& input = args[0].toTensor();
+  const at::Tensor& weight = args[1].toTensor();
+  const int64_t rank = input.dim();
+  if (rank < 3 || weight.dim() != rank || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
+  if (args[6].toBool()) return false;  // transposed
+  const auto stride = int_list(args[3]), padding = int_list(args[4]), dilation = int_list(args[5]);
+  const int64_t groups = args[8].toInt();
+  const size_t spatial = static_cast<size_t>(rank - 2);
+  if (stride.size() != spatial || padding.size() != spatial || dilation.size() != spatial) return false;
+  if (groups <= 0 || input.size(1) != weight.size(1) * groups || weight.size(0) % groups != 0) return false;
+  if (!args[2].isNone() && args[2].toTensor().defined()) {
+    const at::Tensor& bias = args[2].toTensor();
+    if (bias.dim() != 1 || bias.size(0) != weight.size(0) || !same_float(input, bias)) return false;
+  }
+  c10::DimVector sizes{input.size(0), weight.size(0)};
+  for (size_t i = 0; i < spatial; ++i) {
+    if (stride[i] <= 0 || dilation[i] <= 0 || padding[i] < 0) return false;
+    const int64_t kernel = dilation[i] * (weight.size(i + 2) - 1) + 1;
+    const int64_t padded = input.size(i + 2) + 2 * padding[i];
+    if (padded < kernel) return false;
+    sizes.push_back((padded - kernel) / stride[i] + 1);
+  }
+  out.add(sizes, input.scalar_type());
+  return true;
+}
+
+// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)
+bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& input = args[1].toTensor();
+  const at::Tensor& weight = args[2].toTensor();
+  if (!same_float(grad, input) || !same_float(input, weight) || !plain(grad) || !plain(input) || !plain(weight)) return false;
+  const auto mask = args[10].toListRef();
+  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
+  if (mask[1].toBool()) out.add(weight.sizes(), weight.scalar_type()); else out.add_undefined();
+  const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
+  if (mask[2].toBool()) out.add({channels}, weight.scalar_type()); else out.add_undefined();
+  return true;
+}
+
+bool embedding(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& weight = args[0].toTensor();
+  const at::Tensor& indices = args[1].toTensor();
+  if (weight.dim() != 2 || !is_remote(weight) || !is_remote(indices)) return false;
+  if (indices.scalar_type() != ScalarType::Long && indices.scalar_type() != ScalarType::Int) return false;
+  c10::DimVector sizes(indices.sizes().begin(), indices.sizes().end());
+  sizes.push_back(weight.size(1));
+  out.add(sizes, weight.scalar_type());
+  return true;
+}
+
+// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
+bool embedding_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  if (!is_remote(grad) || grad.dim() < 1) return false;
+  out.add({args[2].toInt(), grad.size(-1)}, grad.scalar_type());
+  return true;
+}
+
+bool index_select(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& index = args[2].toTensor();
+  const int64_t rank = self.dim();
+  int64_t dim = args[1].toInt();
+  if (!is_remote(self) || !is_remote(index) || rank == 0 || index.dim() > 1 || dim < -rank || dim >= rank) return false;
+  if (index.scalar_type() != ScalarType::Long && index.scalar_type() != ScalarType::Int) return false;
+  c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+  sizes[dim < 0 ? dim + rank : dim] = index.numel();
+  out.add(sizes, self.scalar_type());
+  return true;
+}
+
+// _softmax(self, dim, half_to_float), _log_softmax
+bool softmax(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const int64_t dim = args[1].toInt();
+  if (!is_remote(self) || !is_plain_float(self.scalar_type()) || !self.is_contiguous()) return false;
+  if (self.dim() > 3 || op.desc->args.size() != 3 || args[2].toBool()) return false;
+  const int64_t rank = std::max<int64_t>(self.dim(), 1);
+  if (dim < -rank || dim >= rank) return false;
+  out.add(self.sizes(), self.scalar_type());
+  return true;
+}
+
+// native_layer_norm(input, normalized_shape, weight, bias, eps) -> output, mean, rstd
+bool layer_norm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& input = args[0].toTensor();
+  const auto shape = args[1].toListRef();
+  const int64_t rank = input.dim();
+  const int64_t axis = rank - static_cast<int64_t>(shape.size());
+  if (!is_remote(input) || !input.is_contiguous() || axis < 0 || shape.empty()) return false;
+  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i].toInt() != input.size(axis + static_cast<int64_t>(i))) return false;
+  }
+  for (int i : {2, 3}) {
+    if (args[i].isNone() || !args[i].toTensor().defined()) continue;
+    const at::Tensor& t = args[i].toTensor();
+    if (!same_float(input, t) || t.dim() != static_cast<int64_t>(shape.size()) ||
+        !t.sizes().equals(input.sizes().slice(axis))) {
+      return false;
+    }
+  }
+  out.add(input.sizes(), input.scalar_type());
+  c10::DimVector sizes(input.sizes().begin(), input.sizes().begin() + axis);
+  sizes.resize(rank, 1);
+  out.add(sizes, input.scalar_type());
+  out.add(sizes, input.scalar_type());
+  return true;
+}
+
+void add_masked(Inferred& out, bool wanted, const IValue& like, const at::Tensor& otherwise) {
+  if (!wanted) {
+    out.add_undefined();
+    return;
+  }
+  const at::Tensor& t = !like.isNone() && like.toTensor().defined() ? like.toTensor() : otherwise;
+  out.add(t.sizes(), t.scalar_type());
+}
+
+// native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& input = args[1].toTensor();
+  if (!same_float(grad, input) || !input.is_contiguous()) return false;
+  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  const auto mask = args[7].toListRef();
+  if ((mask[1].toBool() || mask[2].toBool()) && (args[5].isNone() || !args[5].toTensor().defined())) return false;
+  add_masked(out, mask[0].toBool(), args[1], input);
+  add_masked(out, mask[1].toBool(), args[5], input);
+  add_masked(out, mask[2].toBool(), args[6], args[5].isNone() ? input : args[5].toTensor());
+  return true;
+}
+
+// native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+bool batch_norm(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& input = args[0].toTensor();
+  if (op.desc->name != "aten::native_batch_norm" || !is_remote(input) || input.dim() < 2 || !plain(input)) return false;
+  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  out.add(input.sizes(), input.scalar_type());
+  const int64_t channels = args[5].toBool() ? input.size(1) : 0;
+  out.add({channels}, input.scalar_type());
+  out.add({channels}, input.scalar_type());
+  return true;
+}
+
+// native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
+bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& input = args[1].toTensor();
+  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || !plain(input) || !plain(grad)) {
+    return false;
+  }
+  const auto mask = args[9].toListRef();
+  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
+  for (int i : {1, 2}) {
+    if (mask[i].toBool()) out.add({input.size(1)}, input.scalar_type()); else out.add_undefined();
+  }
+  return true;
+}
+
+// native_group_norm(input, weight, bias, N, C, HxW, group, eps)
+bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& input = args[0].toTensor();
+  if (!is_remote(input) || !plain(input)) return false;
+  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  const int64_t n = args[3].toInt(), groups = args[6].toInt();
+  if (groups <= 0 || args[4].toInt() % groups != 0) return false;
+  out.add(input.sizes(), input.scalar_type());
+  out.add({n, groups}, input.scalar_type());
+  out.add({n, groups}, input.scalar_type());
+  return true;
+}
+
+// native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, mask)
+bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& input = args[1].toTensor();
+  if (!same_float(grad, input) || !plain(input) || !plain(grad)) return false;
+  const auto mask = args[9].toListRef();
+  const int64_t channels = args[6].toInt();
+  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
+  for (int i : {1, 2}) {
+    if (mask[i].toBool()) out.add({channels}, input.scalar_type()); else out.add_undefined();
+  }
+  return true;
+}
+
+// select_backward(grad, input_sizes, dim, index), slice_backward, diagonal_backward
+bool view_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  if (!is_remote(grad)) return false;
+  out.add(int_list(args[1]), grad.scalar_type());
+  return true;
+}
+
+bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const int64_t rank = std::max<int64_t>(self.dim(), 1);
+  if (!is_remote(self) || !self.is_contiguous() || op.dim < 0 || op.desc->results.size() != 1) return false;
+  const int64_t dim = args[op.dim].toInt();
+  if (dim < -rank || dim >= rank) return false;
+  ScalarType dtype = self.scalar_type();
+  if (c10::isIntegralType(dtype, true)) dtype = ScalarType::Long;
+  out.add(self.sizes(), dtype_arg(op, args, dtype));
+  return true;
+}
+
+// constant_pad_nd(self, pad, value)
+bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (op.desc->name != "aten::constant_pad_nd" || !is_remote(self) || !plain(self)) return false;
+  const auto amounts = int_list(args[1]);
+  const int64_t rank = self.dim();
+  if (amounts.size() % 2 != 0 || static_cast<int64_t>(amounts.size()) > 2 * rank) return false;
+  c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+  for (size_t i = 0; i < amounts.size() / 2; ++i) {
+    int64_t& size = sizes[static_cast<size_t>(rank) - 1 - i];
+    size += amounts[2 * i] + amounts[2 * i + 1];
+    if (size < 0) return false;
+  }
+  out.add(sizes, self.scalar_type());
+  return true;
+}
+
+}  // namespace
+
+ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
+  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
+  switch (desc.shape_rule) {
+    case ir::ShapeRule::kPointwise:
+      if (base == "aten::where") return where;
+      for (const char* name : {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and",
+                               "aten::bitwise_or", "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
+        if (base == name) return pointwise_any;
+      }
+      return pointwise;
+    case ir::ShapeRule::kComparison:
+      return comparison;
+    case ir::ShapeRule::kReduction:
+      switch (reduction_kind(desc.name)) {
+        case ReductionKind::kNumber:
+          return reduction<ReductionKind::kNumber>;
+        case ReductionKind::kSum:
+          return reduction<ReductionKind::kSum>;
+        case ReductionKind::kBool:
+          return reduction<ReductionKind::kBool>;
+        case ReductionKind::kIndex:
+          return reduction<ReductionKind::kIndex>;
+        case ReductionKind::kUnknown:
+          return nullptr;
+      }
+      return nullptr;
+    case ir::ShapeRule::kMatmul:
+      return base == "aten::mm" ? mm : nullptr;
+    case ir::ShapeRule::kBmm:
+      return base == "aten::bmm" ? bmm : nullptr;
+    case ir::ShapeRule::kAddmm:
+      return base == "aten::addmm" ? addmm : nullptr;
+    case ir::ShapeRule::kLike:
+      return like;
+    case ir::ShapeRule::kCat:
+      return cat;
+    case ir::ShapeRule::kStack:
+      return stack;
+    case ir::ShapeRule::kConvolution:
+      return base == "aten::convolution" ? convolution : nullptr;
+    case ir::ShapeRule::kConvolutionBackward:
+      return base == "aten::convolution_backward" ? convolution_backward : nullptr;
+    case ir::ShapeRule::kEmbedding:
+      return base == "aten::embedding" ? embedding : nullptr;
+    case ir::ShapeRule::kEmbeddingBackward:
+      return base == "aten::embedding_dense_backward" ? embedding_backward : nullptr;
+    case ir::ShapeRule::kIndexSelect:
+      return base == "aten::index_select" ? index_select : nullptr;
+    case ir::ShapeRule::kSoftmax:
+      return base == "aten::_softmax" || base == "aten::_log_softmax" ? softmax : nullptr;
+    case ir::ShapeRule::kLayerNorm:
+      return layer_norm;
+    case ir::ShapeRule::kLayerNormBackward:
+      return layer_norm_backward;
+    case ir::ShapeRule::kBatchNorm:
+      return batch_norm;
+    case ir::ShapeRule::kBatchNormBackward:
+      return batch_norm_backward;
+    case ir::ShapeRule::kGroupNorm:
+      return group_norm;
+    case ir::ShapeRule::kGroupNormBackward:
+      return group_norm_backward;
+    case ir::ShapeRule::kSliceBackward:
+    case ir::ShapeRule::kSelectBackward:
+      return view_backward;
+    case ir::ShapeRule::kCumulative:
+      return base == "aten::cumsum" || base == "aten::cumprod" ? cumulative : nullptr;
+    case ir::ShapeRule::kPad:
+      return pad;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace torch_remote::frontend
