@@ -25,7 +25,8 @@ struct OpaqueOp {
 constexpr uint32_t kChunkSize = 256;
 constexpr uint32_t kMaxChunks = 256;
 
-// Opaque ops in chunks that never move: a reader needs no lock, because it has an opcode only after its slot was filled.
+// Opaque ops in chunks that never move: a reader needs no lock, because it has an opcode only after its slot was
+// filled.
 struct Registry {
   std::shared_mutex mutex;  // guards all but reads of chunks
   std::unordered_map<std::string_view, Opcode> by_name;
@@ -53,7 +54,8 @@ std::string op_table_version() {
 }
 
 const OpDesc& op_desc(Opcode opcode) {
-  if (opcode < kFirstOpaque) [[likely]] return generated::kOpTable[opcode];
+  if (opcode < kFirstOpaque) [[likely]]
+    return generated::kOpTable[opcode];
   const uint32_t index = opcode - kFirstOpaque;
   return registry().chunks[index / kChunkSize].load(std::memory_order_acquire)[index % kChunkSize];
 }
@@ -79,8 +81,8 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   op.arg_names.reserve(args.size());  // the views below point into it
   op.args.reserve(args.size());
   for (const OpaqueArg& arg : args) {
-    op.args.push_back({op.arg_names.emplace_back(arg.name), arg.kind, default_role(arg.kind), arg.writes,
-                       arg.keyword_only});
+    op.args.push_back(
+        {op.arg_names.emplace_back(arg.name), arg.kind, default_role(arg.kind), arg.writes, arg.keyword_only});
   }
 
   std::atomic<OpDesc*>& chunk = table.chunks[index / kChunkSize];

@@ -13,8 +13,8 @@
 // made from the schema, with every argument that is not an operand treated as a value.
 namespace torch_remote::ir {
 
-// Index of an OpDesc. Below kFirstOpaque: generated, the same in every process with the same fingerprint. From there on:
-// assigned by this process, never on the wire and never on disk (there, an op is named by its schema name).
+// Index of an OpDesc. Below kFirstOpaque: generated, the same in every process with the same fingerprint. From there
+// on: assigned by this process, never on the wire and never on disk (there, an op is named by its schema name).
 using Opcode = uint32_t;
 inline constexpr Opcode kFirstOpaque = 0x4000;
 
@@ -90,7 +90,7 @@ struct ResultDesc {
 };
 
 enum OpFlags : uint32_t {
-  kOpRandom = 1u << 0,          // draws random numbers
+  kOpRandom = 1u << 0,          // draws random numbers; if the schema has no generator argument, `args` ends with one
   kOpDynamicShape = 1u << 1,    // a result's size depends on data: one round trip
   kOpHostResult = 1u << 2,      // a result is a number of the host's: one round trip
   kOpInPlace = 1u << 3,         // writes its first argument
@@ -103,10 +103,10 @@ enum OpFlags : uint32_t {
 // How the recorder finds the results' dtypes, sizes and strides. Rules live in frontend/shape_rules; the names here are
 // the data files' names.
 enum class ShapeRule : uint8_t {
-  kNone,       // not by a rule of ours: torch's structured metas, then the dispatcher's Meta key
-  kPointwise,  // TensorIterator: broadcast, promote, keep the inputs' permutation
-  kComparison,
-  kInPlace,  // no new results
+  kNone,        // not by a rule of ours: torch's structured metas, then the dispatcher's Meta key
+  kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions make floats of integers
+  kComparison,  // broadcast; the result is bool
+  kInPlace,     // no new results
   kReduction,
   kMatmul,
   kBmm,
@@ -145,12 +145,14 @@ struct OpDesc {
   std::string_view name;  // "aten::add.Tensor"; the default overload has no dot: "aten::relu"
   Family family;
   ShapeRule shape_rule;
-  uint32_t flags;         // OpFlags
+  uint32_t flags;  // OpFlags
   Opcode opcode;
-  Opcode functional;      // for in-place and out overloads the functional sibling's opcode, else `opcode` itself
+  Opcode functional;  // for in-place and out overloads the functional sibling's opcode, else `opcode` itself
   std::span<const ArgDesc> args;
   std::span<const ResultDesc> results;
-  std::string_view expression;     // pointwise ops: the scalar expression, in the data files' notation; else empty
+  // What computes one element of the result, in the notation that docs/operators.md describes; else empty. Pointwise
+  // ops, and multi-tensor ones, where it is over the lists' elements.
+  std::string_view expression;
   std::string_view decomposition;  // name of the decomposition, if there is one
   std::string_view doc;            // one line
 };
@@ -175,8 +177,8 @@ struct OpaqueArg {
   bool keyword_only = false;
 };
 
-// Gives an ATen (or custom) overload outside the table an opcode; the same name again returns the same opcode. Roles are
-// default_role's. Thread safe; takes a lock, so it is called at registration and load time only.
+// Gives an ATen (or custom) overload outside the table an opcode; the same name again returns the same opcode. Roles
+// are default_role's. Thread safe; takes a lock, so it is called at registration and load time only.
 Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, std::span<const ResultDesc> results,
                        uint32_t flags);
 

@@ -18,7 +18,9 @@ from op_schemas import load_overloads, torch_version
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table_header", required=True, help="ir/op_table.h, for the names of families and shape rules")
+    parser.add_argument(
+        "--table_header", required=True, help="ir/op_table.h, for the names of families and shape rules"
+    )
     parser.add_argument("--conventions", required=True)
     for output in ("header", "source", "json", "docs"):
         parser.add_argument(f"--{output}")

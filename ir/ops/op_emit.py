@@ -54,7 +54,9 @@ def header(ops: list[Op]) -> str:
     for opcode, op in enumerate(ops):
         other = names.setdefault(identifier(op), op)
         if other is not op:
-            raise TableError(f"{op.name} and {other.name} have one C++ name, {identifier(op)}; change op_emit.identifier")
+            raise TableError(
+                f"{op.name} and {other.name} have one C++ name, {identifier(op)}; change op_emit.identifier"
+            )
         lines.append(f"inline constexpr Opcode {identifier(op)} = {opcode};")
     constants = "\n".join(lines)
     return f"""// {_NOTE}
@@ -172,10 +174,7 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
                 if role == "structural"
             )
             hidden = dict.fromkeys(
-                a.name
-                for op in rows
-                for a, w in zip(op.overload.args, op.writes, strict=True)
-                if w and not a.writes
+                a.name for op in rows for a, w in zip(op.overload.args, op.writes, strict=True) if w and not a.writes
             )
             doc = rows[0].doc
             if rows[0].expression:
@@ -188,8 +187,8 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
     lines += [
         "## Expression notation",
         "",
-        "A scalar expression is over the op's arguments by name: numbers, `+ - * /`, unary `-`, comparisons and calls of"
-        " the functions below.",
+        "A scalar expression is over the op's arguments by name: numbers, `+ - * /`, unary `-`, comparisons and calls"
+        " of the functions below.",
         "Operands are first converted to the op's computation dtype (the promoted dtype; float32 for half types),"
         " the result to its dtype.",
         "",

@@ -15,8 +15,8 @@ from torchgen.model import SchemaKind
 
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
-    "overloads", "family", "shape", "structural", "values", "writes", "expression", "decomposition", "commutative",
-    "dynamic", "doc",
+    "overloads", "family", "shape", "structural", "values", "writes", "expression", "expressions", "decomposition",
+    "commutative", "dynamic", "doc",
 }  # fmt: skip
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
@@ -71,7 +71,9 @@ def camel(snake: str) -> str:
 def _enum_names(header: str, enum: str) -> frozenset[str]:
     body = re.search(rf"enum class {enum} : uint8_t {{(.*?)}};", header, re.DOTALL)
     if body is None:
-        raise TableError(f"ir/op_table.h: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form")
+        raise TableError(
+            f"ir/op_table.h: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form"
+        )
     names = re.findall(r"\bk([A-Z]\w*)", re.sub(r"//.*", "", body.group(1)))
     return frozenset(re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in names)
 
@@ -93,20 +95,29 @@ def read_vocabulary(header_path: str, conventions_path: str) -> Vocabulary:
 class _Entry:
     """One [op.NAME] of one file."""
 
-    def __init__(self, path: str, file_keys: dict, name: str, data: dict, vocabulary: Vocabulary):
+    def __init__(
+        self,
+        path: str,
+        file_keys: dict,
+        name: str,
+        data: dict,
+        overloads: dict[str, Overload],
+        vocabulary: Vocabulary,
+    ):
         self.where = f"ir/ops/{os.path.basename(path)}: [op.{name}]"
         self.file = os.path.basename(path)
         self.title = file_keys.get("title", "")
         self.name = name
         self.data = data
+        self.overloads = overloads
         self.vocabulary = vocabulary
         self._check_one_of("", set(data), _ENTRY_KEYS)
         self.family = data.get("family", file_keys.get("family"))
         self.shape = data.get("shape", file_keys.get("shape", "none"))
         self._check_one_of("family", {self.family}, vocabulary.families - {"opaque"})
-        self._check_one_of("shape", {self.shape}, vocabulary.shape_rules)
+        self._check_one_of("shape", {self.shape}, vocabulary.shape_rules - {"in_place"})
         if not data.get("doc"):
-            self.fail("has no doc line; add doc = \"...\"")
+            self.fail('has no doc line; add doc = "..."')
 
     def fail(self, message: str):
         raise TableError(f"{self.where}: {message}")
@@ -117,23 +128,23 @@ class _Entry:
                 what = f"{key} = {value!r}" if key else f"key {value!r}"
                 self.fail(f"{what} is unknown; use one of {', '.join(sorted(allowed))}")
 
-    def select(self, overloads: dict[str, Overload]) -> list[Overload]:
+    def select(self) -> list[Overload]:
         """The overloads that it captures: those asked for, with their in-place, out and functional siblings."""
         if "overloads" in self.data:
             seeds = []
             for overload in self.data["overloads"]:
                 name = f"{self.name}.{overload}" if overload else self.name
-                if name not in overloads:
-                    known = sorted(o.name for o in overloads.values() if o.base == self.name)
+                if name not in self.overloads:
+                    known = sorted(o.name for o in self.overloads.values() if o.base == self.name)
                     self.fail(f"overload {name!r} is not in native_functions.yaml; there are {', '.join(known)}")
-                seeds.append(overloads[name])
+                seeds.append(self.overloads[name])
             explicit = True
         elif "." in self.name:
             explicit = True
-            seeds = [overloads[self.name]] if self.name in overloads else []
+            seeds = [self.overloads[self.name]] if self.name in self.overloads else []
         else:
             explicit = False
-            seeds = [o for o in overloads.values() if o.base == self.name]
+            seeds = [o for o in self.overloads.values() if o.base == self.name]
         if not seeds:
             self.fail("is not in native_functions.yaml; correct the name (the part after aten::) or delete the entry")
         chosen: dict[str, Overload] = {}
@@ -149,8 +160,8 @@ class _Entry:
                 reason = "has a result of a type that cannot be recorded; delete the entry"
             else:
                 for name in seed.siblings.values():
-                    if not overloads[name].composite and not overloads[name].view:
-                        chosen[name] = overloads[name]
+                    if not self.overloads[name].composite and not self.overloads[name].view:
+                        chosen[name] = self.overloads[name]
                 continue
             if explicit:
                 self.fail(f"{seed.name!r} {reason}")
@@ -158,30 +169,43 @@ class _Entry:
             self.fail(reason)
         return list(chosen.values())
 
-    def rows(self, overloads: dict[str, Overload]) -> list[Op]:
-        chosen = self.select(overloads)
+    def rows(self) -> list[Op]:
+        chosen = self.select()
         for key in ("structural", "values", "writes"):
             for name in self.data.get(key, []):
                 if not any(o.arg(name) for o in chosen):
                     known = sorted({a.name for o in chosen for a in o.args})
                     self.fail(f"{key} names {name!r}, which no overload has; there are {', '.join(known)}")
-        expression = self.data.get("expression", "")
-        if expression:
-            self._check_expression(expression, chosen)
-        return [self._row(overload, chosen) for overload in chosen]
+        known = [self._overload_suffix(o) for o in chosen]
+        for suffix in self.data.get("expressions", {}):
+            if suffix not in known:
+                self.fail(f"expressions names the overload {suffix!r}; there are {', '.join(sorted(set(known)))}")
+        return [self._row(overload) for overload in chosen]
 
-    def _row(self, overload: Overload, chosen: list[Overload]) -> Op:
+    def _overload_suffix(self, overload: Overload) -> str:
+        """Of the functional sibling: "Tensor" for add_.Tensor."""
+        name = overload.siblings.get(SchemaKind.functional, overload.name)
+        return name.partition(".")[2]
+
+    def _expression(self, overload: Overload) -> str:
+        """What computes one element of the result; in-place and out overloads have their functional sibling's."""
+        text = self.data.get("expressions", {}).get(self._overload_suffix(overload), self.data.get("expression", ""))
+        if text:
+            self._check_expression(text, overload)
+        return text
+
+    def _row(self, overload: Overload) -> Op:
         writes = [arg.writes for arg in overload.args]
         hidden = False
-        for name in self.data.get("writes", []):
-            for i, arg in enumerate(overload.args):
-                if arg.name == name and overload.kind is not SchemaKind.out and arg.writes:
-                    if overload.kind is SchemaKind.functional:
-                        self.fail(f"writes names {name!r}, which the schema annotates already; delete it there")
-                elif arg.name == name and not arg.writes and self._has_hidden_write(overload):
-                    if arg.kind not in _TENSORS:
-                        self.fail(f"writes names {name!r}, which is no tensor")
-                    writes[i] = hidden = True
+        for i, arg in enumerate(overload.args):
+            if arg.name not in self.data.get("writes", []):
+                continue
+            if arg.kind not in _TENSORS:
+                self.fail(f"writes names {arg.name!r}, which is no tensor")
+            if arg.writes and overload.kind is SchemaKind.functional:
+                self.fail(f"writes names {arg.name!r}, which the schema annotates already; delete it there")
+            hidden = hidden or not arg.writes
+            writes[i] = True
         new_results = any(r.alias < 0 for r in overload.results)
         return Op(
             overload=overload,
@@ -193,25 +217,18 @@ class _Entry:
             roles=[self._role(arg.name, arg.kind, arg.default) for arg in overload.args],
             writes=writes,
             flags=self._flags(overload, writes, hidden),
-            expression=self.data.get("expression", ""),
+            expression=self._expression(overload),
             decomposition=self.data.get("decomposition", ""),
             doc=self.data["doc"],
         )
 
-    def _has_hidden_write(self, overload: Overload) -> bool:
-        """torchgen's own functional variants return what they would have written; only native kernels hide writes."""
-        return "generated" not in overload.tags or overload.kind is SchemaKind.out
-
     def _flags(self, overload: Overload, writes: list[bool], hidden: bool) -> list[str]:
         flags = []
-        if "nondeterministic_seeded" in overload.tags or any(a.kind == "Generator" for a in overload.args):
+        if any(a.kind == "Generator" for a in overload.args):
             flags.append("Random")
-        dynamic = "dynamic_output_shape" in overload.tags
-        if "dynamic" in self.data and not any("dynamic_output_shape" in o for o in (overload.tags,)):
-            if overload.kind is SchemaKind.functional:
-                dynamic = self.data["dynamic"]
-        elif "dynamic" in self.data:
-            dynamic = self.data["dynamic"]
+        # torchgen's own out variants lack the tag.
+        tagged = any("dynamic_output_shape" in self.overloads[name].tags for name in overload.siblings.values())
+        dynamic = self.data.get("dynamic", tagged)
         if dynamic:
             flags.append("DynamicShape")
         if any(r.kind not in ("Tensor", "TensorList") for r in overload.results):
@@ -253,19 +270,17 @@ class _Entry:
             return "structural"
         return "value"
 
-    def _check_expression(self, text: str, chosen: list[Overload]):
-        functional = [o for o in chosen if o.kind is SchemaKind.functional]
-        names = {a.name for o in functional for a in o.args}
+    def _check_expression(self, text: str, overload: Overload):
+        functional = self.overloads[overload.siblings.get(SchemaKind.functional, overload.name)]
         try:
             tree = ast.parse(text, mode="eval").body
         except SyntaxError as error:
             self.fail(f"expression {text!r} does not parse: {error.msg}")
-        self._check_node(tree, text, names)
-        for overload in functional:
-            used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-            for arg in overload.args:
-                if arg.kind == "Tensor" and arg.name not in used:
-                    self.fail(f"expression {text!r} does not use the tensor {arg.name!r} of {overload.name!r}")
+        self._check_node(tree, text, {a.name for a in functional.args})
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        for arg in functional.args:
+            if arg.kind in ("Tensor", "TensorList") and arg.name not in used and functional.base != "fill":
+                self.fail(f"expression {text!r} does not use the tensor {arg.name!r} of {functional.name!r}")
 
     def _check_node(self, node: ast.expr, text: str, names: set[str]):
         functions = self.vocabulary.functions
@@ -309,8 +324,8 @@ def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Voc
                 + (f"; unknown: {', '.join(sorted(unknown))}" if unknown else "")
             )
         for name, entry_data in data.get("op", {}).items():
-            entry = _Entry(path, data, name, entry_data, vocabulary)
-            for op in entry.rows(overloads):
+            entry = _Entry(path, data, name, entry_data, overloads, vocabulary)
+            for op in entry.rows():
                 other = ops.setdefault(op.overload.name, op)
                 if other is not op:
                     entry.fail(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torchgen
 from torchgen.gen import parse_native_yaml
-from torchgen.model import Argument, NativeFunction, SchemaKind
+from torchgen.model import Argument, BackendIndex, DispatchKey, NativeFunction, SchemaKind
 
 # Base types by their name in a schema: (kind, optional, list, optional elements of a list).
 _KINDS = {
@@ -96,14 +96,15 @@ def _arg_kind(text: str) -> str:
     return kind or "Unsupported"
 
 
-def _overload(function: NativeFunction) -> Overload:
+def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
     func = function.func
+    structured = function.structured or function.structured_delegate is not None
     flat: list[Argument] = list(func.schema_order_arguments())
     keyword_only = {a.name for a in func.arguments.flat_kwarg_only} | {a.name for a in func.arguments.out}
-    args = [
-        Arg(a.name, _arg_kind(str(a.type)), a.is_write, a.name in keyword_only, a.default)
-        for a in flat
-    ]
+    args = [Arg(a.name, _arg_kind(str(a.type)), a.is_write, a.name in keyword_only, a.default) for a in flat]
+    if "nondeterministic_seeded" in function.tags and all(arg.kind != "Generator" for arg in args):
+        # Draws from the default generator: seed and offset are parameters all the same.
+        args.append(Arg("generator", "Generator", writes=False, keyword_only=True, default="None"))
     by_alias = {str(a.annotation): i for i, a in enumerate(flat) if a.annotation is not None and a.is_write}
     results = [
         Result(
@@ -119,26 +120,26 @@ def _overload(function: NativeFunction) -> Overload:
         args=args,
         results=results,
         tags=frozenset(function.tags),
-        composite=function.has_composite_implicit_autograd_kernel,
+        # A few have a kernel of their own and a formula for autograd besides (silu_backward): no loss to capture them.
+        composite=function.has_composite_implicit_autograd_kernel
+        and not structured
+        and not cpu_kernels.has_kernel(function),
         view=function.is_view_op,
-        structured=function.structured or function.structured_delegate is not None,
+        structured=structured,
     )
 
 
 def load_overloads() -> dict[str, Overload]:
     """All overloads of the installed torch, those that torchgen makes itself (`autogen:`) included, by name."""
     folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
-    functions = parse_native_yaml(
-        os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml")
-    ).native_functions
+    parsed = parse_native_yaml(os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml"))
     overloads: dict[str, Overload] = {}
     groups: dict[str, dict[SchemaKind, str]] = {}
-    for function in functions:
-        overload = _overload(function)
+    for function in parsed.native_functions:
+        overload = _overload(function, parsed.backend_indices[DispatchKey.CPU])
         overloads[overload.name] = overload
         overload.siblings = groups.setdefault(str(function.func.signature()), {})
-        # view_copy functions share a signature with nothing else of theirs; the first of a kind is the native one.
-        overload.siblings.setdefault(overload.kind, overload.name)
+        overload.siblings[overload.kind] = overload.name
     return overloads
 
 
