@@ -1,0 +1,221 @@
+#include <torch/csrc/python_headers.h>
+// Python's headers first.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "frontend/device_state.h"
+#include "frontend/diagnostics.h"
+#include "frontend/source.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+struct Connection {
+  std::unique_ptr<remote::Worker> worker;  // null for inproc
+  std::unique_ptr<remote::Client> client;
+  std::thread server;  // inproc: runs the worker's loop
+};
+
+struct State {
+  std::mutex mutex;  // starting and ending
+  std::array<std::atomic<remote::Client*>, kDeviceCount> clients{};
+  std::array<Connection, kDeviceCount> connections;
+  std::atomic<bool> forked{false};
+  std::atomic<bool> used{false};
+};
+
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+// In the child: the parent's worker is not ours. Nothing of it is touched, not even to free it.
+void after_fork_in_child() {
+  State& s = state();
+  if (!s.used.load()) return;
+  s.forked.store(true);
+  for (auto& client : s.clients) {
+    if (remote::Client* c = client.exchange(nullptr)) c->abandon();
+  }
+}
+
+std::unique_ptr<remote::Transport> serve_inproc(Connection& connection, Status* status) {
+  void* library = dlopen(paths().inproc.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    *status = Status::invalid(std::string("remote: TORCH_REMOTE_WORKER=inproc needs ") + paths().inproc + ": " + dlerror());
+    return nullptr;
+  }
+  using Serve = void (*)(void* transport, const char* plugin, int threads);
+  auto* serve = reinterpret_cast<Serve>(dlsym(library, "torch_remote_inproc_serve"));
+  if (serve == nullptr) {
+    *status = Status::invalid(std::string("remote: ") + paths().inproc + " is of another version: " + dlerror());
+    return nullptr;
+  }
+  auto [ours, theirs] = remote::make_inproc_transport();
+  connection.server = std::thread([serve, transport = theirs.release()] {
+    serve(transport, paths().plugin.c_str(), 0);
+    delete transport;
+  });
+  return std::move(ours);
+}
+
+Status start(Connection& connection) {
+  const char* setting = std::getenv("TORCH_REMOTE_WORKER");
+  const std::string where = setting != nullptr && *setting != '\0' ? setting : "local";
+  std::unique_ptr<remote::Transport> transport;
+  if (where == "local") {
+    const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
+    remote::LocalWorkerOptions options{paths().worker, paths().plugin, paths().torch_lib,
+                                       threads != nullptr ? std::atoi(threads) : 0};
+    if (Status status = remote::start_local_worker(options, &connection.worker); !status) return status;
+  } else if (where == "inproc") {
+    Status status;
+    transport = serve_inproc(connection, &status);
+    if (!status) return status;
+  } else if (where.starts_with("unix://")) {
+    if (Status status = remote::connect_unix_worker(where.substr(7), &connection.worker); !status) return status;
+  } else {
+    return Status::invalid("remote: TORCH_REMOTE_WORKER='" + where +
+                           "' is not a worker; use 'local' (the default), 'inproc' or 'unix://path'");
+  }
+  if (connection.worker) transport = connection.worker->take_transport();
+  return remote::Client::connect(std::move(transport), build_program, &connection.client);
+}
+
+void stop(Connection& connection) {
+  connection.client.reset();  // says goodbye
+  if (connection.server.joinable()) connection.server.join();
+  connection.worker.reset();
+}
+
+PyObject* worker_lost_class() {
+  // The class lives in the Python package.
+  const py::module_ module = py::module_::import("torch_remote.errors");
+  return module.attr("WorkerLost").ptr();
+}
+
+// An exception that has been raised in Python by a signal handler while waiting without the GIL.
+thread_local std::unique_ptr<python_error> interrupted;
+
+}  // namespace
+
+Paths& paths() {
+  static auto* instance = new Paths;
+  return *instance;
+}
+
+remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
+  State& s = state();
+  if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+  if (s.forked.load()) {
+    *status = Status(ErrorCode::kUnsupported,
+                     "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use "
+                     "the 'spawn' start method");
+    return nullptr;
+  }
+  try {
+    std::lock_guard lock(s.mutex);
+    if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+    if (!s.used.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    Connection connection;
+    *status = start(connection);
+    if (!status->ok()) {
+      stop(connection);
+      return nullptr;
+    }
+    s.connections[device] = std::move(connection);
+    remote::Client* client = s.connections[device].client.get();
+    s.clients[device].store(client, std::memory_order_release);
+    return client;
+  } catch (const std::exception& error) {
+    *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
+    return nullptr;
+  }
+}
+
+remote::Client& client(c10::DeviceIndex device) {
+  Status status;
+  remote::Client* found = connect(device, &status);
+  if (found == nullptr) raise(status);
+  return *found;
+}
+
+remote::Client* existing_client(c10::DeviceIndex device) noexcept {
+  return state().clients[device < 0 ? 0 : device].load(std::memory_order_acquire);
+}
+
+void restart(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.clients[device].store(nullptr);
+  stop(s.connections[device]);
+  s.connections[device] = {};
+}
+
+void shutdown() {
+  if (in_bad_fork()) return;
+  for (int i = 0; i < kDeviceCount; ++i) restart(static_cast<c10::DeviceIndex>(i));
+}
+
+bool in_bad_fork() { return state().forked.load(std::memory_order_relaxed); }
+
+void check_not_forked() {
+  TORCH_CHECK(!in_bad_fork(),
+              "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use the "
+              "'spawn' start method");
+}
+
+bool keep_waiting() {
+  if (!Py_IsInitialized()) return true;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return true;
+  interrupted = std::make_unique<python_error>();
+  interrupted->persist();
+  return false;
+}
+
+void raise(const Status& status) {
+  switch (status.code()) {
+    case ErrorCode::kLost: {
+      py::gil_scoped_acquire gil;
+      PyErr_SetString(worker_lost_class(), status.message().c_str());
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    case ErrorCode::kInterrupted:
+      if (interrupted) {
+        const std::unique_ptr<python_error> error = std::move(interrupted);
+        throw python_error(*error);
+      }
+      TORCH_CHECK(false, status.message());
+    case ErrorCode::kOutOfMemory:
+      TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+    case ErrorCode::kOpFailed:
+      if (status.kind() == "IndexError") TORCH_CHECK_WITH(IndexError, false, status.message());
+      if (status.kind() == "ValueError") TORCH_CHECK_WITH(ValueError, false, status.message());
+      if (status.kind() == "TypeError") TORCH_CHECK_WITH(TypeError, false, status.message());
+      if (status.kind() == "NotImplementedError") TORCH_CHECK_WITH(NotImplementedError, false, status.message());
+      if (status.kind() == "LinAlgError") TORCH_CHECK_WITH(LinAlgError, false, status.message());
+      if (status.kind() == "OutOfMemoryError") TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+      TORCH_CHECK(false, status.message());
+    default:
+      TORCH_CHECK(false, status.message());
+  }
+}
+
+void raise(const remote::OpError& error) {
+  std::string message = error.status.message();
+  const std::string line = describe_source(error.source);
+  if (!line.empty()) message += "\n  recorded at " + line;
+  raise(Status(error.status.code(), message, error.status.kind()));
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,109 @@
+#include "frontend/diagnostics.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "frontend/source.h"
+#include "ir/graph.h"
+#include "passes/pass.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+bool flag(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+bool log_flushes() {
+  static const bool on = [] {
+    const char* value = std::getenv("TORCH_REMOTE_LOG");
+    return value != nullptr && std::string_view(value).find("flush") != std::string_view::npos;
+  }();
+  return on;
+}
+
+struct Notes {
+  std::mutex mutex;
+  std::vector<FlushNote> pending;
+};
+
+Notes& notes() {
+  static auto* instance = new Notes;
+  return *instance;
+}
+
+std::string why(const remote::FlushInfo& info) {
+  if (info.hit) return "hit";
+  if (info.first_difference == SIZE_MAX) return "miss (no program known)";
+  if (info.first_difference >= info.ops) return "miss (other tensors outlive it)";
+  return "miss (op " + std::to_string(info.first_difference) + " differs)";
+}
+
+}  // namespace
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+void note_flush(const FlushNote& note) {
+  if (!log_flushes()) return;
+  std::lock_guard lock(notes().mutex);
+  notes().pending.push_back(note);
+}
+
+void report_flushes() {
+  if (!log_flushes()) return;
+  std::vector<FlushNote> pending;
+  {
+    std::lock_guard lock(notes().mutex);
+    pending.swap(notes().pending);
+  }
+  for (const FlushNote& note : pending) {
+    const std::string line = describe_source(note.source);
+    std::fprintf(stderr, "remote flush: %zu ops, program %u, %s, %zu bytes, %.1f us, %s, %s\n", note.info.ops,
+                 note.info.program, why(note.info).c_str(), note.info.bytes, static_cast<double>(note.ns) * 1e-3,
+                 note.reason, line.empty() ? "?" : line.c_str());
+  }
+}
+
+bool sync_each_op() {
+  static const bool on = flag("TORCH_REMOTE_SYNC");
+  return on;
+}
+
+Status build_program(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number,
+                     std::vector<uint8_t>* program) {
+  static const bool verify = flag("TORCH_REMOTE_VERIFY");
+  static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
+  ir::Graph graph;
+  if (Status status = ir::import_trace(trace, survivors, &graph); !status) return status;
+  passes::PipelineOptions options;
+  options.verify = verify;
+  if (dump != nullptr && *dump != '\0') {
+    for (const ir::SourceRef& source : trace.sources) graph.sources.push_back(describe_source(source));
+    const std::filesystem::path folder = std::filesystem::path(dump) / ("program_" + std::to_string(number));
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+      return Status::invalid("remote: TORCH_REMOTE_DUMP: cannot make " + folder.string() + ": " + error.message());
+    }
+    options.observe = [folder, step = 0](std::string_view name, const ir::Graph& g) mutable {
+      std::ofstream(folder / (std::to_string(step++) + "_" + std::string(name) + ".txt")) << ir::print(g);
+    };
+  }
+  if (Status status = passes::run_pipeline(graph, options); !status) return status;
+  graph.sources.clear();
+  *program = ir::encode_program(graph);
+  return {};
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,91 @@
+#include "frontend/generator.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Utils.h>
+
+#include <array>
+#include <cstring>
+
+namespace torch_remote::frontend {
+
+RemoteGenerator::RemoteGenerator(c10::DeviceIndex device)
+    : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, device),
+                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+
+RandomState RemoteGenerator::take(int64_t elements) {
+  std::lock_guard lock(state_mutex_);
+  const RandomState state{seed_, offset_};
+  offset_ += static_cast<uint64_t>(elements) / 2 + 1;
+  return state;
+}
+
+void RemoteGenerator::set_current_seed(uint64_t seed) {
+  std::lock_guard lock(state_mutex_);
+  seed_ = seed;
+  offset_ = 0;
+}
+
+void RemoteGenerator::set_offset(uint64_t offset) {
+  std::lock_guard lock(state_mutex_);
+  offset_ = offset;
+}
+
+uint64_t RemoteGenerator::get_offset() const {
+  std::lock_guard lock(state_mutex_);
+  return offset_;
+}
+
+uint64_t RemoteGenerator::current_seed() const {
+  std::lock_guard lock(state_mutex_);
+  return seed_;
+}
+
+uint64_t RemoteGenerator::seed() {
+  const uint64_t random = c10::detail::getNonDeterministicRandom(true);
+  set_current_seed(random);
+  return random;
+}
+
+void RemoteGenerator::set_state(const c10::TensorImpl& state) {
+  at::detail::check_rng_state(state);
+  TORCH_CHECK(state.numel() == 16, "remote: an RNG state of `remote` has 16 bytes, this one has ", state.numel(),
+              "; take it from torch.remote.get_rng_state()");
+  std::array<uint64_t, 2> words;
+  std::memcpy(words.data(), state.data(), sizeof words);
+  std::lock_guard lock(state_mutex_);
+  seed_ = words[0];
+  offset_ = words[1];
+}
+
+c10::intrusive_ptr<c10::TensorImpl> RemoteGenerator::get_state() const {
+  const auto tensor = at::detail::empty_cpu({16}, c10::ScalarType::Byte);
+  std::lock_guard lock(state_mutex_);
+  const std::array<uint64_t, 2> words{seed_, offset_};
+  std::memcpy(tensor.mutable_data_ptr(), words.data(), sizeof words);
+  return tensor.getIntrusivePtr();
+}
+
+RemoteGenerator* RemoteGenerator::clone_impl() const {
+  auto* copy = new RemoteGenerator(device().index());
+  std::lock_guard lock(state_mutex_);
+  copy->seed_ = seed_;
+  copy->offset_ = offset_;
+  return copy;
+}
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
+  static const auto generators = [] {
+    std::array<at::Generator, kDeviceCount> all;
+    for (int i = 0; i < kDeviceCount; ++i) all[i] = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i));
+    return all;
+  }();
+  TORCH_CHECK(device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device), "; remote:0 to remote:",
+              kDeviceCount - 1, " exist");
+  return generators[device < 0 ? 0 : device];
+}
+
+at::Generator new_generator(c10::DeviceIndex device) {
+  return at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(device < 0 ? 0 : device));
+}
+
+}  // namespace torch_remote::frontend

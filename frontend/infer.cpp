@@ -1,0 +1,267 @@
+#include "frontend/infer.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/StorageImpl.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "frontend/metas/structured_metas.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::IValue;
+using ir::ArgKind;
+
+c10::Storage meta_storage(size_t nbytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
+                                                            c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
+                                                            c10::GetAllocator(c10::kMeta), true));
+}
+
+at::Tensor meta_over(const at::Tensor& tensor, c10::Storage storage) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::Meta),
+                                                   tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  return at::Tensor(std::move(impl));
+}
+
+// Applies `convert` to each remote tensor in a value.
+template <typename F>
+IValue map_tensors(const IValue& value, F&& convert) {
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    return t.defined() && is_remote(t) ? IValue(convert(t)) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const IValue& item : value.toListRef()) {
+      const at::Tensor& t = item.toTensor();
+      list.push_back(t.defined() && is_remote(t) ? convert(t) : t);
+    }
+    return list;
+  }
+  if (value.isList()) {
+    const auto items = value.toListRef();
+    bool any = false;
+    for (const IValue& item : items) any |= item.isTensor();
+    if (!any) return value;
+    c10::List<std::optional<at::Tensor>> list;
+    for (const IValue& item : items) {
+      if (item.isNone()) {
+        list.push_back(std::nullopt);
+      } else {
+        const at::Tensor& t = item.toTensor();
+        list.push_back(t.defined() && is_remote(t) ? convert(t) : t);
+      }
+    }
+    return list;
+  }
+  if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) return c10::Device(c10::kMeta);
+  return value;
+}
+
+void add_result(const at::Tensor& t, Inferred& out) {
+  if (!t.defined()) {
+    out.add_undefined();
+  } else {
+    out.add(t.sizes(), t.strides(), t.scalar_type());
+  }
+}
+
+// Reads the results of a meta call off the stack.
+void take_results(const ir::OpDesc& desc, const torch::jit::Stack& stack, Inferred& out) {
+  for (size_t i = 0; i < desc.results.size(); ++i) {
+    if (desc.results[i].alias >= 0) continue;
+    const IValue& value = stack[stack.size() - desc.results.size() + i];
+    if (desc.results[i].kind == ir::ResultKind::kTensorList) {
+      const auto items = value.toListRef();
+      out.list_lengths.push_back(static_cast<uint32_t>(items.size()));
+      for (const IValue& item : items) add_result(item.toTensor(), out);
+    } else {
+      add_result(value.toTensor(), out);
+    }
+  }
+}
+
+void append(std::string& key, const void* data, size_t size) { key.append(static_cast<const char*>(data), size); }
+
+template <typename T>
+void append(std::string& key, const T& value) {
+  append(key, &value, sizeof value);
+}
+
+void append_tensor(std::string& key, const at::Tensor& t) {
+  key.push_back(t.defined() ? (is_remote(t) ? 'T' : 'C') : 'U');
+  if (!t.defined()) return;
+  append(key, t.scalar_type());
+  append(key, t.dim());
+  append(key, t.sizes().data(), t.dim() * 8);
+  append(key, t.strides().data(), t.dim() * 8);
+  key.push_back(t.unsafeGetTensorImpl()->is_wrapped_number());
+}
+
+// False if a value cannot be part of a signature.
+bool append_value(std::string& key, const IValue& value) {
+  if (value.isTensor()) {
+    append_tensor(key, value.toTensor());
+  } else if (value.isNone()) {
+    key.push_back('N');
+  } else if (value.isInt()) {
+    key.push_back('i');
+    append(key, value.toInt());
+  } else if (value.isDouble()) {
+    key.push_back('d');
+    append(key, value.toDouble());
+  } else if (value.isBool()) {
+    key.push_back(value.toBool() ? '1' : '0');
+  } else if (value.isComplexDouble()) {
+    key.push_back('c');
+    append(key, value.toComplexDouble());
+  } else if (value.isString()) {
+    key.push_back('s');
+    append(key, value.toStringRef().size());
+    key += value.toStringRef();
+  } else if (value.isDevice()) {
+    key.push_back('D');
+    key += value.toDevice().str();
+  } else if (value.isList()) {
+    const auto items = value.toListRef();
+    key.push_back('[');
+    append(key, items.size());
+    for (const IValue& item : items) {
+      if (!append_value(key, item)) return false;
+    }
+  } else if (value.isGenerator()) {
+    key.push_back('G');
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) {
+  stack.clear();
+  for (size_t i = 0; i < op.arg_count; ++i) {
+    if (args[i].isGenerator()) {
+      stack.emplace_back();
+    } else {
+      stack.push_back(map_tensors(args[i], [](const at::Tensor& t) { return meta_like(t); }));
+    }
+  }
+}
+
+bool has_bool_index(const IValue& indices) {
+  for (const IValue& item : indices.toListRef()) {
+    if (item.isNone() || !item.toTensor().defined()) continue;
+    const c10::ScalarType dtype = item.toTensor().scalar_type();
+    if (dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+at::Tensor meta_like(const at::Tensor& tensor) { return meta_over(tensor, meta_storage(tensor.storage().nbytes())); }
+
+OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
+    : handle(std::move(operator_handle)), desc(op_desc) {
+  const c10::FunctionSchema& schema = handle.schema();
+  arg_count = static_cast<uint32_t>(schema.arguments().size());
+  rule = find_shape_rule(*desc);
+  structured = find_structured_meta(handle.operator_name());
+  dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
+  const std::string_view base = desc->name.substr(0, desc->name.find('.'));
+  uploads_allowed = base == "aten::index" || base == "aten::index_put" || base == "aten::index_put_" ||
+                    base == "aten::_index_put_impl_" || base == "aten::_unsafe_index" || base == "aten::_unsafe_index_put";
+  scalars_allowed = uploads_allowed || desc->family == ir::Family::kPointwise ||
+                    desc->family == ir::Family::kMultiTensor || base == "aten::masked_fill" ||
+                    base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
+                    base == "aten::copy_" || base == "aten::where" || desc->family == ir::Family::kOpaque;
+  exact_dtype = desc->family == ir::Family::kMatmul;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    if (name == "dim") dim = static_cast<int>(i);
+    if (name == "keepdim") keepdim = static_cast<int>(i);
+    if (name == "dtype") dtype = static_cast<int>(i);
+  }
+}
+
+Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (op.dynamic) return Tier::kDynamic;
+  if (op.uploads_allowed && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
+      op.desc->args.size() == 2 && has_bool_index(args[1])) {
+    return Tier::kDynamic;  // index with a mask
+  }
+  if (op.rule != nullptr) {
+    if (op.rule(op, args, out)) return Tier::kRule;
+    out.results.clear();
+    out.list_lengths.clear();
+  }
+  torch::jit::Stack stack;
+  if (op.structured != nullptr) {
+    call_meta(op, args, stack);
+    op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    take_results(*op.desc, stack, out);
+    return Tier::kStructured;
+  }
+  std::string key;
+  bool memorable = true;
+  for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
+  if (memorable) {
+    std::lock_guard lock(op.memo_mutex);
+    const auto found = op.memo.find(key);
+    if (found != op.memo.end()) {
+      out = found->second;
+      return Tier::kMetaKey;
+    }
+  }
+  op.meta_calls.fetch_add(1, std::memory_order_relaxed);
+  call_meta(op, args, stack);
+  try {
+    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  } catch (const c10::NotImplementedError&) {
+    return Tier::kDynamic;
+  }
+  take_results(*op.desc, stack, out);
+  if (memorable) {
+    std::lock_guard lock(op.memo_mutex);
+    constexpr size_t kMostSignatures = 4096;
+    if (op.memo.size() >= kMostSignatures) op.memo.clear();
+    op.memo.emplace(std::move(key), out);
+  }
+  return Tier::kMetaKey;
+}
+
+void infer_mutation(const OpEntry& op, const IValue* args) {
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages;
+  std::vector<std::pair<at::Tensor, at::Tensor>> mirrors;  // real, meta
+  const auto mirror = [&](const at::Tensor& t) {
+    const c10::StorageImpl* real = t.storage().unsafeGetStorageImpl();
+    for (const auto& [known, meta] : mirrors) {
+      if (known.is_same(t)) return meta;
+    }
+    for (const auto& [known, storage] : storages) {
+      if (known == real) return mirrors.emplace_back(t, meta_over(t, storage)).second;
+    }
+    storages.emplace_back(real, meta_storage(t.storage().nbytes()));
+    return mirrors.emplace_back(t, meta_over(t, storages.back().second)).second;
+  };
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < op.arg_count; ++i) {
+    stack.push_back(args[i].isGenerator() ? IValue() : map_tensors(args[i], mirror));
+  }
+  op.meta_calls.fetch_add(1, std::memory_order_relaxed);
+  try {
+    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  } catch (const c10::NotImplementedError&) {
+    return;  // no meta: the worker will say if something is wrong
+  }
+  for (auto& [real, meta] : mirrors) {
+    if (real.sizes().equals(meta.sizes())) continue;
+    real.resize_(meta.sizes());
+    if (!real.strides().equals(meta.strides())) real.as_strided_(meta.sizes(), meta.strides());
+  }
+}
+
+}  // namespace torch_remote::frontend

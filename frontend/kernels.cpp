@@ -1,0 +1,353 @@
+#include "frontend/kernels.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/core/op_registration/adaption.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <unordered_set>
+
+#include "frontend/generator.h"
+#include "frontend/recorder.h"
+#include "frontend/tensor.h"
+#include "ir/op_table_generated.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+using c10::IValue;
+
+c10::DeviceIndex index_of(std::optional<c10::Device> device) {
+  const c10::DeviceIndex index = device.has_value() && device->has_index() ? device->index() : 0;
+  TORCH_CHECK(index < kDeviceCount, "remote: there is no device remote:", static_cast<int>(index),
+              "; remote:0 to remote:", kDeviceCount - 1, " exist");
+  check_not_forked();
+  return index;
+}
+
+void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "remote: tensors of layout ", *layout,
+                              " are not supported; use torch.strided");
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+}
+
+// -- factories ------------------------------------------------------------------------------------------------------------
+
+Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+             std::optional<c10::Device> device, std::optional<bool> pin_memory,
+             std::optional<c10::MemoryFormat> memory_format) {
+  check_factory(layout, pin_memory);
+  at::detail::check_size_nonnegative(size);
+  Tensor tensor = make_contiguous_tensor(size, c10::dtype_or_default(dtype), index_of(device));
+  const c10::MemoryFormat format = memory_format.value_or(c10::MemoryFormat::Contiguous);
+  if (format != c10::MemoryFormat::Contiguous) tensor.unsafeGetTensorImpl()->empty_tensor_restride(format);
+  return tensor;
+}
+
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::ScalarType> dtype,
+                     std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                     std::optional<bool> pin_memory) {
+  check_factory(layout, pin_memory);
+  at::detail::check_size_nonnegative(size);
+  return make_tensor(size, stride, c10::dtype_or_default(dtype), index_of(device));
+}
+
+// -- views: metadata ------------------------------------------------------------------------------------------------------
+
+Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+  const int64_t start = offset.value_or(self.storage_offset());
+  at::native::checkAsStridedArgs(size, stride, start);
+  at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
+  return make_view(self, size, stride, start);
+}
+
+Tensor view(const Tensor& self, IntArrayRef size) {
+  const c10::DimVector inferred = at::infer_size_dv(size, self.numel());
+  const auto stride = at::detail::computeStride(self.sizes(), self.strides(), inferred);
+  TORCH_CHECK(stride.has_value(),
+              "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+              "contiguous subspaces). Use .reshape(...) instead.");
+  return make_view(self, inferred, *stride, self.storage_offset());
+}
+
+Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
+  return make_view(self, size, stride, self.storage_offset());
+}
+
+// -- storages -------------------------------------------------------------------------------------------------------------
+
+void resize_storage(const c10::Storage& holder, size_t nbytes) {
+  auto* storage = static_cast<RemoteStorage*>(holder.unsafeGetStorageImpl());
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  const c10::DeviceIndex device = storage->device().index();
+  Recorder& recorder = Recorder::get(device);
+  const size_t old = storage->nbytes();
+  if (nbytes == old) return;
+  if (!recorder.has_buffer(storage)) {
+    storage->set_nbytes(nbytes);
+    return;
+  }
+  // Another buffer with the same first bytes takes the old one's place.
+  const int64_t kept = static_cast<int64_t>(std::min(old, nbytes));
+  Tensor target = make_contiguous_tensor({static_cast<int64_t>(nbytes)}, c10::ScalarType::Byte, device);
+  auto* fresh = storage_of(target);
+  if (kept > 0) {
+    const Tensor from = make_view(target, c10::Storage(holder), target.dtype(), {kept}, {1}, 0);
+    const Tensor to = make_view(target, {kept}, {1}, 0);
+    const IValue args[] = {to, from, false};
+    recorder.record(ir::op_desc(ir::ops::aten_copy_), args, {}, {}, std::nullopt);
+  }
+  recorder.move_buffer(fresh, storage);
+  storage->set_nbytes(nbytes);
+}
+
+void resize_to_fit(c10::TensorImpl* impl) {
+  if (impl->numel() == 0) return;
+  const size_t needed = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), impl->dtype().itemsize(),
+                                                         static_cast<size_t>(impl->storage_offset()));
+  if (needed > impl->unsafe_storage().nbytes()) resize_storage(impl->unsafe_storage(), needed);
+}
+
+const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (!self.sizes().equals(size)) {
+    at::detail::check_size_nonnegative(size);
+    impl->set_sizes_contiguous(size);
+    resize_to_fit(impl);
+  }
+  if (memory_format.has_value()) {
+    TORCH_CHECK(*memory_format != c10::MemoryFormat::Preserve, "Unsupported memory format ", *memory_format);
+    impl->empty_tensor_restride(*memory_format);
+  }
+  return self;
+}
+
+Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  at::native::checkSetStorage(self, std::move(source), offset, size, stride);
+  auto* impl = self.unsafeGetTensorImpl();
+  if (stride.data() != nullptr) {
+    at::native::checkAsStridedArgs(size, stride, offset);
+    impl->set_sizes_and_strides(size, stride, offset);
+  } else {
+    impl->set_storage_offset(offset);
+    impl->set_sizes_contiguous(size);
+  }
+  resize_to_fit(impl);
+  return self;
+}
+
+Tensor& set_storage(Tensor& self, at::Storage source) {
+  const int64_t size = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_storage_offset(self, std::move(source), 0, {size}, {});
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  if (self.is_same(source)) return self;
+  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+Tensor& set_empty(Tensor& self) {
+  const Tensor fresh = make_contiguous_tensor({0}, self.scalar_type(), self.device().index());
+  return set_storage_offset(self, fresh.storage(), 0, {0}, {});
+}
+
+bool is_set_to(const Tensor& self, const Tensor& other) {
+  return is_remote(self) && is_remote(other) &&
+         self.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+         self.storage_offset() == other.storage_offset() && self.sizes().equals(other.sizes()) &&
+         self.strides().equals(other.strides());
+}
+
+// -- copies ---------------------------------------------------------------------------------------------------------------
+
+void upload_into(const Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device) {
+  const Tensor packed = cpu.contiguous();
+  Recorder::get(device).upload(storage, packed.nbytes(), [&](std::byte* destination) {
+    std::memcpy(destination, packed.const_data_ptr(), packed.nbytes());
+  });
+}
+
+void record_copy(const Tensor& self, const Tensor& source) {
+  const IValue args[] = {self, source, false};
+  Recorder::get(self.device().index()).record(ir::op_desc(ir::ops::aten_copy_), args, {}, {}, std::nullopt);
+}
+
+void copy_to_device(const Tensor& self, const Tensor& source) {
+  TORCH_CHECK(source.is_cpu(), "remote: copy_ from a tensor on ", source.device(), " is not supported; copy it to the CPU first");
+  const c10::DeviceIndex device = self.device().index();
+  RemoteStorage* storage = storage_of(self);
+  const bool whole = self.is_contiguous() && self.storage_offset() == 0 && storage->nbytes() == self.nbytes() &&
+                     self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes());
+  if (whole && !Recorder::get(device).has_buffer(storage)) {
+    upload_into(source, storage, device);
+  } else if (source.dim() == 0) {
+    record_copy(self, source);  // its value becomes a parameter
+  } else {
+    record_copy(self, upload_tensor(source, device));
+  }
+}
+
+void copy_to_host(const Tensor& self, const Tensor& source) {
+  TORCH_CHECK(self.is_cpu(), "remote: copy_ to a tensor on ", self.device(), " is not supported; copy it to the CPU first");
+  const bool direct = self.is_contiguous() && self.scalar_type() == source.scalar_type() &&
+                      self.sizes().equals(source.sizes()) && !self.is_conj() && !self.is_neg();
+  Recorder& recorder = Recorder::get(source.device().index());
+  if (direct) {
+    recorder.read(source, self.mutable_data_ptr(), "copy to cpu");
+  } else {
+    const Tensor packed = at::detail::empty_cpu(source.sizes(), source.scalar_type());
+    recorder.read(source, packed.mutable_data_ptr(), "copy to cpu");
+    self.copy_(packed);
+  }
+}
+
+Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
+  if (self.is_same(given)) return self;
+  // A lazy conjugate or negative is resolved where the bytes are.
+  if (is_remote(self) && self.is_conj()) {
+    self.conj().copy_(given.conj(), non_blocking);
+    return self;
+  }
+  if (is_remote(self) && self.is_neg()) {
+    self._neg_view().copy_(given.neg(), non_blocking);
+    return self;
+  }
+  const Tensor source = given.resolve_conj().resolve_neg();
+  if (self.numel() == 0 && source.numel() <= 1) return self;
+  TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of tensor a (",
+              self.dim() > 0 ? self.size(-1) : 1, ") must match the size of tensor b (",
+              source.dim() > 0 ? source.size(-1) : 1, "): cannot copy shape ", source.sizes(), " into ", self.sizes());
+  if (self.numel() == 0) return self;
+  if (is_remote(self)) at::assert_no_internal_overlap(self);
+  if (!is_remote(source)) {
+    copy_to_device(self, source);
+  } else if (!is_remote(self)) {
+    copy_to_host(self, source);
+  } else {
+    TORCH_CHECK(self.device() == source.device(), "remote: copies between ", source.device(), " and ", self.device(),
+                " are not supported; go through the CPU");
+    record_copy(self, source);
+  }
+  return self;
+}
+
+Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
+  Tensor written = target;
+  return copy_(written, self, non_blocking);
+}
+
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& target) {
+  target.resize_(self.sizes());
+  Tensor written = target;
+  return copy_(written, self, false);
+}
+
+c10::Scalar local_scalar_dense(const Tensor& self) {
+  TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
+  const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
+  Recorder::get(self.device().index()).read(self, host.mutable_data_ptr(), "item");
+  return host.item();
+}
+
+Tensor clone(const Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
+  Tensor result = at::empty_like(self, self.options(), memory_format.value_or(c10::MemoryFormat::Preserve));
+  if (self.numel() != 0) {
+    if (self.is_conj() || self.is_neg()) {
+      result.copy_(self);
+    } else {
+      record_copy(result, self);
+    }
+  }
+  return result;
+}
+
+Tensor lazy_clone(const Tensor& self) { return clone(self, std::nullopt); }
+
+// -- the rest -------------------------------------------------------------------------------------------------------------
+
+// As for CUDA: `module.to("remote")` keeps its Parameter objects, so that an optimizer made before goes on working.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  const auto dense = [](const Tensor& t) { return t.layout() == c10::kStrided && (t.is_cpu() || is_remote(t)); };
+  return self.key_set() == from.key_set() || (dense(self) && dense(from));
+}
+
+void record_stream(Tensor&, c10::Stream) {}  // one stream: program order
+
+Tensor& as_strided_(Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+  const int64_t start = offset.value_or(self.storage_offset());
+  at::native::checkAsStridedArgs(size, stride, start);
+  at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, start);
+  return self;
+}
+
+const char* const kOwnKernels[] = {
+    "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided", "aten::as_strided_", "aten::view",
+    "aten::_reshape_alias", "aten::unfold", "aten::view_as_real", "aten::view_as_complex", "aten::resize_",
+    "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_",
+    "aten::is_set_to", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_local_scalar_dense",
+    "aten::clone", "aten::_lazy_clone", "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
+    // Left to torch's own composites, which end in the ones above.
+    "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
+    "aten::copy", "aten::empty.out", "aten::_resize_output_", "aten::_fused_sdp_choice"};
+
+}  // namespace
+
+bool is_own_kernel(std::string_view name) {
+  static const std::unordered_set<std::string_view> names(std::begin(kOwnKernels), std::end(kOwnKernels));
+  return names.contains(name);
+}
+
+Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
+  Tensor tensor = make_contiguous_tensor(cpu.sizes(), cpu.scalar_type(), device);
+  if (cpu.numel() != 0) upload_into(cpu, storage_of(tensor), device);
+  return tensor;
+}
+
+Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, c10::ScalarType dtype) {
+  const auto meta = c10::scalarTypeToTypeMeta(dtype);
+  storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytesContiguous(sizes, meta.itemsize()));
+  auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(storage),
+                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
+  impl->set_sizes_contiguous(sizes);
+  return Tensor(std::move(impl));
+}
+
+void resize_storage_bytes(const c10::Storage& storage, size_t nbytes) { resize_storage(storage, nbytes); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("as_strided", &as_strided);
+  library.impl("as_strided_", &as_strided_);
+  library.impl("view", &view);
+  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("unfold", TORCH_FN(at::native::unfold));
+  library.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  library.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
+  library.impl("resize_", &resize_);
+  library.impl("set_.source_Storage", &set_storage);
+  library.impl("set_.source_Storage_storage_offset", &set_storage_offset);
+  library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("set_", &set_empty);
+  library.impl("is_set_to", &is_set_to);
+  library.impl("copy_", &copy_);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+  library.impl("clone", &clone);
+  library.impl("_lazy_clone", &lazy_clone);
+  library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+  library.impl("record_stream", &record_stream);
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+// Kernels that are not "record this op": factories, views, copies between devices, storages, host reads.
+namespace torch_remote::frontend {
+
+// True for the ops that kernels.cpp and autocast.cpp register themselves ("aten::empty.memory_format").
+bool is_own_kernel(std::string_view name);
+
+// A CPU tensor's bytes on the device, contiguous, same dtype.
+at::Tensor upload_tensor(const at::Tensor& cpu, c10::DeviceIndex device);
+
+// Changes a storage's size; its first bytes stay.
+void resize_storage_bytes(const c10::Storage& storage, size_t nbytes);
+
+// A contiguous tensor over a storage whose buffer exists already, sized to fit.
+at::Tensor adopt_storage(const c10::Storage& storage, c10::IntArrayRef sizes, c10::ScalarType dtype);
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,539 @@
+#include "frontend/registration.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <deque>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "frontend/generator.h"
+#include "frontend/infer.h"
+#include "frontend/kernels.h"
+#include "frontend/recorder.h"
+#include "frontend/tensor.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::IValue;
+using ir::ArgKind;
+using torch::jit::Stack;
+
+// -- schemas ------------------------------------------------------------------------------------------------------------
+
+ArgKind kind_of(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.real_type() ? argument.real_type() : argument.type();
+  const auto kind_of_plain = [](const c10::Type& t) {
+    switch (t.kind()) {
+      case c10::TypeKind::TensorType:
+        return ArgKind::kTensor;
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::SymIntType:
+        return ArgKind::kInt;
+      case c10::TypeKind::FloatType:
+      case c10::TypeKind::SymFloatType:
+        return ArgKind::kFloat;
+      case c10::TypeKind::BoolType:
+      case c10::TypeKind::SymBoolType:
+        return ArgKind::kBool;
+      case c10::TypeKind::NumberType:
+        return ArgKind::kScalar;
+      case c10::TypeKind::StringType:
+        return ArgKind::kString;
+      case c10::TypeKind::ScalarTypeType:
+        return ArgKind::kDType;
+      case c10::TypeKind::LayoutType:
+        return ArgKind::kLayout;
+      case c10::TypeKind::DeviceObjType:
+        return ArgKind::kDevice;
+      case c10::TypeKind::MemoryFormatType:
+        return ArgKind::kMemoryFormat;
+      case c10::TypeKind::GeneratorType:
+        return ArgKind::kGenerator;
+      default:
+        return ArgKind::kUnsupported;
+    }
+  };
+  bool optional = false;
+  c10::TypePtr inner = type;
+  if (const auto* opt = inner->castRaw<c10::OptionalType>()) {
+    optional = true;
+    inner = opt->getElementType();
+  }
+  if (const auto* list = inner->castRaw<c10::ListType>()) {
+    c10::TypePtr element = list->getElementType();
+    if (const auto* opt = element->castRaw<c10::OptionalType>()) {
+      return opt->getElementType()->kind() == c10::TypeKind::TensorType && !optional ? ArgKind::kOptionalTensorList
+                                                                                     : ArgKind::kUnsupported;
+    }
+    switch (kind_of_plain(*element)) {
+      case ArgKind::kTensor:
+        return optional ? ArgKind::kUnsupported : ArgKind::kTensorList;
+      case ArgKind::kInt:
+        return optional ? ArgKind::kOptionalIntList : ArgKind::kIntList;
+      case ArgKind::kFloat:
+        return optional ? ArgKind::kOptionalFloatList : ArgKind::kFloatList;
+      case ArgKind::kBool:
+        return optional ? ArgKind::kUnsupported : ArgKind::kBoolList;
+      case ArgKind::kScalar:
+        return optional ? ArgKind::kUnsupported : ArgKind::kScalarList;
+      default:
+        return ArgKind::kUnsupported;
+    }
+  }
+  const ArgKind plain = kind_of_plain(*inner);
+  if (!optional) return plain;
+  switch (plain) {
+    case ArgKind::kTensor:
+      return ArgKind::kOptionalTensor;
+    case ArgKind::kInt:
+      return ArgKind::kOptionalInt;
+    case ArgKind::kFloat:
+      return ArgKind::kOptionalFloat;
+    case ArgKind::kBool:
+      return ArgKind::kOptionalBool;
+    case ArgKind::kScalar:
+      return ArgKind::kOptionalScalar;
+    case ArgKind::kString:
+      return ArgKind::kOptionalString;
+    default:
+      return plain;  // dtype, layout, device, memory format, generator: one kind, given or not
+  }
+}
+
+bool is_view_schema(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return true;
+  }
+  return false;
+}
+
+// An OpDesc for an op outside the table; null if the schema has something that cannot be recorded.
+const ir::OpDesc* describe(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  const std::string name = c10::toString(handle.operator_name());
+  std::vector<ir::OpaqueArg> args;
+  uint32_t flags = 0;
+  bool writes = false, has_generator = false;
+  for (const c10::Argument& argument : schema.arguments()) {
+    const ArgKind kind = kind_of(argument);
+    if (kind == ArgKind::kUnsupported) return nullptr;
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    writes |= written;
+    has_generator |= kind == ArgKind::kGenerator;
+    if (written && argument.is_out()) flags |= ir::kOpOut;
+    args.push_back({argument.name(), kind, written, argument.kwarg_only()});
+  }
+  std::vector<ir::ResultDesc> results;
+  for (const c10::Argument& result : schema.returns()) {
+    ir::ResultDesc desc{ir::ResultKind::kTensor, -1};
+    switch (result.type()->kind()) {
+      case c10::TypeKind::TensorType:
+        break;
+      case c10::TypeKind::ListType:
+        desc.kind = ir::ResultKind::kTensorList;
+        break;
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::SymIntType:
+        desc.kind = ir::ResultKind::kInt;
+        break;
+      case c10::TypeKind::FloatType:
+        desc.kind = ir::ResultKind::kFloat;
+        break;
+      case c10::TypeKind::BoolType:
+        desc.kind = ir::ResultKind::kBool;
+        break;
+      case c10::TypeKind::NumberType:
+        desc.kind = ir::ResultKind::kScalar;
+        break;
+      default:
+        return nullptr;
+    }
+    if (desc.kind > ir::ResultKind::kTensorList) flags |= ir::kOpHostResult;
+    if (result.alias_info() != nullptr) {
+      for (size_t i = 0; i < schema.arguments().size(); ++i) {
+        const auto* info = schema.arguments()[i].alias_info();
+        if (info != nullptr && info->beforeSets() == result.alias_info()->beforeSets()) desc.alias = static_cast<int8_t>(i);
+      }
+    }
+    results.push_back(desc);
+  }
+  if (writes && !(flags & ir::kOpOut)) flags |= ir::kOpInPlace;
+  if (handle.hasTag(at::Tag::dynamic_output_shape)) flags |= ir::kOpDynamicShape;
+  if (handle.hasTag(at::Tag::nondeterministic_seeded) || has_generator) {
+    flags |= ir::kOpRandom;
+    if (!has_generator) args.push_back({"generator", ArgKind::kGenerator});
+  }
+  return &ir::op_desc(ir::register_opaque(name, args, results, flags));
+}
+
+// -- the kernel ---------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but remote: '", op.desc->name, "' got '", arg.name,
+              "' on ", t.device(), " and others on remote:", static_cast<int>(device), "; move one with .to(...)");
+}
+
+// Device of the call: that of its first remote tensor, or of its device argument; -1: none.
+c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    const IValue& value = args[i];
+    if (value.isTensor()) {
+      const at::Tensor& t = value.toTensor();
+      if (t.defined() && is_remote(t)) return t.device().index();
+    } else if (value.isDevice()) {
+      if (value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+        return value.toDevice().has_index() ? value.toDevice().index() : 0;
+      }
+    } else if (value.isList() && op.desc->args[i].role == ir::ArgRole::kOperand) {
+      for (const IValue& item : value.toListRef()) {
+        if (item.isTensor() && item.toTensor().defined() && is_remote(item.toTensor())) {
+          return item.toTensor().device().index();
+        }
+      }
+    }
+  }
+  return -1;
+}
+
+void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
+  if (!t.defined()) return;
+  if (is_remote(t)) {
+    if (t.device().index() != device) wrong_device(op, arg, t, device);
+    return;
+  }
+  if (t.is_cpu() && t.dim() == 0 && op.scalars_allowed && !arg.writes) return;
+  wrong_device(op, arg, t, device);
+}
+
+void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    const ir::ArgDesc& arg = op.desc->args[i];
+    if (arg.role != ir::ArgRole::kOperand) continue;
+    IValue& value = args[i];
+    if (value.isTensor()) {
+      check_operand(op, arg, value.toTensor(), device);
+    } else if (value.isList()) {
+      const auto items = value.toListRef();
+      bool upload = false;
+      for (const IValue& item : items) {
+        if (item.isNone()) continue;
+        const at::Tensor& t = item.toTensor();
+        if (op.uploads_allowed && t.defined() && t.is_cpu()) {
+          upload = true;
+        } else {
+          check_operand(op, arg, t, device);
+        }
+      }
+      if (upload) {  // indices on the CPU
+        c10::List<std::optional<at::Tensor>> list;
+        for (const IValue& item : items) {
+          if (item.isNone()) {
+            list.push_back(std::nullopt);
+          } else {
+            const at::Tensor& t = item.toTensor();
+            list.push_back(t.defined() && t.is_cpu() ? upload_tensor(t, device) : t);
+          }
+        }
+        value = list;
+      }
+    }
+  }
+}
+
+std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, const Inferred& inferred,
+                                       c10::DeviceIndex device) {
+  if (!(op.desc->flags & ir::kOpRandom)) return std::nullopt;
+  int64_t elements = 1;
+  for (const ResultMeta& result : inferred.results) {
+    elements = std::max(elements, c10::multiply_integers(result.sizes));
+  }
+  std::optional<at::Generator> generator;
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().defined()) elements = std::max(elements, args[i].toTensor().numel());
+    if (args[i].isGenerator()) generator = args[i].toGenerator();
+  }
+  const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
+  TORCH_CHECK(chosen.device().type() == c10::DeviceType::PrivateUse1, "Expected a 'remote' device type for generator but found '",
+              chosen.device().type(), "'; make one with torch.Generator(device=\"remote\")");
+  return chosen.get<RemoteGenerator>()->take(elements);
+}
+
+void push_results(const OpEntry& op, Stack& stack, size_t base, c10::ArrayRef<at::Tensor> results,
+                  c10::ArrayRef<uint32_t> list_lengths) {
+  c10::SmallVector<IValue, 4> values;
+  const at::Tensor* result = results.data();
+  const uint32_t* length = list_lengths.data();
+  for (const ir::ResultDesc& desc : op.desc->results) {
+    if (desc.alias >= 0) {
+      values.push_back(stack[base + desc.alias]);
+    } else if (desc.kind == ir::ResultKind::kTensorList) {
+      c10::List<at::Tensor> list;
+      list.reserve(*length);
+      for (uint32_t i = *length++; i > 0; --i) list.push_back(*result++);
+      values.push_back(std::move(list));
+    } else {
+      values.push_back(*result++);
+    }
+  }
+  stack.resize(base);
+  for (IValue& value : values) stack.push_back(std::move(value));
+}
+
+void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex device) {
+  const IValue* args = &stack[base];
+  c10::SmallVector<c10::Storage, 2> storages;
+  for (const ir::ResultDesc& result : op.desc->results) {
+    TORCH_CHECK_NOT_IMPLEMENTED(result.kind != ir::ResultKind::kTensorList, "remote: '", op.desc->name,
+                                "' returns a list whose length only the run can tell; give it a meta kernel "
+                                "(torch.library.register_fake)");
+    if (result.kind == ir::ResultKind::kTensor && result.alias < 0) {
+      storages.push_back(make_contiguous_tensor({0}, c10::ScalarType::Float, device).storage());
+    }
+  }
+  const auto words =
+      Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
+  size_t next = 0;
+  const auto word = [&] {
+    TORCH_CHECK(next < words.size(), "remote: the worker's reply to '", op.desc->name, "' is too short");
+    return words[next++];
+  };
+  c10::SmallVector<IValue, 4> values;
+  size_t tensor = 0;
+  for (const ir::ResultDesc& result : op.desc->results) {
+    if (result.alias >= 0) {
+      values.push_back(stack[base + result.alias]);
+      continue;
+    }
+    switch (result.kind) {
+      case ir::ResultKind::kTensor: {
+        const c10::Storage storage = storages[tensor++];
+        const int64_t dtype = word();
+        if (dtype < 0) {
+          values.push_back(at::Tensor());
+          break;
+        }
+        c10::DimVector sizes(static_cast<size_t>(word()));
+        for (int64_t& size : sizes) size = word();
+        values.push_back(adopt_storage(storage, sizes, static_cast<c10::ScalarType>(dtype)));
+        break;
+      }
+      case ir::ResultKind::kBool:
+        values.push_back(word() != 0);
+        break;
+      case ir::ResultKind::kInt:
+        values.push_back(word());
+        break;
+      case ir::ResultKind::kFloat: {
+        const int64_t bits = word();
+        double value;
+        std::memcpy(&value, &bits, 8);
+        values.push_back(value);
+        break;
+      }
+      case ir::ResultKind::kScalar: {
+        const auto tag = static_cast<ir::ScalarTag>(word());
+        const int64_t bits = word();
+        double value;
+        std::memcpy(&value, &bits, 8);
+        values.push_back(tag == ir::ScalarTag::kFloat  ? IValue(value)
+                         : tag == ir::ScalarTag::kBool ? IValue(bits != 0)
+                                                       : IValue(bits));
+        break;
+      }
+      case ir::ResultKind::kTensorList:
+        break;  // refused above
+    }
+  }
+  stack.resize(base);
+  for (IValue& value : values) stack.push_back(std::move(value));
+}
+
+// What TensorIterator checks of a given output.
+void check_written(const OpEntry& op, const at::Tensor& out, const ResultMeta& result, bool may_resize) {
+  if (!may_resize) {
+    TORCH_CHECK(out.sizes().equals(result.sizes), "output with shape ", out.sizes(),
+                " doesn't match the broadcast shape ", c10::IntArrayRef(result.sizes));
+  }
+  if (op.exact_dtype) {
+    TORCH_CHECK(out.scalar_type() == result.dtype, "Expected out tensor to have dtype ", result.dtype, ", but got ",
+                out.scalar_type(), " instead");
+  }
+  TORCH_CHECK(c10::canCast(result.dtype, out.scalar_type()), "result type ", result.dtype,
+              " can't be cast to the desired output type ", out.scalar_type());
+}
+
+void run_in_place(const OpEntry& op, IValue* args) {
+  if (!args[0].isTensor()) return;  // a list: multi-tensor ops
+  const at::Tensor& self = args[0].toTensor();
+  if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+  const OpEntry* functional = op.functional;
+  if (functional == nullptr || (functional->rule == nullptr && functional->structured == nullptr)) return;
+  Inferred inferred;
+  infer(*functional, args, inferred);
+  if (inferred.results.size() == 1) check_written(op, self, inferred.results[0], false);
+  for (uint32_t i = 1; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().defined() && is_remote(args[i].toTensor()) &&
+        op.desc->family == ir::Family::kPointwise) {
+      at::assert_no_partial_overlap(self, args[i].toTensor());
+    }
+  }
+}
+
+void run_out(const OpEntry& op, IValue* args) {
+  if (op.functional == nullptr) {
+    infer_mutation(op, args);
+    return;
+  }
+  // The out arguments come last, in the order of the results; the functional overload has all others.
+  Inferred inferred;
+  infer(*op.functional, args, inferred);
+  size_t next = 0;
+  for (uint32_t i = 0; i < op.arg_count && next < inferred.results.size(); ++i) {
+    if (!op.desc->args[i].writes || i < op.functional->arg_count || !args[i].isTensor()) continue;
+    const at::Tensor& out = args[i].toTensor();
+    const ResultMeta& result = inferred.results[next++];
+    check_written(op, out, result, true);
+    if (at::native::resize_output(out, result.sizes) && !out.strides().equals(result.strides)) {
+      out.as_strided_(result.sizes, result.strides);
+    }
+    at::assert_no_internal_overlap(out);
+  }
+}
+
+void run(const OpEntry& op, Stack& stack) {
+  const size_t base = stack.size() - op.arg_count;
+  IValue* args = &stack[base];
+  const c10::DeviceIndex device = find_device(op, args);
+  TORCH_CHECK(device >= 0, "remote: '", op.desc->name, "' was called without a tensor on the device");
+  check_operands(op, args, device);
+  check_not_forked();
+
+  Inferred inferred;
+  if (op.desc->flags & ir::kOpOut) {
+    run_out(op, args);
+  } else if (op.desc->flags & ir::kOpInPlace && op.desc->results.size() == 1 && op.desc->results[0].alias >= 0) {
+    run_in_place(op, args);
+  } else if (!op.desc->results.empty()) {
+    if (infer(op, args, inferred) == Tier::kDynamic) {
+      run_dynamic(op, stack, base, device);
+      return;
+    }
+  }
+  c10::SmallVector<at::Tensor, 4> results;
+  for (const ResultMeta& result : inferred.results) {
+    if (result.state == ResultMeta::State::kUndefined) {
+      results.emplace_back();
+    } else {
+      results.push_back(make_tensor(result.sizes, result.strides, result.dtype, device));
+    }
+  }
+  Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths,
+                               take_random(op, args, inferred, device));
+  push_results(op, stack, base, results, inferred.list_lengths);
+}
+
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(const OpEntry* op) : op_(op) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) { run(*op_, *stack); }
+
+ private:
+  const OpEntry* op_;
+};
+
+// -- which ops ------------------------------------------------------------------------------------------------------------
+
+struct Entries {
+  std::mutex mutex;  // registration, and the fallback's first call of an op
+  std::deque<OpEntry> all;
+  std::unordered_map<std::string, OpEntry*> by_name;
+};
+
+Entries& entries() {
+  static auto* table = new Entries;
+  return *table;
+}
+
+bool wanted(const c10::OperatorHandle& handle, bool in_table) {
+  if (!handle.hasSchema()) return false;
+  const auto& name = handle.operator_name();
+  if (name.name.rfind("aten::", 0) != 0) return false;
+  if (is_own_kernel(c10::toString(name))) return false;
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  if (is_view_schema(handle.schema())) return false;
+  if (in_table) return true;
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return false;
+  return true;
+}
+
+OpEntry* make_entry(const c10::OperatorHandle& handle) {
+  const std::string name = c10::toString(handle.operator_name());
+  Entries& table = entries();
+  const auto found = table.by_name.find(name);
+  if (found != table.by_name.end()) return found->second;
+  const ir::Opcode opcode = ir::find_op(name);
+  const ir::OpDesc* desc = opcode != ir::kInvalidOpcode ? &ir::op_desc(opcode) : describe(handle);
+  OpEntry* entry = desc != nullptr ? &table.all.emplace_back(handle, desc) : nullptr;
+  table.by_name.emplace(name, entry);
+  return entry;
+}
+
+// Ops registered later: custom ops without a kernel for this device.
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+  OpEntry* entry;
+  {
+    std::lock_guard lock(entries().mutex);
+    entry = make_entry(handle);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(entry != nullptr, "remote: '", handle.schema(),
+                              "' has an argument or result of a type that cannot be recorded; call it on CPU tensors");
+  run(*entry, *stack);
+}
+
+}  // namespace
+
+void register_ops() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  static auto* handles = new std::deque<c10::RegistrationHandleRAII>;
+  Entries& table = entries();
+  std::lock_guard lock(table.mutex);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle) continue;
+    const bool in_table = ir::find_op(c10::toString(name)) != ir::kInvalidOpcode;
+    if (!wanted(*handle, in_table)) continue;
+    const OpEntry* entry = make_entry(*handle);
+    if (entry == nullptr) continue;
+    handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1,
+                                               c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry)),
+                                               std::nullopt, nullptr, "torch_remote"));
+  }
+  for (OpEntry& entry : table.all) {
+    if (entry.desc->functional == entry.desc->opcode) continue;
+    const auto found = table.by_name.find(std::string(ir::op_desc(entry.desc->functional).name));
+    if (found != table.by_name.end()) entry.functional = found->second;
+  }
+}
+
+std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {
+  std::vector<std::pair<std::string, uint64_t>> calls;
+  std::lock_guard lock(entries().mutex);
+  for (const OpEntry& entry : entries().all) {
+    const uint64_t count = entry.meta_calls.load(std::memory_order_relaxed);
+    if (count != 0) calls.emplace_back(entry.desc->name, count);
+  }
+  return calls;
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) {
+  library.fallback(torch::autograd::basicAutogradNotImplementedFallback());
+}
+
+}  // namespace torch_remote::frontend
