@@ -1,0 +1,100 @@
+"""What all Python tests share: the device, counters, scripts in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+# "cpu" checks the tests themselves: what a test expects must hold there too.
+DEVICE = os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote")
+if DEVICE != "cpu":
+    import torch_remote  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device(DEVICE)
+
+
+@pytest.fixture
+def remote() -> torch.device:
+    """For tests of what only the device `remote` has."""
+    if DEVICE == "cpu":
+        pytest.skip("of the device remote alone")
+    return torch.device(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def reproducible() -> None:
+    torch.manual_seed(0)
+
+
+class Counted:
+    """Counters that a `with counted() as c` block moved: c["round_trips"]."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, int] = torch.remote.stats()
+        self.after: dict[str, int] | None = None
+
+    def __getitem__(self, name: str) -> int:
+        after = self.after if self.after is not None else torch.remote.stats()
+        return after[name] - self.before[name]
+
+
+@pytest.fixture
+def counted(remote: torch.device) -> Callable[[], object]:
+    @contextmanager
+    def block() -> Iterator[Counted]:
+        torch.remote.synchronize()
+        counters = Counted()
+        yield counters
+        counters.after = torch.remote.stats()
+
+    return block
+
+
+Script = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Runs Python source in a fresh process; fails unless its exit status is the expected one."""
+
+    def run(
+        source: str, status: int | None = 0, timeout: float = 60, **environment: str
+    ) -> subprocess.CompletedProcess:
+        file = tmp_path / "script.py"
+        file.write_text(textwrap.dedent(source))
+        result = subprocess.run(
+            [sys.executable, str(file)],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if status is not None:
+            assert result.returncode == status, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return run
+
+
+def equal(got: torch.Tensor, expected: torch.Tensor, **tolerances: float) -> None:
+    """Asserts that a device tensor equals a CPU one, strides included; bit for bit unless tolerances are given."""
+    assert expected.device.type == "cpu"
+    tolerances = tolerances or {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(got.cpu(), expected, equal_nan=True, **tolerances)
+    assert got.stride() == expected.stride(), f"strides {got.stride()}, expected {expected.stride()}"
+
+
+@pytest.fixture(name="equal")
+def equal_fixture() -> Callable[..., None]:
+    return equal

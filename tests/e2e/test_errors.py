@@ -1,0 +1,194 @@
+"""Wrong use: the error must say what was wrong, where, and how to mend it."""
+
+import os
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def line_of(text):
+    """The number of this file's line that contains `text` (its first)."""
+    with open(__file__) as file:
+        return next(i for i, line in enumerate(file, 1) if text in line)
+
+
+def test_mixed_devices(remote):
+    with pytest.raises(RuntimeError, match=r"(?s)remote.*cpu|cpu.*remote"):
+        torch.ones(2, device=remote) + torch.ones(2)
+    with pytest.raises(RuntimeError, match=r"(?s)remote.*cpu|cpu.*remote"):
+        torch.ones(2, 2) @ torch.ones(2, 2, device=remote)
+    with pytest.raises(RuntimeError, match=r"\.to\("):
+        F.linear(torch.ones(2, 2, device=remote), torch.ones(2, 2))
+    # 0-dim CPU tensors are numbers.
+    assert (torch.ones(2, device=remote) + torch.tensor(2)).tolist() == [3, 3]
+
+
+SHAPE_ERRORS = {
+    "add": lambda a, b: a + b,
+    "matmul": lambda a, b: a @ b,
+    "view": lambda a, b: a.view(5),
+    "cat": lambda a, b: torch.cat([a, b], 0),
+    "reduce": lambda a, b: a.sum(7),
+    "in_place": lambda a, b: a.add_(b),
+    "cast": lambda a, b: a.int().add_(1.5),
+    "overlap": lambda a, b: a[0].expand(4, 3).add_(1),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "select": lambda a, b: a[9],
+    "permute": lambda a, b: a.permute(0, 0),
+    "expand": lambda a, b: a.expand(3, 3),
+    "conv": lambda a, b: F.conv2d(a[None, None], b[None, None, None]),
+    "bool_minus": lambda a, b: (a > 0) - (a > 1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPE_ERRORS)
+def test_shape_errors_raise_at_the_call_with_torchs_message(device, name):
+    a, b = torch.ones(2, 3), torch.ones(4, 5)
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as expected:
+        SHAPE_ERRORS[name](a, b)
+    with pytest.raises(type(expected.value)) as got:
+        SHAPE_ERRORS[name](a.to(device), b.to(device))
+    first = str(expected.value).splitlines()[0]
+    assert str(got.value).splitlines()[0].startswith(first[:60])
+
+
+def test_the_device_works_on_after_shape_errors(device):
+    x = torch.ones(2, 3, device=device)
+    for _ in range(20):
+        with pytest.raises(RuntimeError):
+            x @ x
+        x.add_(1)
+    assert x.sum().item() == 126
+
+
+def test_an_error_of_the_worker_names_op_shapes_and_line(remote):
+    good = torch.ones(3, device=remote) * 2
+    table = torch.randn(5, 4, device=remote)
+    index = torch.tensor([1, 7], device=remote)
+    bad = table.index_select(0, index)  # the line that fails
+    dependent = bad + 1
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        bad.sum().item()
+    message = str(error.value)
+    assert "index_select" in message
+    assert "5, 4" in message or "5x4" in message or "[5" in message
+    assert re.search(rf"test_errors\.py.*\b{line_of('# the line that fails')}\b", message), message
+    # Tensors that do not depend on it are right, dependents raise the same error.
+    assert good.tolist() == [2, 2, 2]
+    with pytest.raises((IndexError, RuntimeError), match="index_select"):
+        dependent.cpu()
+    assert (good + 1).tolist() == [3, 3, 3] and table.shape == (5, 4) and table.isfinite().all().item()
+
+
+def test_the_exceptions_class_is_torchs(remote):
+    x = torch.ones(4, device=remote)
+    with pytest.raises(IndexError):
+        x[torch.tensor([9], device=remote)].cpu()
+    with pytest.raises(RuntimeError):
+        torch.linalg.inv(torch.zeros(2, 2, device=remote)).cpu()
+    assert x.sum().item() == 4
+
+
+def test_an_error_in_backward_names_the_forward_line(remote):
+    x = torch.randn(3, 3, device=remote, requires_grad=True)
+    target = torch.tensor([0, 1, 9], device=remote)
+    loss = F.nll_loss(x.log_softmax(1), target)  # forward line
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        loss.backward()
+        torch.remote.synchronize()
+    assert str(line_of("# forward line")) in str(error.value)
+
+
+def test_synchronize_reports_an_error_once(remote):
+    x = torch.ones(4, device=remote)
+    bad = x[torch.tensor([9], device=remote)]
+    with pytest.raises(IndexError):
+        torch.remote.synchronize()
+    torch.remote.synchronize()
+    with pytest.raises(IndexError):
+        bad.cpu()
+    assert (x + 1).sum().item() == 8
+
+
+def test_unrelated_work_in_the_same_trace_is_done(remote):
+    x = torch.ones(4, device=remote)
+    before = x * 2
+    bad = x[torch.tensor([9], device=remote)]
+    after = x * 3
+    x.add_(1)
+    with pytest.raises(IndexError):
+        bad.cpu()
+    assert before.tolist() == [2] * 4 and after.tolist() == [3] * 4 and x.tolist() == [2] * 4
+
+
+def test_sync_mode_raises_at_the_call(script, remote):
+    script(
+        """
+    import traceback, torch, torch_remote
+    x = torch.ones(4, device="remote")
+    try:
+        x[torch.tensor([9], device="remote")]  # here
+        raise SystemExit("nothing was raised")
+    except IndexError:
+        assert "# here" in traceback.format_exc()
+    assert (x + 1).sum().item() == 8
+    """,
+        TORCH_REMOTE_SYNC="1",
+    )
+
+
+FIRST_USE = """
+    import torch, torch_remote
+    try:
+        torch.ones(2, device="remote").sum().item()
+    except Exception as error:
+        print(type(error).__name__, error)
+        raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "tcp://", "localx"])
+def test_wrong_worker_urls_name_the_right_ones(script, remote, url):
+    output = script(FIRST_USE, status=3, TORCH_REMOTE_WORKER=url).stdout
+    assert "TORCH_REMOTE_WORKER" in output and url in output and "unix://" in output and "local" in output
+
+
+def test_a_socket_that_nobody_listens_on(script, remote, tmp_path):
+    path = tmp_path / "nobody"
+    output = script(FIRST_USE, status=3, TORCH_REMOTE_WORKER=f"unix://{path}").stdout
+    assert str(path) in output and "torch-remote-worker" in output
+
+
+def test_a_missing_worker_binary(script, remote, tmp_path):
+    """The package without its worker, as after a broken install: the error names the file."""
+    import shutil
+
+    import torch_remote
+
+    package = tmp_path / "broken" / "torch_remote"
+    shutil.copytree(os.path.dirname(torch_remote.__file__), package, symlinks=False)
+    shutil.rmtree(package / "bin")
+    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    output = script(FIRST_USE, status=3, PYTHONPATH=path).stdout
+    assert "torch-remote-worker" in output and str(package) in output
+    assert "install" in output or "build" in output
+
+
+def test_in_process_worker(script, remote):
+    script(
+        """
+    import os, torch, torch_remote
+    x = torch.arange(4.0, device="remote", requires_grad=True)
+    (x * x).sum().backward()
+    assert x.grad.tolist() == [0, 2, 4, 6]
+    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    assert not children, children
+    """,
+        TORCH_REMOTE_WORKER="inproc",
+    )
+
+
+def test_fallbacks_are_not_silent(remote):
+    assert torch.remote.stats()["client_fallbacks"] == 0

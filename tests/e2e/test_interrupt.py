@@ -1,0 +1,48 @@
+"""Ctrl-C while waiting for the worker."""
+
+import re
+
+
+def test_ctrl_c_returns_within_a_second_and_the_session_works_on(script, remote):
+    result = script(
+        """
+    import os, signal, threading, time, torch, torch_remote
+    x = torch.ones(8, device="remote")
+    x.sum().item()
+    big = torch.randn(1400, 1400, device="remote")
+    torch.remote.synchronize()
+    for _ in range(60):  # some seconds of work
+        big = big @ big
+        big = big / big.abs().max()
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = time.perf_counter()
+    try:
+        big.sum().item()
+        print("finished before the interrupt")
+    except KeyboardInterrupt:
+        print("interrupted after %.2f s" % (time.perf_counter() - begin))
+    assert (x + 1).sum().item() == 16
+    assert big.isfinite().all().item() in (True, False)
+    """,
+        timeout=120,
+    )
+    match = re.search(r"interrupted after ([\d.]+) s", result.stdout)
+    assert match, result.stdout
+    assert float(match[1]) < 1.5
+
+
+def test_ctrl_c_does_not_reach_the_worker(script, remote):
+    """A terminal sends SIGINT to the whole process group."""
+    script(
+        """
+    import os, signal, time, torch, torch_remote
+    x = torch.ones(8, device="remote")
+    assert x.sum().item() == 8
+    try:
+        os.killpg(os.getpgid(0), signal.SIGINT)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        pass
+    assert (x + 1).sum().item() == 16
+    """.replace("import os", "import os; os.setpgid(0, 0); import os")
+    )

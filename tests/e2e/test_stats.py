@@ -1,0 +1,153 @@
+"""Counters, logs, dumps, and the guard against building programs."""
+
+import re
+
+import pytest
+import torch
+
+KEYS = {
+    "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "client_fallbacks", "round_trips",
+    "bytes_sent", "bytes_received", "bytes_uploaded", "bytes_downloaded", "worker_bytes", "worker_peak_bytes",
+}  # fmt: skip
+
+
+def test_keys(remote):
+    stats = torch.remote.stats()
+    assert set(stats) >= KEYS
+    assert all(type(value) is int and value >= 0 for value in stats.values())
+
+
+def test_counters_count(counted, remote):
+    x = torch.ones(4, device=remote)
+
+    def step():
+        return ((x + 1) * 2).sum().item()
+
+    step()
+    with counted() as c:
+        step()
+        step()
+    assert c["ops_recorded"] in (6, 8)  # with or without one for .item() itself
+    assert c["flushes"] == 2 and c["program_hits"] == 2 and c["programs_built"] == 0
+    assert c["round_trips"] == 2
+    assert 0 < c["bytes_sent"] < 1000 and 0 < c["bytes_received"] < 1000
+    assert c["bytes_uploaded"] == 0 and c["bytes_downloaded"] == 8
+    assert c["client_fallbacks"] == 0
+
+
+def test_reset(remote):
+    torch.ones(4, device=remote).sum().item()
+    torch.remote.reset_stats()
+    stats = torch.remote.stats()
+    assert all(stats[key] == 0 for key in KEYS - {"worker_bytes", "worker_peak_bytes"})
+
+
+def test_worker_bytes(remote):
+    torch.remote.synchronize()
+    before = torch.remote.stats()["worker_bytes"]
+    x = torch.zeros(1 << 20, device=remote)
+    torch.remote.synchronize()
+    assert torch.remote.stats()["worker_bytes"] - before >= x.nbytes
+    del x
+    torch.remote.synchronize()
+    assert torch.remote.stats()["worker_bytes"] <= before
+
+
+def test_sizes_scalars_and_seeds_are_not_in_the_key(counted, remote):
+    def step(n, factor, begin):
+        x = torch.arange(float(n), device=remote)
+        y = (x * factor + 0.5)[begin : n - 1].softmax(0).cumsum(0)
+        return torch.cat([y, x]).view(-1, 1).sum().item()
+
+    step(8, 1.5, 2)
+    step(9, 2.5, 3)
+    with counted() as c:
+        for n in range(10, 40, 3):
+            step(n, n / 7, n % 5 + 1)
+    assert c["programs_built"] == 0
+
+
+def test_expect_no_compile_names_the_first_difference(remote):
+    x = torch.ones(4, device=remote)
+
+    def step(extra):
+        y = x + 1
+        if extra:
+            y = y.exp()  # the difference
+        return (y * 2).sum().item()
+
+    step(False)
+    with torch.remote.expect_no_compile():
+        step(False)
+    with pytest.raises(RuntimeError) as error, torch.remote.expect_no_compile():
+        step(True)
+    message = str(error.value)
+    assert "exp" in message
+    with open(__file__) as file:
+        line = next(i for i, text in enumerate(file, 1) if "# the difference" in text)
+    assert re.search(rf"test_stats\.py.*\b{line}\b", message), message
+    assert step(True) == pytest.approx(4 * 2 * torch.exp(torch.tensor(2.0)).item(), rel=1e-6)  # usable afterwards
+
+
+def test_log_has_a_line_per_flush(script, remote):
+    result = script(
+        """
+    import torch, torch_remote
+    x = torch.ones(4, device="remote")
+    for i in range(3):
+        (x + i).sum().item()  # logged line
+    """,
+        TORCH_REMOTE_LOG="flush",
+    )
+    lines = [line for line in result.stderr.splitlines() if "flush" in line or "ops" in line]
+    assert len(lines) >= 3, result.stderr
+    assert any("hit" in line for line in lines) and any("miss" in line for line in lines)
+    assert any("script.py:5" in line for line in lines), result.stderr
+    assert "bytes" in lines[-1] or " B" in lines[-1]
+
+
+def test_nothing_is_logged_without_being_asked(script, remote):
+    result = script("import torch, torch_remote; torch.ones(4, device='remote').sum().item()")
+    assert result.stdout == "" and result.stderr == ""
+
+
+def test_dump_writes_the_ir_after_every_pass(script, remote, tmp_path):
+    folder = tmp_path / "dump"
+    script(
+        """
+    import torch, torch_remote
+    ((torch.ones(4, device="remote") + 1) * 2).sum().item()
+    """,
+        TORCH_REMOTE_DUMP=str(folder),
+    )
+    names = [f.name for f in folder.rglob("*") if f.is_file()]
+    for stage in ("lift", "canonicalize", "cse", "dce", "plan"):
+        assert any(stage in name for name in names), names
+    text = "".join(f.read_text(errors="replace") for f in folder.rglob("*plan*"))
+    assert "aten::add" in text and "script.py:3" in text
+
+
+def test_sync_mode_gives_the_same_results(script, remote):
+    program = """
+        import torch, torch_remote
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("remote")
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(3):
+            loss = net(torch.ones(3, 4, device="remote")).square().sum()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print(loss.item())
+    """
+    assert script(program).stdout == script(program, TORCH_REMOTE_SYNC="1").stdout
+
+
+def test_passes_verify_between_each_other(script, remote):
+    script(
+        """
+    import torch, torch_remote
+    x = torch.randn(4, 4, device="remote", requires_grad=True)
+    (x @ x).softmax(-1).sum().backward()
+    x.grad.sum().item()
+    """,
+        TORCH_REMOTE_VERIFY="1",
+    )

@@ -1,0 +1,150 @@
+"""The worker dies: a typed error in time, and a way to go on."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def worker_pids():
+    pids = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text().startswith("torch-remote"):
+                pids.append(int(pid))
+    return pids
+
+
+def kill_worker():
+    (pid,) = worker_pids()
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def restarted(remote):
+    yield remote
+    torch.remote.restart()
+
+
+def test_kill_mid_step_raises_worker_lost_and_restart_mends(restarted):
+    net = torch.nn.Linear(64, 64).to(restarted)
+    x = torch.randn(512, 64, device=restarted)
+    for _ in range(3):
+        net(x).square().mean().backward()
+    torch.remote.synchronize()
+    for _ in range(50):
+        net(x).square().mean().backward()
+    kill_worker()
+    begin = time.perf_counter()
+    with pytest.raises(torch.remote.WorkerLost) as error:
+        net.weight.grad.sum().item()
+    assert time.perf_counter() - begin < 2
+    assert isinstance(error.value, RuntimeError)
+    assert error.value.session is not None and error.value.last_acknowledged is not None
+    assert "restart" in str(error.value)
+
+    with pytest.raises(torch.remote.WorkerLost):  # still, until restart
+        x.cpu()
+    torch.remote.restart()
+    fresh = torch.nn.Linear(4, 4).to(restarted)
+    fresh(torch.ones(2, 4, device=restarted)).sum().backward()
+    assert fresh.bias.grad.tolist() == [2, 2, 2, 2]
+    with pytest.raises(RuntimeError):  # its bytes are gone
+        x.cpu()
+    assert (torch.ones(3, device=restarted) + 1).tolist() == [2, 2, 2]
+
+
+def test_kill_while_waiting(restarted):
+    import threading
+
+    big = torch.randn(1500, 1500, device=restarted)
+    torch.remote.synchronize()
+    for _ in range(40):
+        big = big @ big
+        big = big / big.abs().max()
+    killed = []
+
+    def kill():
+        kill_worker()
+        killed.append(time.perf_counter())
+
+    threading.Timer(0.3, kill).start()
+    with pytest.raises(torch.remote.WorkerLost):
+        big.sum().item()
+    assert time.perf_counter() - killed[0] < 2
+
+
+def test_kill_while_idle(restarted):
+    x = torch.ones(3, device=restarted)
+    assert x.sum().item() == 3
+    kill_worker()
+    time.sleep(0.1)
+    with pytest.raises(torch.remote.WorkerLost):
+        (x + 1).tolist()
+
+
+def test_a_hundred_kills(script, remote):
+    """Each time: the typed error, a restart, and a right result."""
+    script(
+        """
+    import os, random, signal, torch, torch_remote
+    rng = random.Random(0)
+    def worker():
+        return int(open(f"/proc/self/task/{os.getpid()}/children").read().split()[0])
+    for i in range(15):
+        x = torch.ones(64, 64, device="remote")
+        for _ in range(rng.randint(0, 300)):
+            x = x @ x / 64
+        if rng.random() < 0.5:
+            torch.remote.synchronize()
+        else:
+            x.sum()
+        try:
+            os.kill(worker(), signal.SIGKILL)
+        except IndexError:
+            pass  # nothing was sent yet: there is no worker
+        try:
+            x.sum().item()
+            raise SystemExit("no error")
+        except torch.remote.WorkerLost:
+            torch.remote.restart()
+        assert (torch.ones(5, device="remote") * 2).sum().item() == 10
+    """,
+        timeout=120,
+    )
+
+
+def test_the_worker_dies_with_its_parent(script, remote):
+    """Also when the parent is killed without a chance to clean up."""
+    result = script(
+        """
+    import os, signal, torch, torch_remote
+    torch.ones(1, device="remote").item()
+    print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """,
+        status=-signal.SIGKILL,
+    )
+    pid = int(result.stdout.split()[0])
+    for _ in range(100):
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], stdout=subprocess.PIPE, text=True).stdout.strip()
+        if state in ("", "Z", "Z+", "Zs", "Zl"):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"worker {pid} lives on: {state}")
+
+
+def test_a_process_that_ends_normally_is_quick_and_silent(script, remote):
+    begin = time.perf_counter()
+    result = script(
+        """
+    import torch, torch_remote
+    x = torch.ones(1000, device="remote")
+    keep = [x + i for i in range(100)]
+    """
+    )
+    assert result.stderr == "" and time.perf_counter() - begin < 20
