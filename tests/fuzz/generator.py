@@ -24,6 +24,7 @@ from vocabulary import (
     REDUCTIONS,
     RUN_TIME_ERRORS,
     SIZES,
+    UNARY,
 )
 
 
