@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,8 +45,13 @@ struct Expr {
 
 enum class BufferKind : uint8_t {
   kInput,  // existed before; bound to a buffer id at each run
-  kFresh,  // created by this graph
+  kFresh,  // created by this graph; if no node has it as a result, it is uninitialised memory (torch.empty)
 };
+
+// Buffers are named across the wire by their place: a run binds its input buffers in the order of their indices, and the
+// k-th surviving fresh buffer, counted by index, gets the id base + k. So a pass keeps every input buffer, used or not, and
+// the relative order of inputs and of surviving fresh buffers; where it gives a surviving value a new place, the index that
+// survives stays the one that held it (`lift` gives the *older* versions of a buffer the new indices).
 
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
@@ -59,6 +64,8 @@ struct Buffer {
 struct View {
   uint32_t buffer = 0;
   DType dtype = DType::kFloat32;
+  // A size that is a parameter is neither 0 nor 1 in any run: the key fixes those dims, so they are constants here.
+  // Passes rely on it (broadcasting), check_extents enforces it.
   std::vector<Sym> sizes;
   std::vector<Sym> strides;  // elements
   Sym offset = kNoSym;       // elements
@@ -94,11 +101,31 @@ struct Arg {
 
 struct Node {
   Opcode opcode = kInvalidOpcode;
-  std::vector<Arg> args;      // one for each ArgDesc, in order; those with role kIgnored are kNone
-  std::vector<Arg> results;   // one for each ResultDesc: kNone for an alias or undefined one, kView, kList of kView
+  // One for each ArgDesc, in order; those with role kIgnored are kNone. Numbers with role kStructural are constants. Where
+  // the schema says Tensor, kNone is an undefined tensor.
+  std::vector<Arg> args;
+  // One for each ResultDesc: kNone for an alias, a host result or an undefined one, kView, kList of kView (or kNone); a
+  // list of unknown length is one dynamic view.
+  std::vector<Arg> results;
   uint32_t source = 0;        // the record it came from: its index in the trace
   bool operator==(const Node&) const = default;
 };
+
+namespace internal {
+// Finds expressions by content: open addressing over the indices of Graph::exprs. A cache: it catches up with expressions
+// that were added without it, and every hit is checked, so that it can be stale but never wrong.
+class ExprIndex {
+ public:
+  // The index in `exprs` of the first one that equals `expr`, which is added if there is none.
+  uint32_t find_or_add(std::vector<Expr>& exprs, const Expr& expr);
+  bool operator==(const ExprIndex&) const { return true; }  // no part of the graph's value
+
+ private:
+  void insert(const std::vector<Expr>& exprs, uint32_t index);
+  std::vector<uint32_t> slots_;
+  uint32_t indexed_ = 0;
+};
+}  // namespace internal
 
 struct Graph {
   uint32_t params = 0;           // number of parameters
@@ -120,11 +147,13 @@ struct Graph {
 
   bool operator==(const Graph&) const = default;
 
-  // The symbol for a constant or an expression; equal ones are one symbol. Folds constants.
+  // The symbol for a constant or an expression; equal ones are one symbol. Folds constants and neutral elements.
   Sym constant(int64_t value);
   Sym expr(ExprKind kind, Sym a, Sym b);
   bool is_constant(Sym symbol, int64_t* value = nullptr) const;
   uint32_t symbols() const { return params + static_cast<uint32_t>(exprs.size()); }
+
+  internal::ExprIndex index_;  // of constant() and expr()
 };
 inline constexpr uint32_t kNoBuffer = 0xFFFFFFFF;
 inline constexpr uint32_t kNoNode = 0xFFFFFFFF;
@@ -139,12 +168,16 @@ void for_each_view(const Node& node, F&& f);
 Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, Graph* graph);
 
 // Checks everything that later code relies on: ops known, arguments as the op's schema says, indices in range, ranks,
-// no view of a buffer before the node that creates it, ssa buffers written once, the plan consistent. The message names
-// the node.
+// no view of a buffer before the node that creates it, ssa buffers written once, dynamic results in the last node only,
+// the plan consistent. The message names the node.
 Status verify(const Graph& graph);
 
 // Evaluates the symbols for one run. False (with a message) on int64 overflow or division by zero.
 Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>* values);
+
+// For one run: every view lies inside its buffer, sizes are not negative, sizes that are parameters are neither 0 nor 1.
+// `values` are evaluate's, `buffer_nbytes` has one number a graph buffer. Dynamic views are left out. About 20 ns a view.
+Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std::span<const uint64_t> buffer_nbytes);
 
 // Text form; see docs/ir.md for the grammar. parse_graph(print(g)) == g for every graph that verifies.
 struct PrintOptions {
@@ -155,8 +188,9 @@ std::string print(const Graph& graph, const PrintOptions& options = {});
 // On an error the message starts with "line:column: ".
 Status parse_graph(std::string_view text, Graph* graph);
 
-// Flatbuffer (ir/program.fbs). `decode_program` verifies: flatbuffer, format version, fingerprint, then `verify`. It
-// accepts any bytes.
+// Flatbuffer (ir/program.fbs). `encode_program` wants a graph that verifies. `decode_program` verifies: flatbuffer, format
+// version, fingerprint, then `verify`. It accepts any bytes: kInvalid for damaged ones, kUnsupported for another version of
+// the format or the op table. Ops outside the table travel with their signatures and are registered by decoding.
 std::vector<uint8_t> encode_program(const Graph& graph);
 Status decode_program(const uint8_t* data, size_t size, Graph* graph);
 

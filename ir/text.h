@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
+#include "ir/graph.h"
+
+// Names that printer and parser share. The grammar is in docs/ir.md.
+namespace torch_remote::ir::text {
+
+// Indexed by ArgKind; written in signatures of opaque ops.
+inline constexpr std::string_view kArgKinds[] = {
+    "Tensor", "Tensor?", "Tensor[]", "Tensor?[]", "int",     "int?",    "int[]",      "int[]?", "float",
+    "float?", "float[]", "float[]?", "bool",      "bool?",   "bool[]",  "Scalar",     "Scalar?", "Scalar[]",
+    "str",    "str?",    "dtype",    "layout",    "device",  "memory_format", "Generator", "unsupported",
+};
+static_assert(std::size(kArgKinds) == static_cast<size_t>(ArgKind::kUnsupported) + 1);
+
+// Indexed by ResultKind.
+inline constexpr std::string_view kResultKinds[] = {"Tensor", "Tensor[]", "int", "float", "bool", "Scalar"};
+static_assert(std::size(kResultKinds) == static_cast<size_t>(ResultKind::kScalar) + 1);
+
+// Indexed by the bit of OpFlags.
+inline constexpr std::string_view kFlags[] = {"random", "dynamic_shape", "host_result",     "in_place",
+                                              "out",    "pure",          "hidden_mutation", "commutative"};
+
+// Indexed by c10::MemoryFormat.
+inline constexpr std::string_view kMemoryFormats[] = {"contiguous", "preserve", "channels_last", "channels_last_3d"};
+
+inline bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+inline bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
+
+inline bool is_complex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+inline bool is_float(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kBFloat16:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E8M0FNU:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace torch_remote::ir::text

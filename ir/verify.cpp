@@ -1,0 +1,398 @@
+#include <string>
+
+#include "ir/graph.h"
+
+namespace torch_remote::ir {
+namespace {
+
+constexpr uint32_t kMaxParams = 1u << 24;
+
+class Verifier {
+ public:
+  explicit Verifier(const Graph& graph) : graph_(graph), symbols_(graph.symbols()) {}
+
+  Status run() {
+    if (symbols() && buffers() && views() && nodes() && plan()) return {};
+    return Status::invalid("remote: the program is not valid: " + error_);
+  }
+
+ private:
+  struct Use {
+    uint32_t creator = kNoNode;
+    uint32_t first = kNoNode;
+    uint32_t last = kNoNode;
+    bool written = false;  // by an argument
+  };
+
+  bool fail(std::string what) {
+    error_ = std::move(what);
+    return false;
+  }
+
+  bool fail_node(uint32_t index, const std::string& what) {
+    const Node& node = graph_.nodes[index];
+    std::string name = "opcode " + std::to_string(node.opcode);
+    if (known(node.opcode)) name = op_desc(node.opcode).name;
+    return fail("node " + std::to_string(index) + " (" + name + "): " + what);
+  }
+
+  static bool known(Opcode opcode) {
+    return opcode != kInvalidOpcode && (opcode >= kFirstOpaque || opcode < op_table().size());
+  }
+
+  // -- symbols, buffers, views --------------------------------------------------------------------------------------------
+
+  bool symbols() {
+    if (graph_.params > kMaxParams || graph_.exprs.size() > kMaxParams) return fail("too many symbols");
+    Sym symbol = graph_.params;
+    for (const Expr& expr : graph_.exprs) {
+      const bool constant = expr.kind == ExprKind::kConst;
+      const bool good = constant ? expr.a == kNoSym && expr.b == kNoSym
+                                 : expr.kind <= ExprKind::kMin && expr.a < symbol && expr.b < symbol && expr.value == 0;
+      if (!good) return fail("symbol s" + std::to_string(symbol) + " is no expression over earlier symbols");
+      ++symbol;
+    }
+    return true;
+  }
+
+  bool buffers() {
+    uses_.resize(graph_.buffers.size());
+    for (size_t i = 0; i < graph_.buffers.size(); ++i) {
+      const Buffer& buffer = graph_.buffers[i];
+      if (buffer.kind == BufferKind::kInput) {
+        if (buffer.ssa) return fail("input buffer b" + std::to_string(i) + " is marked ssa, but it existed before");
+        if (buffer.nbytes != kNoSym) return fail("input buffer b" + std::to_string(i) + " has a size of its own");
+      } else if (buffer.kind != BufferKind::kFresh) {
+        return fail("buffer b" + std::to_string(i) + " is neither input nor fresh");
+      } else if (buffer.nbytes != kNoSym && buffer.nbytes >= symbols_) {
+        return fail("the size of buffer b" + std::to_string(i) + " is no symbol");
+      }
+    }
+    return true;
+  }
+
+  bool views() {
+    for (size_t i = 0; i < graph_.views.size(); ++i) {
+      const View& view = graph_.views[i];
+      const char* what = nullptr;
+      if (view.buffer >= graph_.buffers.size()) {
+        what = "is of no buffer";
+      } else if (!is_valid(view.dtype)) {
+        what = "has no dtype";
+      } else if (view.dynamic) {
+        what = dynamic_view(view);
+      } else {
+        what = static_view(view);
+      }
+      if (what != nullptr) return fail("view %" + std::to_string(i) + " " + what);
+    }
+    return true;
+  }
+
+  const char* dynamic_view(const View& view) const {
+    const Buffer& buffer = graph_.buffers[view.buffer];
+    if (!view.sizes.empty() || !view.strides.empty() || view.offset != kNoSym) return "is dynamic, but has a geometry";
+    if (buffer.kind != BufferKind::kFresh || buffer.nbytes != kNoSym) return "is dynamic, but its buffer is not";
+    return nullptr;
+  }
+
+  const char* static_view(const View& view) const {
+    const Buffer& buffer = graph_.buffers[view.buffer];
+    if (view.sizes.size() != view.strides.size()) return "has not as many strides as sizes";
+    if (view.sizes.size() > kMaxRank) return "has more than 64 dims";
+    if (buffer.kind == BufferKind::kFresh && buffer.nbytes == kNoSym) return "is of a buffer without a size";
+    bool good = view.offset < symbols_;
+    for (const Sym size : view.sizes) good &= size < symbols_;
+    for (const Sym stride : view.strides) good &= stride < symbols_;
+    return good ? nullptr : "has a size, stride or offset that is no symbol";
+  }
+
+  // -- nodes --------------------------------------------------------------------------------------------------------------
+
+  bool nodes() {
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (!node(i)) return false;
+    }
+    for (size_t i = 0; i < uses_.size(); ++i) {
+      if (!graph_.buffers[i].ssa) continue;
+      if (uses_[i].creator == kNoNode) return fail("ssa buffer b" + std::to_string(i) + " is created by no node");
+      if (uses_[i].written) return fail("ssa buffer b" + std::to_string(i) + " is written after it was created");
+    }
+    return true;
+  }
+
+  bool node(uint32_t index) {
+    const Node& node = graph_.nodes[index];
+    if (!known(node.opcode)) return fail_node(index, "the op table lacks this op");
+    const OpDesc& desc = op_desc(node.opcode);
+    if (node.args.size() != desc.args.size()) {
+      return fail_node(index, std::to_string(node.args.size()) + " arguments, but the op has " +
+                                  std::to_string(desc.args.size()));
+    }
+    if (node.results.size() != desc.results.size()) {
+      return fail_node(index, std::to_string(node.results.size()) + " results, but the op has " +
+                                  std::to_string(desc.results.size()));
+    }
+    const char* what = nullptr;
+    for (size_t i = 0; i < node.args.size(); ++i) {
+      if ((what = argument(index, desc.args[i], node.args[i])) != nullptr) {
+        return fail_node(index, "argument '" + std::string(desc.args[i].name) + "' " + what);
+      }
+    }
+    for (size_t i = 0; i < node.results.size(); ++i) {
+      if ((what = result(index, desc.results[i], node.results[i])) != nullptr) {
+        return fail_node(index, "result " + std::to_string(i) + " " + what);
+      }
+    }
+    return true;
+  }
+
+  // The checks of one argument return what is wrong, or null.
+
+  const char* argument(uint32_t index, const ArgDesc& desc, const Arg& arg) {
+    if (desc.role == ArgRole::kIgnored) return plain(arg, ArgTag::kNone) ? nullptr : "is given, but the op ignores it";
+    switch (desc.kind) {
+      case ArgKind::kTensor:
+      case ArgKind::kOptionalTensor:
+        return operand(index, desc.writes, arg);
+      case ArgKind::kTensorList:
+      case ArgKind::kOptionalTensorList:
+        if (!list(arg)) return "is no list of tensors";
+        for (const Arg& item : arg.items) {
+          if (const char* what = operand(index, desc.writes, item)) return what;
+        }
+        return nullptr;
+      case ArgKind::kOptionalInt:
+      case ArgKind::kOptionalFloat:
+      case ArgKind::kOptionalBool:
+      case ArgKind::kOptionalScalar:
+        if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+        [[fallthrough]];
+      case ArgKind::kInt:
+      case ArgKind::kFloat:
+      case ArgKind::kBool:
+      case ArgKind::kScalar:
+        return number(desc, arg);
+      case ArgKind::kOptionalIntList:
+      case ArgKind::kOptionalFloatList:
+        if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+        [[fallthrough]];
+      case ArgKind::kIntList:
+      case ArgKind::kFloatList:
+      case ArgKind::kBoolList:
+      case ArgKind::kScalarList:
+        if (!list(arg)) return "is no list of numbers";
+        for (const Arg& item : arg.items) {
+          if (const char* what = number(desc, item)) return what;
+        }
+        return nullptr;
+      case ArgKind::kOptionalString:
+        if (plain(arg, ArgTag::kNone)) return nullptr;
+        [[fallthrough]];
+      case ArgKind::kString:
+        return arg.tag == ArgTag::kString && arg.a == 0 && arg.b == 0 && arg.items.empty() ? nullptr : "is no string";
+      case ArgKind::kDType:
+        if (plain(arg, ArgTag::kNone)) return nullptr;
+        return plain(arg, ArgTag::kDType) && arg.a <= 0xFF && is_valid(static_cast<DType>(arg.a)) ? nullptr
+                                                                                                  : "is no dtype";
+      case ArgKind::kMemoryFormat:
+        if (plain(arg, ArgTag::kNone)) return nullptr;
+        return plain(arg, ArgTag::kMemoryFormat) && arg.a < kMemoryFormats ? nullptr : "is no memory format";
+      case ArgKind::kGenerator:
+        return plain(arg, ArgTag::kGenerator) && pair(arg.a) ? nullptr : "is no pair of seed and offset";
+      case ArgKind::kLayout:
+      case ArgKind::kDevice:
+      case ArgKind::kUnsupported:
+        break;
+    }
+    return plain(arg, ArgTag::kNone) ? nullptr : "is of a kind that no program can hold";
+  }
+
+  // c10::MemoryFormat: contiguous, preserve, channels last, channels last 3d.
+  static constexpr uint32_t kMemoryFormats = 4;
+
+  // Nothing beside tag and `a`: one form for one meaning.
+  static bool plain(const Arg& arg, ArgTag tag) {
+    return arg.tag == tag && arg.b == 0 && arg.text.empty() && arg.items.empty() && (tag != ArgTag::kNone || arg.a == 0);
+  }
+  static bool list(const Arg& arg) {
+    return arg.tag == ArgTag::kList && arg.a == 0 && arg.b == 0 && arg.text.empty();
+  }
+  bool pair(Sym first) const { return first < symbols_ && symbols_ - first >= 2; }
+
+  const char* number(const ArgDesc& desc, const Arg& arg) const {
+    if (arg.b != 0 || !arg.text.empty() || !arg.items.empty()) return "has parts it must not have";
+    if (!number_tag_fits(desc.kind, arg.tag)) return "is a number of another kind";
+    const bool complex = arg.tag == ArgTag::kComplex;
+    if (complex ? !pair(arg.a) : arg.a >= symbols_) return "is no symbol";
+    if (desc.role == ArgRole::kStructural && !(graph_.is_constant(arg.a) && (!complex || graph_.is_constant(arg.a + 1)))) {
+      return "is structural, so it must be a constant";
+    }
+    return nullptr;
+  }
+
+  static bool number_tag_fits(ArgKind kind, ArgTag tag) {
+    switch (kind) {
+      case ArgKind::kInt:
+      case ArgKind::kOptionalInt:
+      case ArgKind::kIntList:
+      case ArgKind::kOptionalIntList:
+        return tag == ArgTag::kInt;
+      case ArgKind::kFloat:
+      case ArgKind::kOptionalFloat:
+      case ArgKind::kFloatList:
+      case ArgKind::kOptionalFloatList:
+        return tag == ArgTag::kFloat;
+      case ArgKind::kBool:
+      case ArgKind::kOptionalBool:
+      case ArgKind::kBoolList:
+        return tag == ArgTag::kBool;
+      default:
+        return tag >= ArgTag::kInt && tag <= ArgTag::kComplex;
+    }
+  }
+
+  const char* operand(uint32_t index, bool writes, const Arg& arg) {
+    if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+    if (arg.tag == ArgTag::kView) {
+      if (!plain(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+      const View& view = graph_.views[arg.a];
+      if (view.dynamic) return "is a dynamic result: only a later program can read it";
+      touch(view.buffer, index);
+      uses_[view.buffer].written |= writes;
+      return nullptr;
+    }
+    if (arg.tag != ArgTag::kScalarTensor) return "is no tensor";
+    if (writes) return "is written, but it is a number";
+    if (!arg.text.empty() || !arg.items.empty() || arg.b > 0x1FF) return "has parts it must not have";
+    const DType dtype = static_cast<DType>(arg.b & 0xFF);
+    if (!is_valid(dtype)) return "has no dtype";
+    return (is_complex(dtype) ? pair(arg.a) : arg.a < symbols_) ? nullptr : "is no symbol";
+  }
+
+  static bool is_complex(DType dtype) {
+    return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  }
+
+  const char* result(uint32_t index, const ResultDesc& desc, const Arg& arg) {
+    const bool tensors = desc.kind == ResultKind::kTensor || desc.kind == ResultKind::kTensorList;
+    if (desc.alias >= 0 || !tensors) {
+      return plain(arg, ArgTag::kNone) ? nullptr : "must be empty: it is an argument or a number";
+    }
+    if (desc.kind == ResultKind::kTensor) return created(index, arg);
+    if (arg.tag == ArgTag::kView && arg.a < graph_.views.size() && graph_.views[arg.a].dynamic) {
+      return created(index, arg);
+    }
+    if (!list(arg)) return "is no list of tensors";
+    for (const Arg& item : arg.items) {
+      if (const char* what = created(index, item)) return what;
+    }
+    return nullptr;
+  }
+
+  const char* created(uint32_t index, const Arg& arg) {
+    if (plain(arg, ArgTag::kNone)) return nullptr;
+    if (!plain(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+    const View& view = graph_.views[arg.a];
+    const Buffer& buffer = graph_.buffers[view.buffer];
+    Use& use = uses_[view.buffer];
+    if (buffer.kind != BufferKind::kFresh) return "is a view of an input buffer";
+    if (use.creator == index) {
+      if (buffer.ssa) return "is a second view of an ssa buffer";
+    } else if (use.first != kNoNode) {
+      return "is a view of a buffer that was there before";
+    }
+    if (view.dynamic && index + 1 != graph_.nodes.size()) return "is dynamic, but the node is not the last one";
+    use.creator = index;
+    touch(view.buffer, index);
+    return nullptr;
+  }
+
+  void touch(uint32_t buffer, uint32_t index) {
+    Use& use = uses_[buffer];
+    if (use.first == kNoNode) use.first = index;
+    use.last = index;
+  }
+
+  // -- plan ---------------------------------------------------------------------------------------------------------------
+
+  bool fail_plan(uint32_t buffer, const std::string& what) {
+    return fail("the plan of buffer b" + std::to_string(buffer) + " " + what);
+  }
+
+  bool plan() {
+    if (graph_.plan.empty()) return true;
+    if (graph_.plan.size() != graph_.buffers.size()) return fail("the plan has not one entry a buffer");
+    std::vector<bool> taken(graph_.buffers.size());
+    for (uint32_t i = 0; i < graph_.plan.size(); ++i) {
+      const Graph::Lifetime& life = graph_.plan[i];
+      if (life.first != uses_[i].first || life.last != uses_[i].last) return fail_plan(i, "has the wrong lifetime");
+      const uint32_t source = life.reuses;
+      if (source == kNoBuffer) continue;
+      if (source >= graph_.buffers.size() || source == i) return fail_plan(i, "reuses no other buffer");
+      const std::string reuses = "reuses b" + std::to_string(source);
+      const uint32_t creator = uses_[i].creator;
+      if (creator == kNoNode || uses_[source].last != creator || uses_[source].creator == creator) {
+        return fail_plan(i, reuses + ", whose last use is not where it is created");
+      }
+      if (graph_.buffers[source].survives) return fail_plan(i, reuses + ", which survives");
+      if (taken[source]) return fail_plan(i, reuses + ", which another buffer took over");
+      taken[source] = true;
+    }
+    return true;
+  }
+
+  const Graph& graph_;
+  const uint32_t symbols_;
+  std::vector<Use> uses_;
+  std::string error_;
+};
+
+}  // namespace
+
+Status verify(const Graph& graph) { return Verifier(graph).run(); }
+
+Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std::span<const uint64_t> buffer_nbytes) {
+  if (values.size() != graph.symbols() || buffer_nbytes.size() != graph.buffers.size()) {
+    return Status::internal("remote: check_extents got " + std::to_string(values.size()) + " symbols and " +
+                            std::to_string(buffer_nbytes.size()) + " buffers; the program has " +
+                            std::to_string(graph.symbols()) + " and " + std::to_string(graph.buffers.size()));
+  }
+  for (size_t i = 0; i < graph.views.size(); ++i) {
+    const View& view = graph.views[i];
+    if (view.dynamic) continue;
+    const auto wrong = [&](const std::string& what) {
+      return Status::invalid("remote: view %" + std::to_string(i) + " of the program " + what);
+    };
+    const size_t rank = view.sizes.size();
+    int64_t low = values[view.offset];  // first and last element that the view can reach
+    int64_t high = low;
+    bool overflow = false;
+    bool empty = false;
+    for (size_t d = 0; d < rank; ++d) {
+      const int64_t size = values[view.sizes[d]];
+      if (size < 0 || (size < 2 && view.sizes[d] < graph.params)) {
+        return wrong("got size " + std::to_string(size) + " for dim " + std::to_string(d) +
+                     (size < 0 ? "" : ", which its key says is neither 0 nor 1"));
+      }
+      empty |= size == 0;
+      int64_t reach = 0;
+      overflow |= __builtin_mul_overflow(size - 1, values[view.strides[d]], &reach);
+      int64_t& end = reach < 0 ? low : high;
+      overflow |= __builtin_add_overflow(end, reach, &end);
+    }
+    if (empty) continue;
+    int64_t bytes = 0;
+    overflow |= __builtin_add_overflow(high, 1, &bytes);
+    overflow |= __builtin_mul_overflow(bytes, static_cast<int64_t>(item_size(view.dtype)), &bytes);
+    if (overflow) return wrong("reaches further than 64 bits can say");
+    if (low < 0) return wrong("begins at element " + std::to_string(low) + " of its buffer");
+    if (static_cast<uint64_t>(bytes) > buffer_nbytes[view.buffer]) {
+      return wrong("ends at byte " + std::to_string(bytes) + ", but its buffer b" + std::to_string(view.buffer) + " has " +
+                   std::to_string(buffer_nbytes[view.buffer]));
+    }
+  }
+  return {};
+}
+
+}  // namespace torch_remote::ir
