@@ -1,0 +1,70 @@
+#pragma once
+
+#include <sys/sysinfo.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+// Memory that was let go, kept for the next attachment of its size so that its pages are warm.
+namespace torch_remote::remote {
+
+// From this size on, tensor bytes are worth a segment of their own.
+inline constexpr size_t kSmallAttachment = 32 << 10;
+// What one end of a connection keeps at most without using it.
+inline constexpr size_t kMaxPooledBytes = size_t{512} << 20;
+inline constexpr size_t kAttachmentAlignment = 64;
+
+// More than the machine has is refused at once: the kernel would promise it, and end the process when it is used.
+inline size_t physical_memory() {
+  static const size_t bytes = [] {
+    struct sysinfo info;
+    return sysinfo(&info) == 0 ? (info.totalram + info.totalswap) * info.mem_unit : SIZE_MAX / 2;
+  }();
+  return bytes;
+}
+
+// Rounds up to 4, 5, 6 or 7 times a power of two, a multiple of 64 KiB from 256 KiB on: close sizes share memory, and at
+// most a fifth of it stays unused.
+inline size_t size_class(size_t size) {
+  if (size <= 4096) return 4096;
+  const size_t step = std::bit_floor(size - 1) / 4;
+  return (size + step - 1) / step * step;
+}
+
+// Memory is T, which knows how to free itself. Not thread safe.
+template <class T>
+class MemoryPool {
+ public:
+  // The most recently put one of this size, or T().
+  T take(size_t size) {
+    for (size_t i = entries_.size(); i-- > 0;) {
+      if (entries_[i].first != size) continue;
+      T memory = std::move(entries_[i].second);
+      entries_.erase(entries_.begin() + static_cast<ptrdiff_t>(i));
+      bytes_ -= size;
+      return memory;
+    }
+    return T();
+  }
+
+  // Adds one; what is too much goes to `evicted`, oldest first.
+  void put(size_t size, T memory, std::vector<T>* evicted) {
+    entries_.emplace_back(size, std::move(memory));
+    bytes_ += size;
+    size_t count = 0;
+    for (; bytes_ > kMaxPooledBytes; ++count) {
+      bytes_ -= entries_[count].first;
+      evicted->push_back(std::move(entries_[count].second));
+    }
+    entries_.erase(entries_.begin(), entries_.begin() + static_cast<ptrdiff_t>(count));
+  }
+
+ private:
+  std::vector<std::pair<size_t, T>> entries_;  // oldest first; a few hundred at most
+  size_t bytes_ = 0;
+};
+
+}  // namespace torch_remote::remote
