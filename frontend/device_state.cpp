@@ -164,6 +164,13 @@ void shutdown() {
   for (int i = 0; i < kDeviceCount; ++i) restart(static_cast<c10::DeviceIndex>(i));
 }
 
+int worker_process(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const Connection& connection = s.connections[device];
+  return connection.worker ? connection.worker->process() : -1;
+}
+
 bool in_bad_fork() { return state().forked.load(std::memory_order_relaxed); }
 
 void check_not_forked() {

@@ -43,6 +43,9 @@ inline void check(const Status& status) {
   if (!status) raise(status);
 }
 
+// Pid of a local worker, -1 if there is none.
+int worker_process(c10::DeviceIndex device);
+
 // Passed to every wait: looks for Ctrl-C.
 bool keep_waiting();
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/core/op_registration/adaption.h>
 #include <ATen/native/Resize.h>
@@ -258,7 +259,7 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
   return host.item();
 }
 
-Tensor clone(const Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
+Tensor clone_tensor(const Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
   Tensor result = at::empty_like(self, self.options(), memory_format.value_or(c10::MemoryFormat::Preserve));
   if (self.numel() != 0) {
     if (self.is_conj() || self.is_neg()) {
@@ -270,7 +271,7 @@ Tensor clone(const Tensor& self, std::optional<c10::MemoryFormat> memory_format)
   return result;
 }
 
-Tensor lazy_clone(const Tensor& self) { return clone(self, std::nullopt); }
+Tensor lazy_clone(const Tensor& self) { return clone_tensor(self, std::nullopt); }
 
 // -- the rest -------------------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,10 @@ const char* const kOwnKernels[] = {
     "aten::clone", "aten::_lazy_clone", "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
     "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
-    "aten::copy", "aten::empty.out", "aten::_resize_output_", "aten::_fused_sdp_choice"};
+    "aten::copy", "aten::empty.out", "aten::_resize_output_",
+    // attention.cpp
+    "aten::_fused_sdp_choice", "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward"};
 
 }  // namespace
 
@@ -344,7 +348,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar_dense);
-  library.impl("clone", &clone);
+  library.impl("clone", &clone_tensor);
   library.impl("_lazy_clone", &lazy_clone);
   library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   library.impl("record_stream", &record_stream);

@@ -1,0 +1,93 @@
+#include <ATen/ATen.h>
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <torch/library.h>
+
+#include "frontend/recorder.h"
+#include "frontend/tensor.h"
+#include "ir/op_table_generated.h"
+
+// scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward pass.
+// What that op does not take (dropout, a mask that needs a gradient, unequal head sizes) goes through torch's composite.
+namespace torch_remote::frontend {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+bool takes_mask(const std::optional<Tensor>& mask, const Tensor& query, const Tensor& key) {
+  if (!mask.has_value() || !mask->defined()) return true;
+  if (mask->requires_grad() || !is_remote(*mask)) return false;
+  if (mask->scalar_type() != c10::kBool && mask->scalar_type() != query.scalar_type()) return false;
+  if (mask->dim() != 2 && mask->dim() != 4) return false;
+  return (mask->size(-2) == query.size(-2) || mask->size(-2) == 1) &&
+         (mask->size(-1) == key.size(-2) || mask->size(-1) == 1) &&
+         (mask->dim() == 2 || ((mask->size(0) == query.size(0) || mask->size(0) == 1) &&
+                               (mask->size(1) == query.size(1) || mask->size(1) == 1)));
+}
+
+int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+               double dropout, bool causal, std::optional<double>, bool grouped) {
+  const c10::ScalarType dtype = query.scalar_type();
+  const bool floating = dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kBFloat16 || dtype == c10::kHalf;
+  const bool flash = floating && !grouped && dropout == 0.0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+                     key.scalar_type() == dtype && value.scalar_type() == dtype && query.size(3) == key.size(3) &&
+                     query.size(3) == value.size(3) && query.size(1) == key.size(1) && key.size(1) == value.size(1) &&
+                     query.size(0) == key.size(0) && key.size(0) == value.size(0) && key.size(2) == value.size(2) &&
+                     query.numel() > 0 && key.numel() > 0 && query.stride(3) == 1 && key.stride(3) == 1 &&
+                     value.stride(3) == 1 && !(causal && mask.has_value()) && takes_mask(mask, query, key);
+  return static_cast<int64_t>(flash ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+}
+
+// [b, h, n, d] over memory laid out as [b, n, h, d].
+Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType dtype, c10::DeviceIndex device) {
+  return make_tensor({b, h, n, d}, {n * h * d, d, h * d, 1}, dtype, device);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> forward(
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout,
+    bool causal, bool, std::optional<double> scale) {
+  TORCH_CHECK(dropout == 0.0, "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
+  const c10::DeviceIndex device = query.device().index();
+  const int64_t b = query.size(0), h = query.size(1), n = query.size(2), d = query.size(3);
+  const Tensor out = heads_tensor(b, h, n, d, query.scalar_type(), device);
+  const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
+  const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
+  const IValue args[] = {query, key, value, dropout, causal, bias, scale};
+  Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu), args,
+                               {out, logsumexp}, {}, std::nullopt);
+  const auto nothing = [&](c10::ScalarType dtype) { return make_contiguous_tensor({0}, dtype, device); };
+  return {out, logsumexp, nothing(c10::kInt), nothing(c10::kInt), n, key.size(2), nothing(c10::kLong),
+          nothing(c10::kLong), nothing(query.scalar_type())};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
+    std::array<bool, 4> mask, const Tensor& out, const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
+    c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
+  TORCH_CHECK(!mask[3], "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
+  const c10::DeviceIndex device = query.device().index();
+  const auto like = [&](const Tensor& t) {
+    return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
+  };
+  const Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
+  const IValue args[] = {grad,   query, key, value, out, logsumexp, dropout, causal,
+                         bias.defined() ? IValue(bias) : IValue(), scale};
+  Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu_backward), args,
+                               {grad_query, grad_key, grad_value}, {}, std::nullopt);
+  return {grad_query, grad_key, grad_value, Tensor()};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_fused_sdp_choice", &choose);
+  library.impl("_scaled_dot_product_fused_attention_overrideable", &forward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", &backward);
+}
+
+}  // namespace
+}  // namespace torch_remote::frontend
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torch_remote::frontend::choose)
+}  // namespace at::native

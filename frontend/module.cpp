@@ -1,0 +1,141 @@
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/extension.h>
+
+#include "frontend/device.h"
+#include "frontend/device_state.h"
+#include "frontend/generator.h"
+#include "frontend/recorder.h"
+#include "frontend/registration.h"
+#include "frontend/source.h"
+
+// torch_remote._C: what the Python package needs. Everything that may wait gives the GIL back.
+
+namespace torch_remote::frontend {
+namespace {
+
+void initialize(const std::string& worker, const std::string& plugin, const std::string& inproc,
+                const std::string& torch_lib, const std::vector<std::string>& library_folders) {
+  paths() = {worker, plugin, inproc, torch_lib};
+  for (const std::string& folder : library_folders) add_library_folder(folder);
+  register_device();
+  register_ops();
+}
+
+py::dict stats() {
+  py::dict all;
+  remote::Counters sum;
+  uint64_t ops = 0;
+  for (int i = 0; i < kDeviceCount; ++i) {
+    ops += Recorder::get(static_cast<c10::DeviceIndex>(i)).ops_recorded();
+    const remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i));
+    if (worker == nullptr) continue;
+    const remote::Counters c = worker->counters();
+    sum.flushes += c.flushes;
+    sum.programs_built += c.programs_built;
+    sum.program_hits += c.program_hits;
+    sum.kernels_compiled += c.kernels_compiled;
+    sum.round_trips += c.round_trips;
+    sum.bytes_sent += c.bytes_sent;
+    sum.bytes_received += c.bytes_received;
+    sum.bytes_uploaded += c.bytes_uploaded;
+    sum.bytes_downloaded += c.bytes_downloaded;
+    sum.worker_bytes += c.worker_bytes;
+    sum.worker_peak_bytes += c.worker_peak_bytes;
+  }
+  all["ops_recorded"] = ops;
+  all["flushes"] = sum.flushes;
+  all["programs_built"] = sum.programs_built;
+  all["program_hits"] = sum.program_hits;
+  all["kernels_compiled"] = sum.kernels_compiled;
+  all["client_fallbacks"] = 0;
+  all["round_trips"] = sum.round_trips;
+  all["bytes_sent"] = sum.bytes_sent;
+  all["bytes_received"] = sum.bytes_received;
+  all["bytes_uploaded"] = sum.bytes_uploaded;
+  all["bytes_downloaded"] = sum.bytes_downloaded;
+  all["worker_bytes"] = sum.worker_bytes;
+  all["worker_peak_bytes"] = sum.worker_peak_bytes;
+  return all;
+}
+
+void reset_stats() {
+  for (int i = 0; i < kDeviceCount; ++i) {
+    Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
+    if (remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i))) worker->reset_counters();
+  }
+}
+
+c10::DeviceIndex checked(int device) {
+  TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", device, "; remote:0 to remote:",
+              kDeviceCount - 1, " exist");
+  return static_cast<c10::DeviceIndex>(device);
+}
+
+void synchronize(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked(device)).synchronize();
+}
+
+void flush(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked(device)).flush("flush");
+}
+
+void restart_device(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked(device)).restart();
+}
+
+py::object worker_info(int device) {
+  const remote::Client* worker = existing_client(checked(device));
+  if (worker == nullptr) return py::none();
+  py::dict info;
+  info["session"] = worker->session();
+  info["description"] = worker->description();
+  info["last_acknowledged"] = worker->last_acknowledged();
+  info["process"] = worker_process(static_cast<c10::DeviceIndex>(device));
+  return info;
+}
+
+void set_cut_limits(int device, uint32_t least, uint32_t most) {
+  TORCH_CHECK(least >= 1 && least <= most, "remote: cut limits must be 1 <= min <= max, got ", least, " and ", most);
+  Recorder::get(checked(device)).set_limits({least, most});
+}
+
+}  // namespace
+}  // namespace torch_remote::frontend
+
+PYBIND11_MODULE(_C, module) {
+  namespace f = torch_remote::frontend;
+  using torch::wrap_pybind_function;
+  module.def("initialize", wrap_pybind_function(f::initialize));
+  module.def("stats", wrap_pybind_function(f::stats));
+  module.def("reset_stats", wrap_pybind_function(f::reset_stats));
+  module.def("synchronize", wrap_pybind_function(f::synchronize));
+  module.def("flush", wrap_pybind_function(f::flush));
+  module.def("restart", wrap_pybind_function(f::restart_device));
+  module.def("shutdown", wrap_pybind_function([] {
+               py::gil_scoped_release release;
+               f::shutdown();
+             }));
+  module.def("in_bad_fork", f::in_bad_fork);
+  module.def("is_connected", [](int device) { return f::existing_client(f::checked(device)) != nullptr; });
+  module.def("worker_info", wrap_pybind_function(f::worker_info));
+  module.def("device_count", [] { return f::kDeviceCount; });
+  module.def("current_device", [] { return static_cast<int>(f::current_device()); });
+  module.def("set_device", wrap_pybind_function([](int device) { f::set_current_device(f::checked(device)); }));
+  module.def("default_generator",
+             wrap_pybind_function([](int device) { return f::default_generator(f::checked(device)); }));
+  module.def("expect_no_compile", wrap_pybind_function([](int device, bool expect) {
+               f::Recorder::get(f::checked(device)).expect_no_compile(expect);
+             }));
+  module.def("take_unexpected_compile", wrap_pybind_function([](int device) {
+               return f::Recorder::get(f::checked(device)).take_unexpected_compile();
+             }));
+  module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
+  module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
+}
