@@ -189,8 +189,11 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
         "",
         "A scalar expression is over the op's arguments by name: numbers, `+ - * /`, unary `-`, comparisons and calls"
         " of the functions below.",
-        "Operands are first converted to the op's computation dtype (the promoted dtype; float32 for half types),"
-        " the result to its dtype.",
+        "Operands are first converted to the op's computation dtype: torch's promoted dtype of all tensors and numbers,"
+        " but float32",
+        "for float16 and bfloat16, and the default dtype where a function makes floats of integers. The result is"
+        " converted to its own",
+        "dtype. Expressions describe real dtypes only.",
         "",
         "| function | meaning |",
         "|---|---|",

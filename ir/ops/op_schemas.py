@@ -5,6 +5,7 @@ Everything here is derived from the native_functions.yaml inside the installed t
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from dataclasses import dataclass, field
 
@@ -144,6 +145,5 @@ def load_overloads() -> dict[str, Overload]:
 
 
 def torch_version() -> str:
-    import importlib.metadata
-
-    return importlib.metadata.version("torch")
+    """Without the part after the plus, which says what the build is for."""
+    return importlib.metadata.version("torch").partition("+")[0]

@@ -1,0 +1,128 @@
+"""Wrong entries are refused with a message that names file, entry and fix; right ones become the right rows."""
+
+import os
+
+import op_emit
+import pytest
+from op_entries import TableError, load_table, read_vocabulary
+from op_schemas import load_overloads
+
+VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
+OVERLOADS = load_overloads()
+
+
+def table(tmp_path, text: str, head: str = 'title = "T"\nfamily = "pointwise"\n'):
+    path = tmp_path / "some.toml"
+    path.write_text(head + text)
+    return {op.overload.name: op for op in load_table([str(path)], OVERLOADS, VOCABULARY)}
+
+
+def error(tmp_path, text: str, **kwargs) -> str:
+    with pytest.raises(TableError) as caught:
+        table(tmp_path, text, **kwargs)
+    return str(caught.value)
+
+
+def test_one_entry_captures_all_siblings(tmp_path):
+    ops = table(tmp_path, '[op]\nadd = { expression = "self + alpha * other", doc = "Sum." }')
+    assert set(ops) == {"add.Tensor", "add_.Tensor", "add.out", "add.Scalar", "add_.Scalar", "add.Scalar_out"}
+    assert ops["add_.Scalar"].functional == "add.Scalar"
+    assert ops["add.Tensor"].flags == ["Pure"]
+    assert ops["add_.Tensor"].flags == ["InPlace"]
+    assert ops["add.out"].flags == ["Out"]
+
+
+def test_an_in_place_name_captures_its_siblings_too(tmp_path):
+    assert set(table(tmp_path, '[op]\nzero_ = { doc = "Zero." }')) == {"zero_", "zero", "zero.out"}
+
+
+def test_overloads_restricts(tmp_path):
+    ops = table(tmp_path, '[op]\nsum = { overloads = ["dim_IntList"], doc = "Sum." }')
+    assert set(ops) == {"sum.dim_IntList", "sum.IntList_out"}
+
+
+def test_roles_come_from_conventions_kinds_and_the_entry(tmp_path):
+    ops = table(
+        tmp_path, '[op]\npixel_shuffle = { structural = ["upscale_factor"], doc = "." }\ncumsum = { doc = "." }'
+    )
+    assert ops["pixel_shuffle"].roles == ["operand", "structural"]
+    assert ops["cumsum"].roles == ["operand", "structural", "structural"]
+    ops = table(tmp_path, '[op]\nreflection_pad1d = { values = ["padding"], doc = "." }')
+    assert ops["reflection_pad1d"].roles == ["operand", "value"]
+
+
+def test_hidden_writes_make_an_op_impure(tmp_path):
+    entry = '[op]\nnative_batch_norm = { writes = ["running_mean"], doc = "." }'
+    op = table(tmp_path, entry)["native_batch_norm"]
+    assert [a.name for a, w in zip(op.overload.args, op.writes, strict=True) if w] == ["running_mean"]
+    assert op.flags == ["HiddenMutation"]
+
+
+def test_expressions_by_overload(tmp_path):
+    entry = '[op._foreach_add]\ndoc = "."\nexpressions = { Scalar = "self + scalar", ScalarList = "self + scalars" }'
+    ops = table(tmp_path, entry)
+    assert ops["_foreach_add_.Scalar"].expression == "self + scalar"
+    assert ops["_foreach_add_.ScalarList"].expression == "self + scalars"
+    assert ops["_foreach_add.List"].expression == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('nosuchop = { doc = "." }', "is not in native_functions.yaml; correct the name"),
+        ('add = { overloads = ["Nope"], doc = "." }', "overload 'add.Nope' is not in native_functions.yaml; there are"),
+        ('add = { doc = "" }', "has no doc line; add doc"),
+        ('view = { doc = "." }', "is a view: views are metadata"),
+        ('matmul = { doc = "." }', "is CompositeImplicit"),
+        ('add = { family = "pointy", doc = "." }', "family = 'pointy' is unknown; use one of attention, composite"),
+        ('add = { shape = "round", doc = "." }', "shape = 'round' is unknown; use one of addmm"),
+        ('add = { shape = "in_place", doc = "." }', "shape = 'in_place' is unknown"),
+        ('add = { docs = ".", doc = "." }', "key 'docs' is unknown"),
+        (
+            'add = { structural = ["beta"], doc = "." }',
+            "names 'beta', which no overload has; there are alpha",
+        ),
+        ('add = { writes = ["alpha"], doc = "." }', "writes names 'alpha', which is no tensor"),
+        ('cumsum = { values = ["dtype"], doc = "." }', "values names 'dtype', a DType: only numbers can be values"),
+        ('relu = { expression = "max(self, zero)", doc = "." }', "uses 'zero'; the arguments are self"),
+        ('relu = { expression = "max(self)", doc = "." }', "calls max/1; the notation has abs/1"),
+        ('relu = { expression = "max(self,", doc = "." }', "does not parse"),
+        ('relu = { expression = "self ** 2", doc = "." }', "only numbers, arguments, + - * /"),
+        ('mul = { expression = "self * self", doc = "." }', "does not use the tensor 'other' of 'mul.Tensor'"),
+        ('mul = { expressions = { X = "self" }, doc = "." }', "expressions names the overload 'X'; there are Scalar"),
+    ],
+)
+def test_wrong_entries_are_refused(tmp_path, entry, message):
+    text = error(tmp_path, "[op]\n" + entry)
+    assert text.startswith(f"ir/ops/some.toml: [op.{entry.split(' ')[0]}]: ")
+    assert message in text
+
+
+def test_an_overload_has_one_entry(tmp_path):
+    text = error(tmp_path, '[op]\nadd = { doc = "." }\n"add.Tensor" = { doc = "." }')
+    assert "captures 'add.Tensor', and so does [op.add] in some.toml; delete one" in text
+
+
+def test_a_file_needs_title_and_family(tmp_path):
+    assert "a file has title, family" in error(tmp_path, "", head='title = "T"\n')
+    assert "unknown: famly" in error(tmp_path, "", head='title = "T"\nfamly = "norm"\n')
+
+
+def test_the_fingerprint_is_of_meaning_not_of_prose(tmp_path):
+    def fingerprint(entry):
+        return op_emit.fingerprint(list(table(tmp_path, "[op]\n" + entry).values()))
+
+    first = fingerprint('cumsum = { doc = "Running sum." }')
+    assert fingerprint('cumsum = { doc = "Sum so far." }') == first
+    assert fingerprint('cumsum = { values = ["dim"], doc = "Running sum." }') != first
+    assert fingerprint('cumsum = { family = "reduction", doc = "Running sum." }') != first
+    assert fingerprint('cumsum = { expression = "self", doc = "Running sum." }') != first
+
+
+def test_every_table_of_the_project_is_read():
+    tables = [
+        f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name != "conventions.toml"
+    ]
+    ops = load_table(tables, OVERLOADS, VOCABULARY)
+    assert len(ops) > 1500
+    assert op_emit.fingerprint(ops) == op_emit.fingerprint(load_table(tables[::-1], OVERLOADS, VOCABULARY))
