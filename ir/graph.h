@@ -15,8 +15,8 @@
 // (`parse_graph`) or from a program (`decode_program`), and torch.compile builds one directly.
 //
 // A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
-// After the pass `lift`, buffers that are written once, whole, by the node that creates them are marked `ssa`: reading
-// one is reading an immutable value. All others stay memory, with ordered effects.
+// After the pass `lift`, fresh buffers that only the first node that touches them writes are marked `ssa`: reading one is
+// reading an immutable value. All others stay memory, with ordered effects.
 namespace torch_remote::ir {
 
 // A symbolic int64: an index into the graph's symbols. The first `params` of them are the run's parameters, in the order
@@ -56,7 +56,10 @@ enum class BufferKind : uint8_t {
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run. An input that does not is freed by it (its last use may reuse its memory)
-  bool ssa = false;       // written once, whole, by the node that creates it (set by `lift`)
+  // Written by one node only, the first that touches it and does not read it: every other node reads the same value. That
+  // node has it as a result, or fills it as an argument (torch makes zeros and clone of empty and zero_ or copy_). Elements
+  // that the node does not write are undefined. Set by `lift`.
+  bool ssa = false;
   Sym nbytes = kNoSym;    // fresh ones only
   bool operator==(const Buffer&) const = default;
 };

@@ -18,10 +18,11 @@ class Verifier {
 
  private:
   struct Use {
-    uint32_t creator = kNoNode;
+    uint32_t creator = kNoNode;  // the node that has it as a result
     uint32_t first = kNoNode;
     uint32_t last = kNoNode;
-    bool written = false;  // by an argument
+    bool filled = false;   // the first that touches it writes it as an argument
+    bool written = false;  // written again, or read by the node that fills it
   };
 
   bool fail(std::string what) {
@@ -115,8 +116,10 @@ class Verifier {
     }
     for (size_t i = 0; i < uses_.size(); ++i) {
       if (!graph_.buffers[i].ssa) continue;
-      if (uses_[i].creator == kNoNode) return fail("ssa buffer b" + std::to_string(i) + " is created by no node");
-      if (uses_[i].written) return fail("ssa buffer b" + std::to_string(i) + " is written after it was created");
+      if (uses_[i].creator == kNoNode && !uses_[i].filled) {
+        return fail("ssa buffer b" + std::to_string(i) + " is not written by the first node that touches it");
+      }
+      if (uses_[i].written) return fail("ssa buffer b" + std::to_string(i) + " is written more than once");
     }
     return true;
   }
@@ -258,8 +261,13 @@ class Verifier {
       if (!plain(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
       const View& view = graph_.views[arg.a];
       if (view.dynamic) return "is a dynamic result: only a later program can read it";
+      Use& use = uses_[view.buffer];
+      if (use.first == kNoNode) {
+        use.filled = writes;
+      } else {
+        use.written |= writes || (use.filled && use.first == index);
+      }
       touch(view.buffer, index);
-      uses_[view.buffer].written |= writes;
       return nullptr;
     }
     if (arg.tag != ArgTag::kScalarTensor) return "is no tensor";
@@ -331,9 +339,9 @@ class Verifier {
       if (source == kNoBuffer) continue;
       if (source >= graph_.buffers.size() || source == i) return fail_plan(i, "reuses no other buffer");
       const std::string reuses = "reuses b" + std::to_string(source);
-      const uint32_t creator = uses_[i].creator;
-      if (creator == kNoNode || uses_[source].last != creator || uses_[source].creator == creator) {
-        return fail_plan(i, reuses + ", whose last use is not where it is created");
+      const uint32_t first = uses_[i].first;
+      if (first == kNoNode || uses_[source].last != first || uses_[source].creator == first) {
+        return fail_plan(i, reuses + ", whose last use is not the first use of this one");
       }
       if (graph_.buffers[source].survives) return fail_plan(i, reuses + ", which survives");
       if (taken[source]) return fail_plan(i, reuses + ", which another buffer took over");
