@@ -1,0 +1,392 @@
+"""Runs ops on CPU and on the device with the same inputs, and compares everything they return and write."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+UNINITIALISED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss")
+CALLS_PER_OVERLOAD = 2  # captured calls of an overload that are replayed in a process
+
+
+class NotTransferableError(Exception):
+    """A sample with something the device has no form of: sparse, nested or quantised tensors."""
+
+
+def copy_tree(tree: Any, device: torch.device | str) -> Any:
+    """A deep copy on `device`. Tensors that share storage share it there, too; strides and offsets stay."""
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    to_cpu = torch.device(device).type == "cpu"
+
+    def tensor(t: torch.Tensor) -> torch.Tensor:
+        if (
+            t.layout != torch.strided
+            or t.is_nested
+            or t.is_quantized
+            or type(t) not in (torch.Tensor, torch.nn.Parameter)
+        ):
+            raise NotTransferableError(str(t.layout))
+        if t.is_conj():
+            return tensor(t.detach().conj()).conj().requires_grad_(t.requires_grad)
+        if t.is_neg():
+            return tensor(torch._neg_view(t.detach()))._neg_view().requires_grad_(t.requires_grad)
+        storage = t.untyped_storage()
+        key = (storage._cdata, t.dtype)
+        if key not in storages:
+            flat = torch.empty(0, dtype=t.dtype).set_(storage)
+            storages[key] = flat.clone() if to_cpu else flat.to(device)
+        copy = storages[key].as_strided(t.shape, t.stride(), t.storage_offset())
+        return copy.detach().requires_grad_(t.requires_grad)
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            with torch.no_grad():
+                return tensor(x)
+        if isinstance(x, torch.device) and x.type == "cpu":
+            return torch.device(device)
+        return x
+
+    def with_device_names(x: Any) -> Any:
+        return (
+            {k: (str(device) if k == "device" and v == "cpu" else v) for k, v in x.items()}
+            if isinstance(x, dict)
+            else x
+        )
+
+    return tree_map(leaf, with_device_names(tree))
+
+
+def difference(
+    got: Any, want: Any, what: str, values: bool = True, tolerance: dict[str, float] | None = None
+) -> str | None:
+    """What differs between two results, in words; strides and dtypes count."""
+    got_leaves, got_shape = tree_flatten(got)
+    want_leaves, want_shape = tree_flatten(want)
+    if got_shape != want_shape:
+        return f"{what}: structure {got_shape}, on CPU {want_shape}"
+    for i, (g, w) in enumerate(zip(got_leaves, want_leaves, strict=True)):
+        if not isinstance(w, torch.Tensor):
+            if values and isinstance(w, (int, float, bool, complex, str)) and g != w and not (g != g and w != w):
+                return f"{what} {i}: {g!r}, on CPU {w!r}"
+            continue
+        if not isinstance(g, torch.Tensor) or g.dtype != w.dtype or g.shape != w.shape:
+            return f"{what} {i}: {describe(g)}, on CPU {describe(w)}"
+        if w.layout != torch.strided:
+            continue
+        if g.stride() != w.stride() and w.numel() > 1:
+            return f"{what} {i}: strides {g.stride()}, on CPU {w.stride()} (sizes {tuple(w.shape)})"
+        if values:
+            try:
+                torch.testing.assert_close(
+                    g.detach().cpu().resolve_conj().resolve_neg(),
+                    w.detach().resolve_conj().resolve_neg(),
+                    equal_nan=True,
+                    **(tolerance or {}),
+                )
+            except AssertionError as error:
+                return f"{what} {i}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+def describe(x: Any) -> str:
+    return f"{str(x.dtype)[6:]}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
+
+
+@dataclass
+class Report:
+    """Outcomes by op. The worst one counts: fail, fallback (client), pass."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    skipped: Counter = field(default_factory=Counter)
+
+    def add(self, name: str, outcome: str, message: str = "") -> None:
+        ranks = ("pass", "fallback", "fail")
+        if ranks.index(outcome) > ranks.index(self.outcomes.get(name, "pass")) or name not in self.outcomes:
+            self.outcomes[name] = outcome
+            if message:
+                self.messages[name] = message
+
+    def counts(self) -> Counter:
+        return Counter(self.outcomes.values())
+
+
+def attempt(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(), None
+    except Exception as error:
+        return None, error
+
+
+def fallbacks(device: torch.device) -> int:
+    return torch.remote.stats()["client_fallbacks"] if device.type == "remote" else 0
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "remote":
+        torch.remote.synchronize()
+
+
+# -- one level up: OpInfo samples ------------------------------------------------------------------------------------
+
+
+def variants(op: OpInfo, grad: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The forms of an op: function, method, in place, out=, gradient."""
+    yield "function", op.op
+    if op.inplace_variant is not None:
+        yield "in place", lambda t, *args, **kwargs: op.inplace_variant(t.clone(), *args, **kwargs)
+    if op.supports_out:
+
+        def with_out(*args: Any, **kwargs: Any) -> Any:
+            result = op.op(*args, **kwargs)
+            out = tree_map(lambda t: torch.empty_like(t) if isinstance(t, torch.Tensor) else t, result)
+            if not isinstance(out, (torch.Tensor, tuple)):
+                raise NotTransferableError("out")
+            return op.op(*args, **kwargs, out=out)
+
+        yield "out", with_out
+    if grad:
+
+        def with_grad(*args: Any, **kwargs: Any) -> Any:
+            inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+            result = op.op(*args, **kwargs)
+            outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+            if not outputs or not inputs:
+                return result
+            ones = [torch.ones_like(t) for t in outputs]
+            return result, torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+
+        yield "gradient", with_grad
+
+
+def is_random(op: OpInfo, arguments: Any) -> bool:
+    """Whether the op's result depends on the seed, found by trying two (also where the OpInfo sets one itself)."""
+    results = []
+    with mock.patch.object(torch, "manual_seed"):
+        for seed in (1, 2):
+            args, kwargs = copy_tree(arguments, "cpu")
+            torch.default_generator.manual_seed(seed)
+            results.append(attempt(lambda args=args, kwargs=kwargs: op.op(*args, **kwargs)))
+    (first, error), (second, _) = results
+    return error is None and difference(first, second, "", tolerance={"rtol": 0, "atol": 0}) is not None
+
+
+def check_sample(
+    op: OpInfo, form: str, call: Callable[..., Any], sample: Any, device: torch.device, values: bool
+) -> tuple[str, str] | None:
+    """(outcome, message) of one sample of one form; None if CPU refuses it, too."""
+    arguments = ((sample.input, *sample.args), dict(sample.kwargs))
+    here = copy_tree(arguments, "cpu")
+    want, refused = attempt(lambda: call(*here[0], **here[1]))
+    if isinstance(refused, NotTransferableError):
+        return None
+    before = fallbacks(device)
+    there = copy_tree(arguments, device)
+
+    def run_there() -> Any:
+        result = call(*there[0], **there[1])
+        synchronize(device)
+        return result
+
+    got, error = attempt(run_there)
+    if refused is not None:
+        return None if error is not None else ("fail", f"{form}: CPU raises {refused!r}, the device nothing")
+    if error is not None:
+        return "fail", f"{form}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    text = difference(got, want, form, values) or difference(there, here, f"{form}, inputs after it", values)
+    if text is not None:
+        return "fail", text
+    return ("fallback", f"{form}: ran on the client") if fallbacks(device) != before else ("pass", "")
+
+
+def check_op(
+    op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report, grad: bool = True
+) -> None:
+    """Every form of an op with its first samples."""
+    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+    with_grad = (
+        grad and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
+    )
+    found, error = attempt(lambda: list(_first(op.sample_inputs("cpu", dtype, requires_grad=with_grad), samples)))
+    if error is not None:
+        report.skipped[f"{name}: no samples ({type(error).__name__})"] += 1
+        return
+    values = not name.startswith(UNINITIALISED)
+    if values and found:
+        arguments = ((found[0].input, *found[0].args), dict(found[0].kwargs))
+        values = _moves(found[0]) and not is_random(op, arguments)
+    for sample in found:
+        for form, call in variants(op, with_grad):
+            try:
+                outcome = check_sample(op, form, call, sample, device, values)
+            except NotTransferableError as reason:
+                report.skipped[f"{name}: {reason}"] += 1
+                continue
+            if outcome is not None:
+                report.add(name, *outcome)
+
+
+def _first(iterable: Any, count: int) -> Iterator[Any]:
+    for i, item in enumerate(iterable):
+        if i == count:
+            return
+        yield item
+
+
+def _moves(sample: Any) -> bool:
+    try:
+        copy_tree((sample.input, sample.args, sample.kwargs), "cpu")
+    except NotTransferableError:
+        return False
+    return True
+
+
+# -- one level down: the overloads of the op table -------------------------------------------------------------------
+
+
+def load_table() -> dict[str, dict[str, Any]]:
+    """The op table by overload name ("aten::add.Tensor"): a list that the build makes."""
+    with open(os.environ.get("TORCH_REMOTE_OP_LIST", "ir/ops/op_list.json")) as file:  # in the runfiles
+        return {op["name"]: op for op in json.load(file)}
+
+
+class Capture(TorchDispatchMode):
+    """Keeps the first calls of each overload of the table, with copies of their arguments from before the call."""
+
+    def __init__(self, table: dict[str, dict[str, Any]], limit: int = CALLS_PER_OVERLOAD) -> None:
+        super().__init__()
+        self.table, self.limit = table, limit
+        self.seen: Counter[str] = Counter()
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = function.name()
+        if name in self.table and self.seen[name] < self.limit:
+            try:
+                copy = copy_tree((args, kwargs), "cpu")
+            except NotTransferableError:
+                pass
+            else:
+                self.seen[name] += 1
+                self.calls.append((name, *tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, copy)))
+        return function(*args, **kwargs)
+
+
+def overload(name: str) -> Any:
+    operator, _, suffix = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, operator), suffix or "default")
+
+
+def siblings(table: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """For each functional overload its in-place and out overloads."""
+    result: dict[str, list[str]] = {}
+    for name, op in table.items():
+        if op["functional"] != name:
+            result.setdefault(op["functional"], []).append(name)
+    return result
+
+
+def sibling_call(op: dict[str, Any], args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The arguments of an in-place or out overload, made from a call of its functional one."""
+    if "Out" not in op["flags"]:
+        return args, kwargs
+    results, error = attempt(lambda: overload(op["functional"])(*copy_tree(args, "cpu"), **copy_tree(kwargs, "cpu")))
+    if error is not None:
+        return None
+    outs = [a["name"] for a in op["args"] if a["writes"] and a["keyword_only"]]
+    results = results if isinstance(results, tuple) else (results,)
+    if len(outs) != len(results):
+        return None
+    makers = {k: v for k, v in kwargs.items() if k in [a["name"] for a in op["args"]]}
+    fresh = {
+        name: tree_map(lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t, result)
+        for name, result in zip(outs, results, strict=True)
+    }
+    return args, {**makers, **fresh}
+
+
+@torch.no_grad()
+def check_call(name: str, args: tuple, kwargs: dict, device: torch.device, report: Report) -> None:
+    """Replays one call of an overload on CPU and device; results and all arguments, changed or not, must agree."""
+    function = overload(name)
+    random = torch.Tag.nondeterministic_seeded in function.tags
+    values = not random and not function.__name__.startswith(UNINITIALISED)
+    here = copy_tree((args, kwargs), "cpu")
+    want, refused = attempt(lambda: function(*here[0], **here[1]))
+    if refused is not None:
+        return
+    before = fallbacks(device)
+    there = copy_tree((args, kwargs), device)
+
+    def run_there() -> Any:
+        result = function(*there[0], **there[1])
+        synchronize(device)
+        return result
+
+    got, error = attempt(run_there)
+    if error is not None:
+        report.add(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return
+    text = difference(got, want, "result", values) or difference(there, here, "arguments after it", values)
+    shown = describe_call(args, kwargs)
+    if text is not None:
+        report.add(name, "fail", f"{text}; called with {shown}")
+    elif fallbacks(device) != before:
+        report.add(name, "fallback", "ran on the client")
+    else:
+        report.add(name, "pass")
+
+
+def describe_call(args: tuple, kwargs: dict) -> str:
+    parts = [describe(a) for a in tree_flatten(args)[0]] + [f"{k}={describe(v)}" for k, v in kwargs.items()]
+    return "(" + ", ".join(parts)[:300] + ")"
+
+
+def check_table(
+    ops: list[OpInfo], dtype: torch.dtype, device: torch.device, samples: int, table: dict, report: Report
+) -> Counter[str]:
+    """Captures the aten calls that the ops' samples make on CPU and replays them; how often each overload was tried."""
+    capture = Capture(table)
+    related = siblings(table)
+    tried: Counter[str] = Counter()
+    for op in ops:
+        grad = op.supports_autograd and dtype.is_floating_point
+        found, error = attempt(lambda op=op, grad=grad: list(_first(op.sample_inputs("cpu", dtype, grad), samples)))
+        if error is not None:
+            continue
+        for sample in found:
+            if not _moves(sample):
+                continue
+            for _, call in variants(op, grad):
+                with capture:
+                    attempt(lambda c=call, s=sample: c(s.input, *s.args, **s.kwargs))
+        for name, args, kwargs in capture.calls:
+            tried[name] += 1
+            check_call(name, args, kwargs, device, report)
+            for sibling in related.get(name, ()):
+                if tried[sibling] < CALLS_PER_OVERLOAD and capture.seen[sibling] < CALLS_PER_OVERLOAD:
+                    arguments = sibling_call(table[sibling], args, kwargs)
+                    if arguments is not None:
+                        tried[sibling] += 1
+                        check_call(sibling, *arguments, device, report)
+        capture.calls.clear()
+    return tried
+
+
+def ops_for(dtype: torch.dtype) -> list[OpInfo]:
+    return [op for op in op_db if op.supports_dtype(dtype, "cpu")]
