@@ -1,0 +1,100 @@
+"""The wheel, installed by pip beside torch in an otherwise empty environment, works without anything of the checkout."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, sys, torch, torch_remote
+from importlib.metadata import requires, version
+
+assert torch_remote.__file__.startswith(sys.prefix), torch_remote.__file__
+assert version("torch_remote") == torch_remote.__version__
+assert any(r.startswith("torch") for r in requires("torch_remote"))
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+x, y = torch.randn(5, 8), torch.tensor([0, 1, 2, 1, 0])
+losses = {}
+for device in ("cpu", "remote"):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    net.load_state_dict(model.state_dict())
+    net.to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    losses[device] = []
+    for _ in range(4):
+        loss = torch.nn.functional.cross_entropy(net(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[device].append(loss.item())
+torch.testing.assert_close(losses["remote"], losses["cpu"], rtol=1e-5, atol=1e-6)
+
+(child,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+binary = os.readlink(f"/proc/{child}/exe")
+assert binary.startswith(os.path.realpath(sys.prefix)), binary
+libraries = open(f"/proc/{child}/maps").read()
+assert os.path.realpath(os.path.dirname(torch.__file__)) in libraries, "the worker uses another libtorch"
+print("ok")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    (path,) = Path("frontend/torch_remote").glob("*.whl")
+    return path.resolve()
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """A virtual environment with torch's packages linked into it, and the wheel installed."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = next((folder / "lib").glob("python*")) / "site-packages"
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("torch_remote", "pip", "_distutils", "distutils")):
+            (packages / entry.name).symlink_to(entry)
+    # Outside the build's paths, as a user would call it.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RUNFILES", "TORCH_REMOTE", "BAZEL"))}
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-deps",
+         "--no-index", "--disable-pip-version-check", str(wheel)],
+        check=True, env=clean, cwd=folder,
+    )  # fmt: skip
+    return folder, clean
+
+
+def test_a_script_runs_from_the_installed_wheel(environment):
+    folder, clean = environment
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    result = subprocess.run(
+        [str(folder / "bin/python"), str(script)], env=clean, cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0 and result.stdout == "ok\n", result.stdout + result.stderr
+
+
+def test_contents(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for needed in (
+        "torch_remote/__init__.py",
+        "torch_remote/py.typed",
+        "torch_remote/_C.so",
+        "torch_remote/bin/torch-remote-worker",
+        "torch_remote/lib/libaten_plugin.so",
+    ):
+        assert needed in names
+    assert not [n for n in names if "test" in n or n.endswith((".cpp", ".h"))]
+
+
+def test_nothing_of_the_build_machine_is_inside(wheel):
+    """No path of the checkout or of its environment: the wheel must work elsewhere."""
+    marks = [sys.prefix.encode(), b"/execroot/"]
+    for name in (archive := zipfile.ZipFile(wheel)).namelist():
+        data = archive.read(name)
+        assert not [mark for mark in marks if mark in data], name
