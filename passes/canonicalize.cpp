@@ -1,0 +1,237 @@
+#include <unordered_map>
+#include <vector>
+
+#include "passes/pass.h"
+#include "passes/rewrite.h"
+#include "passes/shape_facts.h"
+
+// canonicalize: one name for one thing, so that later passes see that two things are the same.
+//
+// 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. The parameters stay; fewer of
+//    them are named.
+// 2. Equal expressions become one symbol.
+// 3. Strides of results that are contiguous for certain become products of the sizes.
+// 4. A copy of a value that is the very same bytes, and a copy of a view to itself, go.
+// 5. Equal views become one.
+namespace torch_remote::passes {
+namespace {
+
+using ir::Arg;
+using ir::ArgTag;
+using ir::Expr;
+using ir::ExprKind;
+using ir::Graph;
+using ir::kNoSym;
+using ir::Node;
+using ir::Sym;
+using ir::View;
+
+struct ExprHash {
+  size_t operator()(const Expr& expr) const {
+    uint64_t hash = static_cast<uint64_t>(expr.value) * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(expr.kind);
+    hash = (hash ^ (static_cast<uint64_t>(expr.a) << 32 | expr.b)) * 0xC2B2AE3D27D4EB4F;
+    return hash ^ hash >> 32;
+  }
+};
+
+class Canonicalizer {
+ public:
+  explicit Canonicalizer(Graph& graph) : graph_(graph) {}
+
+  void run() {
+    merge_sizes();
+    merge_exprs();
+    rename_symbols();
+    contiguous_results();
+    drop_copies();
+    merge_views();
+  }
+
+ private:
+  // -- symbols ------------------------------------------------------------------------------------------------------------
+
+  // The class of a parameter is named by a constant, if it has one, else by its first parameter.
+  Sym find(Sym symbol) {
+    while (canonical_[symbol] != symbol) {
+      canonical_[symbol] = canonical_[canonical_[symbol]];
+      symbol = canonical_[symbol];
+    }
+    return symbol;
+  }
+
+  bool mergeable(Sym symbol) const { return symbol < graph_.params || graph_.is_constant(symbol); }
+
+  void merge_sizes() {
+    canonical_.resize(graph_.symbols());
+    for (Sym i = 0; i < canonical_.size(); ++i) canonical_[i] = i;
+    EqualSizes equal;
+    for (const Node& node : graph_.nodes) {
+      collect_equal_sizes(graph_, node, equal);
+      for (auto [a, b] : equal) {
+        if (!mergeable(a) || !mergeable(b)) continue;
+        a = find(a);
+        b = find(b);
+        const bool a_constant = a >= graph_.params;
+        const bool b_constant = b >= graph_.params;
+        if (a == b || (a_constant && b_constant)) continue;
+        if (b_constant || (!a_constant && b < a)) std::swap(a, b);
+        canonical_[b] = a;
+      }
+    }
+  }
+
+  void merge_exprs() {
+    std::unordered_map<Expr, Sym, ExprHash> seen;
+    seen.reserve(graph_.exprs.size());
+    bool changed = false;
+    for (uint32_t i = 0; i < graph_.exprs.size(); ++i) {
+      Expr& expr = graph_.exprs[i];
+      const Sym symbol = graph_.params + i;
+      if (expr.kind != ExprKind::kConst) {
+        for (Sym* operand : {&expr.a, &expr.b}) {
+          const Sym known = find(*operand);
+          if (known == *operand || known >= symbol) continue;  // a constant may come later than its user
+          *operand = known;
+          changed = true;
+        }
+      }
+      const auto [found, added] = seen.try_emplace(expr, symbol);
+      if (!added) canonical_[symbol] = found->second;
+    }
+    if (changed) graph_.index_ = {};
+  }
+
+  void rename_symbols() {
+    const auto rename = [&](Sym& symbol) {
+      if (symbol != kNoSym) symbol = find(symbol);
+    };
+    for (View& view : graph_.views) {
+      for (Sym& size : view.sizes) rename(size);
+      for (Sym& stride : view.strides) rename(stride);
+      rename(view.offset);
+    }
+    for (ir::Buffer& buffer : graph_.buffers) rename(buffer.nbytes);
+    for (Node& node : graph_.nodes) {
+      for (Arg& arg : node.args) {
+        // Neighbours have to stay neighbours.
+        for_each_symbol_slot(arg, [&](Sym& symbol, uint32_t count) {
+          if (count == 1) rename(symbol);
+        });
+      }
+    }
+  }
+
+  // -- strides ------------------------------------------------------------------------------------------------------------
+
+  void contiguous_results() {
+    for (const Node& node : graph_.nodes) {
+      const bool always = makes_contiguous(ir::op_desc(node.opcode));
+      for (const Arg& result : node.results) {
+        if (result.tag != ArgTag::kView) continue;
+        View& view = graph_.views[result.a];
+        if (view.dynamic || is_contiguous(graph_, view)) continue;
+        if (always || keeps_contiguous(graph_, node, view)) set_contiguous(view);
+      }
+    }
+  }
+
+  // As torch computes them: a dim of size 0 counts as 1.
+  void set_contiguous(View& view) {
+    Sym stride = kNoSym;
+    for (size_t d = view.sizes.size(); d-- > 0;) {
+      if (d + 1 == view.sizes.size()) {
+        stride = graph_.constant(1);
+      } else {
+        int64_t value = 0;
+        const bool zero = graph_.is_constant(view.sizes[d + 1], &value) && value == 0;
+        if (!zero) stride = graph_.expr(ExprKind::kMul, view.sizes[d + 1], stride);
+      }
+      view.strides[d] = stride;
+    }
+  }
+
+  // -- copies -------------------------------------------------------------------------------------------------------------
+
+  void drop_copies() {
+    static const ir::Opcode kCopy = ir::find_op("aten::copy_");
+    std::vector<bool> constant;  // made at the first copy
+    std::vector<uint32_t> target(graph_.buffers.size());
+    for (uint32_t i = 0; i < target.size(); ++i) target[i] = i;
+    size_t next = 0;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      Node& node = graph_.nodes[i];
+      bool drop = false;
+      if (node.opcode == kCopy && node.args[0].tag == ArgTag::kView && node.args[1].tag == ArgTag::kView) {
+        if (constant.empty()) constant = constant_buffers(graph_);
+        const View& to = graph_.views[node.args[0].a];
+        const View& from = graph_.views[node.args[1].a];
+        const uint32_t source = target[from.buffer];
+        const ir::Buffer& made = graph_.buffers[to.buffer];
+        if (same_geometry(to, from)) {
+          drop = to.buffer == source;
+          if (!drop && made.ssa && !made.survives && constant[source]) {
+            drop = true;
+            target[to.buffer] = source;
+          }
+        }
+      }
+      if (drop) continue;
+      if (next != i) graph_.nodes[next] = std::move(node);
+      ++next;
+    }
+    if (next == graph_.nodes.size()) return;
+    graph_.plan.clear();
+    graph_.nodes.resize(next);
+    for (View& view : graph_.views) view.buffer = target[view.buffer];
+    for (uint32_t i = 0; i < target.size(); ++i) {
+      if (target[i] != i) graph_.buffers[i].ssa = false;  // nothing touches it any more
+    }
+  }
+
+  // -- views --------------------------------------------------------------------------------------------------------------
+
+  static uint64_t hash_of(const View& view) {
+    uint64_t hash = static_cast<uint64_t>(view.buffer) << 8 | static_cast<uint64_t>(view.dtype);
+    const auto add = [&](Sym symbol) {
+      hash = (hash ^ symbol) * 0x9E3779B97F4A7C15;
+      hash ^= hash >> 31;
+    };
+    for (const Sym size : view.sizes) add(size);
+    for (const Sym stride : view.strides) add(stride);
+    add(view.offset);
+    return hash;
+  }
+
+  void merge_views() {
+    std::unordered_map<uint64_t, uint32_t> seen;
+    seen.reserve(graph_.views.size());
+    std::vector<uint32_t> numbers(graph_.views.size());
+    bool changed = false;
+    for (uint32_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = i;
+      const View& view = graph_.views[i];
+      if (view.dynamic) continue;
+      const auto [found, added] = seen.try_emplace(hash_of(view), i);
+      const View& other = graph_.views[found->second];
+      if (added || view.buffer != other.buffer || !same_geometry(view, other)) continue;
+      numbers[i] = found->second;
+      changed = true;
+    }
+    if (!changed) return;
+    for (Node& node : graph_.nodes) {
+      for_each_view_slot(node, [&](uint32_t& view, bool) { view = numbers[view]; });
+    }
+  }
+
+  Graph& graph_;
+  std::vector<Sym> canonical_;
+};
+
+}  // namespace
+
+Status canonicalize(Graph& graph) {
+  Canonicalizer(graph).run();
+  return {};
+}
+
+}  // namespace torch_remote::passes

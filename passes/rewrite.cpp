@@ -1,0 +1,46 @@
+#include "passes/rewrite.h"
+
+namespace torch_remote::passes {
+
+using ir::Graph;
+using ir::OpDesc;
+
+bool same_geometry(const ir::View& a, const ir::View& b) {
+  return !a.dynamic && !b.dynamic && a.dtype == b.dtype && a.offset == b.offset && a.sizes == b.sizes &&
+         a.strides == b.strides;
+}
+
+bool fills_first_argument(const OpDesc& desc) {
+  static const ir::Opcode kOpcodes[] = {ir::find_op("aten::copy_"), ir::find_op("aten::fill_.Scalar"),
+                                        ir::find_op("aten::fill_.Tensor"), ir::find_op("aten::zero_")};
+  for (const ir::Opcode opcode : kOpcodes) {
+    if (desc.opcode == opcode) return true;
+  }
+  return false;
+}
+
+bool only_visible_effects(const OpDesc& desc) {
+  if ((desc.flags & ir::kOpPure) != 0) return true;
+  constexpr uint32_t kElsewhere = ir::kOpHostResult | ir::kOpDynamicShape | ir::kOpHiddenMutation;
+  if (desc.opcode >= ir::kFirstOpaque || (desc.flags & kElsewhere) != 0) return false;
+  // An op without any result or write is there for something else (an assertion).
+  bool writes = !desc.results.empty();
+  for (const ir::ArgDesc& arg : desc.args) writes |= arg.writes;
+  return writes;
+}
+
+std::vector<bool> constant_buffers(const Graph& graph) {
+  std::vector<bool> constant(graph.buffers.size());
+  for (size_t i = 0; i < constant.size(); ++i) {
+    constant[i] = graph.buffers[i].ssa || graph.buffers[i].kind == ir::BufferKind::kInput;
+  }
+  for (const ir::Node& node : graph.nodes) {
+    ir::for_each_view(node, [&](uint32_t view, bool writes) {
+      const uint32_t buffer = graph.views[view].buffer;
+      if (writes && !graph.buffers[buffer].ssa) constant[buffer] = false;
+    });
+  }
+  return constant;
+}
+
+}  // namespace torch_remote::passes
