@@ -49,7 +49,8 @@ typedef struct tr_run {
   uint32_t symbols_changed;    // 0: the same as in the program's last run (sizes, scalars and offsets can stay as they are)
   uint32_t first, last;        // nodes
   tr_buffer* buffers;          // one a graph buffer. In: data set, or null for one that a node of this range creates (executor
-                               // then allocates it or hands over what the op returned). Out: filled in.
+                               // then allocates it or hands over what the op returned). Out: filled in; null again for one that
+                               // the executor made, that does not survive and that no later node needs.
   uint32_t buffer_count;
   // Dynamic and host results of the range's nodes, as in RunReply (remote/wire.fbs): for each dynamic view dtype, rank, sizes.
   int64_t* words;

@@ -1,0 +1,377 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "worker/aten/schema.h"
+#include "worker/aten/testing.h"
+
+// Ops run through the executor give what torch gives when called directly.
+namespace torch_remote::worker::aten {
+namespace {
+
+using c10::IValue;
+
+at::Tensor wrapped(double value) {
+  at::Tensor tensor = at::scalar_tensor(value, at::kDouble);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+// A copy with the same strides.
+at::Tensor copy_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  at::Tensor copy = at::empty({static_cast<int64_t>(tensor.storage().nbytes())}, at::kByte);
+  std::memcpy(copy.data_ptr(), tensor.storage().data(), tensor.storage().nbytes());
+  at::Tensor view = at::empty({0}, tensor.options());
+  return view.set_(copy.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+IValue copy_of(const IValue& value) {
+  if (value.isTensor()) return copy_of(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(copy_of(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::optional(copy_of(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<IValue>& values) {
+  std::vector<at::Tensor> all;
+  for (const IValue& value : values) {
+    if (value.isTensor()) all.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) all.push_back(tensor);
+    }
+  }
+  return all;
+}
+
+void expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
+  ASSERT_EQ(got.sizes(), wanted.sizes()) << what;
+  ASSERT_EQ(got.scalar_type(), wanted.scalar_type()) << what;
+  EXPECT_TRUE(wanted.is_floating_point() ? at::allclose(got, wanted, 1e-5, 1e-6, true) : at::equal(got, wanted))
+      << what << "\ngot " << got << "\nwanted " << wanted;
+}
+
+// Runs the op both ways, twice: with arguments as they are, and again after the memory moved.
+void check(const std::string& op, const std::vector<IValue>& args) {
+  SCOPED_TRACE(op);
+  TestExecutor executor;
+  std::vector<IValue> reference;
+  for (const IValue& arg : args) reference.push_back(copy_of(arg));
+  c10::Stack stack(reference.begin(), reference.end());
+  const auto handle = find_operator(op);
+  for (size_t i = stack.size(); i < handle.schema().arguments().size(); ++i) {
+    const auto& argument = handle.schema().arguments()[i];
+    stack.push_back(argument.default_value() ? *argument.default_value() : IValue());
+  }
+  std::vector<IValue> all_args(stack.begin(), stack.end());
+  for (size_t i = 0; i < args.size(); ++i) all_args[i] = args[i];
+  handle.callBoxed(&stack);
+  const std::vector<IValue> wanted(stack.begin(), stack.end());
+
+  GraphBuilder builder;
+  builder.call(op, all_args, wanted);
+  TestExecutor::Loaded program(executor, builder);
+  const auto moved = executor.memory.get();
+  for (int round = 0; round < 2; ++round) {
+    if (round == 1) {
+      tr_buffer gap{};
+      ASSERT_TRUE(moved->allocate(64, &gap));
+      program.fill_inputs();
+      gap.release(gap.owner);
+    }
+    const auto outcome = program.run(round == 0);
+    ASSERT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
+    const auto& node = builder.graph.nodes[0];
+    const auto wanted_tensors = tensors_of(wanted);
+    size_t next = 0;
+    for (const ir::Arg& result : node.results) {
+      if (result.tag == ir::ArgTag::kView) expect_same(program.tensor(result.a), wanted_tensors[next], "result");
+      for (const ir::Arg& item : result.items) {
+        if (item.tag == ir::ArgTag::kView) expect_same(program.tensor(item.a), wanted_tensors[next], "list item");
+        ++next;
+      }
+      if (result.tag != ir::ArgTag::kList) ++next;
+    }
+    // What the op wrote.
+    const auto after = tensors_of(reference);
+    size_t seen = 0;
+    for (const ir::Arg& arg : node.args) {
+      if (arg.tag == ir::ArgTag::kView) expect_same(program.tensor(arg.a), after[seen], "argument");
+      for (const ir::Arg& item : arg.items) {
+        if (item.tag == ir::ArgTag::kView) expect_same(program.tensor(item.a), after[seen], "argument's item");
+        if (item.tag == ir::ArgTag::kView) ++seen;
+      }
+      if (arg.tag == ir::ArgTag::kView || arg.tag == ir::ArgTag::kScalarTensor) ++seen;
+    }
+  }
+}
+
+TEST(Executor, Pointwise) {
+  const at::Tensor a = at::randn({5, 7}), b = at::randn({7}), c = at::randn({7, 5}).t();
+  check("aten::add.Tensor", {a, b, 2.5});
+  check("aten::add.Tensor", {a, c, 1});
+  check("aten::mul.Tensor", {a, wrapped(3.0)});
+  check("aten::mul_.Tensor", {a, wrapped(3.0)});
+  check("aten::div.Tensor", {at::randint(1, 9, {4}), at::randint(1, 9, {4})});
+  check("aten::relu", {a});
+  check("aten::relu_", {a});
+  check("aten::gelu", {a, "tanh"});
+  check("aten::addcmul_", {a, at::randn({5, 7}), c, 0.5});
+  check("aten::where.self", {a.gt(0), a, b});
+  check("aten::gt.Scalar", {a, 0.25});
+  check("aten::clamp", {a, -0.5, IValue()});
+  check("aten::lerp_.Scalar", {a, at::randn({5, 7}), 0.1});
+  check("aten::add.out", {a, c, 1, at::empty({5, 7})});
+  check("aten::pow.Tensor_Scalar", {a, 2});
+  check("aten::bitwise_and.Tensor", {a.gt(0), c.gt(0)});
+}
+
+TEST(Executor, ReductionsAndNorms) {
+  const at::Tensor a = at::randn({3, 4, 8});
+  check("aten::sum.dim_IntList", {a, c10::List<int64_t>({1}), true, IValue()});
+  check("aten::sum", {a, IValue(static_cast<int64_t>(at::kDouble))});
+  check("aten::mean.dim", {a, c10::List<int64_t>({0, 2}), false, IValue()});
+  check("aten::max.dim", {a, 1, false});
+  check("aten::argmax", {a, 2, true});
+  check("aten::_softmax", {a, -1, false});
+  check("aten::_log_softmax_backward_data", {a, at::_log_softmax(a, 2, false), 2, static_cast<int64_t>(at::kFloat)});
+  check("aten::native_layer_norm", {a, c10::List<int64_t>({8}), at::randn({8}), at::randn({8}), 1e-5});
+  check("aten::native_batch_norm",
+        {at::randn({4, 3, 5}), at::randn({3}), at::randn({3}), at::zeros({3}), at::ones({3}), true, 0.1, 1e-5});
+  check("aten::native_batch_norm",
+        {at::randn({4, 3, 5}), at::randn({3}), at::randn({3}), at::zeros({3}), at::ones({3}), false, 0.1, 1e-5});
+  check("aten::native_group_norm", {at::randn({2, 4, 5}), IValue(), IValue(), 2, 4, 5, 2, 1e-5});
+  check("aten::linalg_vector_norm", {a, 2, IValue(), false, IValue()});
+  check("aten::cumsum", {a, 1, IValue()});
+}
+
+TEST(Executor, Products) {
+  const at::Tensor a = at::randn({4, 6}), b = at::randn({6, 3});
+  check("aten::mm", {a, b});
+  check("aten::mm", {at::randn({6, 4}).t(), b});
+  check("aten::addmm", {at::randn({3}), a, b, 1, 1});
+  check("aten::bmm", {at::randn({2, 4, 6}), at::randn({2, 6, 3})});
+  const c10::List<int64_t> one({1, 1}), zero({0, 0});
+  check("aten::convolution", {at::randn({2, 3, 8, 8}), at::randn({4, 3, 3, 3}), at::randn({4}), one, one, one, false,
+                              zero, 1});
+  check("aten::convolution_backward",
+        {at::randn({2, 4, 8, 8}), at::randn({2, 3, 8, 8}), at::randn({4, 3, 3, 3}), c10::List<int64_t>({4}), one, one,
+         one, false, zero, 1, c10::List<bool>({false, true, true})});
+}
+
+TEST(Executor, IndexingAndLists) {
+  const at::Tensor a = at::randn({6, 5}), rows = at::tensor({4, 0, 1}, at::kLong);
+  check("aten::embedding", {a, rows, -1, false, false});
+  check("aten::embedding_dense_backward", {at::randn({3, 5}), rows, 6, -1, false});
+  check("aten::index_select", {a, 0, rows});
+  check("aten::gather", {a, 0, at::randint(0, 6, {2, 5})});
+  check("aten::scatter_add_", {a, 0, at::randint(0, 6, {2, 5}), at::randn({2, 5})});
+  c10::List<std::optional<at::Tensor>> indices;
+  indices.push_back(std::nullopt);
+  indices.push_back(at::tensor({1, 3}, at::kLong));
+  check("aten::index.Tensor", {a, indices});
+  check("aten::index_put_", {a, indices, at::randn({6, 2}), true});
+  check("aten::cat", {c10::List<at::Tensor>({a, at::randn({2, 5})}), 0});
+  check("aten::stack", {c10::List<at::Tensor>({a, a + 1}), 1});
+  check("aten::split_with_sizes_copy", {a, c10::List<int64_t>({2, 4}), 0});
+  check("aten::_foreach_add_.List", {c10::List<at::Tensor>({a, a + 1}), c10::List<at::Tensor>({a * 2, a * 3}), 0.5});
+  check("aten::_foreach_mul.Scalar", {c10::List<at::Tensor>({a, a + 1}), 0.5});
+  c10::impl::GenericList scalars(c10::NumberType::get());
+  scalars.push_back(0.5);
+  scalars.push_back(2);
+  check("aten::_foreach_mul.ScalarList", {c10::List<at::Tensor>({a, a + 1}), scalars});
+  check("aten::topk", {a, 2, 1, true, true});
+  check("aten::sort", {a, 1, false});
+  check("aten::max_pool2d_with_indices", {at::randn({1, 2, 6, 6}), c10::List<int64_t>({2, 2})});
+  check("aten::nll_loss_forward", {at::randn({3, 5}), rows, IValue(), 1, -100});
+}
+
+TEST(Executor, FactoriesAndCopies) {
+  check("aten::arange.start_step", {0, 10, 2});
+  check("aten::full", {c10::List<int64_t>({2, 3}), 7});
+  check("aten::zeros_like", {at::randn({2, 3})});
+  check("aten::clone", {at::randn({4, 5}).t(), IValue()});
+  check("aten::_to_copy", {at::randn({4, 5}), static_cast<int64_t>(at::kHalf)});
+  check("aten::copy_", {at::randn({4, 5}), at::randn({5}), false});
+  check("aten::fill_.Scalar", {at::randn({4}), 3});
+  check("aten::constant_pad_nd", {at::randn({2, 3}), c10::List<int64_t>({1, 2}), 0.5});
+  // Returns its argument: still a buffer of its own here.
+  check("aten::contiguous", {at::randn({4, 5}), static_cast<int64_t>(at::MemoryFormat::Contiguous)});
+}
+
+TEST(Executor, TheProgramsStridesCount) {
+  const at::Tensor a = at::randn({4, 5});
+  // The recorder says that the result is transposed: it is, whatever the kernel makes.
+  const at::Tensor transposed = at::empty({5, 4}).t();
+  for (const char* op : {"aten::relu", "aten::clone", "aten::cumsum"}) {
+    SCOPED_TRACE(op);
+    TestExecutor executor;
+    GraphBuilder builder;
+    std::vector<IValue> args = {a};
+    if (std::string(op) == "aten::cumsum") args.push_back(1);
+    builder.call(op, args, {transposed});
+    TestExecutor::Loaded program(executor, builder);
+    const auto outcome = program.run();
+    ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+    const at::Tensor wanted = std::string(op) == "aten::relu" ? a.relu() : args.size() > 1 ? a.cumsum(1) : a;
+    const uint32_t view = builder.graph.nodes[0].results[0].a;
+    expect_same(program.tensor(view), wanted, op);
+    const auto* data = static_cast<const float*>(program.buffers[builder.graph.views[view].buffer].data);
+    EXPECT_FLOAT_EQ(data[1], wanted[1][0].item<float>());
+  }
+}
+
+TEST(Executor, NewSizesAndScalarsWithoutANewProgram) {
+  TestExecutor executor;
+  const at::Tensor a = at::arange(6, at::kFloat).reshape({2, 3});
+  GraphBuilder builder;
+  const at::Tensor scaled = a * 2, sum = scaled + 1;
+  builder.call("aten::mul.Tensor", {a, wrapped(2)}, {scaled});
+  builder.call("aten::add.Tensor", {scaled, wrapped(1), 1}, {sum});
+  TestExecutor::Loaded program(executor, builder);
+  ASSERT_EQ(program.run().code, 0);
+  expect_same(program.tensor(3), a * 2 + 1, "first");
+  // Half as many rows are now 3 x 2, and the factor is 10.
+  for (int64_t& value : builder.params) {
+    if (value == std::bit_cast<int64_t>(2.0)) {
+      value = std::bit_cast<int64_t>(10.0);
+    } else if (value == 2) {
+      value = 3;
+    } else if (value == 3) {
+      value = 2;
+    }
+  }
+  program.fill_inputs();
+  ASSERT_EQ(program.run().code, 0);
+  expect_same(program.tensor(3), a.reshape({3, 2}) * 10 + 1, "second");
+}
+
+TEST(Executor, TemporariesThatItMadeAreGivenBack) {
+  TestExecutor executor;
+  const at::Tensor a = at::randn({1000});
+  GraphBuilder builder;
+  const at::Tensor copy = a.clone(), result = copy + copy;
+  builder.call("aten::clone", {a, IValue()}, {copy});
+  builder.call("aten::add.Tensor", {copy, copy, 1}, {result});
+  builder.graph.buffers[1].survives = false;
+  TestExecutor::Loaded program(executor, builder);
+  ASSERT_EQ(executor.api->creates_buffer(program.program, 1), 1);
+  ASSERT_EQ(executor.api->creates_buffer(program.program, 2), 0);
+  ASSERT_EQ(program.run().code, 0);
+  EXPECT_EQ(program.buffers[1].data, nullptr);
+  expect_same(program.tensor(builder.graph.nodes[1].results[0].a), a + a, "sum");
+  program.release();
+  EXPECT_EQ(executor.memory->stats().allocated, 0u);
+}
+
+TEST(Executor, DynamicResultsReportTypeAndSizes) {
+  TestExecutor executor;
+  const at::Tensor a = at::tensor({0, 3, 0, 5}, at::kLong).reshape({2, 2});
+  GraphBuilder builder;
+  builder.call("aten::nonzero", {a}, {at::nonzero(a)});
+  TestExecutor::Loaded program(executor, builder);
+  const auto outcome = program.run();
+  ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2}));
+  ASSERT_EQ(program.buffers[1].nbytes, 32u);
+  const auto* data = static_cast<const int64_t*>(program.buffers[1].data);
+  EXPECT_EQ(std::vector<int64_t>(data, data + 4), (std::vector<int64_t>{0, 1, 1, 1}));
+}
+
+TEST(Executor, HostResults) {
+  TestExecutor executor;
+  const at::Tensor a = at::scalar_tensor(2.5);
+  GraphBuilder builder;
+  builder.call("aten::_local_scalar_dense", {a}, {});
+  TestExecutor::Loaded program(executor, builder);
+  auto outcome = program.run();
+  ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat),
+                                                 std::bit_cast<int64_t>(2.5)}));
+  GraphBuilder other;
+  other.call("aten::equal", {a, a + 0}, {});
+  TestExecutor::Loaded equal(executor, other);
+  outcome = equal.run();
+  EXPECT_EQ(outcome.words, (std::vector<int64_t>{1}));
+}
+
+TEST(Executor, AFailedNodeIsNamedAndThoseBeforeItRan) {
+  TestExecutor executor;
+  const at::Tensor weight = at::randn({10, 4}), rows = at::tensor({1, 99, 2}, at::kLong);
+  const at::Tensor doubled = weight * 2, found = at::randn({3, 4});
+  GraphBuilder builder;
+  builder.call("aten::mul.Tensor", {weight, wrapped(2)}, {doubled});
+  builder.call("aten::embedding", {doubled, rows, -1, false, false}, {found});
+  TestExecutor::Loaded program(executor, builder);
+  const auto outcome = program.run();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_EQ(outcome.error.node, 1u);
+  EXPECT_STREQ(outcome.error.kind, "IndexError");
+  EXPECT_STREQ(outcome.error.message, "index out of range in self");
+  expect_same(program.tensor(builder.graph.nodes[0].results[0].a), doubled, "before");
+}
+
+TEST(Executor, OutOfMemoryIsItsOwnKind) {
+  TestExecutor executor(/*inproc=*/false, 64 << 20);
+  const at::Tensor a = at::zeros({1 << 20});
+  GraphBuilder builder;
+  builder.call("aten::cdist", {at::zeros({5000, 2}), at::zeros({5000, 2}), 2.0, IValue()}, {at::empty({0})});
+  builder.graph.views.back().sizes = builder.graph.views[0].sizes;
+  TestExecutor::Loaded program(executor, builder);
+  const auto outcome = program.run();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_STREQ(outcome.error.kind, "OutOfMemoryError");
+}
+
+TEST(Executor, WrongSizesAreAnError) {
+  TestExecutor executor;
+  GraphBuilder builder;
+  builder.call("aten::mm", {at::randn({2, 3}), at::randn({3, 4})}, {at::empty({5, 4})});
+  TestExecutor::Loaded program(executor, builder);
+  const auto outcome = program.run();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(std::string(outcome.error.message).find("[2, 4]"), std::string::npos) << outcome.error.message;
+}
+
+TEST(Executor, ProgramsThatDoNotFitTheSchemaAreRefused) {
+  TestExecutor executor;
+  GraphBuilder builder;
+  builder.call("aten::relu", {at::randn({2})}, {at::randn({2})});
+  // Claims another signature for an op that the table does not list.
+  const ir::OpaqueArg args[] = {{"self", ir::ArgKind::kTensor}, {"n", ir::ArgKind::kString}};
+  const ir::ResultDesc results[] = {{ir::ResultKind::kTensor, -1}};
+  ir::register_opaque("aten::logit_backward.grad_input_", args, results, 0);
+  ir::register_opaque("aten::_nonsense", args, results, 0);
+  builder.graph.nodes[0].opcode = ir::find_op("aten::_nonsense");
+  ir::Arg text;
+  text.tag = ir::ArgTag::kString;
+  text.text = "x";
+  builder.graph.nodes[0].args.push_back(text);
+  TestExecutor::Loaded program(executor, builder);
+  EXPECT_EQ(program.program, nullptr);
+  EXPECT_STREQ(program.error.kind, "NotImplementedError");
+}
+
+TEST(Executor, PackGathersAStridedView) {
+  const at::Tensor a = at::arange(24, at::kInt).reshape({2, 3, 4});
+  const at::Tensor view = a.permute({2, 0, 1});
+  std::vector<int32_t> packed(24);
+  TestExecutor executor;
+  executor.api->pack(a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
+  const at::Tensor wanted = view.contiguous();
+  EXPECT_EQ(std::memcmp(packed.data(), wanted.data_ptr(), 96), 0);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::aten

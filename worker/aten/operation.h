@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/aten/special.h"
+
+// One node, prepared: which kernel to call, and its arguments as IValues that are made once and changed only when the
+// symbols they come from change.
+namespace torch_remote::worker::aten {
+
+class Operation {
+ public:
+  enum class Mode : uint8_t {
+    kOut,         // the real out variant writes the results' memory
+    kEffect,      // no new results: in-place, out=
+    kFunctional,  // the op makes its results' memory
+    kSpecial,     // computed here, into the results' memory
+  };
+
+  // Resolves the op and checks the node's arguments against its schema; throws. `tensor(arg)` gives the tensor of a kView or
+  // kScalarTensor argument; it must stay the same object.
+  Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph);
+
+  Mode mode() const { return mode_; }
+  bool makes_results() const { return mode_ == Mode::kFunctional; }
+
+  // The symbols' values are new: makes the arguments that come from them again.
+  void update(const int64_t* symbols);
+
+  // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest.
+  void call(c10::Stack& stack);
+
+  // The out variant did not take the results' memory as it is: call the functional overload from now on.
+  void stop_using_out();
+
+  const c10::FunctionSchema& schema() const { return functional_.schema(); }
+
+ private:
+  struct Number {  // an argument that comes from symbols
+    uint32_t argument;
+    const ir::Arg* source;
+    std::vector<ir::Sym> symbols;
+    std::vector<int64_t> values;  // of the last update
+  };
+
+  void add_argument(const ir::Arg& arg, const c10::Argument& argument,
+                    const std::function<at::Tensor(const ir::Arg&)>& tensor);
+  const c10::OperatorHandle& op() const { return mode_ == Mode::kOut ? *out_ : functional_; }
+
+  c10::OperatorHandle functional_;
+  std::optional<c10::OperatorHandle> out_;
+  Mode mode_;
+  Special special_ = nullptr;
+  bool random_ = false;          // seeds before each call
+  bool own_generator_ = false;   // the op has a Generator argument; else the default one is seeded
+  bool updated_ = false;
+  uint64_t seed_ = 0, offset_ = 0;
+  ir::Sym seed_symbol_ = ir::kNoSym;
+  at::Generator generator_;
+  std::vector<c10::IValue> arguments_;
+  std::vector<at::Tensor> results_;  // kOut: after the arguments; kSpecial: one for each result of the schema
+  std::vector<Number> numbers_;
+};
+
+}  // namespace torch_remote::worker::aten

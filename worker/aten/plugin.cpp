@@ -1,0 +1,115 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <new>
+#include <string>
+
+#include "worker/aten/errors.h"
+#include "worker/aten/host_memory.h"
+#include "worker/aten/program.h"
+#include "worker/executor.h"
+
+// The executor's C ABI. No exception leaves this file.
+
+using torch_remote::worker::aten::Program;
+
+struct tr_executor {
+  tr_host host;
+  bool inproc;
+};
+
+struct tr_program {
+  Program program;
+};
+
+namespace torch_remote::worker::aten {
+namespace {
+
+int create(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error) {
+  try {
+    TORCH_CHECK(host->abi == TR_EXECUTOR_ABI, "remote: the worker speaks version ", host->abi,
+                " of the executor interface, this plugin ", TR_EXECUTOR_ABI, "; install them from one package");
+    auto result = std::make_unique<tr_executor>(tr_executor{*host, inproc != 0});
+    if (!inproc) {
+      use_host_memory(&result->host);
+      if (threads > 0) at::set_num_threads(threads);
+    }
+    *executor = result.release();
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+void destroy(tr_executor* executor) {
+  if (!executor->inproc) leave_host_memory();
+  delete executor;
+}
+
+int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** out, tr_error* error) {
+  try {
+    ir::Graph graph;
+    const Status status = ir::decode_program(bytes, size, &graph);
+    if (!status.ok()) {
+      set_error(error, "RuntimeError", status.message().c_str());
+      return 1;
+    }
+    *out = new tr_program{Program(executor->host, std::move(graph))};
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+void unload(tr_executor* executor, tr_program* program) { delete program; }
+
+int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+  try {
+    program->program.run(*run, &error->node);
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
+
+void pack(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
+          const int64_t* strides) {
+  const c10::InferenceMode inference;
+  const at::ScalarType type = item_size == 1   ? at::kByte
+                              : item_size == 2 ? at::kShort
+                              : item_size == 4 ? at::kInt
+                              : item_size == 8 ? at::kLong
+                                               : at::kComplexDouble;
+  const at::Tensor from = at::from_blob(const_cast<void*>(source), {sizes, rank}, {strides, rank}, type);
+  at::from_blob(destination, {sizes, rank}, type).copy_(from);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::aten
+
+extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_remote_executor_api() {
+  namespace aten = torch_remote::worker::aten;
+  static const std::string description = "ATen " TORCH_VERSION;
+  static const tr_executor_api api = {
+      .struct_size = sizeof(tr_executor_api),
+      .abi = TR_EXECUTOR_ABI,
+      .description = description.c_str(),
+      .create = aten::create,
+      .destroy = aten::destroy,
+      .load = aten::load,
+      .unload = aten::unload,
+      .run = aten::run,
+      .creates_buffer = aten::creates_buffer,
+      .pack = aten::pack,
+  };
+  return &api;
+}

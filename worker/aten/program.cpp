@@ -1,0 +1,360 @@
+#include "worker/aten/program.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "worker/aten/host_memory.h"
+
+namespace torch_remote::worker::aten {
+namespace {
+
+using ir::Arg;
+using ir::ArgTag;
+
+constexpr uint32_t kFewNodes = 8;  // a run of so few nodes binds only the buffers that they touch
+
+template <typename F>
+void for_each_result_view(const ir::Node& node, F&& f) {
+  for (const Arg& result : node.results) {
+    if (result.tag == ArgTag::kView) f(result);
+    for (const Arg& item : result.items) {
+      if (item.tag == ArgTag::kView) f(item);
+    }
+  }
+}
+
+at::ScalarType scalar_type(ir::DType dtype) { return static_cast<at::ScalarType>(dtype); }
+
+static_assert(static_cast<int>(ir::DType::kFloat32) == static_cast<int>(at::kFloat));
+static_assert(static_cast<int>(ir::DType::kBool) == static_cast<int>(at::kBool));
+static_assert(static_cast<int>(ir::DType::kBFloat16) == static_cast<int>(at::kBFloat16));
+static_assert(static_cast<int>(ir::DType::kFloat8E4M3FNUZ) == static_cast<int>(at::kFloat8_e4m3fnuz));
+static_assert(static_cast<int>(ir::DType::kUInt64) == static_cast<int>(at::kUInt64));
+static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at::kFloat8_e8m0fnu));
+
+}  // namespace
+
+Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std::move(graph)) {
+  const c10::InferenceMode inference;
+  buffers_.resize(graph_.buffers.size());
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_[i].storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr,
+        /*resizable=*/false));
+    buffers_[i].survives = graph_.buffers[i].survives;
+  }
+  views_.reserve(graph_.views.size());
+  for (const ir::View& view : graph_.views) {
+    views_.push_back(at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(buffers_[view.buffer].storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
+  }
+  operations_.reserve(graph_.nodes.size());
+  const auto tensor = [this](const Arg& arg) { return tensor_of(arg); };
+  for (const ir::Node& node : graph_.nodes) operations_.emplace_back(node, tensor, graph_);
+  find_lifetimes();
+}
+
+at::Tensor Program::tensor_of(const Arg& arg) {
+  if (arg.tag == ArgTag::kView) return views_[arg.a];
+  const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
+  ScalarTensor scalar{arg.a, dtype, at::detail::empty_cpu({}, scalar_type(dtype))};
+  if (arg.b >> 8 & 1) scalar.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  scalars_.push_back(scalar);
+  return scalar.tensor;
+}
+
+void Program::find_lifetimes() {
+  nodes_.resize(graph_.nodes.size());
+  std::vector<uint32_t> last(buffers_.size(), ir::kNoNode);
+  std::vector<bool> seen(buffers_.size(), false);
+  for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+    if (operations_[n].makes_results()) {
+      for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
+        const uint32_t buffer = graph_.views[result.a].buffer;
+        if (!seen[buffer] && graph_.buffers[buffer].kind == ir::BufferKind::kFresh) buffers_[buffer].created = true;
+      });
+    }
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
+      const uint32_t buffer = graph_.views[view].buffer;
+      seen[buffer] = true;
+      if (last[buffer] != n) nodes_[n].buffers.push_back(buffer);
+      last[buffer] = n;
+    });
+  }
+  for (uint32_t b = 0; b < buffers_.size(); ++b) {
+    if (buffers_[b].created && !buffers_[b].survives) nodes_[last[b]].dead_after.push_back(b);
+  }
+}
+
+// True if the tensor's sizes, strides or offset changed.
+bool Program::update_view(uint32_t index, const int64_t* symbols) {
+  const ir::View& view = graph_.views[index];
+  if (view.dynamic) return false;
+  const size_t rank = view.sizes.size();
+  std::array<int64_t, ir::kMaxRank> all_sizes, all_strides;
+  for (size_t i = 0; i < rank; ++i) {
+    all_sizes[i] = symbols[view.sizes[i]];
+    all_strides[i] = symbols[view.strides[i]];
+  }
+  const c10::IntArrayRef sizes(all_sizes.data(), rank), strides(all_strides.data(), rank);
+  const int64_t offset = symbols[view.offset];
+  c10::TensorImpl* impl = views_[index].unsafeGetTensorImpl();
+  if (impl->sizes() == sizes && impl->strides() == strides &&
+      impl->storage_offset() == offset) {
+    return false;
+  }
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  return true;
+}
+
+void Program::update_scalars(const int64_t* symbols) {
+  for (ScalarTensor& scalar : scalars_) {
+    const bool complex = c10::isComplexType(scalar_type(scalar.dtype));
+    const int64_t words[2] = {symbols[scalar.symbol], complex ? symbols[scalar.symbol + 1] : 0};
+    if (scalar.set && words[0] == scalar.last[0] && words[1] == scalar.last[1]) continue;
+    std::memcpy(scalar.last, words, sizeof(words));
+    scalar.set = true;
+    if (scalar.dtype == ir::DType::kFloat64 || scalar.dtype == ir::DType::kInt64) {
+      std::memcpy(scalar.tensor.mutable_data_ptr(), words, sizeof(words[0]));
+    } else if (complex) {
+      scalar.tensor.fill_(c10::complex<double>(std::bit_cast<double>(words[0]), std::bit_cast<double>(words[1])));
+    } else if (c10::isFloatingType(scalar_type(scalar.dtype))) {
+      scalar.tensor.fill_(std::bit_cast<double>(words[0]));
+    } else {
+      scalar.tensor.fill_(words[0]);
+    }
+  }
+}
+
+void Program::update(const int64_t* symbols) {
+  bool resized = !updated_;
+  for (uint32_t i = 0; i < views_.size(); ++i) resized |= update_view(i, symbols);
+  update_scalars(symbols);
+  for (Operation& operation : operations_) operation.update(symbols);
+  if (resized) {
+    for (NodeState& node : nodes_) node.proven = false;
+  }
+  updated_ = true;
+}
+
+void Program::bind(uint32_t index, const tr_buffer& memory) {
+  BufferState& buffer = buffers_[index];
+  if (buffer.data == memory.data && buffer.nbytes == memory.nbytes) return;
+  buffer.data = memory.data;
+  buffer.nbytes = memory.nbytes;
+  c10::StorageImpl* storage = buffer.storage.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(c10::DataPtr(memory.data, c10::Device(c10::kCPU)));
+  storage->set_nbytes(static_cast<size_t>(memory.nbytes));
+}
+
+void Program::run(tr_run& run, uint32_t* node) {
+  *node = run.first;
+  TORCH_CHECK(run.first <= run.last && run.last <= graph_.nodes.size() && run.buffer_count == buffers_.size(),
+              "remote: a run does not fit its program");
+  const c10::InferenceMode inference;
+  run.word_count = 0;
+  if (run.symbols_changed || !updated_) update(run.symbols);
+  const bool few = run.last - run.first < kFewNodes;
+  bool missing = few;
+  if (few) {
+    for (uint32_t n = run.first; n < run.last; ++n) {
+      for (uint32_t b : nodes_[n].buffers) bind(b, run.buffers[b]);
+    }
+  } else {
+    for (uint32_t b = 0; b < run.buffer_count; ++b) {
+      bind(b, run.buffers[b]);
+      missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
+    }
+  }
+  for (uint32_t n = run.first; n < run.last; ++n) {
+    *node = n;
+    if (missing) allocate_missing(run, n);
+    run_node(run, n);
+  }
+}
+
+// Memory for what the node writes or reads and nobody has made: its results, and fresh buffers that no node makes.
+void Program::allocate_missing(tr_run& run, uint32_t index) {
+  for (uint32_t b : nodes_[index].buffers) {
+    if (run.buffers[b].data || buffers_[b].created || graph_.buffers[b].kind != ir::BufferKind::kFresh) continue;
+    run.buffers[b] = allocate(host_, static_cast<uint64_t>(run.symbols[graph_.buffers[b].nbytes]));
+    bind(b, run.buffers[b]);
+  }
+}
+
+void Program::run_node(tr_run& run, uint32_t index) {
+  Operation& operation = operations_[index];
+  if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
+    call_out(run, index);
+  } else {
+    operation.call(stack_);
+  }
+  if (operation.makes_results()) take_results(run, graph_.nodes[index]);
+  for (uint32_t b : nodes_[index].dead_after) {
+    tr_buffer& buffer = run.buffers[b];
+    if (buffer.release) buffer.release(buffer.owner);
+    buffer = {};
+    bind(b, buffer);
+  }
+}
+
+// The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional overload
+// says what is wrong, or does it.
+void Program::call_out(tr_run& run, uint32_t index) {
+  Operation& operation = operations_[index];
+  const ir::Node& node = graph_.nodes[index];
+  try {
+    operation.call(stack_);
+    if (results_untouched(node, run.symbols)) {
+      nodes_[index].proven = true;
+      return;
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {
+  }
+  stack_.clear();
+  for_each_result_view(node, [&](const Arg& result) {
+    update_view(result.a, run.symbols);
+    const uint32_t b = graph_.views[result.a].buffer;
+    buffers_[b].data = nullptr;
+    buffers_[b].nbytes = ~uint64_t{0};
+    bind(b, run.buffers[b]);
+  });
+  operation.stop_using_out();
+  operation.call(stack_);
+}
+
+bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) const {
+  bool same = true;
+  for_each_result_view(node, [&](const Arg& result) {
+    const ir::View& view = graph_.views[result.a];
+    const at::Tensor& tensor = views_[result.a];
+    same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() &&
+           tensor.storage_offset() == symbols[view.offset] &&
+           tensor.storage().data() == buffers_[view.buffer].data;
+    for (size_t i = 0; same && i < view.sizes.size(); ++i) {
+      same = tensor.size(i) == symbols[view.sizes[i]] && tensor.stride(i) == symbols[view.strides[i]];
+    }
+  });
+  return same;
+}
+
+void Program::take_results(tr_run& run, const ir::Node& node) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  TORCH_CHECK(stack_.size() == node.results.size(), "remote: the op returned ", stack_.size(), " results instead of ",
+              node.results.size());
+  for (size_t i = 0; i < node.results.size(); ++i) {
+    const Arg& result = node.results[i];
+    c10::IValue value = std::move(stack_[i]);
+    if (result.tag == ArgTag::kView) {
+      take_tensor(run, result, std::move(value).toTensor());
+    } else if (result.tag == ArgTag::kList) {
+      std::vector<at::Tensor> tensors = value.toTensorVector();
+      value = c10::IValue();
+      TORCH_CHECK(tensors.size() == result.items.size(), "remote: the op returned a list of ", tensors.size(),
+                  " tensors, the program expects ", result.items.size());
+      for (size_t j = 0; j < tensors.size(); ++j) {
+        if (result.items[j].tag == ArgTag::kView) take_tensor(run, result.items[j], std::move(tensors[j]));
+      }
+    } else if (!value.isTensor() && !value.isTensorList() && (desc.flags & ir::kOpHostResult)) {
+      add_host_result(run, value, desc.results[i].kind);
+    }
+  }
+  stack_.clear();
+}
+
+namespace {
+
+void add_word(tr_run& run, int64_t word) {
+  TORCH_CHECK(run.word_count < run.word_capacity, "remote: the op's result has too many dimensions");
+  run.words[run.word_count++] = word;
+}
+
+// Nobody but the tensor holds its memory, so that it can become a buffer.
+bool is_sole_owner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
+         tensor.device().is_cpu();
+}
+
+c10::Storage storage_of(at::Tensor tensor) { return tensor.storage(); }
+
+}  // namespace
+
+void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
+  const ir::View& view = graph_.views[result.a];
+  if (view.dynamic) return take_dynamic(run, view, std::move(tensor));
+  const at::Tensor& expected = views_[result.a];
+  TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");
+  TORCH_CHECK(tensor.sizes() == expected.sizes() && tensor.scalar_type() == expected.scalar_type(),
+              "remote: the op returned a tensor of sizes ", tensor.sizes(), " and type ", tensor.scalar_type(),
+              ", the program expects ", expected.sizes(), " and ", expected.scalar_type());
+  tr_buffer& buffer = run.buffers[view.buffer];
+  const auto nbytes = static_cast<uint64_t>(run.symbols[graph_.buffers[view.buffer].nbytes]);
+  if (!buffer.data) {
+    bool same_layout = tensor.storage_offset() == expected.storage_offset() && tensor.is_non_overlapping_and_dense();
+    for (int64_t i = 0; same_layout && i < tensor.dim(); ++i) {
+      same_layout = tensor.size(i) < 2 || tensor.stride(i) == expected.stride(i);
+    }
+    if (same_layout && is_sole_owner(tensor) && tensor.storage().nbytes() >= nbytes && nbytes > 0 &&
+        !tensor.is_conj() && !tensor.is_neg()) {
+      buffer = take_storage(storage_of(std::move(tensor)));
+      buffer.nbytes = nbytes;
+      bind(view.buffer, buffer);
+      return;
+    }
+    buffer = allocate(host_, nbytes);
+    bind(view.buffer, buffer);
+  }
+  expected.copy_(tensor);
+}
+
+void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {
+  if (!tensor.defined()) return add_word(run, -1);
+  add_word(run, static_cast<int64_t>(tensor.scalar_type()));
+  add_word(run, tensor.dim());
+  for (int64_t size : tensor.sizes()) add_word(run, size);
+  tensor = tensor.resolve_conj().resolve_neg().contiguous();
+  if (!is_sole_owner(tensor) || tensor.storage_offset() != 0) tensor = tensor.clone();
+  const uint64_t nbytes = tensor.nbytes();
+  tr_buffer& buffer = run.buffers[view.buffer];
+  if (buffer.release) buffer.release(buffer.owner);
+  if (nbytes == 0) {
+    buffer = allocate(host_, 0);
+  } else {
+    buffer = take_storage(storage_of(std::move(tensor)));
+    buffer.nbytes = nbytes;
+  }
+  bind(view.buffer, buffer);
+}
+
+void Program::add_host_result(tr_run& run, const c10::IValue& value, ir::ResultKind kind) {
+  const auto add_number = [&](const c10::Scalar& scalar) {
+    if (scalar.isComplex()) {
+      add_word(run, std::bit_cast<int64_t>(scalar.toComplexDouble().real()));
+      add_word(run, std::bit_cast<int64_t>(scalar.toComplexDouble().imag()));
+    } else if (scalar.isFloatingPoint()) {
+      add_word(run, std::bit_cast<int64_t>(scalar.toDouble()));
+    } else {
+      add_word(run, scalar.toLong());
+    }
+  };
+  const c10::Scalar scalar = value.toScalar();
+  if (kind == ir::ResultKind::kScalar) {
+    using enum ir::ScalarTag;
+    const ir::ScalarTag tag = scalar.isComplex()         ? kComplex
+                              : scalar.isFloatingPoint() ? kFloat
+                              : scalar.isBoolean()       ? kBool
+                                                         : kInt;
+    add_word(run, static_cast<int64_t>(tag));
+  }
+  add_number(scalar);
+}
+
+}  // namespace torch_remote::worker::aten

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/aten/operation.h"
+#include "worker/executor.h"
+
+// A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once. A run
+// puts the buffers' addresses into the storages and calls the kernels.
+namespace torch_remote::worker::aten {
+
+class Program {
+ public:
+  // Throws if an op is not known here or an argument does not fit its schema. `host` must outlive it.
+  Program(const tr_host& host, ir::Graph graph);
+
+  // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
+  void run(tr_run& run, uint32_t* node);
+
+  // The buffer's memory comes from the op that makes it.
+  bool creates_buffer(uint32_t buffer) const { return buffers_[buffer].created; }
+
+ private:
+  struct BufferState {
+    c10::Storage storage;
+    void* data = nullptr;   // what the storage points to
+    uint64_t nbytes = 0;
+    bool created = false;
+    bool survives = false;
+  };
+  struct NodeState {
+    std::vector<uint32_t> buffers;     // it touches
+    std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
+    bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
+  };
+
+  at::Tensor tensor_of(const ir::Arg& arg);
+  void find_lifetimes();
+  void update(const int64_t* symbols);
+  bool update_view(uint32_t view, const int64_t* symbols);
+  void update_scalars(const int64_t* symbols);
+
+  void bind(uint32_t buffer, const tr_buffer& memory);
+  void run_node(tr_run& run, uint32_t index);
+  void call_out(tr_run& run, uint32_t index);
+  bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
+  void take_results(tr_run& run, const ir::Node& node);
+  void take_tensor(tr_run& run, const ir::Arg& result, at::Tensor tensor);
+  void take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor);
+  void add_host_result(tr_run& run, const c10::IValue& value, ir::ResultKind kind);
+  void allocate_missing(tr_run& run, uint32_t index);
+
+  struct ScalarTensor {
+    ir::Sym symbol;
+    ir::DType dtype;
+    at::Tensor tensor;
+    int64_t last[2] = {0, 0};
+    bool set = false;
+  };
+
+  const tr_host& host_;
+  ir::Graph graph_;
+  std::vector<BufferState> buffers_;
+  std::vector<at::Tensor> views_;
+  std::vector<ScalarTensor> scalars_;
+  std::vector<Operation> operations_;
+  std::vector<NodeState> nodes_;
+  c10::Stack stack_;
+  bool updated_ = false;
+};
+
+}  // namespace torch_remote::worker::aten
