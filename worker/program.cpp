@@ -1,0 +1,119 @@
+#include "worker/program.h"
+
+#include <memory>
+
+namespace torch_remote::worker {
+namespace {
+
+void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
+                      std::string* out) {
+  const auto separate = [&] {
+    if (out->back() != '(' && out->back() != '[') *out += ", ";
+  };
+  switch (arg.tag) {
+    case ir::ArgTag::kView: {
+      const ir::View& view = graph.views[arg.a];
+      separate();
+      *out += ir::name(view.dtype);
+      *out += '[';
+      for (size_t i = 0; i < view.sizes.size(); ++i) {
+        if (i) *out += ", ";
+        *out += values.empty() ? "?" : std::to_string(values[view.sizes[i]]);
+      }
+      *out += ']';
+      break;
+    }
+    case ir::ArgTag::kScalarTensor:
+      separate();
+      *out += ir::name(static_cast<ir::DType>(arg.b & 0xFF));
+      *out += "[]";
+      break;
+    case ir::ArgTag::kList: {
+      bool tensors = false;
+      for (const ir::Arg& item : arg.items) {
+        tensors |= item.tag == ir::ArgTag::kView || item.tag == ir::ArgTag::kScalarTensor;
+      }
+      if (!tensors) break;
+      separate();
+      *out += '[';
+      constexpr size_t kShown = 8;
+      for (size_t i = 0; i < arg.items.size() && i < kShown; ++i) describe_operand(graph, arg.items[i], values, out);
+      if (arg.items.size() > kShown) *out += ", and " + std::to_string(arg.items.size() - kShown) + " more";
+      *out += ']';
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+Status executor_error(const tr_error& error) { return {ErrorCode::kOpFailed, error.message, error.kind}; }
+
+void load(LoadedProgram& program, const uint8_t* bytes, size_t size) {
+  ir::Graph& graph = program.graph;
+  program.status = ir::decode_program(bytes, size, &graph);
+  if (!program.status.ok()) return;
+  program.decoded = true;
+  const size_t count = graph.buffers.size();
+  program.params.assign(graph.params, 0);
+  program.lifetimes = find_lifetimes(graph);
+  program.written.assign(count, false);
+  program.created.assign(count, false);
+  program.in_arena.assign(count, false);
+  program.dead_after.resize(graph.nodes.size());
+  for (const ir::Node& node : graph.nodes) {
+    ir::for_each_view(node, [&](uint32_t view, bool writes) {
+      if (writes) program.written[graph.views[view].buffer] = true;
+    });
+    // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
+    program.words += node.results.size() * (2 + ir::kMaxRank);
+  }
+  for (uint32_t b = 0; b < count; ++b) {
+    const ir::Buffer& buffer = graph.buffers[b];
+    if (buffer.kind == ir::BufferKind::kInput) {
+      program.inputs.push_back(b);
+    } else if (buffer.survives) {
+      program.survivors.push_back(b);
+    } else if (program.lifetimes[b].last != ir::kNoNode) {
+      program.dead_after[program.lifetimes[b].last].push_back(b);
+    }
+  }
+  program.bindings.ids.assign(program.inputs.size(), 0);
+  tr_error error{};
+  error.struct_size = sizeof(error);
+  if (program.api->load(program.executor, bytes, size, &program.handle, &error) != 0) {
+    program.handle = nullptr;
+    program.status = executor_error(error);
+    return;
+  }
+  for (uint32_t b = 0; b < count; ++b) {
+    program.created[b] = program.api->creates_buffer(program.handle, b) != 0;
+    const ir::Buffer& buffer = graph.buffers[b];
+    program.in_arena[b] = buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b];
+  }
+}
+
+}  // namespace
+
+LoadedProgram::~LoadedProgram() {
+  if (handle) api->unload(executor, handle);
+}
+
+std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
+                                            const uint8_t* bytes, size_t size) {
+  auto program = std::make_unique<LoadedProgram>();
+  program->number = number;
+  program->api = api;
+  program->executor = executor;
+  load(*program, bytes, size);
+  return program;
+}
+
+std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values) {
+  std::string out(ir::op_desc(node.opcode).name);
+  out += '(';
+  for (const ir::Arg& arg : node.args) describe_operand(graph, arg, values, &out);
+  return out + ')';
+}
+
+}  // namespace torch_remote::worker

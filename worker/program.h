@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "remote/delta.h"
+#include "worker/executor.h"
+#include "worker/layout.h"
+
+namespace torch_remote::worker {
+
+// A program as a session keeps it: the graph, the executor's form of it, and what the last run has left so that the next one
+// with the same sizes costs little.
+struct LoadedProgram {
+  ~LoadedProgram();
+
+  uint32_t number = 0;
+  Status status;  // not ok: could not be decoded or loaded; its runs fail
+  bool decoded = false;
+  ir::Graph graph;
+  const tr_executor_api* api = nullptr;
+  tr_executor* executor = nullptr;
+  tr_program* handle = nullptr;
+
+  // From the graph.
+  std::vector<uint32_t> inputs;     // buffers, in the order of the bindings
+  std::vector<uint32_t> survivors;  // fresh ones, in the order of their ids
+  std::vector<bool> written;        // inputs that some node writes
+  std::vector<bool> created;        // the executor makes its memory
+  std::vector<bool> in_arena;
+  std::vector<Lifetime> lifetimes;
+  std::vector<std::vector<uint32_t>> dead_after;  // of each node: temporaries that it is the last to touch
+  size_t words = 0;                               // at most that many result words
+
+  // From the runs.
+  std::vector<int64_t> params;
+  remote::Bindings bindings;
+  std::vector<int64_t> values;    // of the symbols
+  std::vector<uint64_t> nbytes;   // of the buffers
+  bool evaluated = false;            // `values` are those of `params`
+  bool placed = false;               // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
+  bool executor_is_current = false;  // the executor has seen `values`
+  Layout layout;
+};
+
+// Decodes and loads; never fails but for `status`.
+std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
+                                            const uint8_t* bytes, size_t size);
+
+// "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are empty.
+std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values);
+
+}  // namespace torch_remote::worker
