@@ -3,6 +3,8 @@
 import ast
 import math
 import operator
+import tomllib
+from pathlib import Path
 
 import op_table
 import pytest
@@ -174,8 +176,5 @@ def test_expression(op):
 
 
 def test_the_notation_is_the_projects():
-    import tomllib
-    from pathlib import Path
-
     conventions = tomllib.loads(Path("ir/ops/conventions.toml").read_text(encoding="utf-8"))
     assert sorted(FUNCTIONS) == sorted(conventions["functions"])
