@@ -1,0 +1,367 @@
+"""Paired benchmarks: each quantity on the device and on CPU, alternating in one process; ratios of medians.
+
+bazel run //tests/bench:run                      everything, as the markdown table of docs/benchmarks.md
+bazel run //tests/bench:run -- --only record     some of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import processes
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_remote  # noqa: F401
+
+REMOTE = torch.device("remote")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `target` says what `value` must be."""
+
+    group: str
+    what: str
+    cpu: str
+    remote: str
+    value: str
+    target: str
+    met: bool
+
+
+def row(group: str, what: str, cpu: str, remote: str, value: float, target: tuple[str, float], unit: str = "") -> Row:
+    sign, limit = target
+    met = value <= limit if sign == "≤" else value >= limit
+    return Row(group, what, cpu, remote, f"{value:.2f}{unit}", f"{sign} {limit:g}{unit}", met)
+
+
+def alternate(rounds: int, *functions: Callable[[], float]) -> list[float]:
+    """Medians of what the functions return (seconds), called in turn."""
+    samples: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for values, function in zip(samples, functions, strict=True):
+            values.append(function())
+    return [statistics.median(values) for values in samples]
+
+
+def timed(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+# -- record cost -------------------------------------------------------------------------------------------------------
+
+RECORDED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "a + b": lambda t: t["a"] + t["b"],
+    "a @ b": lambda t: t["a"] @ t["b"],
+    "relu": lambda t: torch.relu(t["a"]),
+    "x * 1.5": lambda t: t["a"] * 1.5,
+    "sum": lambda t: t["a"].sum(),
+    "sum(dim)": lambda t: t["a"].sum(1),
+    "softmax": lambda t: torch.softmax(t["a"], -1),
+    "layer_norm": lambda t: F.layer_norm(t["a"], (16,), t["w"], t["w"]),
+    "cat": lambda t: torch.cat([t["a"], t["b"]]),
+    "where": lambda t: torch.where(t["mask"], t["a"], t["b"]),
+    "add_": lambda t: t["a"].add_(t["b"]),
+    "a[2:9]": lambda t: t["a"][2:9],
+    "a[2:9, 1]": lambda t: t["a"][2:9, 1],
+    "view": lambda t: t["a"].view(-1),
+    "t": lambda t: t["a"].t(),
+    "linear": lambda t: F.linear(t["a"], t["b"], t["w"]),
+    "gelu": lambda t: F.gelu(t["a"]),
+    "to(half)": lambda t: t["a"].to(torch.float16),
+    "index_select": lambda t: t["a"].index_select(0, t["i"]),
+    "embedding": lambda t: F.embedding(t["i"], t["a"]),
+}
+
+
+def record_cost(rounds: int) -> list[Row]:
+    """Time of a call from Python, on 16x16 tensors; the device is waited for between the rounds only."""
+    rows = []
+    calls = 300
+    host = {
+        "a": torch.randn(16, 16),
+        "b": torch.randn(16, 16),
+        "w": torch.randn(16),
+        "mask": torch.rand(16, 16) > 0.5,
+        "i": torch.arange(8),
+    }
+    there = {k: v.to(REMOTE) for k, v in host.items()}
+
+    def per_call(function: Callable[[dict[str, torch.Tensor]], object], tensors: dict[str, torch.Tensor]) -> float:
+        torch.remote.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            function(tensors)
+        return (time.perf_counter() - begin) / calls
+
+    with torch.no_grad():
+        for name, function in RECORDED.items():
+            per_call(function, there), per_call(function, host)
+            cpu, remote = alternate(rounds, lambda f=function: per_call(f, host), lambda f=function: per_call(f, there))
+            rows.append(
+                row(
+                    "record", f"`{name}` 16x16", f"{cpu * 1e6:.2f} µs", f"{remote * 1e6:.2f} µs", remote / cpu, ("≤", 1)
+                )
+            )
+    return rows
+
+
+# -- loops and training steps ------------------------------------------------------------------------------------------
+
+
+def tiny_ops(rounds: int) -> list[Row]:
+    def loop(device: torch.device) -> float:
+        x = torch.ones(16, 16, device=device)
+        torch.remote.synchronize()
+
+        def body() -> None:
+            nonlocal x
+            for _ in range(2000):
+                x = x * 1.0001 + 0.5
+            x.sum().item()
+
+        return timed(body)
+
+    loop(REMOTE), loop(REMOTE), loop(CPU)
+    cpu, remote = alternate(rounds, lambda: loop(CPU), lambda: loop(REMOTE))
+    name = "`x = x * 1.0001 + 0.5` 2000 times, `.item()`; speed-up"
+    return [row("loop", name, f"{cpu * 1e3:.2f} ms", f"{remote * 1e3:.2f} ms", cpu / remote, ("≥", 1.5))]
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    ), torch.randn(64, 256)
+
+
+def small_mlp() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(
+        16, 32
+    )
+
+
+def cnn() -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
+    return net, torch.randn(32, 1, 28, 28)
+
+
+def training(rounds: int) -> list[Row]:
+    """Steps with Adam as a script would run them: the loss is read every tenth step."""
+    rows = []
+    for name, make in {"MLP 256-512-512-10, batch 64": mlp, "small MLP": small_mlp, "CNN 28x28, batch 32": cnn}.items():
+        steps = {}
+        for device in (CPU, REMOTE):
+            torch.manual_seed(0)
+            net, x = make()
+            net.to(device)
+            x, y = x.to(device), torch.randint(0, 10, (len(x),)).to(device)
+            optimizer = torch.optim.Adam(net.parameters())
+
+            def step(net=net, x=x, y=y, optimizer=optimizer) -> torch.Tensor:
+                loss = F.cross_entropy(net(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            def ten(step=step) -> float:
+                def body() -> None:
+                    for _ in range(9):
+                        step()
+                    step().item()
+
+                return timed(body) / 10
+
+            ten(), ten()
+            steps[device.type] = (step, ten)
+        cpu, remote = alternate(rounds, steps["cpu"][1], steps["remote"][1])
+        rows.append(
+            row(
+                "training",
+                f"{name}: step with Adam",
+                f"{cpu * 1e3:.2f} ms",
+                f"{remote * 1e3:.2f} ms",
+                remote / cpu,
+                ("≤", 1.1),
+            )
+        )
+        rows += step_counters(name, steps["remote"][0])
+    return rows
+
+
+def step_counters(name: str, step: Callable[[], torch.Tensor]) -> list[Row]:
+    """What a step in the steady state sends."""
+    torch.remote.synchronize()
+    before = torch.remote.stats()
+    for _ in range(10):
+        step().item()
+    after = torch.remote.stats()
+    moved = {key: (after[key] - before[key]) / 10 for key in after}
+    control = moved["bytes_sent"] + moved["bytes_received"]
+    return [
+        row(
+            "training",
+            f"{name}: programs built a step",
+            "",
+            f"{moved['programs_built']:g}",
+            moved["programs_built"],
+            ("≤", 0),
+        ),
+        row("training", f"{name}: control bytes a step", "", f"{control:.0f} B", control, ("≤", 4096)),
+        row(
+            "training",
+            f"{name}: round trips a step (one `.item()`)",
+            "",
+            f"{moved['round_trips']:g}",
+            moved["round_trips"],
+            ("≤", 1),
+        ),
+    ]
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def copies(rounds: int) -> list[Row]:
+    """64 MB up and down, against a memcpy by one thread between warm buffers."""
+    import numpy as np
+
+    size = 64 * 10**6
+    host, other = torch.ones(size // 4), torch.zeros(size // 4)
+    source, target = host.numpy(), other.numpy()
+    there = host.to(REMOTE)
+    torch.remote.synchronize()
+
+    def up() -> float:
+        def body() -> None:
+            there.copy_(host)
+            torch.remote.synchronize()
+
+        return timed(body)
+
+    def up_new() -> float:
+        def body() -> None:
+            keep = host.to(REMOTE)
+            torch.remote.synchronize()
+            del keep
+
+        result = timed(body)
+        torch.remote.synchronize()
+        return result
+
+    def down() -> float:
+        return timed(lambda: other.copy_(there))
+
+    for function in (up, up_new, down):
+        function(), function()
+    memcpy, *times = alternate(rounds, lambda: timed(lambda: np.copyto(target, source)), up, up_new, down)
+    names = ("up, into a tensor", 'up, `.to("remote")`', "down, into a tensor")
+    rate = lambda seconds: f"{size / seconds / 1e9:.2f} GB/s"  # noqa: E731
+    return [
+        row("copies", f"64 MB {name}; share of memcpy's rate", rate(memcpy), rate(t), memcpy / t, ("≥", 0.9))
+        for name, t in zip(names, times, strict=True)
+    ]
+
+
+def start_up(rounds: int) -> list[Row]:
+    rounds = max(3, rounds // 4)
+    torch_alone, both = alternate(rounds, processes.import_torch, processes.import_both)
+    cpu, remote = alternate(rounds, lambda: processes.first_result("cpu"), lambda: processes.first_result("remote"))
+    return [
+        row(
+            "start-up",
+            "import beyond torch's",
+            f"{torch_alone:.2f} s",
+            f"{both:.2f} s",
+            both - torch_alone,
+            ("≤", 0.3),
+            " s",
+        ),
+        row("start-up", "process start to first result", f"{cpu:.2f} s", f"{remote:.2f} s", remote / cpu, ("≤", 1.5)),
+    ]
+
+
+def cached_step(rounds: int) -> list[Row]:
+    step = processes.cached_step(3000)
+    return [
+        row(
+            "flush",
+            "cached 3000-op step: client time beyond recording",
+            "",
+            f"{step.microseconds:.0f} µs",
+            step.microseconds,
+            ("≤", 50),
+            " µs",
+        ),
+        row(
+            "flush",
+            "cached 3000-op step: bytes of the run messages",
+            "",
+            f"{step.bytes:.0f} B",
+            step.bytes,
+            ("≤", 4096),
+            " B",
+        ),
+    ]
+
+
+GROUPS: dict[str, Callable[[int], list[Row]]] = {
+    "record": record_cost,
+    "loop": tiny_ops,
+    "training": training,
+    "copies": copies,
+    "flush": cached_step,
+    "start-up": start_up,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
+    parser.add_argument("--rounds", type=int, default=15, help="pairs of measurements of each quantity")
+    args = parser.parse_args()
+
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {processor()}\n")
+    print("| what | CPU | remote | ratio | target | |\n|---|---:|---:|---:|---:|---|")
+    missed = 0
+    for name in args.only or GROUPS:
+        for r in GROUPS[name](args.rounds):
+            print(
+                f"| {r.what} | {r.cpu} | {r.remote} | {r.value} | {r.target} | {'' if r.met else '**missed**'} |",
+                flush=True,
+            )
+            missed += not r.met
+    print(f"\n{missed} targets missed")
+    return 0
+
+
+def processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
