@@ -34,7 +34,12 @@ def first_result(device: str) -> float:
     begin = time.perf_counter()
     package = "import torch_remote" if device == "remote" else ""
     python(
-        f"import torch\n{package}\nprint((torch.ones(100, 100, device={device!r}) @ torch.ones(100, 1, device={device!r})).sum().item())"
+        f"""
+import torch
+{package}
+a, b = torch.ones(100, 100, device={device!r}), torch.ones(100, 1, device={device!r})
+print((a @ b).sum().item())
+"""
     )
     return time.perf_counter() - begin
 

@@ -1,4 +1,4 @@
-"""The wheel, installed by pip beside torch in an otherwise empty environment, works without anything of the checkout."""
+"""The wheel, installed by pip beside torch in an otherwise empty environment, works without the checkout."""
 
 import os
 import subprocess
