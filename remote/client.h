@@ -14,6 +14,12 @@
 // The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
 namespace torch_remote::remote {
 
+// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as many
+// as the worker acknowledges at once (wire.fbs), so that it never runs dry.
+inline constexpr size_t kMaxUnacknowledged = 64;
+// Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
+inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
+
 // A failure on the worker, with where it was recorded.
 struct OpError {
   Status status;
@@ -99,5 +105,4 @@ class Client {
   virtual void abandon() = 0;
 };
 
-// The source refs of a program's latest run, for messages about a miss.
 }  // namespace torch_remote::remote

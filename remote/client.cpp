@@ -1,0 +1,399 @@
+#include "remote/client.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "ir/op_table.h"
+#include "remote/delta.h"
+#include "remote/message.h"
+#include "remote/outbox.h"
+#include "remote/program_cache.h"
+#include "remote/replies.h"
+
+namespace torch_remote::remote {
+namespace {
+
+// A worker that loads libtorch on a busy machine takes seconds.
+constexpr std::chrono::seconds kHelloTimeout{120};
+
+struct AtomicCounters {
+  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0}, bytes_uploaded{0},
+      bytes_downloaded{0};
+};
+
+// Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list that
+// destructors add to. Replies, Outbox and ProgramCache have their own, taken after these, each for a moment.
+class ClientImpl : public Client {
+ public:
+  ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
+      : transport_(std::move(transport)),
+        replies_(*transport_, programs_),
+        outbox_(std::make_unique<Outbox>(*transport_, replies_, std::move(build), counters_.bytes_sent, counters_.programs_built)) {}
+
+  ~ClientImpl() override {
+    outbox_.reset();
+    if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, ++sequence_, 0), {}, nullptr);
+  }
+
+  Status hello();
+
+  Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
+  Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
+  Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
+  Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
+              int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
+              const KeepWaiting& keep_waiting, OpError* error) override;
+  void free(uint64_t id) override;
+  Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) override;
+
+  Counters counters() const override;
+  void reset_counters() override;
+  Status health() const override { return abandoned_ ? forked() : replies_.health(); }
+  std::string description() const override { return description_; }
+  uint64_t session() const override { return session_; }
+  uint64_t last_acknowledged() const override { return replies_.acknowledged(); }
+
+  void abandon() override {
+    abandoned_ = true;
+    transport_->abandon();
+  }
+
+ private:
+  static Status forked() {
+    return {ErrorCode::kLost,
+            "remote: this process was forked from the one that the worker belongs to; use the 'spawn' start method"};
+  }
+
+  wire::Header header(wire::Type type, uint64_t sequence, uint16_t flags) const {
+    wire::Header h;
+    h.type = static_cast<uint8_t>(type);
+    h.flags = flags;
+    h.session = session_;
+    h.sequence = sequence;
+    return h;
+  }
+
+  // With order_ held.
+  // What came, health, and credits for `messages` and for the list of frees that may precede them.
+  Status begin(size_t messages, size_t bytes);
+  std::span<const uint8_t> encode_run(Program& program, const ir::Trace& trace, uint64_t base);
+  Status send_frees();
+  // Sends what builder_ holds. `wants_reply`: it will be waited for.
+  Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
+  void take_frees();
+
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+
+  const std::unique_ptr<Transport> transport_;
+  ProgramCache programs_;
+  Replies replies_;
+  AtomicCounters counters_;
+  std::unique_ptr<Outbox> outbox_;
+  std::atomic<bool> abandoned_ = false;
+  uint64_t session_ = 0;
+  std::string description_;
+
+  std::mutex order_;
+  uint64_t sequence_ = 0;
+  uint64_t next_id_ = 1;
+  // Kept for their capacity.
+  flatbuffers::FlatBufferBuilder builder_{16 << 10};
+  std::vector<uint64_t> survivors_, inputs_, frees_now_;
+  std::vector<uint8_t> params_, bindings_, frees_bytes_;
+
+  std::mutex frees_mutex_;
+  std::vector<uint64_t> frees_;
+
+  mutable std::mutex base_mutex_;
+  Replies::Totals base_;  // of the totals that count, at the last reset
+};
+
+// --- hello -----------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::hello() {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
+                                   static_cast<uint32_t>(getpid())));
+  replies_.sending(++sequence_, 0);
+  if (Status status = transport_->send(header(wire::Type::kHello, sequence_, wire::kWantsReply),
+                                       {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
+      status.code() != ErrorCode::kOk && status.code() != ErrorCode::kLost) {
+    return status;
+  }  // if it is gone already, receive knows why
+  const auto deadline = std::chrono::steady_clock::now() + kHelloTimeout;
+  Frame frame;
+  Status status;
+  do {
+    status = transport_->receive(&frame, deadline - std::chrono::steady_clock::now());
+  } while (status.code() == ErrorCode::kTimeout && std::chrono::steady_clock::now() < deadline);
+  if (status.code() == ErrorCode::kTimeout) {
+    return {ErrorCode::kTimeout, "remote: the worker (" + transport_->description() + ") did not answer within " +
+                                     std::to_string(kHelloTimeout.count()) + " s"};
+  }
+  if (!status) return status;
+  const auto* reply = wire::verify<wire::HelloReply>(frame.control);
+  if (frame.header.type != static_cast<uint8_t>(wire::Type::kHelloReply) || !reply) {
+    return Status::invalid("remote: the worker answered with a message of type " + std::to_string(frame.header.type) +
+                           " that is no greeting; install the same torch-remote on both ends");
+  }
+  if (reply->error()) return wire::to_status(*reply->error());
+  session_ = frame.header.session;
+  description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " + std::to_string(reply->process()) +
+                 ", over " + transport_->description();
+  return {};
+}
+
+// --- sending ---------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::begin(size_t messages, size_t bytes) {
+  replies_.drain();
+  return replies_.reserve(messages + 1, bytes);
+}
+
+void ClientImpl::take_frees() {
+  frees_now_.clear();
+  frees_bytes_.clear();
+  {
+    std::lock_guard lock(frees_mutex_);
+    frees_now_.swap(frees_);
+  }
+  encode_frees(frees_now_, frees_bytes_);
+}
+
+Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence) {
+  const uint64_t number = ++sequence_;
+  replies_.sending(number, attachment ? attachment->bytes().size() : 0);
+  if (wants_reply) replies_.expect(number);
+  if (sequence) *sequence = number;
+  return outbox_->send(header(type, number, wants_reply ? wire::kWantsReply : 0),
+                       {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
+}
+
+Status ClientImpl::send_frees() {
+  take_frees();
+  if (frees_bytes_.empty()) return {};
+  builder_.Clear();
+  builder_.Finish(wire::CreateFree(builder_, builder_.CreateVector(frees_bytes_)));
+  return send(wire::Type::kFree, false, nullptr, nullptr);
+}
+
+std::span<const uint8_t> ClientImpl::encode_run(Program& program, const ir::Trace& trace, uint64_t base) {
+  params_.clear();
+  bindings_.clear();
+  encode_params(trace.params, program.params, params_);
+  encode_bindings(inputs_, base, program.bindings, bindings_);
+  take_frees();
+  builder_.Clear();
+  const auto frees = builder_.CreateVector(frees_bytes_);
+  const auto bindings = builder_.CreateVector(bindings_);
+  const auto params = builder_.CreateVector(params_);
+  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees));
+  return {builder_.GetBufferPointer(), builder_.GetSize()};
+}
+
+Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  *info = FlushInfo();
+  *base = next_id_;
+  if (trace.empty()) return replies_.health();
+  if (Status status = begin(2, 0); !status) return status;
+
+  uint64_t made = 0;
+  inputs_.clear();
+  for (const ir::TraceBuffer& buffer : trace.buffers) {
+    if (!buffer.fresh) {
+      inputs_.push_back(buffer.id);
+    } else if (buffer.owner) {
+      ++made;
+    }
+  }
+  next_id_ += made;
+
+  const ir::Hash128 key = trace.key();
+  trace.survivors(survivors_);
+  ProgramPtr program = programs_.find(key, trace, survivors_);
+  if (program && program->failed) {
+    programs_.remove(program);
+    program = nullptr;
+  }
+  const bool hit = program != nullptr;
+  if (!hit) {
+    info->first_difference = programs_.first_difference(trace);
+    program = programs_.add(key, trace, survivors_);
+  }
+  const std::span<const uint8_t> control = encode_run(*program, trace, *base);
+  info->ops = trace.records.size();
+  info->hit = hit;
+  info->program = program->number;
+  info->bytes = sizeof(wire::Header) + control.size();
+  counters_.flushes.fetch_add(1, std::memory_order_relaxed);
+  if (hit) counters_.program_hits.fetch_add(1, std::memory_order_relaxed);
+
+  const RunInfo run{program, *base, made};
+  std::unique_ptr<BuildJob> job;
+  if (!hit) {
+    job = outbox_->job_for(trace);
+    job->survivors = survivors_;
+    job->load_sequence = ++sequence_;
+    replies_.sending(job->load_sequence, 0);
+  }
+  const uint64_t sequence = ++sequence_;
+  replies_.sending(sequence, 0);
+  if (ticket) {
+    replies_.expect(sequence);
+    *ticket = sequence;
+  }
+  const wire::Header run_header = header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
+  if (!hit) {
+    outbox_->build_and_send(std::move(job), run_header, control, run);
+    return {};
+  }
+  programs_.set_sources(*program, trace.sources);
+  trace.clear();
+  return outbox_->send(run_header, control, nullptr, &run);
+}
+
+Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {
+  if (Status status = health(); !status) return status;
+  AttachmentPtr attachment = transport_->allocate(size);
+  if (!attachment) return {ErrorCode::kOutOfMemory, "remote: no memory for an upload of " + std::to_string(size) + " bytes"};
+  fill(attachment->bytes().data());
+  std::lock_guard order(order_);
+  if (Status status = begin(1, size); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  *id = next_id_++;
+  builder_.Clear();
+  builder_.Finish(wire::CreateUpload(builder_, *id));
+  counters_.bytes_uploaded.fetch_add(size, std::memory_order_relaxed);
+  return send(wire::Type::kUpload, false, std::move(attachment), nullptr);
+}
+
+void ClientImpl::free(uint64_t id) {
+  if (abandoned_) return;
+  std::lock_guard lock(frees_mutex_);
+  try {
+    frees_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    // The worker keeps the buffer until the session ends: better than an exception in a destructor.
+  }
+}
+
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+  counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
+  return replies_.wait(sequence, keep_waiting, reply, error);
+}
+
+Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) {
+  if (abandoned_) return forked();
+  Frame frame;
+  if (Status status = wait(ticket, keep_waiting, &frame, error); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified when it came
+  words->clear();
+  if (reply->words()) words->assign(reply->words()->begin(), reply->words()->end());
+  return {};
+}
+
+Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
+                        std::span<const int64_t> strides, int64_t offset,
+                        const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
+                        OpError* error) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    builder_.Clear();
+    const auto s = builder_.CreateVector(sizes.data(), sizes.size());
+    const auto t = builder_.CreateVector(strides.data(), strides.size());
+    builder_.Finish(wire::CreateRead(builder_, buffer, item_size, s, t, offset));
+    if (Status status = send(wire::Type::kRead, true, nullptr, &sequence); !status) return status;
+  }
+  Frame frame;
+  if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
+    // A program that could not be built did not make this buffer; the worker only knows that it is not there.
+    if (std::optional<OpError> missing; status.code() != ErrorCode::kInterrupted && (missing = replies_.missing(buffer))) {
+      *error = *std::move(missing);
+      return error->status;
+    }
+    return status;
+  }
+  uint64_t expected = item_size;
+  for (int64_t size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(expected, static_cast<uint64_t>(size), &expected)) {
+      return Status::invalid("remote: a read of a tensor with impossible sizes");
+    }
+  }
+  const std::span<const std::byte> bytes = frame.attachment ? frame.attachment->bytes() : std::span<std::byte>();
+  if (bytes.size() != expected) {
+    return Status::internal("remote: the worker sent " + std::to_string(bytes.size()) + " bytes of a tensor of " + std::to_string(expected));
+  }
+  counters_.bytes_downloaded.fetch_add(bytes.size(), std::memory_order_relaxed);
+  take(bytes);
+  return {};
+}
+
+Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    builder_.Clear();
+    builder_.Finish(wire::CreateSynchronize(builder_, reset_peak));
+    if (Status status = send(wire::Type::kSynchronize, true, nullptr, &sequence); !status) return status;
+  }
+  Frame frame;
+  return wait(sequence, keep_waiting, &frame, error);
+}
+
+// --- counters --------------------------------------------------------------------------------------------------------
+
+Counters ClientImpl::counters() const {
+  Counters c;
+  if (abandoned_) return c;
+  const Replies::Totals totals = replies_.totals();
+  std::lock_guard lock(base_mutex_);
+  c.flushes = counters_.flushes;
+  c.programs_built = counters_.programs_built;
+  c.program_hits = counters_.program_hits;
+  c.kernels_compiled = totals.kernels_compiled - base_.kernels_compiled;
+  c.round_trips = counters_.round_trips;
+  c.bytes_sent = counters_.bytes_sent;
+  c.bytes_received = totals.bytes_received - base_.bytes_received;
+  c.bytes_uploaded = counters_.bytes_uploaded;
+  c.bytes_downloaded = counters_.bytes_downloaded;
+  c.worker_bytes = totals.worker_bytes;
+  c.worker_peak_bytes = totals.worker_peak_bytes;
+  return c;
+}
+
+void ClientImpl::reset_counters() {
+  if (abandoned_) return;
+  const Replies::Totals totals = replies_.totals();
+  std::lock_guard lock(base_mutex_);
+  base_ = totals;
+  for (std::atomic<uint64_t>* counter :
+       {&counters_.flushes, &counters_.programs_built, &counters_.program_hits, &counters_.round_trips,
+        &counters_.bytes_sent, &counters_.bytes_uploaded, &counters_.bytes_downloaded}) {
+    *counter = 0;
+  }
+}
+
+}  // namespace
+
+Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client) {
+  auto made = std::make_unique<ClientImpl>(std::move(transport), std::move(build));
+  if (Status status = made->hello(); !status) return status;
+  *client = std::move(made);
+  return {};
+}
+
+}  // namespace torch_remote::remote

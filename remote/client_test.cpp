@@ -1,0 +1,520 @@
+#include "remote/client.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "ir/op_table.h"
+#include "remote/fake_worker.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using namespace std::chrono_literals;
+using Type = wire::Type;
+
+const KeepWaiting kPatient;
+
+// Records like a recorder. Opcodes are the first ones of the table, whatever they are.
+class TraceWriter {
+ public:
+  explicit TraceWriter(ir::Trace& trace) : trace_(trace) {}
+
+  // One op that reads a buffer and makes one; `size` is the size of both.
+  TraceWriter& op(uint32_t opcode, uint64_t input, int64_t size, bool survives, int64_t value = 0) {
+    const int64_t sizes[] = {size}, strides[] = {1};
+    trace_.begin_record(opcode, {0xC0DE, static_cast<int32_t>(trace_.records.size()), 0});
+    trace_.new_buffer_view(input, &trace_, static_cast<uint64_t>(size), ir::DType::kFloat32, sizes, strides, 0);
+    trace_.param(value);
+    trace_.new_buffer_view(0, survives ? &trace_ : nullptr, static_cast<uint64_t>(4 * size), ir::DType::kFloat32, sizes, strides, 0);
+    trace_.end_record({});
+    return *this;
+  }
+
+ private:
+  ir::Trace& trace_;
+};
+
+class ClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto [a, b] = make_inproc_transport();
+    worker = std::make_unique<FakeWorker>(std::move(b));
+    ASSERT_TRUE(Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, &client).ok());
+  }
+  void TearDown() override {
+    release_builds();
+    client = nullptr;
+  }
+
+  Status build(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number, std::vector<uint8_t>* program) {
+    ++builds;
+    build_gate.wait();
+    if (fail_build) return {ErrorCode::kUnsupported, "remote: no such thing"};
+    if (throw_in_build) throw std::runtime_error("out of luck");
+    *program = FakeWorker::make_program(trace);
+    return {};
+  }
+  void hold_builds() {
+    gate = std::promise<void>();
+    build_gate = gate.get_future().share();
+    held = true;
+  }
+  void release_builds() {
+    if (std::exchange(held, false)) gate.set_value();
+  }
+
+  FlushInfo flush(uint64_t* base_out = nullptr) {
+    FlushInfo info;
+    uint64_t base;
+    const Status status = client->flush(trace, &base, &info);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(trace.empty());
+    if (base_out) *base_out = base;
+    return info;
+  }
+  Status synchronize() {
+    error = OpError();
+    return client->synchronize(kPatient, false, &error);
+  }
+  uint64_t upload(const std::string& text) {
+    uint64_t id = 0;
+    EXPECT_TRUE(client->upload(text.size(), [&](std::byte* to) { std::memcpy(to, text.data(), text.size()); }, &id).ok());
+    return id;
+  }
+  Status read(uint64_t buffer, size_t size, std::string* text, const KeepWaiting& keep_waiting = kPatient) {
+    const int64_t sizes[] = {static_cast<int64_t>(size)}, strides[] = {1};
+    const auto take = [&](std::span<const std::byte> bytes) { text->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size()); };
+    OpError read_error;
+    const Status status = client->read(buffer, 1, sizes, strides, 0, take, keep_waiting, &read_error);
+    if (!status && !read_error.status.ok()) error = read_error;
+    return status;
+  }
+  std::vector<Type> types() {
+    std::vector<Type> out;
+    for (const auto& message : worker->messages()) out.push_back(message.type);
+    return out;
+  }
+
+  std::promise<void> gate;
+  std::shared_future<void> build_gate = [] {
+    std::promise<void> open;
+    open.set_value();
+    return open.get_future().share();
+  }();
+  bool held = false;
+  std::atomic<int> builds = 0;
+  std::atomic<bool> fail_build = false, throw_in_build = false;
+  ir::Trace trace;
+  OpError error;
+  std::unique_ptr<FakeWorker> worker;  // outlives the client
+  std::unique_ptr<Client> client;
+};
+
+TEST(ClientConnect, ARefusalIsPassedOn) {
+  auto [a, b] = make_inproc_transport();
+  FakeWorker worker(std::move(b), {ErrorCode::kUnsupported, "remote: op tables differ: 5 ops, 6 ops"});
+  std::unique_ptr<Client> client;
+  const Status status = Client::connect(std::move(a), nullptr, &client);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(status.message(), "remote: op tables differ: 5 ops, 6 ops");
+  EXPECT_EQ(client, nullptr);
+}
+
+TEST(ClientConnect, AWorkerThatDiesBeforeItAnswersIsLost) {
+  auto [a, b] = make_inproc_transport();
+  b = nullptr;
+  std::unique_ptr<Client> client;
+  EXPECT_EQ(Client::connect(std::move(a), nullptr, &client).code(), ErrorCode::kLost);
+}
+
+TEST(ClientConnect, AnotherProgramAtTheOtherEndIsNoticed) {
+  auto [a, b] = make_inproc_transport();
+  wire::Header header;
+  header.type = 77;
+  ASSERT_TRUE(b->send(header, {}, nullptr).ok());
+  std::unique_ptr<Client> client;
+  EXPECT_EQ(Client::connect(std::move(a), nullptr, &client).code(), ErrorCode::kInvalid);
+}
+
+TEST_F(ClientTest, KnowsSessionAndDescription) {
+  EXPECT_EQ(client->session(), 7u);
+  EXPECT_EQ(client->description(), "fake executor, pid 4242, over in process");
+  EXPECT_TRUE(client->health().ok());
+}
+
+TEST_F(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
+  uint64_t base1, base2;
+  TraceWriter(trace).op(0, 5, 10, true, 7).op(1, 6, 20, false).op(0, 9, 30, true);
+  EXPECT_FALSE(flush(&base1).hit);
+  TraceWriter(trace).op(0, 5, 11, true, -8).op(1, 6, 21, false).op(0, base1, 31, true);  // sizes are not in the key
+  const std::vector<int64_t> params = trace.params;
+  const FlushInfo info = flush(&base2);
+  EXPECT_TRUE(info.hit);
+  EXPECT_EQ(info.ops, 3u);
+  EXPECT_EQ(info.program, 1u);
+  EXPECT_GT(info.bytes, sizeof(wire::Header));
+  EXPECT_EQ(base2, base1 + 2);
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kSynchronize}));
+  const auto run = worker->messages()[2];
+  EXPECT_EQ(run.program, 1u);
+  EXPECT_EQ(run.base, base2);
+  EXPECT_EQ(run.params, params);
+  EXPECT_EQ(run.inputs, (std::vector<uint64_t>{5, 6, base1}));
+  EXPECT_EQ(builds, 1);
+  const Counters counters = client->counters();
+  EXPECT_EQ(counters.flushes, 2u);
+  EXPECT_EQ(counters.programs_built, 1u);
+  EXPECT_EQ(counters.program_hits, 1u);
+  EXPECT_EQ(counters.round_trips, 1u);
+}
+
+TEST_F(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(0, 7, 30, true);
+  EXPECT_EQ(flush().first_difference, SIZE_MAX);
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(2, 7, 30, true);
+  EXPECT_EQ(flush().first_difference, 2u);
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 1, false).op(2, 7, 30, true);  // a dim became 1
+  EXPECT_EQ(flush().first_difference, 1u);
+  TraceWriter(trace).op(3, 5, 10, true);
+  EXPECT_EQ(flush().first_difference, 0u);
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, true).op(0, 7, 30, true);  // another buffer outlives it
+  EXPECT_EQ(flush().first_difference, 3u);
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(0, 7, 30, true).op(1, 8, 1, true);
+  EXPECT_EQ(flush().first_difference, 3u);
+}
+
+TEST_F(ClientTest, FreesGoWithTheNextMessage) {
+  client->free(12);
+  client->free(3);
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  client->free(4);
+  const uint64_t id = upload("hello");
+  std::string text;
+  client->free(6);
+  ASSERT_TRUE(read(id, 5, &text).ok());
+  EXPECT_EQ(text, "hello");
+  const auto messages = worker->messages();
+  ASSERT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kFree, Type::kUpload, Type::kFree, Type::kRead}));
+  EXPECT_EQ(messages[1].frees, (std::vector<uint64_t>{3, 12}));
+  EXPECT_EQ(messages[2].frees, std::vector<uint64_t>{4});
+  EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{6});
+}
+
+TEST_F(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
+  hold_builds();
+  uint64_t base;
+  TraceWriter(trace).op(0, 5, 10, true);
+  EXPECT_FALSE(flush(&base).hit);
+  TraceWriter(trace).op(0, base, 10, true);
+  EXPECT_TRUE(flush().hit);  // of a program that is not built yet
+  upload("a");
+  TraceWriter(trace).op(1, 5, 10, true);
+  EXPECT_FALSE(flush().hit);
+  TraceWriter(trace).op(0, 5, 12, true);
+  EXPECT_TRUE(flush().hit);
+  EXPECT_TRUE(worker->messages().empty());
+  release_builds();
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kUpload, Type::kLoadProgram, Type::kRun,
+                                        Type::kRun, Type::kSynchronize}));
+  EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{base});
+}
+
+TEST_F(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
+  for (auto* reason : {&fail_build, &throw_in_build}) {
+    *reason = true;
+    uint64_t base;
+    client->free(90 + (reason == &fail_build));
+    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+    flush(&base);
+    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+    flush();  // hits the failed program or tries it again, depending on how far the builder is
+    const uint64_t id = upload("still here");
+    const Status status = synchronize();
+    EXPECT_EQ(status.code(), reason == &fail_build ? ErrorCode::kUnsupported : ErrorCode::kInternal);
+    EXPECT_EQ(error.status.message(), reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
+    EXPECT_EQ(error.source.code, 0xC0DEu);
+    (void)synchronize();  // the second run's
+    EXPECT_TRUE(synchronize().ok());
+    std::string text;
+    EXPECT_TRUE(read(id, 10, &text).ok());
+    EXPECT_EQ(text, "still here");
+    // What the run should have made is not there, and why is known.
+    EXPECT_EQ(read(base + 1, 10, &text).code(), status.code());
+    *reason = false;
+  }
+  const int before = builds;
+  TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+  EXPECT_FALSE(flush().hit);  // tried again
+  EXPECT_TRUE(synchronize().ok());
+  EXPECT_EQ(builds, before + 1);
+  std::vector<uint64_t> frees;
+  for (const auto& message : worker->messages()) frees.insert(frees.end(), message.frees.begin(), message.frees.end());
+  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that carried them were not sent
+}
+
+TEST_F(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
+  hold_builds();
+  fail_build = true;
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t base, ticket;
+  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  std::thread later([&] {
+    std::this_thread::sleep_for(20ms);
+    release_builds();
+  });
+  Words words;
+  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kUnsupported);
+  later.join();
+  EXPECT_TRUE(synchronize().ok());  // reported once
+}
+
+TEST_F(ClientTest, ResultsOfARunComeBack) {
+  worker->set_words({2, 3, 4});
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t base, ticket;
+  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  uint64_t after = upload("x");  // others may send before the results are waited for
+  std::string text;
+  ASSERT_TRUE(read(after, 1, &text).ok());
+  Words words;
+  ASSERT_TRUE(client->wait_results(ticket, &words, kPatient, &error).ok());
+  EXPECT_EQ(words, (Words{2, 3, 4}));
+}
+
+TEST_F(ClientTest, ReadsOfAllSizesArriveWhole) {
+  for (size_t size : {0, 1, 1000, 100'000, 3'000'000}) {
+    std::string text(size, 'a'), got;
+    for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>('a' + i % 23);
+    const uint64_t id = upload(text);
+    ASSERT_TRUE(read(id, size, &got).ok());
+    EXPECT_EQ(got, text);
+    EXPECT_EQ(read(id, size + 1, &got).code(), ErrorCode::kInternal);  // not what was asked for
+  }
+  EXPECT_EQ(client->counters().bytes_uploaded, 3'101'001u);
+  EXPECT_EQ(client->counters().bytes_downloaded, 3'101'001u);
+}
+
+TEST_F(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
+  worker->on_run([](const FakeWorker::Message& run) {
+    return run.params.back() == 0 && run.params.size() > 30 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
+                                                            : FakeWorker::Failure{};
+  });
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 10, true).op(1, 7, 10, true).op(2, 8, 10, true);
+  flush();
+  const Status status = synchronize();
+  EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.status.kind(), "IndexError");
+  EXPECT_EQ(error.status.message(), "index 5 is out of bounds");
+  EXPECT_EQ(error.source.code, 0xC0DEu);
+  EXPECT_EQ(error.source.instruction, 3);
+  EXPECT_EQ(error.op, ir::op_desc(2).name);
+  EXPECT_TRUE(synchronize().ok());
+}
+
+TEST_F(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
+  worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
+  const uint64_t id = upload("x");
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  while (client->last_acknowledged() < 4) {  // upload, load, run after hello: by Progress alone
+    upload("y");  // takes what has come
+    std::this_thread::sleep_for(1ms);
+  }
+  std::string text;
+  EXPECT_EQ(read(id, 1, &text).code(), ErrorCode::kOutOfMemory);
+  EXPECT_TRUE(read(id, 1, &text).ok());
+}
+
+TEST_F(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
+  const uint64_t first = upload("first"), second = upload("second");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::string text;
+  std::atomic<int> calls = 0;
+  EXPECT_EQ(read(first, 5, &text, [&] { return ++calls < 2; }).code(), ErrorCode::kInterrupted);
+  EXPECT_EQ(calls, 2);
+  worker->hold_replies(false);
+  ASSERT_TRUE(read(second, 6, &text).ok());
+  EXPECT_EQ(text, "second");
+}
+
+TEST_F(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(upload("thread " + std::to_string(i)));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        std::string text;
+        ASSERT_TRUE(read(ids[static_cast<size_t>(t)], 8, &text).ok());
+        EXPECT_EQ(text, "thread " + std::to_string(t));
+        if (i % 10 == 0) client->free(1'000'000 + static_cast<uint64_t>(t * 50 + i));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(client->counters().round_trips, 200u);
+}
+
+TEST_F(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      ir::Trace mine;
+      for (int i = 0; i < 60; ++i) {
+        TraceWriter(mine).op(t, 5, 10 + i, true).op(static_cast<uint32_t>(i % 3), 6, 10, false);
+        uint64_t base;
+        FlushInfo info;
+        ASSERT_TRUE(client->flush(mine, &base, &info).ok());
+        client->free(base);
+        const std::string text = std::to_string(t * 1000 + static_cast<uint32_t>(i));
+        const uint64_t id = upload(text);
+        std::string got;
+        ASSERT_TRUE(read(id, text.size(), &got).ok());
+        EXPECT_EQ(got, text);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_TRUE(synchronize().ok());
+  EXPECT_EQ(builds, 12);
+}
+
+TEST_F(ClientTest, TheClientRunsAheadOnlySoFar) {
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  ASSERT_TRUE(synchronize().ok());
+  worker->pause(true);
+  std::atomic<int> sent = 0;
+  std::thread sender([&] {
+    ir::Trace mine;
+    for (int i = 0; i < 300; ++i) {
+      TraceWriter(mine).op(0, 5, 10, true);
+      uint64_t base;
+      FlushInfo info;
+      ASSERT_TRUE(client->flush(mine, &base, &info).ok());
+      ++sent;
+    }
+  });
+  while (sent < 30) std::this_thread::yield();
+  std::this_thread::sleep_for(100ms);
+  EXPECT_LE(sent, static_cast<int>(kMaxUnacknowledged) + 1);  // + 1: pausing may have let one through
+  worker->pause(false);
+  sender.join();
+  EXPECT_EQ(sent, 300);
+}
+
+TEST_F(ClientTest, UploadsRunAheadOnlySoManyBytes) {
+  worker->pause(true);
+  std::atomic<int> sent = 0;
+  constexpr size_t kSize = kMaxUnacknowledgedBytes / 4;
+  std::thread sender([&] {
+    for (int i = 0; i < 6; ++i) {
+      uint64_t id;
+      ASSERT_TRUE(client->upload(kSize, [](std::byte* to) { *to = {}; }, &id).ok());
+      ++sent;
+    }
+  });
+  while (sent < 4) std::this_thread::yield();
+  std::this_thread::sleep_for(60ms);
+  EXPECT_LE(sent, 5);
+  worker->log_messages(false);
+  worker->pause(false);
+  sender.join();
+}
+
+TEST_F(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
+  const uint64_t id = upload("x");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(20ms);
+    worker->die();
+  });
+  std::string text;
+  Status status = read(id, 1, &text);
+  killer.join();
+  const auto expect_lost = [](const Status& s) {
+    EXPECT_EQ(s.code(), ErrorCode::kLost);
+    EXPECT_NE(s.message().find("torch.remote.restart()"), std::string::npos) << s.message();
+  };
+  expect_lost(status);
+  expect_lost(client->health());
+  expect_lost(read(id, 1, &text));
+  expect_lost(synchronize());
+  uint64_t base;
+  FlushInfo info;
+  TraceWriter(trace).op(0, 5, 10, true);
+  expect_lost(client->flush(trace, &base, &info));
+  expect_lost(client->upload(1, [](std::byte*) {}, &base));
+  client->free(1);
+}
+
+TEST_F(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
+  hold_builds();
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t base, ticket;
+  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  worker->die();
+  Words words;
+  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kLost);
+  release_builds();
+}
+
+TEST_F(ClientTest, GarbageFromTheWorkerLosesIt) {
+  worker->send_raw(Type::kProgress, 1, {1, 2, 3});
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+}
+
+TEST_F(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
+  worker->send_raw(Type::kProgress, 1'000'000, {});
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+}
+
+TEST_F(ClientTest, SynchronizeBringsTheWorkersNumbers) {
+  ASSERT_TRUE(synchronize().ok());
+  Counters counters = client->counters();
+  EXPECT_EQ(counters.worker_bytes, 11u);
+  EXPECT_EQ(counters.worker_peak_bytes, 22u);
+  EXPECT_EQ(counters.kernels_compiled, 44u);
+  EXPECT_GT(counters.bytes_sent, 0u);
+  EXPECT_GT(counters.bytes_received, 0u);
+  client->reset_counters();
+  counters = client->counters();
+  EXPECT_EQ(counters.worker_bytes, 11u);
+  EXPECT_EQ(counters.kernels_compiled, 0u);
+  EXPECT_EQ(counters.round_trips, 0u);
+  EXPECT_EQ(counters.bytes_sent, 0u);
+  EXPECT_EQ(counters.bytes_received, 0u);
+}
+
+TEST_F(ClientTest, DestructionSaysGoodbye) {
+  client = nullptr;
+  while (!worker->said_goodbye()) std::this_thread::yield();
+}
+
+TEST_F(ClientTest, AfterAbandonNothingTouchesTheConnection) {
+  Client* child = client.release();  // as in a forked child: no destructor runs
+  child->abandon();
+  child->free(5);
+  EXPECT_EQ(child->health().code(), ErrorCode::kLost);
+  EXPECT_EQ(child->synchronize(kPatient, false, &error).code(), ErrorCode::kLost);
+  static Client* leaked = child;  // seen by the leak checker
+  (void)leaked;
+}
+
+}  // namespace
+}  // namespace torch_remote::remote

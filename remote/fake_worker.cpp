@@ -1,0 +1,201 @@
+#include "remote/fake_worker.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "remote/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using flatbuffers::FlatBufferBuilder;
+
+std::span<const uint8_t> finished(const FlatBufferBuilder& builder) { return {builder.GetBufferPointer(), builder.GetSize()}; }
+
+flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Status& status, uint32_t program = 0,
+                                          uint32_t record = 0, uint64_t sequence = 0) {
+  if (status.ok()) return 0;
+  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+                                 status.message().c_str(), program, record, sequence);
+}
+
+}  // namespace
+
+std::vector<uint8_t> FakeWorker::make_program(const ir::Trace& trace) {
+  const uint32_t counts[] = {static_cast<uint32_t>(trace.params.size()),
+                             static_cast<uint32_t>(std::ranges::count(trace.buffers, false, &ir::TraceBuffer::fresh))};
+  std::vector<uint8_t> bytes(sizeof(counts));
+  std::memcpy(bytes.data(), counts, sizeof(counts));
+  return bytes;
+}
+
+void FakeWorker::serve() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return dead_ || !paused_; });
+      if (dead_) break;
+    }
+    if (!hold_replies_) {
+      for (auto& send : held_) send();
+      held_.clear();
+    }
+    Frame frame;
+    Status status = transport_->receive(&frame, std::chrono::nanoseconds::zero());
+    if (status.code() == ErrorCode::kTimeout) {
+      progress();  // idle
+      status = transport_->receive(&frame, std::chrono::seconds(1));
+    }
+    if (status.code() == ErrorCode::kTimeout) continue;
+    if (!status || !handle(frame)) break;
+    if (done_ - acknowledged_ >= 32) progress();
+  }
+  held_.clear();
+  std::lock_guard lock(mutex_);
+  transport_ = nullptr;
+}
+
+void FakeWorker::progress() {
+  if (done_ == acknowledged_ && failure_.status.ok()) return;
+  FlatBufferBuilder builder;
+  const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
+  builder.Finish(wire::CreateProgress(builder, 1000, 2000, error));
+  failure_ = {};
+  reply(wire::Type::kProgress, done_, finished(builder), nullptr);
+  acknowledged_ = done_;
+}
+
+void FakeWorker::reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment) {
+  wire::Header header;
+  header.type = static_cast<uint8_t>(type);
+  header.session = 7;
+  header.sequence = sequence;
+  if (hold_replies_) {
+    held_.push_back([this, header, bytes = std::vector(control.begin(), control.end()), attachment] {
+      (void)transport_->send(header, bytes, attachment);
+    });
+  } else {
+    (void)transport_->send(header, control, std::move(attachment));
+  }
+}
+
+void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control) {
+  wire::Header header;
+  header.type = static_cast<uint8_t>(type);
+  header.sequence = sequence;
+  EXPECT_TRUE(transport_->send(header, control, nullptr).ok());
+}
+
+void FakeWorker::run(Frame& frame, Message& message) {
+  const auto* run = wire::verify<wire::Run>(frame.control);
+  ASSERT_NE(run, nullptr);
+  message.program = run->program();
+  message.base = run->base();
+  const auto found = programs_.find(run->program());
+  ASSERT_NE(found, programs_.end()) << "program " << run->program() << " is not loaded";
+  Program& program = found->second;
+  bool changed;
+  ASSERT_TRUE(decode_params(wire::bytes(run->params()), program.params, &changed).ok());
+  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), program.bindings).ok());
+  ASSERT_TRUE(decode_frees(wire::bytes(run->frees()), &message.frees).ok());
+  if (log_) {
+    message.params = program.params;
+    message.inputs = program.bindings.ids;
+  }
+  std::function<Failure(const Message&)> on_run;
+  std::vector<int64_t> words;
+  {
+    std::lock_guard lock(mutex_);
+    on_run = on_run_;
+    words = words_;
+  }
+  Failure failure;
+  if (on_run) failure = on_run(message);
+  if (frame.header.flags & wire::kWantsReply) {
+    FlatBufferBuilder builder;
+    const auto error = error_of(builder, failure.status, message.program, failure.record, message.sequence);
+    builder.Finish(wire::CreateRunReplyDirect(builder, error, &words));
+    done_ = message.sequence;
+    reply(wire::Type::kRunReply, message.sequence, finished(builder), nullptr);
+  } else if (!failure.status.ok() && failure_.status.ok()) {
+    failure_ = failure;
+    failed_ = message;
+  }
+}
+
+bool FakeWorker::handle(Frame& frame) {
+  Message message;
+  message.type = static_cast<wire::Type>(frame.header.type);
+  message.sequence = frame.header.sequence;
+  message.flags = frame.header.flags;
+  message.bytes = frame.control.size();
+  FlatBufferBuilder builder;
+  EXPECT_EQ(message.sequence, done_ + 1) << "sequences have no gaps";
+  switch (message.type) {
+    case wire::Type::kHello: {
+      const auto error = error_of(builder, hello_);
+      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake executor")));
+      done_ = acknowledged_ = message.sequence;
+      reply(wire::Type::kHelloReply, message.sequence, finished(builder), nullptr);
+      return hello_.ok();
+    }
+    case wire::Type::kGoodbye: {
+      std::lock_guard lock(mutex_);
+      goodbye_ = true;
+      return false;
+    }
+    case wire::Type::kLoadProgram: {
+      const auto* load = wire::verify<wire::LoadProgram>(frame.control);
+      uint32_t counts[2];
+      std::memcpy(counts, frame.attachment->bytes().data(), sizeof(counts));
+      message.program = load->program();
+      Program& program = programs_[load->program()];
+      program.params.assign(counts[0], 0);
+      program.bindings.ids.assign(counts[1], 0);
+      break;
+    }
+    case wire::Type::kRun: run(frame, message); break;
+    case wire::Type::kUpload: {
+      message.buffer = wire::verify<wire::Upload>(frame.control)->buffer();
+      const auto bytes = frame.attachment->bytes();
+      buffers_[message.buffer].assign(bytes.begin(), bytes.end());
+      break;
+    }
+    case wire::Type::kFree:
+      EXPECT_TRUE(decode_frees(wire::bytes(wire::verify<wire::Free>(frame.control)->frees()), &message.frees).ok());
+      break;
+    case wire::Type::kRead: {
+      message.buffer = wire::verify<wire::Read>(frame.control)->buffer();
+      const auto found = buffers_.find(message.buffer);
+      AttachmentPtr attachment;
+      Status status;
+      if (found == buffers_.end()) {
+        status = Status::invalid("no buffer " + std::to_string(message.buffer));
+      } else {
+        attachment = transport_->allocate(found->second.size());
+        std::ranges::copy(found->second, attachment->bytes().begin());
+      }
+      builder.Finish(wire::CreateReadReply(builder, error_of(builder, status)));
+      done_ = message.sequence;
+      reply(wire::Type::kReadReply, message.sequence, finished(builder), std::move(attachment));
+      break;
+    }
+    case wire::Type::kSynchronize: {
+      const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
+      failure_ = {};
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, 11, 22, 33, 44));
+      done_ = message.sequence;
+      reply(wire::Type::kSynchronizeReply, message.sequence, finished(builder), nullptr);
+      break;
+    }
+    default: ADD_FAILURE() << "message of type " << frame.header.type;
+  }
+  done_ = message.sequence;
+  std::lock_guard lock(mutex_);
+  if (log_) messages_.push_back(std::move(message));
+  return true;
+}
+
+}  // namespace torch_remote::remote

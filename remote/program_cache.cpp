@@ -1,0 +1,84 @@
+#include "remote/program_cache.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ir/op_table.h"
+
+namespace torch_remote::remote {
+namespace {
+
+template <class T>
+bool same(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+}  // namespace
+
+ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const {
+  const auto [begin, end] = by_key_.equal_range(key.lo);
+  for (auto i = begin; i != end; ++i) {
+    const Program& program = *i->second;
+    if (program.key == key && same<uint64_t>(program.survivors, survivors) && same<uint32_t>(program.code, trace.code)) {
+      return i->second;
+    }
+  }
+  return nullptr;
+}
+
+ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) {
+  auto program = std::make_shared<Program>();
+  program->key = key;
+  program->code = trace.code;
+  program->survivors.assign(survivors.begin(), survivors.end());
+  program->records.reserve(trace.records.size());
+  for (const ir::TraceRecord& record : trace.records) program->records.push_back(record.code);
+  program->sources = trace.sources;
+  by_key_.emplace(key.lo, program);
+  std::lock_guard lock(mutex_);
+  by_number_.push_back(program);
+  program->number = static_cast<uint32_t>(by_number_.size());
+  return program;
+}
+
+void ProgramCache::remove(const ProgramPtr& program) {
+  const auto [begin, end] = by_key_.equal_range(program->key.lo);
+  for (auto i = begin; i != end; ++i) {
+    if (i->second == program) {
+      by_key_.erase(i);
+      return;
+    }
+  }
+}
+
+size_t ProgramCache::first_difference(const ir::Trace& trace) const {
+  if (by_key_.empty()) return SIZE_MAX;
+  size_t longest = 0;  // words that agree
+  for (const auto& [key, program] : by_key_) {
+    const auto& code = program->code;
+    const size_t n = std::min(code.size(), trace.code.size());
+    const size_t agree = static_cast<size_t>(std::mismatch(code.begin(), code.begin() + static_cast<ptrdiff_t>(n), trace.code.begin()).first - code.begin());
+    longest = std::max(longest, agree);
+  }
+  if (longest == trace.code.size()) return trace.records.size();
+  const auto after = std::upper_bound(trace.records.begin(), trace.records.end(), longest,
+                                      [](size_t word, const ir::TraceRecord& record) { return word < record.code; });
+  return static_cast<size_t>(after - trace.records.begin()) - 1;
+}
+
+void ProgramCache::set_sources(Program& program, std::vector<ir::SourceRef>& sources) {
+  std::lock_guard lock(mutex_);
+  program.sources.swap(sources);
+}
+
+bool ProgramCache::describe(uint32_t program, uint32_t record, ir::SourceRef* source, std::string* op) const {
+  std::lock_guard lock(mutex_);
+  if (program == 0 || program > by_number_.size()) return false;
+  const Program& found = *by_number_[program - 1];
+  if (record >= found.records.size()) return false;
+  if (record < found.sources.size()) *source = found.sources[record];
+  *op = ir::op_desc(found.code[found.records[record]]).name;
+  return true;
+}
+
+}  // namespace torch_remote::remote

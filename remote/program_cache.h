@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/trace.h"
+#include "remote/delta.h"
+
+// The programs that the worker has, found by the traces they were built from.
+namespace torch_remote::remote {
+
+struct Program {
+  uint32_t number = 0;  // from 1
+  ir::Hash128 key;
+  std::vector<uint32_t> code;       // of the trace
+  std::vector<uint64_t> survivors;  // bit i: buffer i outlives the trace
+  std::vector<uint32_t> records;    // where each record begins in `code`
+
+  // What the worker's end of the delta coding holds. Guarded by whoever orders the messages.
+  std::vector<int64_t> params;
+  Bindings bindings;
+
+  // The worker will never have it; set by the builder.
+  std::atomic<bool> failed = false;
+
+  // Of the latest run. Guarded by the cache.
+  std::vector<ir::SourceRef> sources;
+};
+using ProgramPtr = std::shared_ptr<Program>;
+
+// Finding and adding is for one thread at a time; `describe` may run beside them.
+class ProgramCache {
+ public:
+  // The program built from such a trace, or null. The hash is confirmed by comparing everything it was made of.
+  ProgramPtr find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const;
+  // A new one with the next number. `trace` is copied.
+  ProgramPtr add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors);
+  // Forgets one that could not be built, so that the next such trace is built again.
+  void remove(const ProgramPtr& program);
+
+  // FlushInfo::first_difference of a trace that is not there.
+  size_t first_difference(const ir::Trace& trace) const;
+
+  // The program ran once more, recorded from these places. They are exchanged for the last run's.
+  void set_sources(Program& program, std::vector<ir::SourceRef>& sources);
+  // Where a record of a program comes from and its op's name; false if there is no such record.
+  bool describe(uint32_t program, uint32_t record, ir::SourceRef* source, std::string* op) const;
+
+ private:
+  std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
+  mutable std::mutex mutex_;                              // for what follows and Program::sources
+  std::vector<ProgramPtr> by_number_;                     // number - 1
+};
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,225 @@
+#include "remote/replies.h"
+
+#include <algorithm>
+
+#include "remote/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxMissing = 64;  // failed builds that reads still hear of
+
+bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
+
+}  // namespace
+
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+Status Replies::receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout) {
+  receiving_ = true;
+  lock.unlock();
+  Frame frame;
+  Status status = transport_.receive(&frame, timeout);
+  lock.lock();
+  receiving_ = false;
+  if (status.ok()) status = handle(frame);
+  if (!status.ok() && !is_timeout(status)) set_lost(status);
+  changed_.notify_all();
+  return status;
+}
+
+template <class Done>
+Status Replies::wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting* keep_waiting, Done done) {
+  auto next_call = Clock::now() + kWaitStep;
+  while (!done()) {
+    if (!lost_) return lost_;
+    if (!receiving_) {
+      (void)receive_as_leader(lock, std::max<Clock::duration>(next_call - Clock::now(), Clock::duration::zero()));
+    } else {
+      changed_.wait_until(lock, next_call);
+    }
+    if (Clock::now() < next_call) continue;
+    if (keep_waiting && *keep_waiting) {
+      lock.unlock();
+      const bool go_on = (*keep_waiting)();
+      lock.lock();
+      if (!go_on && !done()) return {ErrorCode::kInterrupted, "remote: interrupted while waiting for the worker"};
+    }
+    next_call = Clock::now() + kWaitStep;
+  }
+  return {};
+}
+
+Status Replies::reserve(size_t messages, size_t bytes) {
+  std::unique_lock lock(mutex_);
+  if (!lost_) return lost_;
+  return wait_until(lock, nullptr, [&] {
+    if (credit_count_ + messages > credits_.size()) return false;
+    return unacknowledged_bytes_ == 0 || unacknowledged_bytes_ + bytes <= kMaxUnacknowledgedBytes;
+  });
+}
+
+void Replies::sending(uint64_t sequence, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  credits_[(first_credit_ + credit_count_++) % credits_.size()] = {sequence, bytes};
+  unacknowledged_bytes_ += bytes;
+  last_sent_ = sequence;
+}
+
+void Replies::expect(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  slots_[sequence];
+}
+
+void Replies::drain() {
+  std::unique_lock lock(mutex_);
+  while (!receiving_ && lost_.ok() && credit_count_ > 0) {
+    if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) return;
+  }
+}
+
+Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+  std::unique_lock lock(mutex_);
+  const auto slot = slots_.find(sequence);
+  if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
+  const Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
+  Slot result = std::move(slot->second);
+  slots_.erase(slot);
+  if (!status) return status;
+  if (deferred_) {
+    *error = *std::exchange(deferred_, std::nullopt);
+  } else if (result.error) {
+    *error = *std::move(result.error);
+  } else {
+    *reply = std::move(result.reply);
+    return {};
+  }
+  return error->status;
+}
+
+// --- what comes ------------------------------------------------------------------------------------------------------
+
+Status Replies::handle(Frame& frame) {
+  totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
+  if (Status status = acknowledge(frame.header.sequence); !status) return status;
+  switch (static_cast<wire::Type>(frame.header.type)) {
+    case wire::Type::kRunReply: return handle_reply<wire::RunReply>(frame);
+    case wire::Type::kReadReply: return handle_reply<wire::ReadReply>(frame);
+    case wire::Type::kSynchronizeReply:
+      if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
+        totals_.worker_bytes = reply->allocated();
+        totals_.worker_peak_bytes = reply->peak();
+        totals_.kernels_compiled = reply->kernels_compiled();
+      }
+      return handle_reply<wire::SynchronizeReply>(frame);
+    case wire::Type::kProgress:
+      if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
+        totals_.worker_bytes = progress->allocated();
+        totals_.worker_peak_bytes = std::max(totals_.worker_peak_bytes, progress->peak());
+        defer(op_error(progress->error()));
+        return {};
+      }
+      break;
+    default: break;
+  }
+  return Status::invalid("remote: the worker sent a message of type " + std::to_string(frame.header.type) + " and " +
+                         std::to_string(frame.control.size()) + " bytes that is none of a worker's");
+}
+
+template <class Message>
+Status Replies::handle_reply(Frame& frame) {
+  const auto* message = wire::verify<Message>(frame.control);
+  if (!message) return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) + " is damaged");
+  std::optional<OpError> error = op_error(message->error());
+  const auto slot = slots_.find(frame.header.sequence);
+  if (slot == slots_.end()) {
+    defer(std::move(error));  // whoever asked was interrupted
+    return {};
+  }
+  slot->second.reply = std::move(frame);
+  slot->second.error = std::move(error);
+  slot->second.done = true;
+  return {};
+}
+
+Status Replies::acknowledge(uint64_t sequence) {
+  if (sequence > last_sent_) {
+    return Status::invalid("remote: the worker acknowledges message " + std::to_string(sequence) + ", the last one was " +
+                           std::to_string(last_sent_));
+  }
+  acknowledged_ = std::max(acknowledged_, sequence);
+  for (; credit_count_ > 0 && credits_[first_credit_].sequence <= sequence; --credit_count_) {
+    unacknowledged_bytes_ -= credits_[first_credit_].bytes;
+    first_credit_ = (first_credit_ + 1) % credits_.size();
+  }
+  return {};
+}
+
+// --- failures --------------------------------------------------------------------------------------------------------
+
+std::optional<OpError> Replies::op_error(const wire::Error* error) const {
+  if (!error) return std::nullopt;
+  OpError result{wire::to_status(*error), {}, {}};
+  programs_.describe(error->program(), error->record(), &result.source, &result.op);
+  return result;
+}
+
+void Replies::defer(std::optional<OpError> error) {
+  if (error && !deferred_) deferred_ = std::move(error);
+}
+
+void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (count > 0) missing_.push_back({base, count, error});
+    if (missing_.size() > kMaxMissing) missing_.pop_front();
+    if (const auto slot = slots_.find(sequence); slot != slots_.end()) {
+      slot->second.error = error;
+      slot->second.done = true;
+    }
+    defer(std::move(error));
+  }
+  changed_.notify_all();
+  transport_.wake();  // whoever receives may be the one that waits for it
+}
+
+std::optional<OpError> Replies::missing(uint64_t buffer) const {
+  std::lock_guard lock(mutex_);
+  for (const Missing& m : missing_) {
+    if (buffer - m.base < m.count) return m.error;
+  }
+  return std::nullopt;
+}
+
+void Replies::set_lost(const Status& why) {
+  if (!lost_) return;
+  lost_ = {ErrorCode::kLost, why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
+}
+
+void Replies::lose(const Status& why) {
+  drain();  // what it said before may matter more
+  {
+    std::lock_guard lock(mutex_);
+    set_lost(why);
+  }
+  changed_.notify_all();
+}
+
+Status Replies::health() const {
+  std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+uint64_t Replies::acknowledged() const {
+  std::lock_guard lock(mutex_);
+  return acknowledged_;
+}
+
+Replies::Totals Replies::totals() const {
+  std::lock_guard lock(mutex_);
+  return totals_;
+}
+
+}  // namespace torch_remote::remote

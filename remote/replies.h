@@ -1,0 +1,110 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "remote/client.h"
+#include "remote/program_cache.h"
+#include "remote/transport.h"
+#include "remote/wire_generated.h"
+
+// What comes from the worker: replies, matched by sequence; acknowledgements, which give credits back; failures.
+//
+// There is no thread for it. Whoever waits receives, one at a time (the leader); the others wait for it, and one of
+// them takes over when it has what it wanted.
+namespace torch_remote::remote {
+
+// Between two calls of KeepWaiting.
+inline constexpr std::chrono::milliseconds kWaitStep{50};
+
+// Thread safe.
+class Replies {
+ public:
+  Replies(Transport& transport, const ProgramCache& programs) : transport_(transport), programs_(programs) {}
+
+  // Waits until `messages` more with `bytes` of uploads may be on their way.
+  Status reserve(size_t messages, size_t bytes);
+  // This message, the next one, is about to be sent.
+  void sending(uint64_t sequence, size_t bytes);
+  // Its reply will be waited for.
+  void expect(uint64_t sequence);
+  // Takes what has come already.
+  void drain();
+
+  // Waits for the reply to a message that was announced by `expect`. A failure is returned and set in *error: the first
+  // one that was not reported yet, which may be another message's.
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+
+  // A run that cannot be sent: `error` is reported by the next wait, by that of this run (`sequence`), and by reads of
+  // the buffers [base, base + count) that it should have made.
+  void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
+  // The error of `fail` that made this buffer impossible.
+  std::optional<OpError> missing(uint64_t buffer) const;
+
+  // The connection failed while sending.
+  void lose(const Status& why);
+  // ok, or kLost with why.
+  Status health() const;
+  uint64_t acknowledged() const;
+
+  struct Totals {
+    uint64_t bytes_received = 0;  // control
+    uint64_t worker_bytes = 0;
+    uint64_t worker_peak_bytes = 0;
+    uint64_t kernels_compiled = 0;
+  };
+  Totals totals() const;
+
+ private:
+  struct Slot {
+    bool done = false;
+    Frame reply;
+    std::optional<OpError> error;
+  };
+  struct Missing {
+    uint64_t base, count;
+    OpError error;
+  };
+  struct Credit {
+    uint64_t sequence, bytes;
+  };
+
+  // Receives, or waits for who does, until done(), loss or an interruption.
+  template <class Done>
+  Status wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting* keep_waiting, Done done);
+  Status receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
+
+  // With mutex_ held.
+  Status handle(Frame& frame);
+  template <class Message>
+  Status handle_reply(Frame& frame);
+  Status acknowledge(uint64_t sequence);
+  std::optional<OpError> op_error(const wire::Error* error) const;
+  void defer(std::optional<OpError> error);
+  void set_lost(const Status& why);
+
+  Transport& transport_;
+  const ProgramCache& programs_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool receiving_ = false;
+  Status lost_;
+  std::map<uint64_t, Slot> slots_;  // by sequence
+  std::optional<OpError> deferred_;
+  std::deque<Missing> missing_;
+  std::array<Credit, kMaxUnacknowledged> credits_;  // a ring: not acknowledged yet, in order
+  size_t first_credit_ = 0;
+  size_t credit_count_ = 0;
+  size_t unacknowledged_bytes_ = 0;
+  uint64_t last_sent_ = 0;
+  uint64_t acknowledged_ = 0;
+  Totals totals_;
+};
+
+}  // namespace torch_remote::remote
