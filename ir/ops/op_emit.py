@@ -26,7 +26,7 @@ def as_data(op: Op) -> dict:
         "functional": "aten::" + op.functional,
         "args": [
             {"name": a.name, "kind": a.kind, "role": role, "writes": writes, "keyword_only": a.keyword_only}
-            for a, role, writes in zip(op.overload.args, op.roles, op.writes, strict=True)
+            for a, role, writes in zip(op.args, op.roles, op.writes, strict=True)
         ],
         "results": [{"kind": r.kind, "alias": r.alias} for r in op.overload.results],
         "expression": op.expression,
@@ -88,7 +88,7 @@ def source(ops: list[Op]) -> str:
     opcode_of = {op.overload.name: i for i, op in enumerate(ops)}
     for opcode, op in enumerate(ops):
         first_arg, first_result = len(args), len(results)
-        for arg, role, writes in zip(op.overload.args, op.roles, op.writes, strict=True):
+        for arg, role, writes in zip(op.args, op.roles, op.writes, strict=True):
             args.append(
                 f"    {{{_string(arg.name)}, ArgKind::k{arg.kind}, ArgRole::k{camel(role)}, {str(writes).lower()},"
                 f" {str(arg.keyword_only).lower()}}},"
@@ -98,7 +98,7 @@ def source(ops: list[Op]) -> str:
         flags = " | ".join(f"kOp{flag}" for flag in op.flags) or "0"
         rows.append(
             f"    {{{_string(op.name)}, Family::k{camel(op.family)}, ShapeRule::k{camel(op.shape)}, {flags}, {opcode},"
-            f" {opcode_of[op.functional]}, args({first_arg}, {len(op.overload.args)}),"
+            f" {opcode_of[op.functional]}, args({first_arg}, {len(op.args)}),"
             f" results({first_result}, {len(op.overload.results)}),\n     {_string(op.expression)},"
             f" {_string(op.decomposition)},\n     {_string(op.doc)}}},"
         )
@@ -168,13 +168,10 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
         lines += [f"## {title}", "", "| op | overloads | key | what it does |", "|---|---|---|---|"]
         for (_, name), rows in sorted((k, v) for k, v in entries.items() if k[0] == title):
             key = dict.fromkeys(
-                a.name
-                for op in rows
-                for a, role in zip(op.overload.args, op.roles, strict=True)
-                if role == "structural"
+                a.name for op in rows for a, role in zip(op.args, op.roles, strict=True) if role == "structural"
             )
             hidden = dict.fromkeys(
-                a.name for op in rows for a, w in zip(op.overload.args, op.writes, strict=True) if w and not a.writes
+                a.name for op in rows for a, w in zip(op.args, op.writes, strict=True) if w and not a.writes
             )
             doc = rows[0].doc
             if rows[0].expression:

@@ -10,13 +10,13 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from op_schemas import Overload
+from op_schemas import Arg, Overload
 from torchgen.model import SchemaKind
 
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
     "overloads", "family", "shape", "structural", "values", "writes", "expression", "expressions", "decomposition",
-    "commutative", "dynamic", "doc",
+    "commutative", "dynamic", "random", "doc",
 }  # fmt: skip
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
@@ -51,6 +51,7 @@ class Op:
     title: str
     family: str
     shape: str
+    args: list[Arg]  # the schema's, and a generator if the op draws random numbers without one
     roles: list[str]  # one an argument, an ir::ArgRole in snake_case without its k
     writes: list[bool]
     flags: list[str]
@@ -195,9 +196,10 @@ class _Entry:
         return text
 
     def _row(self, overload: Overload) -> Op:
-        writes = [arg.writes for arg in overload.args]
+        args = self._args(overload)
+        writes = [arg.writes for arg in args]
         hidden = False
-        for i, arg in enumerate(overload.args):
+        for i, arg in enumerate(args):
             if arg.name not in self.data.get("writes", []):
                 continue
             if arg.kind not in _TENSORS:
@@ -214,17 +216,25 @@ class _Entry:
             title=self.title,
             family=self.family,
             shape=self.shape if new_results else "in_place",
-            roles=[self._role(arg.name, arg.kind, arg.default) for arg in overload.args],
+            args=args,
+            roles=[self._role(arg.name, arg.kind, arg.default) for arg in args],
             writes=writes,
-            flags=self._flags(overload, writes, hidden),
+            flags=self._flags(overload, args, writes, hidden),
             expression=self._expression(overload),
             decomposition=self.data.get("decomposition", ""),
             doc=self.data["doc"],
         )
 
-    def _flags(self, overload: Overload, writes: list[bool], hidden: bool) -> list[str]:
+    def _args(self, overload: Overload) -> list[Arg]:
+        given = any(arg.kind == "Generator" for arg in overload.args)
+        if given or not self.data.get("random", "nondeterministic_seeded" in overload.tags):
+            return overload.args
+        # Draws from the default generator: its seed and offset are parameters all the same.
+        return [*overload.args, Arg("generator", "Generator", writes=False, keyword_only=True, default="None")]
+
+    def _flags(self, overload: Overload, args: list[Arg], writes: list[bool], hidden: bool) -> list[str]:
         flags = []
-        if any(a.kind == "Generator" for a in overload.args):
+        if any(a.kind == "Generator" for a in args):
             flags.append("Random")
         # torchgen's own out variants lack the tag.
         tagged = any("dynamic_output_shape" in self.overloads[name].tags for name in overload.siblings.values())

@@ -103,9 +103,6 @@ def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
     flat: list[Argument] = list(func.schema_order_arguments())
     keyword_only = {a.name for a in func.arguments.flat_kwarg_only} | {a.name for a in func.arguments.out}
     args = [Arg(a.name, _arg_kind(str(a.type)), a.is_write, a.name in keyword_only, a.default) for a in flat]
-    if "nondeterministic_seeded" in function.tags and all(arg.kind != "Generator" for arg in args):
-        # Draws from the default generator: seed and offset are parameters all the same.
-        args.append(Arg("generator", "Generator", writes=False, keyword_only=True, default="None"))
     by_alias = {str(a.annotation): i for i, a in enumerate(flat) if a.annotation is not None and a.is_write}
     results = [
         Result(
