@@ -162,9 +162,11 @@ class Decoder {
     graph_ = Graph{};
     if (Status status = ops(); !status) return status;
     graph_.params = program_.params();
-    // Flatbuffers' verifier checks the alignment of vectors, not of their elements.
+    // Flatbuffers' verifier checks the alignment of vectors, not of their elements; its builder aligns no empty ones.
     const std::span<const fbs::Expr> exprs = elements(program_.exprs());
-    if (reinterpret_cast<uintptr_t>(exprs.data()) % alignof(fbs::Expr) != 0) return damaged("its expressions");
+    if (!exprs.empty() && reinterpret_cast<uintptr_t>(exprs.data()) % alignof(fbs::Expr) != 0) {
+      return damaged("its expressions");
+    }
     for (const fbs::Expr& expr : exprs) {
       graph_.exprs.push_back({static_cast<ExprKind>(expr.kind()), expr.a(), expr.b(), expr.value()});
     }
