@@ -5,11 +5,23 @@
 
 #include <atomic>
 #include <cstring>
+#include <new>
 
 namespace torch_remote::worker::aten {
 namespace {
 
 constexpr uint8_t kPriority = 100;
+
+// Before each piece of memory: whom to give it back to. (Torch's raw_allocate wants a DataPtr whose context is its data.)
+struct alignas(64) Prefix {
+  void* owner;
+  void (*release)(void* owner);
+};
+
+void give_back(void* data) {
+  const Prefix prefix = *(static_cast<Prefix*>(data) - 1);
+  prefix.release(prefix.owner);
+}
 
 // Lives as long as the process: torch keeps the pointer.
 class HostAllocator final : public c10::Allocator {
@@ -17,9 +29,13 @@ class HostAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
     const tr_host* host = host_.load(std::memory_order_acquire);
     if (!host) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
-    const tr_buffer buffer = aten::allocate(*host, nbytes);
-    return {buffer.data, buffer.owner, buffer.release, c10::Device(c10::DeviceType::CPU)};
+    if (nbytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
+    TORCH_CHECK_WITH(OutOfMemoryError, nbytes <= SIZE_MAX - sizeof(Prefix), "remote: a tensor of ", nbytes, " bytes");
+    const tr_buffer buffer = aten::allocate(*host, nbytes + sizeof(Prefix));
+    auto* prefix = new (buffer.data) Prefix{buffer.owner, buffer.release};
+    return {prefix + 1, prefix + 1, give_back, c10::Device(c10::DeviceType::CPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return give_back; }
   void copy_data(void* destination, const void* source, std::size_t count) const override {
     std::memcpy(destination, source, count);
   }

@@ -1,0 +1,22 @@
+#include <cstdio>
+#include <string>
+
+#include "remote/transport.h"
+#include "worker/plugin_loader.h"
+#include "worker/server.h"
+
+// The worker inside the client's process (TORCH_REMOTE_WORKER=inproc): a library that the client opens. `transport` is a
+// remote::Transport of the same build; it stays the caller's. Runs the session on the calling thread; returns 0 when the client
+// has gone, else 1 with the reason on stderr.
+extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(void* transport, const char* plugin,
+                                                                                int threads) {
+  using namespace torch_remote;
+  worker::ServerOptions options;
+  options.inproc = true;
+  options.threads = threads;
+  options.unavailable = worker::load_plugin(plugin, &options.executor);
+  const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  return 1;
+}

@@ -1,0 +1,344 @@
+#include "worker/server.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "ir/op_table.h"
+#include "remote/message.h"
+#include "worker/memory.h"
+#include "worker/session.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using remote::AttachmentPtr;
+using remote::Frame;
+using wire::Type;
+
+constexpr uint64_t kAcknowledgeEvery = 32;          // messages
+constexpr uint64_t kAcknowledgeBytes = 16u << 20;   // of one upload
+constexpr uint64_t kShareFrom = 32u << 10;          // smaller reads are copied
+constexpr std::chrono::seconds kIdle{3600};
+
+// Segments that the client can read in place.
+class TransportSource : public SegmentSource {
+ public:
+  explicit TransportSource(remote::Transport& transport) : transport_(transport) {}
+  Segment allocate(size_t size) override {
+    AttachmentPtr attachment = transport_.allocate(size + CachingAllocator::kPage);
+    if (!attachment) return {};
+    const auto address = reinterpret_cast<uintptr_t>(attachment->bytes().data());
+    const uintptr_t page = CachingAllocator::kPage;
+    auto* data = reinterpret_cast<std::byte*>((address + page - 1) / page * page);
+    return {data, size, std::move(attachment)};
+  }
+
+ private:
+  remote::Transport& transport_;
+};
+
+int allocate(void* context, uint64_t nbytes, tr_buffer* buffer) {
+  return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
+}
+
+Status damaged(const char* what) {
+  return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
+}
+
+template <class T>
+std::span<const T> elements(const flatbuffers::Vector<T>* vector) {
+  return vector ? std::span<const T>(vector->data(), vector->size()) : std::span<const T>();
+}
+
+class Server {
+ public:
+  Server(remote::Transport& transport, const ServerOptions& options) : transport_(transport), options_(options) {}
+  ~Server() {
+    session_.reset();
+    if (executor_) options_.executor->destroy(executor_);
+  }
+
+  Status run();
+
+ private:
+  Status hello();
+  Status refuse(Status why);
+  Status create_executor();
+  Status next(Frame* frame);
+  Status handle(Frame& frame);
+
+  Status load_program(Frame& frame);
+  Status run_program(Frame& frame);
+  Status upload(Frame& frame);
+  Status free(Frame& frame);
+  Status read(Frame& frame);
+  Status synchronize(Frame& frame);
+  Status acknowledge();
+
+  flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
+  // Sends what builder_ holds.
+  Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
+  Status reply(Type type, const Frame& to, AttachmentPtr attachment = nullptr);
+
+  remote::Transport& transport_;
+  const ServerOptions options_;
+  CachingAllocator::Pointer memory_;
+  tr_host host_{};
+  tr_executor* executor_ = nullptr;
+  std::unique_ptr<Session> session_;
+  flatbuffers::FlatBufferBuilder builder_{4096};
+  std::vector<int64_t> words_;
+  uint64_t session_number_ = 0;
+  uint64_t done_ = 0;          // sequence of the last message that is done
+  uint64_t acknowledged_ = 0;  // the client knows that
+};
+
+Status Server::run() {
+  if (Status status = hello(); !status.ok()) return status;
+  for (;;) {
+    Frame frame;
+    if (Status status = next(&frame); !status.ok()) {
+      if (status.code() != ErrorCode::kLost) return status;
+      spdlog::debug("the client is gone");
+      return {};
+    }
+    if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
+    const Status status = handle(frame);
+    if (status.code() == ErrorCode::kLost) return {};
+    if (!status.ok()) return status;
+    done_ = frame.header.sequence;
+    if (done_ - acknowledged_ >= kAcknowledgeEvery) {
+      if (Status sent = acknowledge(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
+    }
+  }
+}
+
+// The next message. Before it waits, it tells the client what is done.
+Status Server::next(Frame* frame) {
+  Status status = transport_.receive(frame, std::chrono::nanoseconds::zero());
+  if (status.code() != ErrorCode::kTimeout) return status;
+  if (done_ != acknowledged_) {
+    if (status = acknowledge(); !status.ok()) return status;
+  }
+  do {
+    status = transport_.receive(frame, kIdle);
+  } while (status.code() == ErrorCode::kTimeout);
+  return status;
+}
+
+// -- hello --------------------------------------------------------------------------------------------------------------
+
+Status Server::create_executor() {
+  std::unique_ptr<SegmentSource> source = options_.inproc ? make_anonymous_source()
+                                                          : std::make_unique<TransportSource>(transport_);
+  memory_ = CachingAllocator::create(std::move(source),
+                                     options_.memory_limit ? options_.memory_limit : default_memory_limit());
+  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
+  tr_error error{};
+  error.struct_size = sizeof(error);
+  if (options_.executor->create(&host_, options_.threads, options_.inproc, &executor_, &error) != 0) {
+    executor_ = nullptr;
+    return {ErrorCode::kInternal, std::string("remote: the executor does not start: ") + error.message, error.kind};
+  }
+  session_ = std::make_unique<Session>(options_.executor, executor_, memory_.get());
+  return {};
+}
+
+Status Server::refuse(Status why) {
+  builder_.Clear();
+  builder_.Finish(wire::CreateHelloReply(
+      builder_, encode(std::make_shared<const Failure>(Failure{why, 0, 0, 0})), static_cast<uint32_t>(getpid())));
+  const Status sent = send(Type::kHelloReply, 1);
+  return sent.ok() ? why : sent;
+}
+
+Status Server::hello() {
+  Frame frame;
+  Status status = next(&frame);
+  if (!status.ok()) return status;
+  const auto* hello = wire::verify<wire::Hello>(frame.control);
+  if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("greeting");
+  if (hello->fingerprint() != ir::op_table_fingerprint()) {
+    const std::string theirs = hello->table_version() ? hello->table_version()->str() : "unknown";
+    return refuse({ErrorCode::kUnsupported, "remote: client and worker have different op tables (client: " + theirs +
+                                                ", worker: " + ir::op_table_version() +
+                                                "); install the same torch_remote on both ends"});
+  }
+  if (!options_.unavailable.ok()) return refuse(options_.unavailable);
+  if (status = create_executor(); !status.ok()) return refuse(status);
+  session_number_ = frame.header.session;
+  builder_.Clear();
+  const auto description = builder_.CreateString(options_.executor->description);
+  builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description));
+  done_ = frame.header.sequence;
+  spdlog::debug("session with process {}", hello->process());
+  return reply(Type::kHelloReply, frame);
+}
+
+// -- answers ------------------------------------------------------------------------------------------------------------
+
+Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
+  wire::Header header;
+  header.type = static_cast<uint8_t>(type);
+  header.flags = attachment ? wire::kAttachment : 0;
+  header.session = session_number_;
+  header.sequence = sequence;
+  return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
+}
+
+// A reply acknowledges its message and all before it.
+Status Server::reply(Type type, const Frame& to, AttachmentPtr attachment) {
+  acknowledged_ = to.header.sequence;
+  return send(type, to.header.sequence, std::move(attachment));
+}
+
+flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
+  if (!failure) return 0;
+  const Status& status = failure->status;
+  return wire::CreateErrorDirect(builder_, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+                                 status.message().c_str(), failure->program, failure->record, failure->sequence);
+}
+
+Status Server::acknowledge() {
+  builder_.Clear();
+  const auto error = encode(session_->take_failure());
+  const MemoryStats stats = memory_->stats();
+  builder_.Finish(wire::CreateProgress(builder_, stats.allocated, stats.peak, error));
+  acknowledged_ = done_;
+  return send(Type::kProgress, done_);
+}
+
+// -- messages -----------------------------------------------------------------------------------------------------------
+
+Status Server::handle(Frame& frame) {
+  switch (static_cast<Type>(frame.header.type)) {
+    case Type::kLoadProgram:
+      return load_program(frame);
+    case Type::kRun:
+      return run_program(frame);
+    case Type::kUpload:
+      return upload(frame);
+    case Type::kFree:
+      return free(frame);
+    case Type::kRead:
+      return read(frame);
+    case Type::kSynchronize:
+      return synchronize(frame);
+    default:
+      return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
+                             ", which the worker does not expect");
+  }
+}
+
+Status Server::load_program(Frame& frame) {
+  const auto* message = wire::verify<wire::LoadProgram>(frame.control);
+  if (!message || !frame.attachment) return damaged("program");
+  // A copy: the client could change shared memory between verifying and decoding.
+  const std::span<std::byte> shared = frame.attachment->bytes();
+  std::vector<uint8_t> bytes(shared.size());
+  std::memcpy(bytes.data(), shared.data(), shared.size());
+  session_->load_program(message->program(), bytes);
+  return {};
+}
+
+Status Server::run_program(Frame& frame) {
+  const auto* message = wire::verify<wire::Run>(frame.control);
+  if (!message) return damaged("run");
+  RunRequest request;
+  request.program = message->program();
+  request.base = message->base();
+  request.params = wire::bytes(message->params());
+  request.bindings = wire::bytes(message->bindings());
+  request.frees = wire::bytes(message->frees());
+  request.sequence = frame.header.sequence;
+  FailurePtr failure;
+  const Status status = session_->run(request, &words_, &failure);
+  if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
+  builder_.Clear();
+  if (failure) session_->reported(failure);
+  const auto error = encode(failure);
+  const auto words = builder_.CreateVector(words_);
+  builder_.Finish(wire::CreateRunReply(builder_, error, words));
+  return reply(Type::kRunReply, frame);
+}
+
+Status Server::upload(Frame& frame) {
+  const auto* message = wire::verify<wire::Upload>(frame.control);
+  if (!message) return damaged("upload");
+  std::span<std::byte> bytes;
+  if (frame.attachment) bytes = frame.attachment->bytes();
+  static std::byte nothing[CachingAllocator::kAlignment];
+  const uint64_t size = bytes.size();
+  const Status status = session_->upload(
+      message->buffer(), std::make_shared<Memory>(size ? bytes.data() : nothing, size, std::move(frame.attachment),
+                                                  memory_.get()));
+  if (!status.ok() || size < kAcknowledgeBytes) return status;
+  done_ = frame.header.sequence;
+  return acknowledge();
+}
+
+Status Server::free(Frame& frame) {
+  const auto* message = wire::verify<wire::Free>(frame.control);
+  if (!message) return damaged("free");
+  return session_->free(wire::bytes(message->frees()));
+}
+
+Status Server::read(Frame& frame) {
+  const auto* message = wire::verify<wire::Read>(frame.control);
+  if (!message) return damaged("read");
+  ReadRequest request;
+  request.buffer = message->buffer();
+  request.item_size = message->item_size();
+  request.sizes = elements(message->sizes());
+  request.strides = elements(message->strides());
+  request.offset = message->offset();
+
+  Session::Located located;
+  FailurePtr failure = session_->locate(request, frame.header.sequence, &located);
+  AttachmentPtr attachment;
+  if (!failure) {
+    if (located.packed && located.nbytes >= kShareFrom) {
+      attachment = transport_.share(located.data, located.nbytes, located.keep);
+    }
+    if (!attachment) {
+      attachment = located.nbytes <= memory_->limit() ? transport_.allocate(located.nbytes) : nullptr;
+      if (attachment) {
+        session_->pack(request, located, attachment->bytes().data());
+      } else {
+        failure = std::make_shared<const Failure>(
+            Failure{{ErrorCode::kOutOfMemory,
+                     "remote: the worker has no memory left to send " + std::to_string(located.nbytes) + " bytes",
+                     "OutOfMemoryError"},
+                    0,
+                    0,
+                    frame.header.sequence});
+      }
+    }
+  }
+  builder_.Clear();
+  if (failure) session_->reported(failure);
+  const auto error = encode(failure);
+  builder_.Finish(wire::CreateReadReply(builder_, error));
+  return reply(Type::kReadReply, frame, std::move(attachment));
+}
+
+Status Server::synchronize(Frame& frame) {
+  const auto* message = wire::verify<wire::Synchronize>(frame.control);
+  if (!message) return damaged("synchronize");
+  if (message->reset_peak()) memory_->reset_peak();
+  builder_.Clear();
+  const auto error = encode(session_->take_failure());
+  const MemoryStats stats = memory_->stats();
+  builder_.Finish(
+      wire::CreateSynchronizeReply(builder_, error, stats.allocated, stats.peak, stats.reserved, /*kernels_compiled=*/0));
+  return reply(Type::kSynchronizeReply, frame);
+}
+
+}  // namespace
+
+Status serve(remote::Transport& transport, const ServerOptions& options) { return Server(transport, options).run(); }
+
+}  // namespace torch_remote::worker
