@@ -16,7 +16,7 @@ from torchgen.model import SchemaKind
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
     "overloads", "family", "shape", "structural", "values", "writes", "expression", "expressions", "decomposition",
-    "commutative", "dynamic", "random", "doc",
+    "commutative", "dynamic", "random", "in_place_only", "doc",
 }  # fmt: skip
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
@@ -168,6 +168,10 @@ class _Entry:
                 self.fail(f"{seed.name!r} {reason}")
         if not chosen:
             self.fail(reason)
+        if self.data.get("in_place_only"):
+            chosen = {name: overload for name, overload in chosen.items() if overload.kind is SchemaKind.inplace}
+            if not chosen:
+                self.fail("is in_place_only but has no in-place overload; delete one of the two")
         return list(chosen.values())
 
     def rows(self) -> list[Op]:
