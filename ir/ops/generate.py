@@ -1,7 +1,7 @@
 """Builds the op table from ir/ops/*.toml: checks every entry against torch's schemas and writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
-        [--header OUT] [--source OUT] [--json OUT] [--docs OUT] ir/ops/pointwise.toml ...
+        [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ def main() -> int:
         "--table_header", required=True, help="ir/op_table.h, for the names of families and shape rules"
     )
     parser.add_argument("--conventions", required=True)
+    parser.add_argument("--torch_version", help="fail if another torch is installed")
     for output in ("header", "source", "json", "docs"):
         parser.add_argument(f"--{output}")
     parser.add_argument("tables", nargs="+", help="the *.toml files")
     options = parser.parse_args()
+    if options.torch_version and options.torch_version.partition("+")[0] != torch_version():
+        print(
+            f"the build is for torch {options.torch_version}, installed is {torch_version()}: run ./bazelw",
+            file=sys.stderr,
+        )
+        return 1
     try:
         vocabulary = read_vocabulary(options.table_header, options.conventions)
         ops = load_table(options.tables, load_overloads(), vocabulary)

@@ -9,6 +9,7 @@ from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
 OVERLOADS = load_overloads()
+TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name != "conventions.toml"]
 
 
 def table(tmp_path, text: str, head: str = 'title = "T"\nfamily = "pointwise"\n'):
@@ -89,6 +90,7 @@ def test_expressions_by_overload(tmp_path):
         ('relu = { expression = "max(self,", doc = "." }', "does not parse"),
         ('relu = { expression = "self ** 2", doc = "." }', "only numbers, arguments, + - * /"),
         ('mul = { expression = "self * self", doc = "." }', "does not use the tensor 'other' of 'mul.Tensor'"),
+        ('mm = { in_place_only = true, doc = "." }', "is in_place_only but has no in-place overload"),
         ('mul = { expressions = { X = "self" }, doc = "." }', "expressions names the overload 'X'; there are Scalar"),
     ],
 )
@@ -120,9 +122,17 @@ def test_the_fingerprint_is_of_meaning_not_of_prose(tmp_path):
 
 
 def test_every_table_of_the_project_is_read():
-    tables = [
-        f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name != "conventions.toml"
-    ]
-    ops = load_table(tables, OVERLOADS, VOCABULARY)
+    ops = load_table(TABLES, OVERLOADS, VOCABULARY)
     assert len(ops) > 1500
-    assert op_emit.fingerprint(ops) == op_emit.fingerprint(load_table(tables[::-1], OVERLOADS, VOCABULARY))
+    assert op_emit.fingerprint(ops) == op_emit.fingerprint(load_table(TABLES[::-1], OVERLOADS, VOCABULARY))
+
+
+def test_every_name_of_the_conventions_is_used():
+    args = {
+        (arg.name, role)
+        for op in load_table(TABLES, OVERLOADS, VOCABULARY)
+        for arg, role in zip(op.args, op.roles, strict=True)
+        if arg.kind not in ("Bool", "OptionalBool") or role == "ignored"
+    }
+    assert {name for name in VOCABULARY.structural_names if (name, "structural") not in args} == set()
+    assert {name for name in VOCABULARY.ignored_names if (name, "ignored") not in args} == set()

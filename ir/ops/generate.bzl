@@ -1,0 +1,28 @@
+"""How the outputs of the op table are generated."""
+
+load("@torch//:defs.bzl", "TORCH_VERSION")
+
+def op_table_files(name, outputs):
+    """A genrule that writes forms of the op table.
+
+    Args:
+      name: of the rule.
+      outputs: form ("header", "source", "json", "docs") to file name.
+    """
+    native.genrule(
+        name = name,
+        srcs = [
+            "//ir:op_table.h",
+            "//ir/ops:conventions.toml",
+            "//ir/ops:tables",
+        ],
+        outs = outputs.values(),
+        # torch's schemas are no declared input; its version in the command makes a new torch run the generator again.
+        cmd = " ".join(
+            ["$(execpath //ir/ops:generate) --torch_version " + TORCH_VERSION] +
+            ["--table_header $(execpath //ir:op_table.h) --conventions $(execpath //ir/ops:conventions.toml)"] +
+            ["--%s $(execpath %s)" % (form, file) for form, file in outputs.items()] +
+            ["$(execpaths //ir/ops:tables)"],
+        ),
+        tools = ["//ir/ops:generate"],
+    )
