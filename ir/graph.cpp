@@ -173,9 +173,9 @@ Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>*
       out[symbol] = expr.value;
     } else if (!compute(expr.kind, out[expr.a], out[expr.b], &out[symbol])) {
       const bool divides = expr.kind == ExprKind::kFloorDiv || expr.kind == ExprKind::kMod;
-      return Status::invalid("remote: symbol s" + std::to_string(symbol) + " of the program has no value in this run: " +
-                             std::to_string(out[expr.a]) + " " + operator_name(expr.kind) + " " +
-                             std::to_string(out[expr.b]) +
+      return Status::invalid("remote: symbol s" + std::to_string(symbol) +
+                             " of the program has no value in this run: " + std::to_string(out[expr.a]) + " " +
+                             operator_name(expr.kind) + " " + std::to_string(out[expr.b]) +
                              (divides && out[expr.b] == 0 ? " divides by zero" : " does not fit 64 bits"));
     }
     ++symbol;

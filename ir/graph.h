@@ -15,12 +15,12 @@
 // (`parse_graph`) or from a program (`decode_program`), and torch.compile builds one directly.
 //
 // A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
-// After the pass `lift`, fresh buffers that only the first node that touches them writes are marked `ssa`: reading one is
-// reading an immutable value. All others stay memory, with ordered effects.
+// After the pass `lift`, fresh buffers that only the first node that touches them writes are marked `ssa`: reading one
+// is reading an immutable value. All others stay memory, with ordered effects.
 namespace torch_remote::ir {
 
-// A symbolic int64: an index into the graph's symbols. The first `params` of them are the run's parameters, in the order
-// recorded; then come expressions over earlier ones. Evaluated once per run, in order.
+// A symbolic int64: an index into the graph's symbols. The first `params` of them are the run's parameters, in the
+// order recorded; then come expressions over earlier ones. Evaluated once per run, in order.
 using Sym = uint32_t;
 inline constexpr Sym kNoSym = 0xFFFFFFFF;
 
@@ -48,19 +48,19 @@ enum class BufferKind : uint8_t {
   kFresh,  // created by this graph; if no node has it as a result, it is uninitialised memory (torch.empty)
 };
 
-// Buffers are named across the wire by their place: a run binds its input buffers in the order of their indices, and the
-// k-th surviving fresh buffer, counted by index, gets the id base + k. So a pass keeps every input buffer, used or not, and
-// the relative order of inputs and of surviving fresh buffers; where it gives a surviving value a new place, the index that
-// survives stays the one that held it (`lift` gives the *older* versions of a buffer the new indices).
+// Buffers are named across the wire by their place: a run binds its input buffers in the order of their indices, and
+// the k-th surviving fresh buffer, counted by index, gets the id base + k. So a pass keeps every input buffer, used or
+// not, and the relative order of inputs and of surviving fresh buffers; where it gives a surviving value a new place,
+// the index that survives stays the one that held it (`lift` gives the *older* versions of a buffer the new indices).
 
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run. An input that does not is freed by it (its last use may reuse its memory)
-  // Written by one node only, the first that touches it and does not read it: every other node reads the same value. That
-  // node has it as a result, or fills it as an argument (torch makes zeros and clone of empty and zero_ or copy_). Elements
-  // that the node does not write are undefined. Set by `lift`.
+  // Written by one node only, the first that touches it and does not read it: every other node reads the same value.
+  // That node has it as a result, or fills it as an argument (torch makes zeros and clone of empty and zero_ or copy_).
+  // Elements that the node does not write are undefined. Set by `lift`.
   bool ssa = false;
-  Sym nbytes = kNoSym;    // fresh ones only
+  Sym nbytes = kNoSym;  // fresh ones only
   bool operator==(const Buffer&) const = default;
 };
 
@@ -72,8 +72,8 @@ struct View {
   std::vector<Sym> sizes;
   std::vector<Sym> strides;  // elements
   Sym offset = kNoSym;       // elements
-  // Nothing is known before the node ran (nonzero, unique): the executor makes the buffer and reports dtype and sizes. `sizes`
-  // and `strides` are empty, `offset` is kNoSym, `dtype` means nothing.
+  // Nothing is known before the node ran (nonzero, unique): the executor makes the buffer and reports dtype and sizes.
+  // `sizes` and `strides` are empty, `offset` is kNoSym, `dtype` means nothing.
   bool dynamic = false;
   bool operator==(const View&) const = default;
 };
@@ -104,19 +104,19 @@ struct Arg {
 
 struct Node {
   Opcode opcode = kInvalidOpcode;
-  // One for each ArgDesc, in order; those with role kIgnored are kNone. Numbers with role kStructural are constants. Where
-  // the schema says Tensor, kNone is an undefined tensor.
+  // One for each ArgDesc, in order; those with role kIgnored are kNone. Numbers with role kStructural are constants.
+  // Where the schema says Tensor, kNone is an undefined tensor.
   std::vector<Arg> args;
   // One for each ResultDesc: kNone for an alias, a host result or an undefined one, kView, kList of kView (or kNone); a
   // list of unknown length is one dynamic view.
   std::vector<Arg> results;
-  uint32_t source = 0;        // the record it came from: its index in the trace
+  uint32_t source = 0;  // the record it came from: its index in the trace
   bool operator==(const Node&) const = default;
 };
 
 namespace internal {
-// Finds expressions by content: open addressing over the indices of Graph::exprs. A cache: it catches up with expressions
-// that were added without it, and every hit is checked, so that it can be stale but never wrong.
+// Finds expressions by content: open addressing over the indices of Graph::exprs. A cache: it catches up with
+// expressions that were added without it, and every hit is checked, so that it can be stale but never wrong.
 class ExprIndex {
  public:
   // The index in `exprs` of the first one that equals `expr`, which is added if there is none.
@@ -131,8 +131,8 @@ class ExprIndex {
 }  // namespace internal
 
 struct Graph {
-  uint32_t params = 0;           // number of parameters
-  std::vector<Expr> exprs;       // symbol params + i
+  uint32_t params = 0;      // number of parameters
+  std::vector<Expr> exprs;  // symbol params + i
   std::vector<Buffer> buffers;
   std::vector<View> views;
   std::vector<Node> nodes;
@@ -178,8 +178,9 @@ Status verify(const Graph& graph);
 // Evaluates the symbols for one run. False (with a message) on int64 overflow or division by zero.
 Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>* values);
 
-// For one run: every view lies inside its buffer, sizes are not negative, sizes that are parameters are neither 0 nor 1.
-// `values` are evaluate's, `buffer_nbytes` has one number a graph buffer. Dynamic views are left out. About 20 ns a view.
+// For one run: every view lies inside its buffer, sizes are not negative, sizes that are parameters are neither 0
+// nor 1. `values` are evaluate's, `buffer_nbytes` has one number a graph buffer. Dynamic views are left out. About 20
+// ns a view.
 Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std::span<const uint64_t> buffer_nbytes);
 
 // Text form; see docs/ir.md for the grammar. parse_graph(print(g)) == g for every graph that verifies.
@@ -191,13 +192,15 @@ std::string print(const Graph& graph, const PrintOptions& options = {});
 // On an error the message starts with "line:column: ".
 Status parse_graph(std::string_view text, Graph* graph);
 
-// Flatbuffer (ir/program.fbs). `encode_program` wants a graph that verifies. `decode_program` verifies: flatbuffer, format
-// version, fingerprint, then `verify`. It accepts any bytes: kInvalid for damaged ones, kUnsupported for another version of
-// the format or the op table. Ops outside the table travel with their signatures and are registered by decoding.
+// Flatbuffer (ir/program.fbs). `encode_program` wants a graph that verifies. `decode_program` verifies: flatbuffer,
+// format version, fingerprint, then `verify`. It accepts any bytes: kInvalid for damaged ones, kUnsupported for another
+// version of the format or the op table. Ops outside the table travel with their signatures and are registered by
+// decoding.
 std::vector<uint8_t> encode_program(const Graph& graph);
 Status decode_program(const uint8_t* data, size_t size, Graph* graph);
 
-// -- implementation -----------------------------------------------------------------------------------------------------
+// -- implementation
+// -----------------------------------------------------------------------------------------------------
 
 namespace internal {
 template <typename F>

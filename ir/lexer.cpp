@@ -118,7 +118,8 @@ void Lexer::number(Token& token) {
   if (is_float) {
     double value = 0;
     // Out of range: too large; a number that is too small is one of the others.
-    if (std::from_chars(begin, begin + length, value).ec != std::errc()) return fail(token, "a number that no double holds");
+    if (std::from_chars(begin, begin + length, value).ec != std::errc())
+      return fail(token, "a number that no double holds");
     token.kind = TokenKind::kFloat;
     token.integer = std::bit_cast<int64_t>(value);
   } else {

@@ -32,8 +32,9 @@ Status declare_opaque(std::string_view name, std::span<const OpaqueArg> args, st
   }
   if (*opcode < kFirstOpaque) return Status::invalid(op + "is described as outside the op table, but the table has it");
   if (!same_signature(op_desc(*opcode), args, results, flags)) {
-    return {ErrorCode::kUnsupported,
-            op + "is known here with another signature; use the same version of the library that defines it on both sides"};
+    return {
+        ErrorCode::kUnsupported,
+        op + "is known here with another signature; use the same version of the library that defines it on both sides"};
   }
   return {};
 }

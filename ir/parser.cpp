@@ -82,7 +82,8 @@ class Parser {
     return true;
   }
 
-  // -- header and lines ---------------------------------------------------------------------------------------------------
+  // -- header and lines
+  // ---------------------------------------------------------------------------------------------------
 
   bool header() {
     if (!token_.is("graph")) return fail("expected 'graph'");
@@ -130,7 +131,7 @@ class Parser {
     if (token_.kind == TokenKind::kName) {
       if (token_.text == "op") return op_declaration();
       if (token_.text == "loc") return source_line();
-      if (ahead_.is('=')) return expression();
+      if (ahead_.is('=') && token_.text != "none") return expression();
       if (ahead_.is(':')) return buffer();
     }
     if (token_.kind == TokenKind::kView && ahead_.is(':')) {
@@ -143,7 +144,8 @@ class Parser {
 
   bool finish() {
     for (size_t i = 0; i < declared_.size(); ++i) {
-      if (!declared_[i]) return fail("view %" + std::to_string(i) + " is missing: views are numbered from 0 without holes");
+      if (!declared_[i])
+        return fail("view %" + std::to_string(i) + " is missing: views are numbered from 0 without holes");
     }
     if (!graph_.plan.empty() && graph_.plan.size() != graph_.buffers.size()) {
       return fail("some buffers have 'live', others do not");
@@ -151,7 +153,8 @@ class Parser {
     return true;
   }
 
-  // -- ops outside the table ----------------------------------------------------------------------------------------------
+  // -- ops outside the table
+  // ----------------------------------------------------------------------------------------------
 
   bool op_name(std::string* out) {
     if (token_.kind != TokenKind::kName && token_.kind != TokenKind::kString) return fail("expected the name of an op");
@@ -213,7 +216,8 @@ class Parser {
       if (!flag(&flags)) return false;
     }
     Opcode opcode = kInvalidOpcode;
-    if (Status status = declare_opaque(name, args, results, flags, &opcode); !status) return fail_at(at, status.message());
+    if (Status status = declare_opaque(name, args, results, flags, &opcode); !status)
+      return fail_at(at, status.message());
     return true;
   }
 
@@ -223,7 +227,8 @@ class Parser {
     arg.kind = static_cast<ArgKind>(kind);
     arg.keyword_only = keyword;
     arg.writes = accept('!');
-    if (token_.kind != TokenKind::kName && token_.kind != TokenKind::kString) return fail("expected the argument's name");
+    if (token_.kind != TokenKind::kName && token_.kind != TokenKind::kString)
+      return fail("expected the argument's name");
     arg.name = token_.text;
     advance();
     return true;
@@ -255,13 +260,15 @@ class Parser {
     return true;
   }
 
-  // -- symbols ------------------------------------------------------------------------------------------------------------
+  // -- symbols
+  // ------------------------------------------------------------------------------------------------------------
 
   bool define(const Token& name, Sym symbol) {
     const std::string& word = name.text;
     if (const int64_t number = numbered(word, 's'); number >= 0) {
       if (number == symbol) return true;
-      return fail_at(name, "'" + word + "' would be symbol " + std::to_string(symbol) + ": use that number or another name");
+      return fail_at(name,
+                     "'" + word + "' would be symbol " + std::to_string(symbol) + ": use that number or another name");
     }
     if (reserved(word) || numbered(word, 'b') >= 0 || word.find_first_of(":.") != std::string::npos) {
       return fail_at(name, "'" + word + "' cannot name a symbol");
@@ -347,7 +354,8 @@ class Parser {
     return symbol(&expr.a) && expect(',') && symbol(&expr.b) && expect(')');
   }
 
-  // -- buffers and views --------------------------------------------------------------------------------------------------
+  // -- buffers and views
+  // --------------------------------------------------------------------------------------------------
 
   // b0: input | fresh [(bytes)] [survives] [ssa] [live first..last [reuses b1]]
   bool buffer() {
@@ -426,7 +434,8 @@ class Parser {
     if (!view.dynamic && !strides(view)) return false;
     if (!expect('@')) return false;
     const int64_t buffer = token_.kind == TokenKind::kName ? numbered(token_.text, 'b') : -1;
-    if (buffer < 0 || buffer >= static_cast<int64_t>(graph_.buffers.size())) return fail("expected a buffer declared before");
+    if (buffer < 0 || buffer >= static_cast<int64_t>(graph_.buffers.size()))
+      return fail("expected a buffer declared before");
     view.buffer = static_cast<uint32_t>(buffer);
     advance();
     if (!view.dynamic && !offset(view)) return false;
@@ -466,14 +475,16 @@ class Parser {
 
   bool view_use(Arg& out) {
     const auto index = static_cast<uint64_t>(token_.integer);
-    if (index >= declared_.size() || !declared_[index]) return fail("view %" + std::to_string(index) + " is not declared");
+    if (index >= declared_.size() || !declared_[index])
+      return fail("view %" + std::to_string(index) + " is not declared");
     out.tag = ArgTag::kView;
     out.a = static_cast<uint32_t>(index);
     advance();
     return true;
   }
 
-  // -- nodes --------------------------------------------------------------------------------------------------------------
+  // -- nodes
+  // --------------------------------------------------------------------------------------------------------------
 
   // [result, ... =] op(arg, ..., name=arg) [loc(...)]. `first` was read already, if it is a view.
   bool node(Arg first) {
@@ -492,7 +503,8 @@ class Parser {
     std::string name;
     if (!op_name(&name)) return false;
     node.opcode = find_op(name);
-    if (node.opcode == kInvalidOpcode) return fail_at(at, "there is no op '" + name + "'; declare it with an 'op' line");
+    if (node.opcode == kInvalidOpcode)
+      return fail_at(at, "there is no op '" + name + "'; declare it with an 'op' line");
     const OpDesc& desc = op_desc(node.opcode);
     if (!place_results(at, desc, results, node.results) || !arguments(desc, node.args)) return false;
     node.source = static_cast<uint32_t>(graph_.nodes.size());
@@ -653,7 +665,8 @@ class Parser {
     return next == first + 1 || fail_at(at, "expected s" + std::to_string(first + 1) + ": the two must be neighbours");
   }
 
-  // -- sources ------------------------------------------------------------------------------------------------------------
+  // -- sources
+  // ------------------------------------------------------------------------------------------------------------
 
   bool set_source(int64_t index) {
     if (index >= kMaxSources) return fail("more source lines than a graph can have");

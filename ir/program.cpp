@@ -153,7 +153,8 @@ Status damaged(const std::string& what) {
   return Status::invalid("remote: the program is damaged: " + what + "; it must be sent again");
 }
 
-// Reads a buffer that flatbuffers' verifier accepted: offsets are good, vectors may be absent, and nothing else is known.
+// Reads a buffer that flatbuffers' verifier accepted: offsets are good, vectors may be absent, and nothing else is
+// known.
 class Decoder {
  public:
   Decoder(const fbs::Program& program, Graph* graph) : program_(program), graph_(*graph) {}
@@ -216,8 +217,8 @@ class Decoder {
       if (opaque[i] != nullptr) {
         if (Status status = register_op(name, *opaque[i], &opcode); !status) return status;
       } else if (opcode == kInvalidOpcode || opcode >= kFirstOpaque) {
-        return {ErrorCode::kUnsupported,
-                "remote: the op table has no '" + std::string(name.substr(0, 200)) + "' and the program does not describe it"};
+        return {ErrorCode::kUnsupported, "remote: the op table has no '" + std::string(name.substr(0, 200)) +
+                                             "' and the program does not describe it"};
       }
       opcodes_.push_back(opcode);
     }
@@ -225,14 +226,16 @@ class Decoder {
   }
 
   static Status register_op(std::string_view name, const fbs::OpaqueOp& op, Opcode* opcode) {
-    if (name.empty() || name.size() > kMaxNameLength || size(op.args()) > kMaxOpArgs || size(op.results()) > kMaxOpArgs) {
+    if (name.empty() || name.size() > kMaxNameLength || size(op.args()) > kMaxOpArgs ||
+        size(op.results()) > kMaxOpArgs) {
       return damaged("an op's signature is too long");
     }
     std::vector<OpaqueArg> args;
     for (uint32_t i = 0; i < size(op.args()); ++i) {
       const fbs::OpaqueArg* arg = op.args()->Get(i);
       if (arg->kind() > static_cast<uint8_t>(ArgKind::kUnsupported)) return damaged("an argument of unknown kind");
-      if (arg->name() != nullptr && arg->name()->size() > kMaxNameLength) return damaged("an argument's name is too long");
+      if (arg->name() != nullptr && arg->name()->size() > kMaxNameLength)
+        return damaged("an argument's name is too long");
       args.push_back({arg->name() == nullptr ? std::string() : arg->name()->str(), static_cast<ArgKind>(arg->kind()),
                       arg->writes(), arg->keyword_only()});
     }
@@ -256,7 +259,8 @@ class Decoder {
       view.dynamic = in.dynamic();
       const uint32_t rank = in.rank();
       const uint32_t words = view.dynamic ? 0 : 2 * rank + 1;
-      if (in.first() != next || size(dims) - next < words || (view.dynamic && rank != 0)) return damaged("a view's dims");
+      if (in.first() != next || size(dims) - next < words || (view.dynamic && rank != 0))
+        return damaged("a view's dims");
       if (view.dynamic) continue;
       view.sizes.resize(rank);
       view.strides.resize(rank);
@@ -346,8 +350,9 @@ Status decode_aligned(const uint8_t* data, size_t size, Graph* graph) {
       std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(program.fingerprint()));
       theirs = text;
     }
-    return {ErrorCode::kUnsupported, "remote: the program was made with another op table (" + theirs + "; this side has " +
-                                         op_table_version() + "); install the same torch-remote on both sides"};
+    return {ErrorCode::kUnsupported, "remote: the program was made with another op table (" + theirs +
+                                         "; this side has " + op_table_version() +
+                                         "); install the same torch-remote on both sides"};
   }
   if (Status status = Decoder(program, graph).run(); !status) return status;
   return verify(*graph);

@@ -11,9 +11,9 @@ namespace torch_remote::ir::text {
 
 // Indexed by ArgKind; written in signatures of opaque ops.
 inline constexpr std::string_view kArgKinds[] = {
-    "Tensor", "Tensor?", "Tensor[]", "Tensor?[]", "int",     "int?",    "int[]",      "int[]?", "float",
-    "float?", "float[]", "float[]?", "bool",      "bool?",   "bool[]",  "Scalar",     "Scalar?", "Scalar[]",
-    "str",    "str?",    "dtype",    "layout",    "device",  "memory_format", "Generator", "unsupported",
+    "Tensor", "Tensor?", "Tensor[]", "Tensor?[]", "int",    "int?",          "int[]",     "int[]?",      "float",
+    "float?", "float[]", "float[]?", "bool",      "bool?",  "bool[]",        "Scalar",    "Scalar?",     "Scalar[]",
+    "str",    "str?",    "dtype",    "layout",    "device", "memory_format", "Generator", "unsupported",
 };
 static_assert(std::size(kArgKinds) == static_cast<size_t>(ArgKind::kUnsupported) + 1);
 

@@ -107,7 +107,7 @@ uint32_t intern_string(std::string_view text) {
 std::string_view interned_string(uint32_t number) {
   Interned& table = interned();
   std::lock_guard lock(table.mutex);
-  return table.texts.at(number);
+  return number < table.texts.size() ? std::string_view(table.texts[number]) : std::string_view();
 }
 
 }  // namespace torch_remote::ir

@@ -237,6 +237,6 @@ class Trace {
 
 // Strings in code are numbers of this process.
 uint32_t intern_string(std::string_view text);
-std::string_view interned_string(uint32_t number);
+std::string_view interned_string(uint32_t number);  // empty for a number that was never given
 
 }  // namespace torch_remote::ir

@@ -41,7 +41,8 @@ class Verifier {
     return opcode != kInvalidOpcode && (opcode >= kFirstOpaque || opcode < op_table().size());
   }
 
-  // -- symbols, buffers, views --------------------------------------------------------------------------------------------
+  // -- symbols, buffers, views
+  // --------------------------------------------------------------------------------------------
 
   bool symbols() {
     if (graph_.params > kMaxParams || graph_.exprs.size() > kMaxParams) return fail("too many symbols");
@@ -108,7 +109,8 @@ class Verifier {
     return good ? nullptr : "has a size, stride or offset that is no symbol";
   }
 
-  // -- nodes --------------------------------------------------------------------------------------------------------------
+  // -- nodes
+  // --------------------------------------------------------------------------------------------------------------
 
   bool nodes() {
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -129,8 +131,8 @@ class Verifier {
     if (!known(node.opcode)) return fail_node(index, "the op table lacks this op");
     const OpDesc& desc = op_desc(node.opcode);
     if (node.args.size() != desc.args.size()) {
-      return fail_node(index, std::to_string(node.args.size()) + " arguments, but the op has " +
-                                  std::to_string(desc.args.size()));
+      return fail_node(
+          index, std::to_string(node.args.size()) + " arguments, but the op has " + std::to_string(desc.args.size()));
     }
     if (node.results.size() != desc.results.size()) {
       return fail_node(index, std::to_string(node.results.size()) + " results, but the op has " +
@@ -216,11 +218,10 @@ class Verifier {
 
   // Nothing beside tag and `a`: one form for one meaning.
   static bool plain(const Arg& arg, ArgTag tag) {
-    return arg.tag == tag && arg.b == 0 && arg.text.empty() && arg.items.empty() && (tag != ArgTag::kNone || arg.a == 0);
+    return arg.tag == tag && arg.b == 0 && arg.text.empty() && arg.items.empty() &&
+           (tag != ArgTag::kNone || arg.a == 0);
   }
-  static bool list(const Arg& arg) {
-    return arg.tag == ArgTag::kList && arg.a == 0 && arg.b == 0 && arg.text.empty();
-  }
+  static bool list(const Arg& arg) { return arg.tag == ArgTag::kList && arg.a == 0 && arg.b == 0 && arg.text.empty(); }
   bool pair(Sym first) const { return first < symbols_ && symbols_ - first >= 2; }
 
   const char* number(const ArgDesc& desc, const Arg& arg) const {
@@ -228,7 +229,8 @@ class Verifier {
     if (!number_tag_fits(desc.kind, arg.tag)) return "is a number of another kind";
     const bool complex = arg.tag == ArgTag::kComplex;
     if (complex ? !pair(arg.a) : arg.a >= symbols_) return "is no symbol";
-    if (desc.role == ArgRole::kStructural && !(graph_.is_constant(arg.a) && (!complex || graph_.is_constant(arg.a + 1)))) {
+    if (desc.role == ArgRole::kStructural &&
+        !(graph_.is_constant(arg.a) && (!complex || graph_.is_constant(arg.a + 1)))) {
       return "is structural, so it must be a constant";
     }
     return nullptr;
@@ -322,7 +324,8 @@ class Verifier {
     use.last = index;
   }
 
-  // -- plan ---------------------------------------------------------------------------------------------------------------
+  // -- plan
+  // ---------------------------------------------------------------------------------------------------------------
 
   bool fail_plan(uint32_t buffer, const std::string& what) {
     return fail("the plan of buffer b" + std::to_string(buffer) + " " + what);
@@ -396,8 +399,8 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
     if (overflow) return wrong("reaches further than 64 bits can say");
     if (low < 0) return wrong("begins at element " + std::to_string(low) + " of its buffer");
     if (static_cast<uint64_t>(bytes) > buffer_nbytes[view.buffer]) {
-      return wrong("ends at byte " + std::to_string(bytes) + ", but its buffer b" + std::to_string(view.buffer) + " has " +
-                   std::to_string(buffer_nbytes[view.buffer]));
+      return wrong("ends at byte " + std::to_string(bytes) + ", but its buffer b" + std::to_string(view.buffer) +
+                   " has " + std::to_string(buffer_nbytes[view.buffer]));
     }
   }
   return {};

@@ -7,7 +7,8 @@
 
 // canonicalize: one name for one thing, so that later passes see that two things are the same.
 //
-// 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. The parameters stay; fewer of
+// 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. The parameters stay; fewer
+// of
 //    them are named.
 // 2. Equal expressions become one symbol.
 // 3. Strides of results that are contiguous for certain become products of the sizes.
@@ -48,7 +49,8 @@ class Canonicalizer {
   }
 
  private:
-  // -- symbols ------------------------------------------------------------------------------------------------------------
+  // -- symbols
+  // ------------------------------------------------------------------------------------------------------------
 
   // The class of a parameter is named by a constant, if it has one, else by its first parameter.
   Sym find(Sym symbol) {
@@ -121,7 +123,8 @@ class Canonicalizer {
     }
   }
 
-  // -- strides ------------------------------------------------------------------------------------------------------------
+  // -- strides
+  // ------------------------------------------------------------------------------------------------------------
 
   void contiguous_results() {
     for (const Node& node : graph_.nodes) {
@@ -150,7 +153,8 @@ class Canonicalizer {
     }
   }
 
-  // -- copies -------------------------------------------------------------------------------------------------------------
+  // -- copies
+  // -------------------------------------------------------------------------------------------------------------
 
   void drop_copies() {
     static const ir::Opcode kCopy = ir::find_op("aten::copy_");
@@ -188,7 +192,8 @@ class Canonicalizer {
     }
   }
 
-  // -- views --------------------------------------------------------------------------------------------------------------
+  // -- views
+  // --------------------------------------------------------------------------------------------------------------
 
   static uint64_t hash_of(const View& view) {
     uint64_t hash = static_cast<uint64_t>(view.buffer) << 8 | static_cast<uint64_t>(view.dtype);

@@ -7,10 +7,10 @@
 
 // cse: of two equal pure ops on equal values, one goes.
 //
-// Value numbering over the nodes in order. An operand's number is its view and how often its buffer was written before, so
-// memory that nobody writes in between counts as equal too. Results must be ssa and laid out the same. If the value that goes
-// survives and the one that stays does not, the one that stays moves to the survivor's buffer; if both survive, they are two
-// buffers for the client, and both ops stay.
+// Value numbering over the nodes in order. An operand's number is its view and how often its buffer was written before,
+// so memory that nobody writes in between counts as equal too. Results must be ssa and laid out the same. If the value
+// that goes survives and the one that stays does not, the one that stays moves to the survivor's buffer; if both
+// survive, they are two buffers for the client, and both ops stay.
 namespace torch_remote::passes {
 namespace {
 
@@ -88,7 +88,8 @@ class ValueNumbering {
     return std::ranges::all_of(result.items, [&](const Arg& item) { return mergeable_result(item); });
   }
 
-  // -- keys ---------------------------------------------------------------------------------------------------------------
+  // -- keys
+  // ---------------------------------------------------------------------------------------------------------------
 
   void make_key(const Node& node) {
     key_.clear();
@@ -151,7 +152,8 @@ class ValueNumbering {
     return known;
   }
 
-  // -- merging ------------------------------------------------------------------------------------------------------------
+  // -- merging
+  // ------------------------------------------------------------------------------------------------------------
 
   template <typename F>
   void for_each_pair(const Arg& kept, const Arg& gone, F&& f) {

@@ -4,10 +4,11 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// dce: removes nodes whose results and writes nobody can see, then the buffers, views and expressions that nothing names.
+// dce: removes nodes whose results and writes nobody can see, then the buffers, views and expressions that nothing
+// names.
 //
-// One sweep from the last node to the first: a buffer is live if it survives or a node that stays reads it later. Parameters and
-// input buffers stay, used or not: a run names them by place.
+// One sweep from the last node to the first: a buffer is live if it survives or a node that stays reads it later.
+// Parameters and input buffers stay, used or not: a run names them by place.
 namespace torch_remote::passes {
 namespace {
 

@@ -7,10 +7,10 @@
 // lift: finds the buffers that hold one value for good, and makes more of them.
 //
 // An in-place pointwise op on a whole fresh buffer becomes its functional sibling with a new buffer as result, so that
-// x = a + b; x.relu_() is two values and not one memory location. The new *index* goes to the older value: the last value keeps
-// the buffer's place, because places of surviving buffers are what the client counts on. This is exact only if the functional op
-// would give the same dtype, and if nothing but the value that the op reads was ever written to the buffer. Then every
-// buffer that only its first node writes is marked ssa.
+// x = a + b; x.relu_() is two values and not one memory location. The new *index* goes to the older value: the last
+// value keeps the buffer's place, because places of surviving buffers are what the client counts on. This is exact only
+// if the functional op would give the same dtype, and if nothing but the value that the op reads was ever written to
+// the buffer. Then every buffer that only its first node writes is marked ssa.
 namespace torch_remote::passes {
 namespace {
 
@@ -156,7 +156,8 @@ class Lifter {
     return true;
   }
 
-  // -- rewriting ----------------------------------------------------------------------------------------------------------
+  // -- rewriting
+  // ----------------------------------------------------------------------------------------------------------
 
   // For each buffer with conversions: its older values' new buffers, and which one is current.
   struct Versions {

@@ -8,8 +8,8 @@
 #include "ir/graph.h"
 
 // Optimisations over ir::Graph. One pass a file; the pipeline lists them in order. A pass is idempotent, keeps the
-// graph's meaning (every surviving buffer and every written input gets the same bytes), and never looks at a parameter's value: a
-// graph serves all sizes.
+// graph's meaning (every surviving buffer and every written input gets the same bytes), and never looks at a
+// parameter's value: a graph serves all sizes.
 namespace torch_remote::passes {
 
 struct Pass {

@@ -6,9 +6,10 @@ namespace torch_remote::passes {
 namespace {
 
 constexpr Pass kPipeline[] = {
-    {"lift", "Finds buffers that hold one value for good, and turns in-place ops on fresh buffers into functional ones.",
-     lift},
-    {"canonicalize", "Says sizes and strides by those of the operands, drops ops that change nothing, merges equal views.",
+    {"lift",
+     "Finds buffers that hold one value for good, and turns in-place ops on fresh buffers into functional ones.", lift},
+    {"canonicalize",
+     "Says sizes and strides by those of the operands, drops ops that change nothing, merges equal views.",
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},

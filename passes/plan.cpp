@@ -5,9 +5,9 @@
 
 // plan: says for each buffer which nodes touch it first and last, and whose memory it may take over.
 //
-// A buffer may take over another one's memory if the node that fills it is the last to touch the other one, computes each
-// element from the elements at the same place (a pointwise op, or a copy), sees the other one through the very same view
-// only, and the other one does not survive. Whether the sizes fit is the run's business.
+// A buffer may take over another one's memory if the node that fills it is the last to touch the other one, computes
+// each element from the elements at the same place (a pointwise op, or a copy), sees the other one through the very
+// same view only, and the other one does not survive. Whether the sizes fit is the run's business.
 namespace torch_remote::passes {
 namespace {
 
@@ -58,7 +58,8 @@ class Planner {
     for (const Arg& arg : node.args) {
       if (arg.tag != ArgTag::kView) continue;
       const View& source = graph_.views[arg.a];
-      if (source.buffer == target.buffer || !same_geometry(source, target) || !free_after(index, source.buffer)) continue;
+      if (source.buffer == target.buffer || !same_geometry(source, target) || !free_after(index, source.buffer))
+        continue;
       if (!seen_only_as(node, arg.a)) continue;
       graph_.plan[target.buffer].reuses = source.buffer;
       taken_[source.buffer] = true;

@@ -14,23 +14,25 @@ bool same_geometry(const ir::View& a, const ir::View& b);
 // The op fills its first argument whole and does not read it (copy_, fill_, zero_).
 bool fills_first_argument(const ir::OpDesc& desc);
 
-// The op's only effects are its results and what its schema or the table says it writes; it reports nothing to the client.
-// So it may go if nobody reads those.
+// The op's only effects are its results and what its schema or the table says it writes; it reports nothing to the
+// client. So it may go if nobody reads those.
 bool only_visible_effects(const ir::OpDesc& desc);
 
-// Buffers that no node writes after their first use: reading one at any two nodes gives the same value. These are the ssa
-// buffers and the inputs that this graph only reads.
+// Buffers that no node writes after their first use: reading one at any two nodes gives the same value. These are the
+// ssa buffers and the inputs that this graph only reads.
 std::vector<bool> constant_buffers(const ir::Graph& graph);
 
 // Calls f(uint32_t& view, bool writes) like ir::for_each_view, to replace views.
 template <typename F>
 void for_each_view_slot(ir::Node& node, F&& f);
 
-// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 for a symbol and its neighbour.
+// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 for a symbol and its
+// neighbour.
 template <typename F>
 void for_each_symbol_slot(ir::Arg& arg, F&& f);
 
-// -- implementation -----------------------------------------------------------------------------------------------------
+// -- implementation
+// -----------------------------------------------------------------------------------------------------
 
 namespace internal {
 template <typename F>
@@ -52,8 +54,8 @@ void for_each_symbol_slot(ir::Arg& arg, F&& f) {
   switch (arg.tag) {
     case ir::ArgTag::kScalarTensor: {
       const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-      const bool complex = dtype == ir::DType::kComplex32 || dtype == ir::DType::kComplex64 ||
-                           dtype == ir::DType::kComplex128;
+      const bool complex =
+          dtype == ir::DType::kComplex32 || dtype == ir::DType::kComplex64 || dtype == ir::DType::kComplex128;
       f(arg.a, complex ? 2u : 1u);
       break;
     }

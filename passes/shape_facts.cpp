@@ -71,7 +71,7 @@ class Collector {
       case ShapeRule::kReduction:
         return reduction();
       case ShapeRule::kForeach:
-        return foreach();
+        return foreach ();
       default:
         return;
     }
@@ -173,7 +173,7 @@ class Collector {
     }
   }
 
-  void foreach() {
+  void foreach () {
     if (node_.args.empty() || node_.results.size() != 1) return;
     const Arg& sources = node_.args[0];
     const Arg& targets = node_.results[0];
