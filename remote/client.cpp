@@ -18,6 +18,7 @@ namespace {
 
 // A worker that loads libtorch on a busy machine takes seconds.
 constexpr std::chrono::seconds kHelloTimeout{120};
+constexpr uint64_t kHelloSequence = 1;
 
 struct AtomicCounters {
   std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0}, bytes_uploaded{0},
@@ -31,11 +32,11 @@ class ClientImpl : public Client {
   ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
       : transport_(std::move(transport)),
         replies_(*transport_, programs_),
-        outbox_(std::make_unique<Outbox>(*transport_, replies_, std::move(build), counters_.bytes_sent, counters_.programs_built)) {}
+        outbox_(*transport_, replies_, std::move(build), counters_.bytes_sent, counters_.programs_built) {}
 
   ~ClientImpl() override {
-    outbox_.reset();
-    if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, ++sequence_, 0), {}, nullptr);
+    const uint64_t last = std::max(outbox_.end(), kHelloSequence);
+    if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, last + 1, 0), {}, nullptr);
   }
 
   Status hello();
@@ -91,7 +92,7 @@ class ClientImpl : public Client {
   ProgramCache programs_;
   Replies replies_;
   AtomicCounters counters_;
-  std::unique_ptr<Outbox> outbox_;
+  Outbox outbox_;
   std::atomic<bool> abandoned_ = false;
   uint64_t session_ = 0;
   std::string description_;
@@ -117,7 +118,8 @@ Status ClientImpl::hello() {
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
                                    static_cast<uint32_t>(getpid())));
-  replies_.sending(++sequence_, 0);
+  sequence_ = kHelloSequence;
+  replies_.sending(sequence_, 0);
   if (Status status = transport_->send(header(wire::Type::kHello, sequence_, wire::kWantsReply),
                                        {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
       status.code() != ErrorCode::kOk && status.code() != ErrorCode::kLost) {
@@ -168,7 +170,7 @@ Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachm
   replies_.sending(number, attachment ? attachment->bytes().size() : 0);
   if (wants_reply) replies_.expect(number);
   if (sequence) *sequence = number;
-  return outbox_->send(header(type, number, wants_reply ? wire::kWantsReply : 0),
+  return outbox_.send(header(type, number, wants_reply ? wire::kWantsReply : 0),
                        {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
 }
 
@@ -236,7 +238,7 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   const RunInfo run{program, *base, made};
   std::unique_ptr<BuildJob> job;
   if (!hit) {
-    job = outbox_->job_for(trace);
+    job = outbox_.job_for(trace);
     job->survivors = survivors_;
     job->load_sequence = ++sequence_;
     replies_.sending(job->load_sequence, 0);
@@ -249,12 +251,12 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   }
   const wire::Header run_header = header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
   if (!hit) {
-    outbox_->build_and_send(std::move(job), run_header, control, run);
+    outbox_.build_and_send(std::move(job), run_header, control, run);
     return {};
   }
   programs_.set_sources(*program, trace.sources);
   trace.clear();
-  return outbox_->send(run_header, control, nullptr, &run);
+  return outbox_.send(run_header, control, nullptr, &run);
 }
 
 Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {

@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 using Type = wire::Type;
 
 const KeepWaiting kPatient;
+Client* volatile forked_client;  // where the leak checker finds it
 
 // Records like a recorder. Opcodes are the first ones of the table, whatever they are.
 class TraceWriter {
@@ -512,8 +513,7 @@ TEST_F(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   child->free(5);
   EXPECT_EQ(child->health().code(), ErrorCode::kLost);
   EXPECT_EQ(child->synchronize(kPatient, false, &error).code(), ErrorCode::kLost);
-  static Client* leaked = child;  // seen by the leak checker
-  (void)leaked;
+  forked_client = child;
 }
 
 }  // namespace

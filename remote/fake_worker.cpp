@@ -67,6 +67,13 @@ void FakeWorker::progress() {
   acknowledged_ = done_;
 }
 
+void FakeWorker::answer(wire::Type type, const FlatBufferBuilder& builder, AttachmentPtr attachment) {
+  const auto control = finished(builder);
+  answer_ = [this, type, bytes = std::vector(control.begin(), control.end()), attachment] {
+    reply(type, done_, bytes, attachment);
+  };
+}
+
 void FakeWorker::reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment) {
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
@@ -117,8 +124,7 @@ void FakeWorker::run(Frame& frame, Message& message) {
     FlatBufferBuilder builder;
     const auto error = error_of(builder, failure.status, message.program, failure.record, message.sequence);
     builder.Finish(wire::CreateRunReplyDirect(builder, error, &words));
-    done_ = message.sequence;
-    reply(wire::Type::kRunReply, message.sequence, finished(builder), nullptr);
+    answer(wire::Type::kRunReply, builder, nullptr);
   } else if (!failure.status.ok() && failure_.status.ok()) {
     failure_ = failure;
     failed_ = message;
@@ -178,23 +184,24 @@ bool FakeWorker::handle(Frame& frame) {
         std::ranges::copy(found->second, attachment->bytes().begin());
       }
       builder.Finish(wire::CreateReadReply(builder, error_of(builder, status)));
-      done_ = message.sequence;
-      reply(wire::Type::kReadReply, message.sequence, finished(builder), std::move(attachment));
+      answer(wire::Type::kReadReply, builder, std::move(attachment));
       break;
     }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};
       builder.Finish(wire::CreateSynchronizeReply(builder, error, 11, 22, 33, 44));
-      done_ = message.sequence;
-      reply(wire::Type::kSynchronizeReply, message.sequence, finished(builder), nullptr);
+      answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }
     default: ADD_FAILURE() << "message of type " << frame.header.type;
   }
   done_ = message.sequence;
-  std::lock_guard lock(mutex_);
-  if (log_) messages_.push_back(std::move(message));
+  {
+    std::lock_guard lock(mutex_);
+    if (log_) messages_.push_back(std::move(message));
+  }
+  if (answer_) std::exchange(answer_, nullptr)();
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "flatbuffers/flatbuffers.h"
 #include "ir/trace.h"
 #include "remote/delta.h"
 #include "remote/transport.h"
@@ -97,6 +98,8 @@ class FakeWorker {
   bool handle(Frame& frame);
   void run(Frame& frame, Message& message);
   void reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment);
+  // Replies to the message at hand, once it is in messages().
+  void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, AttachmentPtr attachment);
   void progress();
 
   std::unique_ptr<Transport> transport_;
@@ -113,6 +116,7 @@ class FakeWorker {
   std::map<uint32_t, Program> programs_;
   std::map<uint64_t, std::vector<std::byte>> buffers_;
   std::vector<std::function<void()>> held_;
+  std::function<void()> answer_;
   uint64_t done_ = 0, acknowledged_ = 0;
   Failure failure_;
   Message failed_;

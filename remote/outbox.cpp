@@ -37,13 +37,14 @@ Outbox::Outbox(Transport& transport, Replies& replies, BuildFunction build, std:
       bytes_sent_(bytes_sent),
       programs_built_(programs_built) {}
 
-Outbox::~Outbox() {
+uint64_t Outbox::end() {
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
   }
   changed_.notify_all();
   if (builder_.joinable()) builder_.join();
+  return last_sent_;
 }
 
 // --- the caller's side -----------------------------------------------------------------------------------------------
@@ -92,6 +93,7 @@ Status Outbox::send_now(const wire::Header& header, std::span<const uint8_t> con
   Status status = transport_.send(header, control, std::move(attachment));
   if (status.ok()) {
     bytes_sent_.fetch_add(sizeof(header) + control.size(), std::memory_order_relaxed);
+    last_sent_ = header.sequence;
     return status;
   }
   if (status.code() == ErrorCode::kOutOfMemory) return status;  // the connection is as good as before

@@ -36,8 +36,10 @@ class Outbox {
   // Control bytes sent so far are counted in `bytes_sent`, programs in `programs_built`.
   Outbox(Transport& transport, Replies& replies, BuildFunction build, std::atomic<uint64_t>& bytes_sent,
          std::atomic<uint64_t>& programs_built);
-  // Ends the builder's thread after what it builds now; what still waits is not sent.
-  ~Outbox();
+  ~Outbox() { end(); }
+  // Ends the builder's thread after what it builds now; what still waits is not sent. Returns the sequence of the last message
+  // that was, 0 if none.
+  uint64_t end();
 
   // One thread at a time calls these two. Messages that wait are copied. For a Run, `run` is set.
   Status send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
@@ -79,6 +81,7 @@ class Outbox {
   bool ending_ = false;
   std::vector<std::unique_ptr<BuildJob>> spare_;
   std::thread builder_;
+  uint64_t last_sent_ = 0;  // of whoever sends now: the caller, or the builder while busy_
 };
 
 }  // namespace torch_remote::remote
