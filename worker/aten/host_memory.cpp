@@ -19,6 +19,7 @@ struct alignas(64) Prefix {
 };
 
 void give_back(void* data) {
+  if (!data) return;  // 0 bytes
   const Prefix prefix = *(static_cast<Prefix*>(data) - 1);
   prefix.release(prefix.owner);
 }

@@ -266,7 +266,7 @@ void GraphBuilder::call(std::string_view op, const std::vector<c10::IValue>& arg
       if (results[i].isTensor() && results[i].toTensor().defined()) {
         if (desc.flags & ir::kOpDynamicShape) {
           tensors.push_back(results[i].toTensor());
-          graph.buffers.push_back({ir::BufferKind::kFresh, true, false, graph.constant(0)});
+          graph.buffers.push_back({ir::BufferKind::kFresh, true, false, ir::kNoSym});
           ir::View view;
           view.buffer = static_cast<uint32_t>(tensors.size() - 1);
           view.dynamic = true;
