@@ -61,6 +61,21 @@ def counted(remote: torch.device) -> Callable[[], object]:
     return block
 
 
+def worker_processes() -> list[int]:
+    """Pids of this process's workers."""
+    pids = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text().startswith("torch-remote"):
+                pids.append(int(pid))
+    return pids
+
+
+@pytest.fixture(name="worker_processes")
+def worker_processes_fixture() -> Callable[[], list[int]]:
+    return worker_processes
+
+
 Script = Callable[..., subprocess.CompletedProcess]
 
 
