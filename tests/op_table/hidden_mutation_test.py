@@ -41,6 +41,7 @@ class Watch(TorchDispatchMode):
         self.calls: dict[str, int] = defaultdict(int)
         self.written: dict[str, set[str]] = defaultdict(set)  # arguments seen to change
         self.wrong: dict[str, str] = {}
+        self.aliased: set[str] = set()  # results that are new says the table, but share memory with an argument
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -53,6 +54,7 @@ class Watch(TorchDispatchMode):
         before = {a: [(bits(t), t._version) for t in ts] for a, ts in operands.items()}
         result = function(*args, **kwargs)
         self.calls[name] += 1
+        self.check_aliases(row, operands, result)
         may_write = {a["name"] for a in row["args"] if a["writes"]}
         storages = {t.untyped_storage()._cdata for a in may_write for t in operands.get(a, [])}
         for argument, tensors in operands.items():
@@ -65,6 +67,13 @@ class Watch(TorchDispatchMode):
                 if argument not in may_write:
                     self.wrong[name] = f"{name} wrote {argument!r}: add it to `writes` in ir/ops/{row['file']}"
         return result
+
+    def check_aliases(self, row: dict, operands: dict[str, list[torch.Tensor]], result) -> None:
+        results = result if isinstance(result, tuple) else (result,)
+        given = {t.untyped_storage()._cdata for ts in operands.values() for t in ts}
+        for described, value in zip(row["results"], results, strict=False):
+            if described["alias"] < 0 and any(t.untyped_storage()._cdata in given for t in tensors_in(value)):
+                self.aliased.add(row["name"])
 
 
 def first_dtype(info) -> torch.dtype | None:
@@ -154,6 +163,10 @@ def watched() -> Watch:
 
 def test_no_op_writes_what_the_table_does_not_say():
     assert list(watched().wrong.values()) == []
+
+
+def test_no_result_shares_memory_with_an_argument_unless_the_table_says_so():
+    assert watched().aliased == set()
 
 
 def test_much_of_the_table_was_watched():
