@@ -21,12 +21,12 @@ constexpr std::chrono::seconds kHelloTimeout{120};
 constexpr uint64_t kHelloSequence = 1;
 
 struct AtomicCounters {
-  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0}, bytes_uploaded{0},
-      bytes_downloaded{0};
+  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0},
+      bytes_uploaded{0}, bytes_downloaded{0};
 };
 
-// Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list that
-// destructors add to. Replies, Outbox and ProgramCache have their own, taken after these, each for a moment.
+// Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list
+// that destructors add to. Replies, Outbox and ProgramCache have their own, taken after these, each for a moment.
 class ClientImpl : public Client {
  public:
   ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
@@ -143,8 +143,8 @@ Status ClientImpl::hello() {
   }
   if (reply->error()) return wire::to_status(*reply->error());
   session_ = frame.header.session;
-  description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " + std::to_string(reply->process()) +
-                 ", over " + transport_->description();
+  description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " +
+                 std::to_string(reply->process()) + ", over " + transport_->description();
   return {};
 }
 
@@ -171,7 +171,7 @@ Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachm
   if (wants_reply) replies_.expect(number);
   if (sequence) *sequence = number;
   return outbox_.send(header(type, number, wants_reply ? wire::kWantsReply : 0),
-                       {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
+                      {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
 }
 
 Status ClientImpl::send_frees() {
@@ -262,7 +262,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
 Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {
   if (Status status = health(); !status) return status;
   AttachmentPtr attachment = transport_->allocate(size);
-  if (!attachment) return {ErrorCode::kOutOfMemory, "remote: no memory for an upload of " + std::to_string(size) + " bytes"};
+  if (!attachment)
+    return {ErrorCode::kOutOfMemory, "remote: no memory for an upload of " + std::to_string(size) + " bytes"};
   fill(attachment->bytes().data());
   std::lock_guard order(order_);
   if (Status status = begin(1, size); !status) return status;
@@ -320,7 +321,8 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   Frame frame;
   if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
     // A program that could not be built did not make this buffer; the worker only knows that it is not there.
-    if (std::optional<OpError> missing; status.code() != ErrorCode::kInterrupted && (missing = replies_.missing(buffer))) {
+    if (std::optional<OpError> missing;
+        status.code() != ErrorCode::kInterrupted && (missing = replies_.missing(buffer))) {
       *error = *std::move(missing);
       return error->status;
     }
@@ -334,7 +336,8 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   }
   const std::span<const std::byte> bytes = frame.attachment ? frame.attachment->bytes() : std::span<std::byte>();
   if (bytes.size() != expected) {
-    return Status::internal("remote: the worker sent " + std::to_string(bytes.size()) + " bytes of a tensor of " + std::to_string(expected));
+    return Status::internal("remote: the worker sent " + std::to_string(bytes.size()) + " bytes of a tensor of " +
+                            std::to_string(expected));
   }
   counters_.bytes_downloaded.fetch_add(bytes.size(), std::memory_order_relaxed);
   take(bytes);

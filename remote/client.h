@@ -14,8 +14,8 @@
 // The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
 namespace torch_remote::remote {
 
-// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as many
-// as the worker acknowledges at once (wire.fbs), so that it never runs dry.
+// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as
+// many as the worker acknowledges at once (wire.fbs), so that it never runs dry.
 inline constexpr size_t kMaxUnacknowledged = 64;
 // Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
@@ -45,18 +45,18 @@ struct FlushInfo {
   size_t ops = 0;
   bool hit = false;
   uint32_t program = 0;
-  size_t bytes = 0;       // control bytes of the run message
-  // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a known one
-  // only differs in which buffers outlive it; SIZE_MAX if there is no other program.
+  size_t bytes = 0;  // control bytes of the run message
+  // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a
+  // known one only differs in which buffers outlive it; SIZE_MAX if there is no other program.
   size_t first_difference = 0;
 };
 
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
-using BuildFunction =
-    std::function<Status(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t program_number,
-                         std::vector<uint8_t>* program)>;
+using BuildFunction = std::function<Status(const ir::Trace& trace, const std::vector<uint64_t>& survivors,
+                                           uint32_t program_number, std::vector<uint8_t>* program)>;
 
-// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped when it comes.
+// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
+// when it comes.
 using KeepWaiting = std::function<bool()>;
 
 // A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
@@ -66,14 +66,15 @@ using Words = std::vector<int64_t>;
 // wait_results, and any call while too much is on its way (back-pressure).
 class Client {
  public:
-  // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first miss.
+  // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first
+  // miss.
   static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client);
   virtual ~Client() = default;
 
-  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their ordinals)
-  // start at *base (set also when there are none). A hit costs no allocation. The trace's storages must not die during the call. Does not wait for the
-  // worker but for credits. `ticket`: not null for a trace whose last record has dynamic or host results; the run then wants a reply,
-  // and the ticket must be passed to wait_results once.
+  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their
+  // ordinals) start at *base (set also when there are none). A hit costs no allocation. The trace's storages must not
+  // die during the call. Does not wait for the worker but for credits. `ticket`: not null for a trace whose last record
+  // has dynamic or host results; the run then wants a reply, and the ticket must be passed to wait_results once.
   virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
   // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
   virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;

@@ -31,7 +31,8 @@ class TraceWriter {
     trace_.begin_record(opcode, {0xC0DE, static_cast<int32_t>(trace_.records.size()), 0});
     trace_.new_buffer_view(input, &trace_, static_cast<uint64_t>(size), ir::DType::kFloat32, sizes, strides, 0);
     trace_.param(value);
-    trace_.new_buffer_view(0, survives ? &trace_ : nullptr, static_cast<uint64_t>(4 * size), ir::DType::kFloat32, sizes, strides, 0);
+    trace_.new_buffer_view(0, survives ? &trace_ : nullptr, static_cast<uint64_t>(4 * size), ir::DType::kFloat32, sizes,
+                           strides, 0);
     trace_.end_record({});
     return *this;
   }
@@ -45,14 +46,16 @@ class ClientTest : public testing::Test {
   void SetUp() override {
     auto [a, b] = make_inproc_transport();
     worker = std::make_unique<FakeWorker>(std::move(b));
-    ASSERT_TRUE(Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, &client).ok());
+    ASSERT_TRUE(
+        Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, &client).ok());
   }
   void TearDown() override {
     release_builds();
     client = nullptr;
   }
 
-  Status build(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number, std::vector<uint8_t>* program) {
+  Status build(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number,
+               std::vector<uint8_t>* program) {
     ++builds;
     build_gate.wait();
     if (fail_build) return {ErrorCode::kUnsupported, "remote: no such thing"};
@@ -84,12 +87,15 @@ class ClientTest : public testing::Test {
   }
   uint64_t upload(const std::string& text) {
     uint64_t id = 0;
-    EXPECT_TRUE(client->upload(text.size(), [&](std::byte* to) { std::memcpy(to, text.data(), text.size()); }, &id).ok());
+    EXPECT_TRUE(
+        client->upload(text.size(), [&](std::byte* to) { std::memcpy(to, text.data(), text.size()); }, &id).ok());
     return id;
   }
   Status read(uint64_t buffer, size_t size, std::string* text, const KeepWaiting& keep_waiting = kPatient) {
     const int64_t sizes[] = {static_cast<int64_t>(size)}, strides[] = {1};
-    const auto take = [&](std::span<const std::byte> bytes) { text->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size()); };
+    const auto take = [&](std::span<const std::byte> bytes) {
+      text->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
     OpError read_error;
     const Status status = client->read(buffer, 1, sizes, strides, 0, take, keep_waiting, &read_error);
     if (!status && !read_error.status.ok()) error = read_error;
@@ -202,7 +208,8 @@ TEST_F(ClientTest, FreesGoWithTheNextMessage) {
   ASSERT_TRUE(read(id, 5, &text).ok());
   EXPECT_EQ(text, "hello");
   const auto messages = worker->messages();
-  ASSERT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kFree, Type::kUpload, Type::kFree, Type::kRead}));
+  ASSERT_EQ(types(),
+            (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kFree, Type::kUpload, Type::kFree, Type::kRead}));
   EXPECT_EQ(messages[1].frees, (std::vector<uint64_t>{3, 12}));
   EXPECT_EQ(messages[2].frees, std::vector<uint64_t>{4});
   EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{6});
@@ -223,8 +230,8 @@ TEST_F(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   EXPECT_TRUE(worker->messages().empty());
   release_builds();
   ASSERT_TRUE(synchronize().ok());
-  EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kUpload, Type::kLoadProgram, Type::kRun,
-                                        Type::kRun, Type::kSynchronize}));
+  EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kUpload, Type::kLoadProgram,
+                                        Type::kRun, Type::kRun, Type::kSynchronize}));
   EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{base});
 }
 
@@ -240,7 +247,8 @@ TEST_F(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
     const uint64_t id = upload("still here");
     const Status status = synchronize();
     EXPECT_EQ(status.code(), reason == &fail_build ? ErrorCode::kUnsupported : ErrorCode::kInternal);
-    EXPECT_EQ(error.status.message(), reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
+    EXPECT_EQ(error.status.message(),
+              reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
     EXPECT_EQ(error.source.code, 0xC0DEu);
     (void)synchronize();  // the second run's
     EXPECT_TRUE(synchronize().ok());
@@ -307,8 +315,9 @@ TEST_F(ClientTest, ReadsOfAllSizesArriveWhole) {
 
 TEST_F(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   worker->on_run([](const FakeWorker::Message& run) {
-    return run.params.back() == 0 && run.params.size() > 30 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
-                                                            : FakeWorker::Failure{};
+    return run.params.back() == 0 && run.params.size() > 30
+               ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
+               : FakeWorker::Failure{};
   });
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
@@ -330,7 +339,7 @@ TEST_F(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
   while (client->last_acknowledged() < 4) {  // upload, load, run after hello: by Progress alone
-    upload("y");  // takes what has come
+    upload("y");                             // takes what has come
     std::this_thread::sleep_for(1ms);
   }
   std::string text;

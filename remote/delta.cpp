@@ -91,7 +91,8 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
         put_varint(difference << 1, out);
       } else {
         out.push_back(1);
-        for (int byte = 0; byte < 8; ++byte) out.push_back(static_cast<uint8_t>(static_cast<uint64_t>(now[i]) >> (8 * byte)));
+        for (int byte = 0; byte < 8; ++byte)
+          out.push_back(static_cast<uint8_t>(static_cast<uint64_t>(now[i]) >> (8 * byte)));
       }
       last[i] = now[i];
     }
@@ -202,7 +203,8 @@ Status decode_frees(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids) 
   while (!reader.at_end()) {
     uint64_t difference;
     // A difference of 0 would be a double free, or the id 0, which is no buffer's.
-    if (!reader.varint(&difference) || difference == 0 || id + difference < id) return damaged("list of buffers to free");
+    if (!reader.varint(&difference) || difference == 0 || id + difference < id)
+      return damaged("list of buffers to free");
     ids->push_back(id += difference);
   }
   return {};

@@ -55,8 +55,18 @@ TEST(Params, AFewChangesCostAFewBytes) {
 TEST(Params, ExtremeWordsSurvive) {
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min(), kMax = std::numeric_limits<int64_t>::max();
   ParamsLink link;
-  const std::vector<int64_t> words = {0, 1, -1, kMin, kMax, bits(-0.0), bits(1.5), int64_t{1} << 54, int64_t{1} << 53,
-                                      (int64_t{1} << 54) - 1, -(int64_t{1} << 54), int64_t{1} << 62};
+  const std::vector<int64_t> words = {0,
+                                      1,
+                                      -1,
+                                      kMin,
+                                      kMax,
+                                      bits(-0.0),
+                                      bits(1.5),
+                                      int64_t{1} << 54,
+                                      int64_t{1} << 53,
+                                      (int64_t{1} << 54) - 1,
+                                      -(int64_t{1} << 54),
+                                      int64_t{1} << 62};
   for (int64_t from : words) {
     for (int64_t to : words) link.send({from}), link.send({to});
   }
@@ -146,9 +156,14 @@ TEST(Bindings, RandomSequencesStayInStep) {
     base += random() % 50;
     for (size_t i = 0; i < now.size(); ++i) {
       switch (random() % 4) {
-        case 0: now[i] = 1 + random() % base; break;
-        case 1: now[i] = base - i % base; break;
-        default: break;
+        case 0:
+          now[i] = 1 + random() % base;
+          break;
+        case 1:
+          now[i] = base - i % base;
+          break;
+        default:
+          break;
       }
     }
     link.send(now, base);

@@ -12,7 +12,9 @@ namespace {
 
 using flatbuffers::FlatBufferBuilder;
 
-std::span<const uint8_t> finished(const FlatBufferBuilder& builder) { return {builder.GetBufferPointer(), builder.GetSize()}; }
+std::span<const uint8_t> finished(const FlatBufferBuilder& builder) {
+  return {builder.GetBufferPointer(), builder.GetSize()};
+}
 
 flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Status& status, uint32_t program = 0,
                                           uint32_t record = 0, uint64_t sequence = 0) {
@@ -162,7 +164,9 @@ bool FakeWorker::handle(Frame& frame) {
       program.bindings.ids.assign(counts[1], 0);
       break;
     }
-    case wire::Type::kRun: run(frame, message); break;
+    case wire::Type::kRun:
+      run(frame, message);
+      break;
     case wire::Type::kUpload: {
       message.buffer = wire::verify<wire::Upload>(frame.control)->buffer();
       const auto bytes = frame.attachment->bytes();
@@ -194,7 +198,8 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }
-    default: ADD_FAILURE() << "message of type " << frame.header.type;
+    default:
+      ADD_FAILURE() << "message of type " << frame.header.type;
   }
   done_ = message.sequence;
   {

@@ -14,7 +14,8 @@
 #include "remote/delta.h"
 #include "remote/transport.h"
 
-// The worker's end of the protocol without executing anything, for the client's tests: it decodes what comes and keeps it.
+// The worker's end of the protocol without executing anything, for the client's tests: it decodes what comes and keeps
+// it.
 namespace torch_remote::remote {
 
 class FakeWorker {

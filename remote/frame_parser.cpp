@@ -27,10 +27,18 @@ Status FrameParser::advance(size_t bytes, std::deque<Frame>& frames) {
   while (have_ == size_) {
     Status status;
     switch (state_) {
-      case State::kHeader: status = end_header(); break;
-      case State::kControl: status = end_control(frames); break;
-      case State::kAttachment: status = end_attachment(frames); break;
-      case State::kBytes: end_frame(frames); break;
+      case State::kHeader:
+        status = end_header();
+        break;
+      case State::kControl:
+        status = end_control(frames);
+        break;
+      case State::kAttachment:
+        status = end_attachment(frames);
+        break;
+      case State::kBytes:
+        end_frame(frames);
+        break;
     }
     if (!status) return status;
   }
@@ -40,12 +48,12 @@ Status FrameParser::advance(size_t bytes, std::deque<Frame>& frames) {
 Status FrameParser::end_header() {
   const wire::Header& header = header_bytes_;
   if (header.magic != wire::kMagic) {
-    return Status::invalid("remote: what came is no frame of torch-remote (it begins with " + std::to_string(header.magic) +
-                           "); is another program at the other end?");
+    return Status::invalid("remote: what came is no frame of torch-remote (it begins with " +
+                           std::to_string(header.magic) + "); is another program at the other end?");
   }
   if (header.version != wire::kVersion) {
-    return Status::invalid("remote: the other end speaks protocol version " + std::to_string(header.version) + ", this one " +
-                           std::to_string(wire::kVersion) + "; install the same torch-remote on both");
+    return Status::invalid("remote: the other end speaks protocol version " + std::to_string(header.version) +
+                           ", this one " + std::to_string(wire::kVersion) + "; install the same torch-remote on both");
   }
   if (header.length > wire::kMaxControl) {
     return Status::invalid("remote: a control message of " + std::to_string(header.length) + " bytes; the most is " +
@@ -66,8 +74,9 @@ Status FrameParser::end_control(std::deque<Frame>& frames) {
     return {};
   }
   if (const uint32_t checksum = wire::crc32c(frame_.control.data(), length); checksum != frame_.header.checksum) {
-    return Status::invalid("remote: a control message of " + std::to_string(length) + " bytes was damaged on the way: checksum " +
-                           std::to_string(checksum) + ", not " + std::to_string(frame_.header.checksum));
+    return Status::invalid("remote: a control message of " + std::to_string(length) +
+                           " bytes was damaged on the way: checksum " + std::to_string(checksum) + ", not " +
+                           std::to_string(frame_.header.checksum));
   }
   const bool attachment = frame_.header.flags & wire::kAttachment;
   if (frame_.header.type == static_cast<uint8_t>(wire::Type::kTransport)) {

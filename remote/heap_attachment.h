@@ -18,7 +18,8 @@ using HeapMemory = std::unique_ptr<std::byte, FreeMemory>;
 inline HeapMemory allocate_heap(size_t size) {
   if (size > physical_memory()) return nullptr;
   const size_t rounded = (size + kAttachmentAlignment - 1) / kAttachmentAlignment * kAttachmentAlignment;
-  return HeapMemory(static_cast<std::byte*>(std::aligned_alloc(kAttachmentAlignment, rounded ? rounded : kAttachmentAlignment)));
+  return HeapMemory(
+      static_cast<std::byte*>(std::aligned_alloc(kAttachmentAlignment, rounded ? rounded : kAttachmentAlignment)));
 }
 
 class HeapAttachment : public Attachment {

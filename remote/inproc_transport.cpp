@@ -68,7 +68,8 @@ class SharedAttachment : public Attachment {
 // What the receiver holds. It goes back to its owner's mailbox, so that nothing of the owner's runs on our thread.
 class LentAttachment : public Attachment {
  public:
-  LentAttachment(AttachmentPtr lent, std::shared_ptr<Mailbox> owner) : lent_(std::move(lent)), owner_(std::move(owner)) {}
+  LentAttachment(AttachmentPtr lent, std::shared_ptr<Mailbox> owner)
+      : lent_(std::move(lent)), owner_(std::move(owner)) {}
   ~LentAttachment() override {
     {
       std::lock_guard lock(owner_->mutex);
@@ -85,7 +86,8 @@ class LentAttachment : public Attachment {
 
 class InprocTransport : public Transport {
  public:
-  InprocTransport(std::shared_ptr<Mailbox> in, std::shared_ptr<Mailbox> out) : in_(std::move(in)), out_(std::move(out)) {}
+  InprocTransport(std::shared_ptr<Mailbox> in, std::shared_ptr<Mailbox> out)
+      : in_(std::move(in)), out_(std::move(out)) {}
 
   ~InprocTransport() override {
     std::deque<Frame> frames;
@@ -138,7 +140,8 @@ class InprocTransport : public Transport {
 
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
     *frame = Frame();  // lets an attachment go before the lock is taken
-    const auto deadline = std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
     std::unique_lock lock(in_->mutex);
     for (;;) {
       if (!in_->returned.empty()) {

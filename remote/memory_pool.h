@@ -26,8 +26,8 @@ inline size_t physical_memory() {
   return bytes;
 }
 
-// Rounds up to 4, 5, 6 or 7 times a power of two, a multiple of 64 KiB from 256 KiB on: close sizes share memory, and at
-// most a fifth of it stays unused.
+// Rounds up to 4, 5, 6 or 7 times a power of two, a multiple of 64 KiB from 256 KiB on: close sizes share memory, and
+// at most a fifth of it stays unused.
 inline size_t size_class(size_t size) {
   if (size <= 4096) return 4096;
   const size_t step = std::bit_floor(size - 1) / 4;

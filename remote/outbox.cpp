@@ -49,7 +49,8 @@ uint64_t Outbox::end() {
 
 // --- the caller's side -----------------------------------------------------------------------------------------------
 
-Status Outbox::send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment, const RunInfo* run) {
+Status Outbox::send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
+                    const RunInfo* run) {
   bool queue;
   {
     std::lock_guard lock(mutex_);
@@ -144,7 +145,9 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
     return Status::internal(std::string("remote: building a program failed: ") + error.what());
   }
   AttachmentPtr attachment = transport_.allocate(program.size());
-  if (!attachment) return {ErrorCode::kOutOfMemory, "remote: no memory to send a program of " + std::to_string(program.size()) + " bytes"};
+  if (!attachment)
+    return {ErrorCode::kOutOfMemory,
+            "remote: no memory to send a program of " + std::to_string(program.size()) + " bytes"};
   std::memcpy(attachment->bytes().data(), program.data(), program.size());
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateLoadProgram(builder, run.program->number));
@@ -156,10 +159,12 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
 // Sequences stay without gaps: Free messages take the places of LoadProgram and Run.
 void Outbox::send_failed_run(Item& item, const BuildJob* job, const Status& why) {
   if (job) {
-    (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message(nullptr)), nullptr);
+    (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message(nullptr)),
+                   nullptr);
   }
   const auto* run = flatbuffers::GetRoot<wire::Run>(item.control.data());
-  (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence), span_of(free_message(run->frees())), nullptr);
+  (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence), span_of(free_message(run->frees())),
+                 nullptr);
   OpError error{why, {}, {}};
   if (job && !job->trace.sources.empty()) error.source = job->trace.sources.front();
   replies_.fail(item.header.sequence, item.run.base, item.run.made, std::move(error));

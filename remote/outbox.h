@@ -13,8 +13,8 @@
 #include "remote/replies.h"
 #include "remote/transport.h"
 
-// Puts messages on the way, in order. As long as no program is being built that is the caller's thread; what is sent while
-// one is queues behind it and goes out on the builder's thread.
+// Puts messages on the way, in order. As long as no program is being built that is the caller's thread; what is sent
+// while one is queues behind it and goes out on the builder's thread.
 namespace torch_remote::remote {
 
 // A run, as far as the outbox must know it if its program cannot be built.
@@ -37,15 +37,15 @@ class Outbox {
   Outbox(Transport& transport, Replies& replies, BuildFunction build, std::atomic<uint64_t>& bytes_sent,
          std::atomic<uint64_t>& programs_built);
   ~Outbox() { end(); }
-  // Ends the builder's thread after what it builds now; what still waits is not sent. Returns the sequence of the last message
-  // that was, 0 if none.
+  // Ends the builder's thread after what it builds now; what still waits is not sent. Returns the sequence of the last
+  // message that was, 0 if none.
   uint64_t end();
 
   // One thread at a time calls these two. Messages that wait are copied. For a Run, `run` is set.
   Status send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
               const RunInfo* run = nullptr);
-  // Builds the program, sends LoadProgram and then this Run message. If that fails: a Free message in its place, so that the
-  // buffers it would have freed are, and Replies::fail.
+  // Builds the program, sends LoadProgram and then this Run message. If that fails: a Free message in its place, so
+  // that the buffers it would have freed are, and Replies::fail.
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                       const RunInfo& run);
 

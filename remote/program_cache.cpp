@@ -15,11 +15,13 @@ bool same(std::span<const T> a, std::span<const T> b) {
 
 }  // namespace
 
-ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const {
+ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
+                              std::span<const uint64_t> survivors) const {
   const auto [begin, end] = by_key_.equal_range(key.lo);
   for (auto i = begin; i != end; ++i) {
     const Program& program = *i->second;
-    if (program.key == key && same<uint64_t>(program.survivors, survivors) && same<uint32_t>(program.code, trace.code)) {
+    if (program.key == key && same<uint64_t>(program.survivors, survivors) &&
+        same<uint32_t>(program.code, trace.code)) {
       return i->second;
     }
   }
@@ -57,7 +59,8 @@ size_t ProgramCache::first_difference(const ir::Trace& trace) const {
   for (const auto& [key, program] : by_key_) {
     const auto& code = program->code;
     const size_t n = std::min(code.size(), trace.code.size());
-    const size_t agree = static_cast<size_t>(std::mismatch(code.begin(), code.begin() + static_cast<ptrdiff_t>(n), trace.code.begin()).first - code.begin());
+    const size_t agree = static_cast<size_t>(
+        std::mismatch(code.begin(), code.begin() + static_cast<ptrdiff_t>(n), trace.code.begin()).first - code.begin());
     longest = std::max(longest, agree);
   }
   if (longest == trace.code.size()) return trace.records.size();

@@ -9,7 +9,8 @@
 // Who starts a worker, and where.
 namespace torch_remote::remote {
 
-// A running worker and the connection to it. Destroying it ends a worker that it started.
+// A running worker and the connection to it. Destroying it ends a worker that it started: destroy what uses the
+// transport first, then the worker ends by itself.
 class Worker {
  public:
   virtual ~Worker() = default;
@@ -25,8 +26,10 @@ struct LocalWorkerOptions {
   int threads = 0;        // 0: torch's default
 };
 
-// A child process over a socket pair. It dies with this process (PR_SET_PDEATHSIG and end of file). Errors name the file
-// that is missing or not executable and say how to mend it.
+// A child process over a socket pair. It ends when it sees the end of file there, so it dies with this process
+// (PR_SET_PDEATHSIG would end it with the *thread* that started it). It is a process group of its own: Ctrl-C ends a
+// wait, not the worker. Its transport's kLost says how the process ended. Errors name the file that is missing or not
+// executable and say how to mend it. May be called while other threads run.
 Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
 
 // unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).

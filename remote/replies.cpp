@@ -105,8 +105,10 @@ Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
   if (Status status = acknowledge(frame.header.sequence); !status) return status;
   switch (static_cast<wire::Type>(frame.header.type)) {
-    case wire::Type::kRunReply: return handle_reply<wire::RunReply>(frame);
-    case wire::Type::kReadReply: return handle_reply<wire::ReadReply>(frame);
+    case wire::Type::kRunReply:
+      return handle_reply<wire::RunReply>(frame);
+    case wire::Type::kReadReply:
+      return handle_reply<wire::ReadReply>(frame);
     case wire::Type::kSynchronizeReply:
       if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
         totals_.worker_bytes = reply->allocated();
@@ -122,7 +124,8 @@ Status Replies::handle(Frame& frame) {
         return {};
       }
       break;
-    default: break;
+    default:
+      break;
   }
   return Status::invalid("remote: the worker sent a message of type " + std::to_string(frame.header.type) + " and " +
                          std::to_string(frame.control.size()) + " bytes that is none of a worker's");
@@ -131,7 +134,9 @@ Status Replies::handle(Frame& frame) {
 template <class Message>
 Status Replies::handle_reply(Frame& frame) {
   const auto* message = wire::verify<Message>(frame.control);
-  if (!message) return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) + " is damaged");
+  if (!message)
+    return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
+                           " is damaged");
   std::optional<OpError> error = op_error(message->error());
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
@@ -146,8 +151,8 @@ Status Replies::handle_reply(Frame& frame) {
 
 Status Replies::acknowledge(uint64_t sequence) {
   if (sequence > last_sent_) {
-    return Status::invalid("remote: the worker acknowledges message " + std::to_string(sequence) + ", the last one was " +
-                           std::to_string(last_sent_));
+    return Status::invalid("remote: the worker acknowledges message " + std::to_string(sequence) +
+                           ", the last one was " + std::to_string(last_sent_));
   }
   acknowledged_ = std::max(acknowledged_, sequence);
   for (; credit_count_ > 0 && credits_[first_credit_].sequence <= sequence; --credit_count_) {
@@ -195,7 +200,8 @@ std::optional<OpError> Replies::missing(uint64_t buffer) const {
 
 void Replies::set_lost(const Status& why) {
   if (!lost_) return;
-  lost_ = {ErrorCode::kLost, why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
+  lost_ = {ErrorCode::kLost,
+           why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
 }
 
 void Replies::lose(const Status& why) {

@@ -51,7 +51,9 @@ void append_frame(std::vector<uint8_t>& frames, SegmentOp op, std::span<const ui
   frames.insert(frames.end(), control.begin(), control.end());
 }
 
-Status bad_segment(std::string what) { return Status::invalid("remote: shared memory from the other end: " + std::move(what)); }
+Status bad_segment(std::string what) {
+  return Status::invalid("remote: shared memory from the other end: " + std::move(what));
+}
 
 }  // namespace
 
@@ -82,11 +84,13 @@ Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* seg
   if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
     status = bad_segment("a descriptor that is no memory sealed against shrinking");
   } else if (fstat(descriptor, &info) != 0 || size == 0 || static_cast<uint64_t>(info.st_size) < size) {
-    status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " + std::to_string(size));
+    status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " +
+                         std::to_string(size));
   } else if (std::byte* data = map_shared(descriptor, size)) {
     *segment = std::shared_ptr<Segment>(new Segment(data, size, -1));
   } else {
-    status = {ErrorCode::kOutOfMemory, "remote: cannot map " + std::to_string(size) + " bytes of shared memory: " + std::strerror(errno)};
+    status = {ErrorCode::kOutOfMemory,
+              "remote: cannot map " + std::to_string(size) + " bytes of shared memory: " + std::strerror(errno)};
   }
   ::close(descriptor);
   return status;
@@ -129,7 +133,8 @@ class SharedMemory::SharedAttachment : public Attachment {
 // What the peer lent us. Its end gives it back.
 class SharedMemory::BorrowedAttachment : public Attachment {
  public:
-  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, std::span<std::byte> bytes, uint64_t token)
+  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, std::span<std::byte> bytes,
+                     uint64_t token)
       : memory_(std::move(memory)), segment_(std::move(segment)), bytes_(bytes), token_(token) {}
   ~BorrowedAttachment() override { memory_->give_back(token_); }
   std::span<std::byte> bytes() override { return bytes_; }
@@ -213,12 +218,13 @@ Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attac
     std::lock_guard lock(mutex_);
     const auto& segments = header.flags & kReceiversSegment ? own_ : peers_;
     auto found = segments.find(header.segment);
-    if (found == segments.end()) return bad_segment("an attachment in segment " + std::to_string(header.segment) + ", which does not exist");
+    if (found == segments.end())
+      return bad_segment("an attachment in segment " + std::to_string(header.segment) + ", which does not exist");
     segment = found->second;
   }
   if (header.offset > segment->size() || header.size > segment->size() - header.offset) {
-    return bad_segment("an attachment of " + std::to_string(header.size) + " bytes at " + std::to_string(header.offset) +
-                       " of a segment of " + std::to_string(segment->size()));
+    return bad_segment("an attachment of " + std::to_string(header.size) + " bytes at " +
+                       std::to_string(header.offset) + " of a segment of " + std::to_string(segment->size()));
   }
   const std::span<std::byte> bytes(segment->data() + header.offset, header.size);
   *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), bytes, header.token);
@@ -263,11 +269,13 @@ Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>&
   const auto word = [&](size_t i) { return load<uint64_t>(body.subspan(8 * i)); };
   std::lock_guard lock(mutex_);
   switch (static_cast<SegmentOp>(message.op)) {
-    case SegmentOp::kAnnounce: return announced(body, descriptors);
+    case SegmentOp::kAnnounce:
+      return announced(body, descriptors);
     case SegmentOp::kGiveBack:
       for (size_t i = 0; i < message.count; ++i) {
         auto found = lent_.find(word(i));
-        if (found == lent_.end()) return bad_segment("attachment " + std::to_string(word(i)) + " given back, but it was not lent");
+        if (found == lent_.end())
+          return bad_segment("attachment " + std::to_string(word(i)) + " given back, but it was not lent");
         released.push_back(std::move(found->second));
         lent_.erase(found);
       }
@@ -275,7 +283,8 @@ Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>&
     case SegmentOp::kRetire:
       for (size_t i = 0; i < message.count; ++i) {
         auto found = peers_.find(static_cast<uint32_t>(word(i)));
-        if (found == peers_.end()) return bad_segment("segment " + std::to_string(word(i)) + " retired, but it does not exist");
+        if (found == peers_.end())
+          return bad_segment("segment " + std::to_string(word(i)) + " retired, but it does not exist");
         by_address_.erase(found->second->data());
         released.push_back(std::move(found->second));
         peers_.erase(found);

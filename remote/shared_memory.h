@@ -34,8 +34,8 @@ class Segment {
  public:
   // A new one, sealed so that no one can shrink it under the other's feet. Null if there is no memory or descriptor.
   static std::shared_ptr<Segment> create(size_t size);
-  // The peer's. Takes the descriptor. Refuses one that is not sealed against shrinking, or smaller than `size`: touching it
-  // could kill this process.
+  // The peer's. Takes the descriptor. Refuses one that is not sealed against shrinking, or smaller than `size`:
+  // touching it could kill this process.
   static Status map(int descriptor, uint64_t size, std::shared_ptr<Segment>* segment);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -78,7 +78,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   Status borrow(const AttachmentHeader& header, AttachmentPtr* attachment);
 
   // Messages that the peer must have before what was lent last; appends whole frames, with `max_tokens` (rounded up to
-  // kMaxTokens) given back at most. Call it after each `lend`: the descriptor to send along, which the caller closes, or -1.
+  // kMaxTokens) given back at most. Call it after each `lend`: the descriptor to send along, which the caller closes,
+  // or -1.
   void outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor);
   bool has_outgoing();
   // What the peer let go is added to `released`, to be destroyed without any lock. Takes the first of `descriptors` for

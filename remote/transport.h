@@ -15,10 +15,11 @@
 // process (tests), Unix socket with shared memory (the local default), TCP and TLS.
 namespace torch_remote::remote {
 
-// Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix socket,
-// plain memory elsewhere. Whoever makes one writes the bytes into it once; the other end reads them in place.
-// Reference counted through shared_ptr; when the last reference at the receiving end goes, the sender may use the memory again.
-// May outlive the transport. In shared memory the peer can still write to the bytes: copy what must not change once checked.
+// Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix
+// socket, plain memory elsewhere. Whoever makes one writes the bytes into it once; the other end reads them in place.
+// Reference counted through shared_ptr; when the last reference at the receiving end goes, the sender may use the
+// memory again. May outlive the transport. In shared memory the peer can still write to the bytes: copy what must not
+// change once checked.
 class Attachment {
  public:
   virtual ~Attachment() = default;
@@ -36,30 +37,32 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Memory of `size` bytes to be sent by this end, aligned to 64 bytes, contents undefined. Null if there is none (out of memory).
-  // Thread safe. Attachments that were let go are used again, so that their pages are warm. Large ones cost microseconds; pages that
-  // are not touched take no memory, but each holds a descriptor until it is first sent: make few of those that may never be.
+  // Memory of `size` bytes to be sent by this end, aligned to 64 bytes, contents undefined. Null if there is none (out
+  // of memory). Thread safe. Attachments that were let go are used again, so that their pages are warm. Large ones cost
+  // microseconds; pages that are not touched take no memory, but each holds a descriptor until it is first sent: make
+  // few of those that may never be.
   virtual AttachmentPtr allocate(size_t size) = 0;
 
-  // If `memory` lies where both ends can reach it (in an attachment of this connection that either one made; anywhere in
-  // process), makes an attachment of it without a copy, else null. `keep` is released when the peer has given it back, on a thread
-  // of this end that is in send, receive or the destructor. Thread safe.
+  // If `memory` lies where both ends can reach it (in an attachment of this connection that either one made; anywhere
+  // in process), makes an attachment of it without a copy, else null. `keep` is released when the peer has given it
+  // back, on a thread of this end that is in send, receive or the destructor. Thread safe.
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
 
-  // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it, but keeps receiving meanwhile (into
-  // a queue), so two ends that send at the same time cannot lock up. kLost if the peer is gone.
-  // Thread safe; frames of one thread stay in order.
+  // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it,
+  // but keeps receiving meanwhile (into a queue), so two ends that send at the same time cannot lock up. kLost if the
+  // peer is gone. Thread safe; frames of one thread stay in order.
   virtual Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) = 0;
 
-  // The next frame. kTimeout after `timeout` (zero: only what is there already), kLost when the peer is gone and everything it sent
-  // was received, kInvalid for bytes that are no frame of ours (the connection is then useless). One thread at a time.
+  // The next frame. kTimeout after `timeout` (zero: only what is there already), kLost when the peer is gone and
+  // everything it sent was received, kInvalid for bytes that are no frame of ours (the connection is then useless). One
+  // thread at a time.
   virtual Status receive(Frame* frame, std::chrono::nanoseconds timeout) = 0;
 
   // Wakes a thread that waits in receive (it returns kTimeout). If none does, the next one that would wait does not.
   virtual void wake() = 0;
 
-  // In a forked child: closes the child's copies of the descriptors, so that the peer still sees the parent's end close.
-  // Takes no lock. Nothing but leaking the object may follow.
+  // In a forked child: closes the child's copies of the descriptors, so that the peer still sees the parent's end
+  // close. Takes no lock. Nothing but leaking the object may follow.
   virtual void abandon() = 0;
 
   virtual std::string description() const = 0;  // "unix (shared memory), pid 123"

@@ -56,7 +56,8 @@ class TransportTest : public testing::TestWithParam<Kind> {
 
   static bool holds(Attachment& attachment, size_t size, uint64_t seed) {
     const std::vector<uint8_t> bytes = pattern(size, seed);
-    return attachment.bytes().size() == size && (size == 0 || std::memcmp(attachment.bytes().data(), bytes.data(), size) == 0);
+    return attachment.bytes().size() == size &&
+           (size == 0 || std::memcmp(attachment.bytes().data(), bytes.data(), size) == 0);
   }
 
   // Gives a transport the chance to take what the peer gave back.
@@ -305,7 +306,8 @@ TEST_P(TransportTest, AFailedSendDoesNotHideWhatThePeerSentBefore) {
 TEST_P(TransportTest, BothEndsMaySendMuchAtTheSameTimeBeforeTheyReceive) {
   const std::vector<uint8_t> large = pattern(3'000'000, 1);
   auto end = [&](Transport& transport) {
-    for (uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(transport.send(header(i), large, attachment(transport, 300'000, i)).ok());
+    for (uint64_t i = 0; i < 5; ++i)
+      ASSERT_TRUE(transport.send(header(i), large, attachment(transport, 300'000, i)).ok());
     for (uint64_t i = 0; i < 5; ++i) {
       Frame frame;
       ASSERT_TRUE(transport.receive(&frame, kLong).ok());
@@ -357,7 +359,8 @@ TEST_P(TransportTest, AttachmentsMayBeReleasedOnAnyThread) {
     for (int i = 0; i < 40; ++i) {
       Frame frame;
       ASSERT_TRUE(b->receive(&frame, kLong).ok());
-      users.emplace_back([held = std::move(frame.attachment), i] { EXPECT_TRUE(holds(*held, 100'000, static_cast<uint64_t>(i))); });
+      users.emplace_back(
+          [held = std::move(frame.attachment), i] { EXPECT_TRUE(holds(*held, 100'000, static_cast<uint64_t>(i))); });
     }
     for (auto& user : users) user.join();
     ASSERT_TRUE(b->send(header(1), {}, nullptr).ok());

@@ -187,7 +187,9 @@ Status UnixTransport::lend(AttachmentPtr& attachment, AttachmentHeader* header) 
   if (memory_->lend(attachment, header)) return {};
   // Memory that only this process has: another connection's.
   AttachmentPtr copy = memory_->allocate(attachment->bytes().size());
-  if (!copy) return {ErrorCode::kOutOfMemory, "remote: no shared memory for " + std::to_string(attachment->bytes().size()) + " bytes"};
+  if (!copy)
+    return {ErrorCode::kOutOfMemory,
+            "remote: no shared memory for " + std::to_string(attachment->bytes().size()) + " bytes"};
   std::ranges::copy(attachment->bytes(), copy->bytes().begin());
   attachment = std::move(copy);
   return memory_->lend(attachment, header) ? Status() : lost("it was closed");
@@ -220,8 +222,10 @@ Status UnixTransport::write_some(Pieces& pieces, int& descriptor) {
     case ETOOMANYREFS:  // too many descriptors in flight, which poll does not see
       poll(nullptr, 0, 1);
       return timed_out();
-    case EAGAIN: return timed_out();
-    default: return lost(std::strerror(errno));
+    case EAGAIN:
+      return timed_out();
+    default:
+      return lost(std::strerror(errno));
   }
 }
 
@@ -254,7 +258,8 @@ void UnixTransport::flush_memory_messages() {
   Pieces pieces;
   pieces.add(memory_frames_.data(), memory_frames_.size());
   const Status status = write_some(pieces, descriptor);
-  if (!pieces.empty()) send_status_ = lost(status.ok() ? "it took a part of a small message only" : status.message().c_str());
+  if (!pieces.empty())
+    send_status_ = lost(status.ok() ? "it took a part of a small message only" : status.message().c_str());
 }
 
 // --- receiving -------------------------------------------------------------------------------------------------------
@@ -330,7 +335,8 @@ Status UnixTransport::read_some_from_socket() {
   if (n == 0) return lost(parser_.between_frames() ? "it was closed" : "it was closed in the middle of a frame");
   keep_descriptors(message);
   if (descriptors_.size() > kMaxDescriptors) return Status::invalid("remote: descriptors came without an announcement");
-  if (message.msg_flags & MSG_CTRUNC) return Status::invalid("remote: more descriptors came than this process may have open; raise `ulimit -n`");
+  if (message.msg_flags & MSG_CTRUNC)
+    return Status::invalid("remote: more descriptors came than this process may have open; raise `ulimit -n`");
   const size_t direct = std::min(static_cast<size_t>(n), rest.size());
   if (Status status = parser_.advance(direct, frames_); !status) return status;
   return parser_.parse({buffer_.data(), static_cast<size_t>(n) - direct}, frames_);
@@ -352,7 +358,8 @@ Status UnixTransport::attachment(const AttachmentHeader& header, AttachmentPtr* 
   if (!(header.flags & kInline)) return memory_->borrow(header, attachment);
   HeapMemory memory = header.size < kSmallAttachment ? allocate_heap(header.size) : nullptr;
   if (!memory) {
-    return Status::invalid("remote: an attachment of " + std::to_string(header.size) + " bytes came through the socket");
+    return Status::invalid("remote: an attachment of " + std::to_string(header.size) +
+                           " bytes came through the socket");
   }
   *attachment = std::make_shared<HeapAttachment>(std::move(memory), header.size);
   return {};

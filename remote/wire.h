@@ -31,8 +31,9 @@ enum Flags : uint16_t {
   kAttachment = 2,  // tensor bytes come with this frame, in the way of the transport
 };
 
-// Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each direction;
-// a reply's is that of the message it answers (so it can be sent again after a resume, and matched by the client).
+// Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each
+// direction; a reply's is that of the message it answers (so it can be sent again after a resume, and matched by the
+// client).
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;

@@ -26,7 +26,8 @@ TEST(Crc32c, HardwareAndPortableAgreeAtAnyLengthAndAlignment) {
   for (auto& b : bytes) b = static_cast<uint8_t>(random());
   for (size_t begin = 0; begin < 9; ++begin) {
     for (size_t size = 0; size + begin <= bytes.size(); size += 7) {
-      EXPECT_EQ(crc32c(bytes.data() + begin, size), crc32c_portable(bytes.data() + begin, size)) << begin << " " << size;
+      EXPECT_EQ(crc32c(bytes.data() + begin, size), crc32c_portable(bytes.data() + begin, size))
+          << begin << " " << size;
     }
   }
 }
@@ -45,7 +46,8 @@ TEST(Message, DamagedBytesDoNotVerify) {
 
 TEST(Message, ErrorKeepsCodeKindAndText) {
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(CreateErrorDirect(builder, static_cast<uint8_t>(ErrorCode::kOpFailed), "IndexError", "out of range", 1, 2, 3));
+  builder.Finish(
+      CreateErrorDirect(builder, static_cast<uint8_t>(ErrorCode::kOpFailed), "IndexError", "out of range", 1, 2, 3));
   const Status status = to_status(*flatbuffers::GetRoot<Error>(builder.GetBufferPointer()));
   EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
   EXPECT_EQ(status.kind(), "IndexError");
