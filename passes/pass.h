@@ -25,7 +25,7 @@ const Pass* find_pass(std::string_view name);
 struct PipelineOptions {
   bool verify = false;  // after each pass (tests, TORCH_REMOTE_VERIFY=1)
   // Called with the graph before the first and after each pass ("input", "lift", ...): TORCH_REMOTE_DUMP, remote-opt.
-  std::function<void(std::string_view name, const ir::Graph& graph)> observe;
+  std::function<void(std::string_view name, const ir::Graph& graph)> observe = {};
 };
 
 Status run_pipeline(ir::Graph& graph, const PipelineOptions& options = {});

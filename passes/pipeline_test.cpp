@@ -1,0 +1,126 @@
+#include <string>
+
+#include "gtest/gtest.h"
+#include "ir/testing/random_graph.h"
+#include "passes/pass.h"
+#include "passes/testing/interpreter.h"
+#include "passes/testing/random_program.h"
+
+namespace torch_remote::passes {
+namespace {
+
+using ir::Graph;
+using testing::Bytes;
+using testing::Rng;
+
+std::string names_of(const Graph& graph) { return ir::print(graph, {.sources = false}); }
+
+TEST(Pipeline, IsFoundByName) {
+  EXPECT_EQ(find_pass("cse")->run, &cse);
+  EXPECT_EQ(find_pass("nothing"), nullptr);
+  std::string names;
+  Graph graph;
+  ASSERT_TRUE(run_pipeline(graph, {.verify = true, .observe = [&](std::string_view name, const Graph&) {
+                                     names.append(name).append(" ");
+                                   }}).ok());
+  EXPECT_EQ(names, "input lift canonicalize cse dce plan ");
+}
+
+// Any valid graph, with sizes that mean nothing.
+TEST(Pipeline, EveryPassKeepsGraphsValidAndIsIdempotent) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(seed);
+    Graph graph = ir::testing::random_graph(rng);
+    for (const Pass& pass : pipeline()) {
+      const std::string before = names_of(graph);
+      ASSERT_TRUE(pass.run(graph).ok());
+      const Status valid = ir::verify(graph);
+      ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n"
+                              << before << "became\n"
+                              << names_of(graph);
+      Graph again = graph;
+      ASSERT_TRUE(pass.run(again).ok());
+      ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
+      ASSERT_EQ(again, graph);
+    }
+  }
+}
+
+std::vector<std::vector<uint8_t>> random_inputs(const ir::Trace& trace, Rng& rng) {
+  std::vector<std::vector<uint8_t>> inputs;
+  for (const ir::TraceBuffer& buffer : trace.buffers) {
+    if (buffer.fresh) continue;
+    std::vector<uint8_t>& bytes = inputs.emplace_back(buffer.nbytes);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng());
+  }
+  return inputs;
+}
+
+// What the first run defined, the second one has too.
+std::string difference(const std::vector<Bytes>& expected, const std::vector<Bytes>& actual) {
+  if (expected.size() != actual.size()) return "another number of survivors";
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i].data.size() != actual[i].data.size()) return "survivor " + std::to_string(i) + " has another size";
+    for (size_t j = 0; j < expected[i].data.size(); ++j) {
+      if (!expected[i].defined[j]) continue;
+      if (!actual[i].defined[j] || expected[i].data[j] != actual[i].data[j]) {
+        return "survivor " + std::to_string(i) + " differs at byte " + std::to_string(j);
+      }
+    }
+  }
+  return {};
+}
+
+TEST(Pipeline, EveryPassKeepsWhatSurvives) {
+  size_t before_nodes = 0;
+  size_t after_nodes = 0;
+  size_t reuses = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(seed);
+    const ir::Trace trace = testing::random_program(rng, 1 + static_cast<uint32_t>(rng() % 25));
+    Graph graph;
+    Status status = ir::import_trace(trace, trace.survivors(), &graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const std::vector<std::vector<uint8_t>> inputs = random_inputs(trace, rng);
+    std::vector<Bytes> expected;
+    status = testing::interpret(graph, trace.params, inputs, &expected);
+    ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status.message() << "\n" << names_of(graph);
+    before_nodes += graph.nodes.size();
+    for (const Pass& pass : pipeline()) {
+      const std::string before = names_of(graph);
+      ASSERT_TRUE(pass.run(graph).ok());
+      const Status valid = ir::verify(graph);
+      ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n" << before;
+      Graph again = graph;
+      ASSERT_TRUE(pass.run(again).ok());
+      ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
+      std::vector<Bytes> actual;
+      status = testing::interpret(graph, trace.params, inputs, &actual);
+      ASSERT_TRUE(status.ok()) << "seed " << seed << ", " << pass.name << ": " << status.message();
+      ASSERT_EQ(difference(expected, actual), "") << "seed " << seed << ", " << pass.name << "\n"
+                                                  << before << "became\n"
+                                                  << names_of(graph);
+    }
+    after_nodes += graph.nodes.size();
+    for (const Graph::Lifetime& life : graph.plan) reuses += life.reuses != ir::kNoBuffer;
+  }
+  EXPECT_LT(after_nodes, before_nodes * 9 / 10);  // else the programs give the passes nothing to do
+  EXPECT_GT(reuses, 500u);
+}
+
+TEST(Pipeline, ProgramsKeepWhatThePassesMade) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Rng rng(seed);
+    const ir::Trace trace = testing::random_program(rng, 20);
+    Graph graph;
+    ASSERT_TRUE(ir::import_trace(trace, trace.survivors(), &graph).ok());
+    ASSERT_TRUE(run_pipeline(graph, {.verify = true}).ok());
+    const std::vector<uint8_t> bytes = ir::encode_program(graph);
+    Graph back;
+    ASSERT_TRUE(ir::decode_program(bytes.data(), bytes.size(), &back).ok());
+    ASSERT_EQ(back, graph);
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::passes
