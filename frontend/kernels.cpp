@@ -299,7 +299,10 @@ const char* const kOwnKernels[] = {
     "aten::clone", "aten::_lazy_clone", "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
     "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
-    "aten::copy", "aten::empty.out", "aten::_resize_output_",
+    "aten::copy", "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
+    // rnn.cpp
+    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl", "aten::_thnn_fused_gru_cell",
+    "aten::_thnn_fused_gru_cell_backward",
     // attention.cpp
     "aten::_fused_sdp_choice", "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward"};

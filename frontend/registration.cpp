@@ -483,6 +483,15 @@ OpEntry* make_entry(const c10::OperatorHandle& handle) {
   return entry;
 }
 
+// True if the functional overload takes the other one's first arguments: then it can be inferred with them.
+bool is_prefix(const OpEntry& functional, const OpEntry& other) {
+  if (functional.arg_count > other.arg_count) return false;
+  for (uint32_t i = 0; i < functional.arg_count; ++i) {
+    if (functional.desc->args[i].name != other.desc->args[i].name) return false;
+  }
+  return true;
+}
+
 // Ops registered later: custom ops without a kernel for this device.
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   OpEntry* entry;
@@ -516,7 +525,7 @@ void register_ops() {
   for (OpEntry& entry : table.all) {
     if (entry.desc->functional == entry.desc->opcode) continue;
     const auto found = table.by_name.find(std::string(ir::op_desc(entry.desc->functional).name));
-    if (found != table.by_name.end()) entry.functional = found->second;
+    if (found != table.by_name.end() && is_prefix(*found->second, entry)) entry.functional = found->second;
   }
 }
 

@@ -3,6 +3,8 @@
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/MemoryFormat.h>
 
+#include <cmath>
+
 #include "frontend/infer.h"
 
 namespace torch_remote::frontend {
@@ -669,10 +671,95 @@ bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// Each result like the first list's tensor of the same position; integers may promote, so floats only.
+bool foreach_like(const OpEntry&, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
+  }
+  out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    out.add(t.sizes(), t.strides(), t.scalar_type());
+  }
+  return true;
+}
+
+// _foreach_norm(self, ord, dtype): numbers.
+bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  for (const IValue& item : tensors) {
+    if (!is_remote(item.toTensor()) || !is_plain_float(item.toTensor().scalar_type())) return false;
+  }
+  out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+  for (const IValue& item : tensors) out.add({}, dtype_arg(op, args, item.toTensor().scalar_type()));
+  return true;
+}
+
+// native_dropout(input, p, train) -> output, mask
+bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& input = args[0].toTensor();
+  if (op.desc->name != "aten::native_dropout" || !is_plain_float(input.scalar_type())) return false;
+  if (!like(op, args, out)) return false;
+  const ResultMeta& output = out.results[0];
+  const c10::DimVector sizes = output.sizes, strides = output.strides;
+  out.add(sizes, strides, ScalarType::Bool);
+  return true;
+}
+
+// native_dropout_backward(grad, mask, scale)
+bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* operands[2] = {&args[0].toTensor(), &args[1].toTensor()};
+  if (!is_remote(*operands[0]) || !is_plain_float(operands[0]->scalar_type())) return false;
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = operands[0]->scalar_type();
+  return broadcast_result(operands, result);
+}
+
+// mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three.
+bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* operands[3] = {&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()};
+  const ScalarType dtype = operands[0]->scalar_type();
+  for (const at::Tensor* t : operands) {
+    if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
+  }
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  return broadcast_result(operands, result);
+}
+
+// arange(end), arange(start, end), arange(start, end, step), each with dtype, layout, device, pin_memory after them.
+bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (op.dtype < 1 || op.dtype > 3) return false;
+  double bounds[3] = {0, 0, 1};
+  bool integral = true;
+  for (int i = 0; i < op.dtype; ++i) {
+    const c10::Scalar value = args[i].toScalar();
+    if (value.isComplex()) return false;
+    integral &= value.isIntegral(true);
+    bounds[op.dtype == 1 ? 1 : i] = value.toDouble();
+  }
+  const double span = bounds[1] - bounds[0];
+  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it doubles are not integers' equals
+  if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || std::abs(span) >= kExact) return false;
+  const ScalarType dtype =
+      dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
+  if (c10::isIntegralType(dtype, true) != integral) return false;  // the kernel rounds the bounds first
+  out.add({static_cast<int64_t>(std::ceil(span / bounds[2]))}, dtype);
+  return true;
+}
+
 }  // namespace
 
 ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   const std::string_view base = desc.name.substr(0, desc.name.find('.'));
+  if (base == "aten::native_dropout") return dropout;
+  if (base == "aten::native_dropout_backward") return dropout_backward;
+  if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" || base == "aten::huber_loss_backward") {
+    return loss_backward;
+  }
+  if (base == "aten::_foreach_norm") return foreach_norm;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;
@@ -740,6 +827,10 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
       return base == "aten::cumsum" || base == "aten::cumprod" ? cumulative : nullptr;
     case ir::ShapeRule::kPad:
       return pad;
+    case ir::ShapeRule::kForeach:
+      return foreach_like;
+    case ir::ShapeRule::kFactory:
+      return base == "aten::arange" ? arange : nullptr;
     default:
       return nullptr;
   }
