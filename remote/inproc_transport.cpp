@@ -157,7 +157,7 @@ class InprocTransport : public Transport {
       if (in_->peer_closed) return lost();
       if (in_->woken || timeout.count() <= 0 || std::chrono::steady_clock::now() >= deadline) {
         in_->woken = false;
-        return {ErrorCode::kTimeout, "remote: nothing came in time"};
+        return {ErrorCode::kTimeout, "remote: timeout"};
       }
       in_->changed.wait_until(lock, deadline);
     }

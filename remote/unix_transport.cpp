@@ -26,7 +26,7 @@ constexpr size_t kMaxDescriptors = 16;  // that came and were not announced yet;
 // How long a sender leaves receiving to another thread before it looks again.
 constexpr std::chrono::milliseconds kOtherReceives{2};
 
-Status timed_out() { return {ErrorCode::kTimeout, "remote: nothing came in time"}; }
+Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 
 // Bytes in several places, sent one after the other.
 class Pieces {
