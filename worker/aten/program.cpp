@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <optional>
 
 #include "worker/aten/host_memory.h"
 
@@ -55,18 +56,39 @@ Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std
         c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
   }
   operations_.reserve(graph_.nodes.size());
-  const auto tensor = [this](const Arg& arg) { return tensor_of(arg); };
-  for (const ir::Node& node : graph_.nodes) operations_.emplace_back(node, tensor, graph_);
+  for (const ir::Node& node : graph_.nodes) {
+    operations_.emplace_back(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_);
+  }
   find_lifetimes();
 }
 
-at::Tensor Program::tensor_of(const Arg& arg) {
+at::Tensor Program::tensor_of(const Arg& arg, const ir::Node& node) {
   if (arg.tag == ArgTag::kView) return views_[arg.a];
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-  ScalarTensor scalar{arg.a, dtype, at::detail::empty_cpu({}, scalar_type(dtype))};
+  ScalarTensor scalar{arg.a, dtype, at::detail::empty_cpu({}, scalar_type(number_type(arg, node)))};
   if (arg.b >> 8 & 1) scalar.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   scalars_.push_back(scalar);
   return scalar.tensor;
+}
+
+// The type for a number in a tensor's place. A Python number among floats is computed with as one of them, so it is made one
+// here, once; otherwise torch would cast it at each call, which takes longer than a small op does. (Not for half and bfloat16:
+// their kernels look at the number as it was.)
+ir::DType Program::number_type(const Arg& arg, const ir::Node& node) const {
+  const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
+  const bool wrapped = arg.b >> 8 & 1;
+  if (!wrapped || (dtype != ir::DType::kFloat64 && dtype != ir::DType::kInt64) ||
+      ir::op_desc(node.opcode).family != ir::Family::kPointwise) {
+    return dtype;
+  }
+  std::optional<ir::DType> common;
+  for (const Arg& other : node.args) {
+    if (other.tag == ArgTag::kList) return dtype;
+    if (other.tag != ArgTag::kView) continue;
+    if (common && *common != graph_.views[other.a].dtype) return dtype;
+    common = graph_.views[other.a].dtype;
+  }
+  return common == ir::DType::kFloat32 || common == ir::DType::kFloat64 ? *common : dtype;
 }
 
 void Program::find_lifetimes() {
@@ -120,14 +142,26 @@ void Program::update_scalars(const int64_t* symbols) {
     if (scalar.set && words[0] == scalar.last[0] && words[1] == scalar.last[1]) continue;
     std::memcpy(scalar.last, words, sizeof(words));
     scalar.set = true;
-    if (scalar.dtype == ir::DType::kFloat64 || scalar.dtype == ir::DType::kInt64) {
-      std::memcpy(scalar.tensor.mutable_data_ptr(), words, sizeof(words[0]));
-    } else if (complex) {
-      scalar.tensor.fill_(c10::complex<double>(std::bit_cast<double>(words[0]), std::bit_cast<double>(words[1])));
-    } else if (c10::isFloatingType(scalar_type(scalar.dtype))) {
-      scalar.tensor.fill_(std::bit_cast<double>(words[0]));
-    } else {
-      scalar.tensor.fill_(words[0]);
+    const bool from_float = c10::isFloatingType(scalar_type(scalar.dtype));
+    const double value = from_float ? std::bit_cast<double>(words[0]) : static_cast<double>(words[0]);
+    switch (scalar.tensor.scalar_type()) {
+      case at::kDouble:
+        *scalar.tensor.mutable_data_ptr<double>() = value;
+        break;
+      case at::kFloat:
+        *scalar.tensor.mutable_data_ptr<float>() = from_float ? static_cast<float>(value) : static_cast<float>(words[0]);
+        break;
+      case at::kLong:
+        *scalar.tensor.mutable_data_ptr<int64_t>() = words[0];
+        break;
+      default:
+        if (complex) {
+          scalar.tensor.fill_(c10::complex<double>(std::bit_cast<double>(words[0]), std::bit_cast<double>(words[1])));
+        } else if (from_float) {
+          scalar.tensor.fill_(value);
+        } else {
+          scalar.tensor.fill_(words[0]);
+        }
     }
   }
 }

@@ -39,7 +39,8 @@ class Program {
     bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
   };
 
-  at::Tensor tensor_of(const ir::Arg& arg);
+  at::Tensor tensor_of(const ir::Arg& arg, const ir::Node& node);
+  ir::DType number_type(const ir::Arg& arg, const ir::Node& node) const;
   void find_lifetimes();
   void update(const int64_t* symbols);
   bool update_view(uint32_t view, const int64_t* symbols);
@@ -57,7 +58,7 @@ class Program {
 
   struct ScalarTensor {
     ir::Sym symbol;
-    ir::DType dtype;
+    ir::DType dtype;  // of the symbol's bits
     at::Tensor tensor;
     int64_t last[2] = {0, 0};
     bool set = false;
