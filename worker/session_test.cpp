@@ -1,0 +1,461 @@
+#include "worker/session.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "remote/delta.h"
+#include "worker/testing/fake_executor.h"
+
+namespace torch_remote::worker {
+namespace {
+
+int allocate(void* context, uint64_t nbytes, tr_buffer* buffer) {
+  return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
+}
+
+// A session and the client's end of its delta coding.
+class SessionTest : public ::testing::Test {
+ protected:
+  explicit SessionTest(uint64_t limit = uint64_t{1} << 32)
+      : memory(CachingAllocator::create(make_anonymous_source(), limit)),
+        host{sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), allocate} {
+    api->create(&host, 1, 0, &executor, nullptr);
+    session = std::make_unique<Session>(api, executor, memory.get());
+  }
+  ~SessionTest() override {
+    session.reset();
+    api->destroy(executor);
+  }
+
+  struct Client {
+    std::vector<int64_t> params;
+    remote::Bindings bindings;
+  };
+
+  void load(uint32_t number, const std::string& text) {
+    ir::Graph graph;
+    const Status status = ir::parse_graph(text, &graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Status valid = ir::verify(graph);
+    ASSERT_TRUE(valid.ok()) << valid.message();
+    session->load_program(number, ir::encode_program(graph));
+    clients[number] = {};
+  }
+
+  // Runs; `base` 100 unless told. Returns the failure, if any.
+  FailurePtr run(uint32_t number, std::vector<int64_t> params, std::vector<uint64_t> inputs, uint64_t base = 100,
+                 std::vector<uint64_t> frees = {}) {
+    std::vector<uint8_t> encoded_params, encoded_bindings, encoded_frees;
+    remote::encode_params(params, clients[number].params, encoded_params);
+    remote::encode_bindings(inputs, base, clients[number].bindings, encoded_bindings);
+    remote::encode_frees(frees, encoded_frees);
+    FailurePtr failure;
+    const Status status =
+        session->run({number, base, encoded_params, encoded_bindings, encoded_frees, ++sequence}, &words, &failure);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return failure;
+  }
+
+  void upload(uint64_t id, const std::vector<float>& values) {
+    auto bytes = std::make_shared<std::vector<float>>(values);
+    ASSERT_TRUE(
+        session->upload(id, std::make_shared<Memory>(bytes->data(), bytes->size() * 4, bytes, memory.get())).ok());
+  }
+
+  // All elements of a buffer of f32; *failure set if it cannot be read.
+  std::vector<float> read(uint64_t id, int64_t count, FailurePtr* failure = nullptr) {
+    const int64_t one = 1;
+    Session::Located located;
+    const ReadRequest request{id, 4, {&count, 1}, {&one, 1}, 0};
+    FailurePtr why = session->locate(request, ++sequence, &located);
+    if (failure) *failure = why;
+    if (why) {
+      if (!failure) ADD_FAILURE() << why->status.message();
+      return {};
+    }
+    std::vector<float> values(count);
+    session->pack(request, located, values.data());
+    return values;
+  }
+
+  bool exists(uint64_t id) {
+    Session::Located located;
+    return session->locate({id, 4, {}, {}, 0}, 0, &located) == nullptr;
+  }
+
+  using Floats = std::vector<float>;
+  const tr_executor_api* api = testing::fake_executor();
+  CachingAllocator::Pointer memory;
+  tr_host host;
+  tr_executor* executor = nullptr;
+  std::unique_ptr<Session> session;
+  std::map<uint32_t, Client> clients;
+  std::vector<int64_t> words;
+  uint64_t sequence = 0;
+};
+
+// s0 elements, s1 bytes: x + y, then times x.
+constexpr const char* kTwoOps = R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1)
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %1, 1)
+  %3: f32[s0]{1} @b3 = aten::mul.Tensor(%2, %0)
+})";
+
+// The first result is there, the in-place op fails, what hangs on it is skipped, the last op does not.
+constexpr const char* kFails = R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  b4: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, 1)
+  aten::neg_(%1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %0, 1)
+  %4: f32[s0]{1} @b4 = aten::relu(%0)
+})";
+
+TEST_F(SessionTest, RunsAndStoresSurvivors) {
+  load(1, kTwoOps);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}), nullptr);
+  EXPECT_EQ(read(100, 3), (Floats{11, 44, 99}));
+  EXPECT_EQ(read(1, 3), (Floats{1, 2, 3}));
+  EXPECT_FALSE(exists(101));
+}
+
+TEST_F(SessionTest, TheExecutorHearsOfSymbolsOnlyWhenTheyChange) {
+  load(1, kTwoOps);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  const int before = testing::runs_with_changes();
+  for (int i = 0; i < 5; ++i) run(1, {3, 12}, {1, 2}, 100 + i);
+  EXPECT_EQ(testing::runs_with_changes(), before + 1);
+  run(1, {2, 8}, {1, 2}, 200);
+  EXPECT_EQ(testing::runs_with_changes(), before + 2);
+  EXPECT_EQ(read(200, 2), (Floats{11, 44}));
+}
+
+TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
+  load(1, R"(graph(s0, s1) {
+  b0: input
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::clone(%0, none)
+})");
+  upload(1, {4, 5});
+  upload(2, {1});
+  const uint64_t external = memory->stats().allocated;
+  EXPECT_EQ(run(1, {2, 8}, {1}, 100, {2, 77}), nullptr);
+  EXPECT_FALSE(exists(1));
+  EXPECT_FALSE(exists(2));
+  EXPECT_EQ(read(100, 2), (Floats{4, 5}));
+  EXPECT_EQ(external, 12u);
+  std::vector<uint8_t> frees;
+  std::vector<uint64_t> ids{100};
+  remote::encode_frees(ids, frees);
+  ASSERT_TRUE(session->free(frees).ok());
+  EXPECT_EQ(memory->stats().allocated, 0u);
+  EXPECT_EQ(session->buffers(), 0u);
+}
+
+TEST_F(SessionTest, AFailurePoisonsWhatHangsOnIt) {
+  load(1, kFails);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  const FailurePtr failure = run(1, {2, 8}, {1, 2});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.message(), "index out of range in self [aten::neg_(f32[2])]");
+  EXPECT_EQ(failure->status.kind(), "IndexError");
+  EXPECT_EQ(failure->program, 1u);
+  EXPECT_EQ(failure->sequence, 1u);
+  EXPECT_EQ(read(100, 2), (Floats{2, 4}));
+  EXPECT_EQ(read(102, 2), (Floats{1, 2}));
+  FailurePtr why;
+  read(101, 2, &why);
+  EXPECT_EQ(why, failure);
+  read(2, 2, &why);  // written by the op that failed
+  EXPECT_EQ(why, failure);
+  EXPECT_EQ(session->take_failure(), failure);
+  EXPECT_EQ(session->take_failure(), nullptr);
+}
+
+TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
+  load(1, kFails);
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::relu(%0)
+  %3: f32[s0]{1} @b3 = aten::relu(%1)
+})");
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  const FailurePtr root = run(1, {2, 8}, {1, 2});
+  session->take_failure();
+  EXPECT_EQ(run(2, {2, 8}, {101, 1}, 200), root);
+  EXPECT_EQ(session->take_failure(), nullptr);  // the client knows
+  FailurePtr why;
+  read(200, 2, &why);
+  EXPECT_EQ(why, root);
+  EXPECT_EQ(read(201, 2), (Floats{1, 2}));
+}
+
+TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::exp(%0)
+})");
+  upload(1, {1, 2});
+  run(1, {2, 8}, {1});
+  FailurePtr why;
+  read(100, 2, &why);
+  ASSERT_NE(why, nullptr);
+  EXPECT_EQ(why->status.kind(), "ValueError");
+  EXPECT_EQ(memory->stats().allocated, 8u);  // the upload
+}
+
+TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
+  load(1, R"(graph(s0) {
+  b0: input survives
+  b1: fresh survives
+  %0: f32[s0]{1} @b0
+  %1: f32[?] @b1 = aten::nonzero(%0)
+})");
+  upload(1, {0, 7, 0, 8});
+  EXPECT_EQ(run(1, {4}, {1}), nullptr);
+  EXPECT_EQ(words, (std::vector<int64_t>{4, 2, 2, 1}));
+  EXPECT_TRUE(exists(100));
+}
+
+TEST_F(SessionTest, AProgramThatTheExecutorRefusesFailsItsRuns) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::cos(%0)
+})");
+  upload(1, {1, 2});
+  const FailurePtr failure = run(1, {2, 8}, {1});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.kind(), "NotImplementedError");
+  FailurePtr why;
+  read(100, 2, &why);
+  EXPECT_EQ(why, failure);
+  EXPECT_EQ(read(1, 2), (Floats{1, 2}));
+}
+
+TEST_F(SessionTest, BytesThatAreNoProgramFailTheirRuns) {
+  const std::vector<uint8_t> nonsense(100, 7);
+  session->load_program(1, nonsense);
+  EXPECT_NE(run(1, {}, {}, 50), nullptr);
+  FailurePtr why;
+  read(51, 1, &why);
+  ASSERT_NE(why, nullptr);
+  EXPECT_NE(why->status.message().find("program"), std::string::npos);
+}
+
+TEST_F(SessionTest, ViewsBeyondTheirBuffersNeverRun) {
+  load(1, kTwoOps);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  const int before = testing::runs();
+  for (const auto& params : std::vector<std::vector<int64_t>>{
+           {4, 16}, {3, 8}, {-3, 12}, {int64_t{1} << 62, 12}, {3, -1}, {int64_t{1} << 40, int64_t{1} << 42}}) {
+    const FailurePtr failure = run(1, params, {1, 2});
+    EXPECT_NE(failure, nullptr) << params[0] << " " << params[1];
+    FailurePtr why;
+    read(100, 1, &why);
+    EXPECT_NE(why, nullptr);
+  }
+  EXPECT_EQ(testing::runs(), before);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}), nullptr);
+}
+
+TEST_F(SessionTest, GuessedIdsGiveErrors) {
+  load(1, kTwoOps);
+  upload(1, {1, 2, 3});
+  EXPECT_NE(run(1, {3, 12}, {1, 12345}), nullptr);
+  EXPECT_NE(run(1, {3, 12}, {0, UINT64_MAX}, UINT64_MAX), nullptr);
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 10000; ++i) {
+    FailurePtr why;
+    read(random() | 1024, 1, &why);
+    ASSERT_NE(why, nullptr);
+  }
+}
+
+TEST_F(SessionTest, ReadsBeyondTheBufferAreRefused) {
+  upload(1, {1, 2, 3, 4, 5, 6});
+  Session::Located located;
+  const auto refused = [&](std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset, uint32_t item = 4) {
+    return session->locate({1, item, sizes, strides, offset}, 1, &located) != nullptr;
+  };
+  EXPECT_FALSE(refused({2, 3}, {3, 1}, 0));
+  EXPECT_FALSE(refused({3, 2}, {1, 3}, 0));
+  EXPECT_FALSE(refused({0}, {1}, 1000));
+  EXPECT_TRUE(refused({7}, {1}, 0));
+  EXPECT_TRUE(refused({6}, {1}, 1));
+  EXPECT_TRUE(refused({6}, {1}, -1));
+  EXPECT_TRUE(refused({2}, {-1}, 0));
+  EXPECT_TRUE(refused({-1}, {1}, 0));
+  EXPECT_TRUE(refused({2}, {INT64_MAX}, 0));
+  EXPECT_TRUE(refused({INT64_MAX, INT64_MAX}, {0, 0}, 0));
+  EXPECT_TRUE(refused({1}, {1}, INT64_MAX));
+  EXPECT_TRUE(refused({1}, {1}, INT64_MIN));
+  EXPECT_TRUE(refused({1}, {1}, 0, 3));
+  EXPECT_TRUE(refused({1}, {1}, 0, 0));
+  EXPECT_TRUE(refused({1, 1}, {1}, 0));
+}
+
+TEST_F(SessionTest, WhatTheClientReadsDoesNotChangeUnderIt) {
+  load(1, R"(graph(s0) {
+  b0: input survives
+  b1: input survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  aten::add_.Tensor(%0, %1, 1)
+})");
+  upload(1, {1, 2});
+  upload(2, {10, 10});
+  const int64_t size = 2, stride = 1;
+  Session::Located located;
+  ASSERT_EQ(session->locate({1, 4, {&size, 1}, {&stride, 1}, 0}, 1, &located), nullptr);
+  EXPECT_TRUE(located.packed);
+  EXPECT_EQ(run(1, {2}, {1, 2}), nullptr);
+  EXPECT_EQ(reinterpret_cast<const float*>(located.data)[0], 1);
+  EXPECT_EQ(read(1, 2), (Floats{11, 12}));
+  // Nobody looks any more: in place again.
+  located = {};
+  Session::Located now, later;
+  session->locate({1, 4, {&size, 1}, {&stride, 1}, 0}, 1, &now);
+  const auto* data = now.data;
+  now = {};
+  EXPECT_EQ(run(1, {2}, {1, 2}), nullptr);
+  session->locate({1, 4, {&size, 1}, {&stride, 1}, 0}, 1, &later);
+  EXPECT_EQ(later.data, data);
+}
+
+TEST_F(SessionTest, DamagedMessagesAreErrorsOfTheSession) {
+  load(1, kTwoOps);
+  FailurePtr failure;
+  const std::vector<uint8_t> nonsense(9, 0xFF);
+  EXPECT_FALSE(session->run({7, 100, {}, {}, {}, 1}, &words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, nonsense, {}, {}, 1}, &words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, {}, nonsense, {}, 1}, &words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, {}, {}, nonsense, 1}, &words, &failure).ok());
+  EXPECT_FALSE(session->free(nonsense).ok());
+  EXPECT_FALSE(session->upload(0, nullptr).ok());
+}
+
+class SmallSessionTest : public SessionTest {
+ protected:
+  SmallSessionTest() : SessionTest(64 << 20) {}
+};
+
+TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
+  load(1, R"(graph(s0, s1, s2) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s2) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::relu(%0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, 1)
+})");
+  upload(1, {1, 2});
+  for (int i = 0; i < 200; ++i) {
+    const FailurePtr failure = run(1, {2, int64_t{1} << 40, 8}, {1}, 100 + 4 * i);
+    ASSERT_NE(failure, nullptr);
+    ASSERT_EQ(failure->status.code(), ErrorCode::kOutOfMemory);
+    ASSERT_NE(failure->status.message().find("[aten::relu(f32[2])]"), std::string::npos) << failure->status.message();
+    ASSERT_EQ(read(101 + 4 * i, 2), (Floats{2, 4}));
+    ASSERT_EQ(run(1, {2, 8, 8}, {1}, 102 + 4 * i), nullptr);
+    ASSERT_EQ(read(102 + 4 * i, 2), (Floats{1, 2}));
+  }
+}
+
+// Three temporaries of 20 MiB, two alive at any time: they fit only because memory is used again.
+TEST_F(SmallSessionTest, TemporariesShareMemory) {
+  load(1, R"(graph(s0, s1, s2, s3) {
+  b0: input survives
+  b1: fresh(s1)
+  b2: fresh(s1)
+  b3: fresh(s1)
+  b4: fresh(s3) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::relu(%0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%1, %1, 1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %2, 1)
+  %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %3, 1)
+})");
+  upload(1, {1, 2});
+  EXPECT_EQ(run(1, {2, 20 << 20, 0, 8}, {1}), nullptr);
+  EXPECT_EQ(read(100, 2), (Floats{8, 16}));
+  EXPECT_LT(memory->stats().peak, uint64_t{45} << 20);
+}
+
+// Random programs' bytes, cut or changed, never crash.
+TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
+  ir::Graph graph;
+  ASSERT_TRUE(ir::parse_graph(kTwoOps, &graph).ok());
+  const std::vector<uint8_t> good = ir::encode_program(graph);
+  std::mt19937 random(5);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<uint8_t> bytes = good;
+    for (int k = random() % 3; k >= 0; --k) bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+    if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+    session->load_program(1, bytes);
+    clients[1] = {};
+    std::vector<uint8_t> params, bindings;
+    std::vector<int64_t> last_params;
+    remote::Bindings last_bindings;
+    remote::encode_params(std::vector<int64_t>{3, 12}, last_params, params);
+    remote::encode_bindings(std::vector<uint64_t>{1, 2}, 100, last_bindings, bindings);
+    FailurePtr failure;
+    (void)session->run({1, 100, params, bindings, {}, 1}, &words, &failure);
+    if (!exists(1)) upload(1, {1, 2, 3});
+    if (!exists(2)) upload(2, {10, 20, 30});
+  }
+}
+
+TEST(IdMap, AgreesWithAMap) {
+  std::mt19937_64 random(3);
+  IdMap<int> map;
+  std::map<uint64_t, int> model;
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t id = 1 + (random() % 5 == 0 ? random() % 3000 * 0x100000001 : random() % 2000);
+    if (random() % 2) {
+      map[id] = model[id] = i;
+    } else {
+      ASSERT_EQ(map.erase(id), model.erase(id) == 1);
+    }
+    ASSERT_EQ(map.size(), model.size());
+    const uint64_t other = 1 + random() % 2000;
+    const int* found = map.find(other);
+    ASSERT_EQ(found != nullptr, model.contains(other));
+    if (found) {
+      ASSERT_EQ(*found, model[other]);
+    }
+  }
+  EXPECT_EQ(map.find(0), nullptr);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker

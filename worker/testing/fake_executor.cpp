@@ -1,0 +1,181 @@
+#include "worker/testing/fake_executor.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "ir/graph.h"
+
+struct tr_executor {
+  tr_host host;
+};
+
+struct tr_program {
+  torch_remote::ir::Graph graph;
+};
+
+namespace torch_remote::worker::testing {
+namespace {
+
+int g_runs = 0;
+int g_changes = 0;
+
+std::string_view op_name(const ir::Node& node) { return ir::op_desc(node.opcode).name; }
+
+int fail(tr_error* error, uint32_t node, const char* kind, const char* message) {
+  error->node = node;
+  std::snprintf(error->kind, sizeof(error->kind), "%s", kind);
+  std::snprintf(error->message, sizeof(error->message), "%s", message);
+  return 1;
+}
+
+int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
+  *executor = new tr_executor{*host};
+  return 0;
+}
+
+void destroy(tr_executor* executor) { delete executor; }
+
+int load(tr_executor*, const uint8_t* bytes, size_t size, tr_program** out, tr_error* error) {
+  auto program = std::make_unique<tr_program>();
+  const Status status = ir::decode_program(bytes, size, &program->graph);
+  if (!status.ok()) return fail(error, 0, "RuntimeError", status.message().c_str());
+  for (const ir::Node& node : program->graph.nodes) {
+    if (op_name(node) == "aten::cos") return fail(error, 0, "NotImplementedError", "no cosine here");
+  }
+  *out = program.release();
+  return 0;
+}
+
+void unload(tr_executor*, tr_program* program) { delete program; }
+
+class Runner {
+ public:
+  Runner(tr_executor* executor, const ir::Graph& graph, tr_run& run, tr_error* error)
+      : host_(executor->host), graph_(graph), run_(run), error_(error) {}
+
+  int node(uint32_t index) {
+    const ir::Node& node = graph_.nodes[index];
+    const std::string_view name = op_name(node);
+    for (const ir::Arg& arg : node.args) {
+      if (arg.tag == ir::ArgTag::kView && !ready(arg.a)) return out_of_memory(index);
+    }
+    if (name == "aten::neg_") return fail(error_, index, "IndexError", "index out of range in self");
+    if (name == "aten::equal") {
+      run_.words[run_.word_count++] =
+          std::equal(data(node.args[0].a), data(node.args[0].a) + count(node.args[0].a), data(node.args[1].a));
+      return 0;
+    }
+    if (name == "aten::nonzero") return nonzero(node, index);
+    const bool in_place = name == "aten::add_.Tensor";
+    const uint32_t result = in_place ? node.args[0].a : node.results[0].a;
+    if (!ready(result)) return out_of_memory(index);
+    const float* a = data(node.args[0].a);
+    const float* b = node.args.size() > 1 && node.args[1].tag == ir::ArgTag::kView ? data(node.args[1].a) : a;
+    float* out = data(result);
+    for (int64_t i = 0; i < count(result); ++i) {
+      out[i] = name == "aten::mul.Tensor"                        ? a[i] * b[i]
+               : name == "aten::relu"                            ? std::max(a[i], 0.f)
+               : name == "aten::clone" || name == "aten::exp" ? a[i]
+                                                                 : a[i] + b[i];
+    }
+    return name == "aten::exp" ? fail(error_, index, "ValueError", "no exponentials here") : 0;
+  }
+
+ private:
+  int out_of_memory(uint32_t index) { return fail(error_, index, "OutOfMemoryError", "no memory left"); }
+
+  bool ready(uint32_t view) {
+    const uint32_t b = graph_.views[view].buffer;
+    if (run_.buffers[b].data) return true;
+    const auto nbytes = static_cast<uint64_t>(run_.symbols[graph_.buffers[b].nbytes]);
+    return host_.allocate(host_.context, nbytes, &run_.buffers[b]) == 0;
+  }
+
+  int nonzero(const ir::Node& node, uint32_t index) {
+    std::vector<int64_t> found;
+    for (int64_t i = 0; i < count(node.args[0].a); ++i) {
+      if (data(node.args[0].a)[i] != 0) found.push_back(i);
+    }
+    tr_buffer& buffer = run_.buffers[graph_.views[node.results[0].a].buffer];
+    if (host_.allocate(host_.context, found.size() * 8, &buffer) != 0) return out_of_memory(index);
+    if (!found.empty()) std::memcpy(buffer.data, found.data(), found.size() * 8);
+    for (const int64_t word : {int64_t{4}, int64_t{2}, static_cast<int64_t>(found.size()), int64_t{1}}) {
+      run_.words[run_.word_count++] = word;
+    }
+    return 0;
+  }
+
+  float* data(uint32_t view) const {
+    return static_cast<float*>(run_.buffers[graph_.views[view].buffer].data) + run_.symbols[graph_.views[view].offset];
+  }
+  int64_t count(uint32_t view) const {
+    int64_t n = 1;
+    for (const ir::Sym size : graph_.views[view].sizes) n *= run_.symbols[size];
+    return n;
+  }
+
+  const tr_host& host_;
+  const ir::Graph& graph_;
+  tr_run& run_;
+  tr_error* error_;
+};
+
+int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+  ++g_runs;
+  g_changes += run->symbols_changed;
+  run->word_count = 0;
+  Runner runner(executor, program->graph, *run, error);
+  for (uint32_t n = run->first; n < run->last; ++n) {
+    if (const int result = runner.node(n)) return result;
+  }
+  return 0;
+}
+
+int creates_buffer(const tr_program* program, uint32_t buffer) {
+  for (const ir::Node& node : program->graph.nodes) {
+    if (op_name(node) != "aten::clone" && op_name(node) != "aten::nonzero") continue;
+    if (program->graph.views[node.results[0].a].buffer == buffer) return 1;
+  }
+  return 0;
+}
+
+void pack(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
+          const int64_t* strides) {
+  if (rank == 0) {
+    std::memcpy(destination, source, item_size);
+    return;
+  }
+  int64_t inner = item_size;
+  for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
+  for (int64_t i = 0; i < sizes[0]; ++i) {
+    pack(static_cast<const char*>(source) + i * strides[0] * item_size, static_cast<char*>(destination) + i * inner,
+         item_size, rank - 1, sizes + 1, strides + 1);
+  }
+}
+
+}  // namespace
+
+const tr_executor_api* fake_executor() {
+  static const tr_executor_api api = {
+      .struct_size = sizeof(tr_executor_api),
+      .abi = TR_EXECUTOR_ABI,
+      .description = "fake",
+      .create = create,
+      .destroy = destroy,
+      .load = load,
+      .unload = unload,
+      .run = run,
+      .creates_buffer = creates_buffer,
+      .pack = pack,
+  };
+  return &api;
+}
+
+int runs() { return g_runs; }
+int runs_with_changes() { return g_changes; }
+
+}  // namespace torch_remote::worker::testing
