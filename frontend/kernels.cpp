@@ -283,7 +283,7 @@ bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
 
 void record_stream(Tensor&, c10::Stream) {}  // one stream: program order
 
-Tensor& as_strided_(Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+const Tensor& as_strided_(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
   const int64_t start = offset.value_or(self.storage_offset());
   at::native::checkAsStridedArgs(size, stride, start);
   at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
