@@ -105,7 +105,7 @@ constexpr const char* kTwoOps = R"(graph(s0, s1) {
   b3: fresh(s1) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1
-  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %1, 1)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %1, alpha=1)
   %3: f32[s0]{1} @b3 = aten::mul.Tensor(%2, %0)
 })";
 
@@ -118,9 +118,9 @@ constexpr const char* kFails = R"(graph(s0, s1) {
   b4: fresh(s1) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1
-  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, 1)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
   aten::neg_(%1)
-  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %0, 1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %0, alpha=1)
   %4: f32[s0]{1} @b4 = aten::relu(%0)
 })";
 
@@ -148,10 +148,11 @@ TEST_F(SessionTest, TheExecutorHearsOfSymbolsOnlyWhenTheyChange) {
 
 TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   load(1, R"(graph(s0, s1) {
+  op test::make(Tensor self) -> (Tensor) pure
   b0: input
   b1: fresh(s1) survives
   %0: f32[s0]{1} @b0
-  %1: f32[s0]{1} @b1 = aten::clone(%0, none)
+  %1: f32[s0]{1} @b1 = test::make(%0)
 })");
   upload(1, {4, 5});
   upload(2, {1});
@@ -329,7 +330,7 @@ TEST_F(SessionTest, WhatTheClientReadsDoesNotChangeUnderIt) {
   b1: input survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1
-  aten::add_.Tensor(%0, %1, 1)
+  aten::add_.Tensor(%0, %1, alpha=1)
 })");
   upload(1, {1, 2});
   upload(2, {10, 10});
@@ -375,7 +376,7 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
   b2: fresh(s2) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1 = aten::relu(%0)
-  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, 1)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
 })");
   upload(1, {1, 2});
   for (int i = 0; i < 200; ++i) {
@@ -399,9 +400,9 @@ TEST_F(SmallSessionTest, TemporariesShareMemory) {
   b4: fresh(s3) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1 = aten::relu(%0)
-  %2: f32[s0]{1} @b2 = aten::add.Tensor(%1, %1, 1)
-  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %2, 1)
-  %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %3, 1)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%1, %1, alpha=1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %2, alpha=1)
+  %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %3, alpha=1)
 })");
   upload(1, {1, 2});
   EXPECT_EQ(run(1, {2, 20 << 20, 0, 8}, {1}), nullptr);

@@ -1,0 +1,289 @@
+#include "worker/server.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "ir/graph.h"
+#include "remote/delta.h"
+#include "remote/message.h"
+#include "worker/testing/fake_executor.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using flatbuffers::FlatBufferBuilder;
+using remote::AttachmentPtr;
+using remote::Frame;
+using wire::Type;
+
+// x + x, of s0 elements in s1 bytes.
+constexpr const char* kDouble = R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+})";
+
+constexpr const char* kFails = R"(graph(s0) {
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  aten::neg_(%0)
+})";
+
+// A server on a thread, and the client's end of the connection.
+class ServerTest : public ::testing::Test {
+ protected:
+  void start(ServerOptions options = {}) {
+    if (options.unavailable.ok()) options.executor = testing::fake_executor();
+    options.inproc = true;
+    auto [mine, its] = remote::make_inproc_transport();
+    client = std::move(mine);
+    thread = std::thread([this, options, transport = std::move(its)] { result = serve(*transport, options); });
+  }
+  void TearDown() override {
+    if (client) send(Type::kGoodbye, FlatBufferBuilder());
+    client.reset();
+    if (thread.joinable()) thread.join();
+  }
+
+  void send(Type type, const FlatBufferBuilder& builder, AttachmentPtr attachment = nullptr, uint16_t flags = 0) {
+    wire::Header header;
+    header.type = static_cast<uint8_t>(type);
+    header.flags = flags;
+    header.sequence = ++sequence;
+    const std::span<const uint8_t> control =
+        builder.GetSize() ? std::span<const uint8_t>(builder.GetBufferPointer(), builder.GetSize())
+                          : std::span<const uint8_t>();
+    (void)client->send(header, control, std::move(attachment));
+  }
+
+  // The next message of this type; counts acknowledgements on the way.
+  bool receive(Type type, Frame* frame) {
+    for (;;) {
+      if (!client->receive(frame, std::chrono::seconds(20)).ok()) return false;
+      if (frame->header.type == static_cast<uint8_t>(Type::kProgress)) {
+        ++acknowledgements;
+        acknowledged = frame->header.sequence;
+        const auto* progress = wire::verify<wire::Progress>(frame->control);
+        if (progress->error()) errors.push_back(progress->error()->message()->str());
+      }
+      if (frame->header.type == static_cast<uint8_t>(type)) return true;
+    }
+  }
+
+  std::string hello(uint64_t fingerprint = ir::op_table_fingerprint()) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateHello(builder, fingerprint, builder.CreateString("7 ops, beef"), 1));
+    send(Type::kHello, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    if (!receive(Type::kHelloReply, &frame)) return "no reply";
+    const auto* reply = wire::verify<wire::HelloReply>(frame.control);
+    return reply->error() ? reply->error()->message()->str() : "";
+  }
+
+  AttachmentPtr bytes(const void* data, size_t size) {
+    AttachmentPtr attachment = client->allocate(size);
+    std::memcpy(attachment->bytes().data(), data, size);
+    return attachment;
+  }
+
+  void load(uint32_t number, const char* text) {
+    ir::Graph graph;
+    const Status status = ir::parse_graph(text, &graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto program = ir::encode_program(graph);
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateLoadProgram(builder, number));
+    send(Type::kLoadProgram, builder, bytes(program.data(), program.size()), wire::kAttachment);
+  }
+
+  void upload(uint64_t id, const std::vector<float>& values) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateUpload(builder, id));
+    send(Type::kUpload, builder, bytes(values.data(), values.size() * 4), wire::kAttachment);
+  }
+
+  void run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs, uint64_t base,
+           uint16_t flags = 0) {
+    std::vector<uint8_t> p, b;
+    remote::encode_params(params, last_params[number], p);
+    remote::encode_bindings(inputs, base, last_bindings[number], b);
+    FlatBufferBuilder builder;
+    const auto pv = builder.CreateVector(p), bv = builder.CreateVector(b);
+    builder.Finish(wire::CreateRun(builder, number, base, pv, bv));
+    send(Type::kRun, builder, nullptr, flags);
+  }
+
+  // Elements of a buffer; the error's message in `error`.
+  std::vector<float> read(uint64_t id, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                          std::string* error = nullptr) {
+    FlatBufferBuilder builder;
+    const auto s = builder.CreateVector(sizes), t = builder.CreateVector(strides);
+    builder.Finish(wire::CreateRead(builder, id, 4, s, t, 0));
+    send(Type::kRead, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kReadReply, &frame));
+    const auto* reply = wire::verify<wire::ReadReply>(frame.control);
+    EXPECT_EQ(frame.header.sequence, sequence);
+    if (error) *error = reply->error() ? reply->error()->message()->str() : "";
+    if (reply->error() || !frame.attachment) return {};
+    const auto* data = reinterpret_cast<const float*>(frame.attachment->bytes().data());
+    return {data, data + frame.attachment->bytes().size() / 4};
+  }
+
+  std::string synchronize(uint64_t* allocated = nullptr) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateSynchronize(builder, false));
+    send(Type::kSynchronize, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kSynchronizeReply, &frame));
+    const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control);
+    if (allocated) *allocated = reply->allocated();
+    return reply->error() ? reply->error()->message()->str() : "";
+  }
+
+  using Floats = std::vector<float>;
+  std::unique_ptr<remote::Transport> client;
+  std::thread thread;
+  Status result;
+  uint64_t sequence = 0;
+  int acknowledgements = 0;
+  uint64_t acknowledged = 0;
+  std::vector<std::string> errors;
+  std::map<uint32_t, std::vector<int64_t>> last_params;
+  std::map<uint32_t, remote::Bindings> last_bindings;
+};
+
+TEST_F(ServerTest, RunsAProgram) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  upload(1, {1, 2, 3});
+  run(1, {3, 12}, {1}, 100);
+  EXPECT_EQ(read(100, {3}, {1}), (Floats{2, 4, 6}));
+  EXPECT_EQ(synchronize(), "");
+}
+
+TEST_F(ServerTest, AnotherOpTableIsRefusedAndBothAreNamed) {
+  start();
+  const std::string error = hello(ir::op_table_fingerprint() + 1);
+  EXPECT_NE(error.find("7 ops, beef"), std::string::npos) << error;
+  EXPECT_NE(error.find(ir::op_table_version()), std::string::npos) << error;
+  thread.join();
+  EXPECT_EQ(result.code(), ErrorCode::kUnsupported);
+}
+
+TEST_F(ServerTest, AMissingExecutorIsToldToTheClient) {
+  ServerOptions options;
+  options.unavailable = {ErrorCode::kUnsupported, "remote: no such plugin"};
+  start(options);
+  EXPECT_EQ(hello(), "remote: no such plugin");
+}
+
+TEST_F(ServerTest, ReadsOfAllSizesAndStrides) {
+  start();
+  ASSERT_EQ(hello(), "");
+  std::vector<float> values(20000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  upload(1, values);
+  EXPECT_EQ(read(1, {20000}, {1}), values);  // shared
+  EXPECT_EQ(read(1, {2, 2}, {1, 2}), (Floats{0, 2, 1, 3}));
+  EXPECT_EQ(read(1, {2}, {0}), (Floats{0, 0}));
+  EXPECT_EQ(read(1, {0}, {1}), Floats());
+  std::string error;
+  read(1, {20001}, {1}, &error);
+  EXPECT_NE(error.find("beyond buffer 1"), std::string::npos) << error;
+  read(9, {1}, {1}, &error);
+  EXPECT_NE(error.find("no buffer 9"), std::string::npos) << error;
+}
+
+TEST_F(ServerTest, ManyMessagesAreAcknowledgedTogether) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  upload(1, {1, 2, 3});
+  for (int i = 0; i < 640; ++i) run(1, {3, 12}, {1}, 100);
+  const uint64_t last = sequence;
+  Frame frame;
+  while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  EXPECT_GE(acknowledgements, 1);
+  EXPECT_LE(acknowledgements, 640 / 4);  // at most when it catches up with us now and then
+}
+
+TEST_F(ServerTest, FailuresAreReportedOnce) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kFails);
+  upload(1, {1, 2});
+  run(1, {2}, {1}, 100);
+  Frame frame;
+  while (errors.empty()) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  EXPECT_EQ(errors[0], "index out of range in self [aten::neg_(f32[2])]");
+  EXPECT_EQ(synchronize(), "");
+  std::string error;
+  read(1, {2}, {1}, &error);
+  EXPECT_EQ(error, errors[0]);
+  // A run that wants a reply reports its failure in it.
+  run(1, {2}, {1}, 200, wire::kWantsReply);
+  ASSERT_TRUE(receive(Type::kRunReply, &frame));
+  const auto* reply = wire::verify<wire::RunReply>(frame.control);
+  ASSERT_NE(reply->error(), nullptr);
+  EXPECT_EQ(reply->error()->message()->str(), errors[0]);
+  EXPECT_EQ(synchronize(), "");
+}
+
+TEST_F(ServerTest, EverythingIsFreedWhenTheClientGoes) {
+  start();
+  ASSERT_EQ(hello(), "");
+  upload(1, std::vector<float>(100000));
+  uint64_t allocated = 0;
+  synchronize(&allocated);
+  EXPECT_EQ(allocated, 400000u);
+  client.reset();
+  thread.join();
+  EXPECT_TRUE(result.ok()) << result.message();
+}
+
+// Messages of random bytes end the session with an error, or do nothing; they never crash it.
+TEST_F(ServerTest, HostileMessages) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    sequence = 0;
+    start();
+    ASSERT_EQ(hello(), "");
+    last_params.clear();
+    last_bindings.clear();
+    load(1, kDouble);
+    upload(1, {1, 2, 3});
+    run(1, {3, 12}, {1}, 100);
+    for (int i = 0; i < 5; ++i) {
+      FlatBufferBuilder builder;
+      std::vector<uint8_t> control;
+      if (random() % 2) {
+        std::vector<uint8_t> noise(random() % 12);
+        for (auto& byte : noise) byte = static_cast<uint8_t>(random());
+        const auto v = builder.CreateVector(noise);
+        builder.Finish(wire::CreateRun(builder, 1 + random() % 2, random() % 3, v, v, v));
+      } else {
+        const auto sizes = builder.CreateVector(std::vector<int64_t>(random() % 4, static_cast<int64_t>(random())));
+        builder.Finish(wire::CreateRead(builder, random() % 120, random() % 20, sizes, sizes, random() % 9));
+      }
+      control.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+      if (random() % 3 == 0) control[random() % control.size()] ^= 1 << random() % 8;
+      wire::Header header;
+      header.type = static_cast<uint8_t>(random() % 2 ? random() % 14 : static_cast<unsigned>(Type::kRun));
+      header.flags = wire::kWantsReply;
+      header.sequence = ++sequence;
+      (void)client->send(header, control, nullptr);
+    }
+    client.reset();
+    thread.join();
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::worker
