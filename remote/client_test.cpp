@@ -20,6 +20,19 @@ using Type = wire::Type;
 const KeepWaiting kPatient;
 Client* volatile forked_client;  // where the leak checker finds it
 
+using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
+
+Pair unix_pair() {
+  int sockets[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+  return {make_unix_transport(sockets[0]), make_unix_transport(sockets[1])};
+}
+
+struct Kind {
+  const char* name;
+  Pair (*make)();
+};
+
 // Records like a recorder. Opcodes are the first ones of the table, whatever they are.
 class TraceWriter {
  public:
@@ -41,10 +54,11 @@ class TraceWriter {
   ir::Trace& trace_;
 };
 
-class ClientTest : public testing::Test {
+class ClientTest : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    auto [a, b] = make_inproc_transport();
+    auto [a, b] = GetParam().make();
+    transport = a->description();
     worker = std::make_unique<FakeWorker>(std::move(b));
     ASSERT_TRUE(
         Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, &client).ok());
@@ -116,6 +130,7 @@ class ClientTest : public testing::Test {
   bool held = false;
   std::atomic<int> builds = 0;
   std::atomic<bool> fail_build = false, throw_in_build = false;
+  std::string transport;
   ir::Trace trace;
   OpError error;
   std::unique_ptr<FakeWorker> worker;  // outlives the client
@@ -148,13 +163,13 @@ TEST(ClientConnect, AnotherProgramAtTheOtherEndIsNoticed) {
   EXPECT_EQ(Client::connect(std::move(a), nullptr, &client).code(), ErrorCode::kInvalid);
 }
 
-TEST_F(ClientTest, KnowsSessionAndDescription) {
+TEST_P(ClientTest, KnowsSessionAndDescription) {
   EXPECT_EQ(client->session(), 7u);
-  EXPECT_EQ(client->description(), "fake executor, pid 4242, over in process");
+  EXPECT_EQ(client->description(), "fake executor, pid 4242, over " + transport);
   EXPECT_TRUE(client->health().ok());
 }
 
-TEST_F(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
+TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
   uint64_t base1, base2;
   TraceWriter(trace).op(0, 5, 10, true, 7).op(1, 6, 20, false).op(0, 9, 30, true);
   EXPECT_FALSE(flush(&base1).hit);
@@ -181,7 +196,7 @@ TEST_F(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
   EXPECT_EQ(counters.round_trips, 1u);
 }
 
-TEST_F(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
+TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
   TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(0, 7, 30, true);
   EXPECT_EQ(flush().first_difference, SIZE_MAX);
   TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(2, 7, 30, true);
@@ -196,7 +211,7 @@ TEST_F(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
   EXPECT_EQ(flush().first_difference, 3u);
 }
 
-TEST_F(ClientTest, FreesGoWithTheNextMessage) {
+TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   client->free(12);
   client->free(3);
   TraceWriter(trace).op(0, 5, 10, true);
@@ -215,7 +230,7 @@ TEST_F(ClientTest, FreesGoWithTheNextMessage) {
   EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{6});
 }
 
-TEST_F(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
+TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   hold_builds();
   uint64_t base;
   TraceWriter(trace).op(0, 5, 10, true);
@@ -235,7 +250,7 @@ TEST_F(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{base});
 }
 
-TEST_F(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
+TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
   for (auto* reason : {&fail_build, &throw_in_build}) {
     *reason = true;
     uint64_t base;
@@ -269,7 +284,7 @@ TEST_F(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
   EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that carried them were not sent
 }
 
-TEST_F(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
+TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   hold_builds();
   fail_build = true;
   TraceWriter(trace).op(0, 5, 10, true);
@@ -286,7 +301,7 @@ TEST_F(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   EXPECT_TRUE(synchronize().ok());  // reported once
 }
 
-TEST_F(ClientTest, ResultsOfARunComeBack) {
+TEST_P(ClientTest, ResultsOfARunComeBack) {
   worker->set_words({2, 3, 4});
   TraceWriter(trace).op(0, 5, 10, true);
   FlushInfo info;
@@ -300,7 +315,7 @@ TEST_F(ClientTest, ResultsOfARunComeBack) {
   EXPECT_EQ(words, (Words{2, 3, 4}));
 }
 
-TEST_F(ClientTest, ReadsOfAllSizesArriveWhole) {
+TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
   for (size_t size : {0, 1, 1000, 100'000, 3'000'000}) {
     std::string text(size, 'a'), got;
     for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>('a' + i % 23);
@@ -313,7 +328,7 @@ TEST_F(ClientTest, ReadsOfAllSizesArriveWhole) {
   EXPECT_EQ(client->counters().bytes_downloaded, 3'101'001u);
 }
 
-TEST_F(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
+TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   worker->on_run([](const FakeWorker::Message& run) {
     return run.params.back() == 0 && run.params.size() > 30
                ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
@@ -333,7 +348,7 @@ TEST_F(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   EXPECT_TRUE(synchronize().ok());
 }
 
-TEST_F(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
+TEST_P(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
   worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
@@ -347,7 +362,7 @@ TEST_F(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
   EXPECT_TRUE(read(id, 1, &text).ok());
 }
 
-TEST_F(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
+TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
   const uint64_t first = upload("first"), second = upload("second");
   ASSERT_TRUE(synchronize().ok());
   worker->hold_replies(true);
@@ -360,7 +375,7 @@ TEST_F(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
   EXPECT_EQ(text, "second");
 }
 
-TEST_F(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
+TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
   std::vector<uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(upload("thread " + std::to_string(i)));
   std::vector<std::thread> threads;
@@ -378,7 +393,7 @@ TEST_F(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
   EXPECT_EQ(client->counters().round_trips, 200u);
 }
 
-TEST_F(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
+TEST_P(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -402,7 +417,7 @@ TEST_F(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
   EXPECT_EQ(builds, 12);
 }
 
-TEST_F(ClientTest, TheClientRunsAheadOnlySoFar) {
+TEST_P(ClientTest, TheClientRunsAheadOnlySoFar) {
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
   ASSERT_TRUE(synchronize().ok());
@@ -426,7 +441,7 @@ TEST_F(ClientTest, TheClientRunsAheadOnlySoFar) {
   EXPECT_EQ(sent, 300);
 }
 
-TEST_F(ClientTest, UploadsRunAheadOnlySoManyBytes) {
+TEST_P(ClientTest, UploadsRunAheadOnlySoManyBytes) {
   worker->pause(true);
   std::atomic<int> sent = 0;
   constexpr size_t kSize = kMaxUnacknowledgedBytes / 4;
@@ -445,7 +460,7 @@ TEST_F(ClientTest, UploadsRunAheadOnlySoManyBytes) {
   sender.join();
 }
 
-TEST_F(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
+TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
   const uint64_t id = upload("x");
   ASSERT_TRUE(synchronize().ok());
   worker->hold_replies(true);
@@ -472,7 +487,7 @@ TEST_F(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
   client->free(1);
 }
 
-TEST_F(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
+TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
   hold_builds();
   TraceWriter(trace).op(0, 5, 10, true);
   FlushInfo info;
@@ -484,17 +499,17 @@ TEST_F(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
   release_builds();
 }
 
-TEST_F(ClientTest, GarbageFromTheWorkerLosesIt) {
+TEST_P(ClientTest, GarbageFromTheWorkerLosesIt) {
   worker->send_raw(Type::kProgress, 1, {1, 2, 3});
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
 }
 
-TEST_F(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
+TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
   worker->send_raw(Type::kProgress, 1'000'000, {});
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
 }
 
-TEST_F(ClientTest, SynchronizeBringsTheWorkersNumbers) {
+TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   ASSERT_TRUE(synchronize().ok());
   Counters counters = client->counters();
   EXPECT_EQ(counters.worker_bytes, 11u);
@@ -511,12 +526,12 @@ TEST_F(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   EXPECT_EQ(counters.bytes_received, 0u);
 }
 
-TEST_F(ClientTest, DestructionSaysGoodbye) {
+TEST_P(ClientTest, DestructionSaysGoodbye) {
   client = nullptr;
   while (!worker->said_goodbye()) std::this_thread::yield();
 }
 
-TEST_F(ClientTest, AfterAbandonNothingTouchesTheConnection) {
+TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   Client* child = client.release();  // as in a forked child: no destructor runs
   child->abandon();
   child->free(5);
@@ -524,6 +539,10 @@ TEST_F(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   EXPECT_EQ(child->synchronize(kPatient, false, &error).code(), ErrorCode::kLost);
   forked_client = child;
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, ClientTest,
+                         testing::Values(Kind{"inproc", make_inproc_transport}, Kind{"unix", unix_pair}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace torch_remote::remote

@@ -170,7 +170,7 @@ bool FakeWorker::handle(Frame& frame) {
     case wire::Type::kUpload: {
       message.buffer = wire::verify<wire::Upload>(frame.control)->buffer();
       const auto bytes = frame.attachment->bytes();
-      buffers_[message.buffer].assign(bytes.begin(), bytes.end());
+      if (log_) buffers_[message.buffer].assign(bytes.begin(), bytes.end());
       break;
     }
     case wire::Type::kFree:

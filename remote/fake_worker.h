@@ -77,6 +77,7 @@ class FakeWorker {
   }
   // Sends this frame as it is.
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
+  // Without the log, messages and what they upload are forgotten.
   void log_messages(bool log) { log_ = log; }
 
   // What came so far, without the greeting.

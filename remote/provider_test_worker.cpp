@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
       for (;;) pause();
     }
     if (!status.ok()) return 0;
-    if (mode == "crash") std::raise(SIGSEGV);
+    if (mode == "crash") std::raise(SIGUSR1);
     if (!transport->send(frame.header, frame.control, frame.attachment).ok()) return 0;
   }
 }
