@@ -199,8 +199,7 @@ Status parse_graph(std::string_view text, Graph* graph);
 std::vector<uint8_t> encode_program(const Graph& graph);
 Status decode_program(const uint8_t* data, size_t size, Graph* graph);
 
-// -- implementation
-// -----------------------------------------------------------------------------------------------------
+// -- implementation --------------------------------------------------------------------------------------------------
 
 namespace internal {
 template <typename F>

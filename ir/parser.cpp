@@ -82,8 +82,7 @@ class Parser {
     return true;
   }
 
-  // -- header and lines
-  // ---------------------------------------------------------------------------------------------------
+  // -- header and lines ----------------------------------------------------------------------------------------------
 
   bool header() {
     if (!token_.is("graph")) return fail("expected 'graph'");
@@ -153,8 +152,7 @@ class Parser {
     return true;
   }
 
-  // -- ops outside the table
-  // ----------------------------------------------------------------------------------------------
+  // -- ops outside the table -----------------------------------------------------------------------------------------
 
   bool op_name(std::string* out) {
     if (token_.kind != TokenKind::kName && token_.kind != TokenKind::kString) return fail("expected the name of an op");
@@ -260,8 +258,7 @@ class Parser {
     return true;
   }
 
-  // -- symbols
-  // ------------------------------------------------------------------------------------------------------------
+  // -- symbols -------------------------------------------------------------------------------------------------------
 
   bool define(const Token& name, Sym symbol) {
     const std::string& word = name.text;
@@ -354,8 +351,7 @@ class Parser {
     return symbol(&expr.a) && expect(',') && symbol(&expr.b) && expect(')');
   }
 
-  // -- buffers and views
-  // --------------------------------------------------------------------------------------------------
+  // -- buffers and views ---------------------------------------------------------------------------------------------
 
   // b0: input | fresh [(bytes)] [survives] [ssa] [live first..last [reuses b1]]
   bool buffer() {
@@ -483,8 +479,7 @@ class Parser {
     return true;
   }
 
-  // -- nodes
-  // --------------------------------------------------------------------------------------------------------------
+  // -- nodes ---------------------------------------------------------------------------------------------------------
 
   // [result, ... =] op(arg, ..., name=arg) [loc(...)]. `first` was read already, if it is a view.
   bool node(Arg first) {
@@ -665,8 +660,7 @@ class Parser {
     return next == first + 1 || fail_at(at, "expected s" + std::to_string(first + 1) + ": the two must be neighbours");
   }
 
-  // -- sources
-  // ------------------------------------------------------------------------------------------------------------
+  // -- sources -------------------------------------------------------------------------------------------------------
 
   bool set_source(int64_t index) {
     if (index >= kMaxSources) return fail("more source lines than a graph can have");

@@ -124,8 +124,7 @@ class Printer {
     }
   }
 
-  // -- symbols
-  // ------------------------------------------------------------------------------------------------------------
+  // -- symbols -------------------------------------------------------------------------------------------------------
 
   // A constant's value if that says which constant, else the symbol's name.
   std::string symbol(Sym symbol) const {
@@ -179,8 +178,7 @@ class Printer {
     return std::to_string(value);
   }
 
-  // -- buffers and views
-  // --------------------------------------------------------------------------------------------------
+  // -- buffers and views ---------------------------------------------------------------------------------------------
 
   void buffer(uint32_t index) {
     const Buffer& buffer = graph_.buffers[index];
@@ -234,8 +232,7 @@ class Printer {
     for (const Arg& item : arg.items) declare_operands(item);
   }
 
-  // -- nodes
-  // --------------------------------------------------------------------------------------------------------------
+  // -- nodes ---------------------------------------------------------------------------------------------------------
 
   void node(uint32_t index) {
     const Node& node = graph_.nodes[index];
@@ -352,8 +349,7 @@ class Printer {
     return out + ')';
   }
 
-  // -- sources
-  // ------------------------------------------------------------------------------------------------------------
+  // -- sources -------------------------------------------------------------------------------------------------------
 
   // The record of a node is its own index unless the line says otherwise.
   void location(uint32_t source, uint32_t index) {

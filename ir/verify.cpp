@@ -41,8 +41,7 @@ class Verifier {
     return opcode != kInvalidOpcode && (opcode >= kFirstOpaque || opcode < op_table().size());
   }
 
-  // -- symbols, buffers, views
-  // --------------------------------------------------------------------------------------------
+  // -- symbols, buffers, views ---------------------------------------------------------------------------------------
 
   bool symbols() {
     if (graph_.params > kMaxParams || graph_.exprs.size() > kMaxParams) return fail("too many symbols");
@@ -109,8 +108,7 @@ class Verifier {
     return good ? nullptr : "has a size, stride or offset that is no symbol";
   }
 
-  // -- nodes
-  // --------------------------------------------------------------------------------------------------------------
+  // -- nodes ---------------------------------------------------------------------------------------------------------
 
   bool nodes() {
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -324,8 +322,7 @@ class Verifier {
     use.last = index;
   }
 
-  // -- plan
-  // ---------------------------------------------------------------------------------------------------------------
+  // -- plan ----------------------------------------------------------------------------------------------------------
 
   bool fail_plan(uint32_t buffer, const std::string& what) {
     return fail("the plan of buffer b" + std::to_string(buffer) + " " + what);

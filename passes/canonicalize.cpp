@@ -10,10 +10,13 @@
 // 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. The parameters stay; fewer
 // of
 //    them are named.
-// 2. Equal expressions become one symbol.
-// 3. Strides of results that are contiguous for certain become products of the sizes.
-// 4. A copy of a value that is the very same bytes, and a copy of a view to itself, go.
-// 5. Equal views become one.
+// 2. Where two nodes have the same op on operands of the same layout, their results have the same layout: a recorder
+// finds it by
+//    a function of those. (Not so for nodes that `lift` made: they keep the layout of what was written in place.)
+// 3. Equal expressions become one symbol.
+// 4. Strides of results that are contiguous for certain become products of the sizes.
+// 5. A copy of a value that is the very same bytes, and a copy of a view to itself, go.
+// 6. Equal views become one.
 namespace torch_remote::passes {
 namespace {
 
@@ -35,22 +38,38 @@ struct ExprHash {
   }
 };
 
+using Key = std::vector<uint32_t>;
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = key.size();
+    for (const uint32_t word : key) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
 class Canonicalizer {
  public:
   explicit Canonicalizer(Graph& graph) : graph_(graph) {}
 
   void run() {
-    merge_sizes();
-    merge_exprs();
-    rename_symbols();
-    contiguous_results();
+    // Contiguous strides make more nodes alike, and those make more sizes equal.
+    for (bool again = true; again;) {
+      again = merge_sizes();
+      while (merge_layouts()) again = true;
+      merge_exprs();
+      rename_symbols();
+      again |= contiguous_results();
+    }
     drop_copies();
     merge_views();
   }
 
  private:
-  // -- symbols
-  // ------------------------------------------------------------------------------------------------------------
+  // -- symbols -------------------------------------------------------------------------------------------------------
 
   // The class of a parameter is named by a constant, if it has one, else by its first parameter.
   Sym find(Sym symbol) {
@@ -63,23 +82,123 @@ class Canonicalizer {
 
   bool mergeable(Sym symbol) const { return symbol < graph_.params || graph_.is_constant(symbol); }
 
-  void merge_sizes() {
+  bool merge_sizes() {
+    bool merged = false;
     canonical_.resize(graph_.symbols());
     for (Sym i = 0; i < canonical_.size(); ++i) canonical_[i] = i;
     EqualSizes equal;
     for (const Node& node : graph_.nodes) {
       collect_equal_sizes(graph_, node, equal);
-      for (auto [a, b] : equal) {
-        if (!mergeable(a) || !mergeable(b)) continue;
-        a = find(a);
-        b = find(b);
-        const bool a_constant = a >= graph_.params;
-        const bool b_constant = b >= graph_.params;
-        if (a == b || (a_constant && b_constant)) continue;
-        if (b_constant || (!a_constant && b < a)) std::swap(a, b);
-        canonical_[b] = a;
+      for (const auto& [a, b] : equal) {
+        merged |= merge(a, b);
       }
     }
+    return merged;
+  }
+
+  // Two symbols with one value; false if nothing was to be done or is known how to do.
+  bool merge(Sym a, Sym b) {
+    if (!mergeable(a) || !mergeable(b)) return false;
+    a = find(a);
+    b = find(b);
+    const bool a_constant = a >= graph_.params;
+    const bool b_constant = b >= graph_.params;
+    if (a == b || (a_constant && b_constant)) return false;
+    if (b_constant || (!a_constant && b < a)) std::swap(a, b);
+    canonical_[b] = a;
+    return true;
+  }
+
+  // -- layouts -------------------------------------------------------------------------------------------------------
+
+  // True if a symbol was merged: then other nodes may have become alike.
+  bool merge_layouts() {
+    bool merged = false;
+    layouts_.clear();
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      const ir::OpDesc& desc = ir::op_desc(node.opcode);
+      if ((desc.flags & ir::kOpPure) == 0 || node.results.empty() || keeps_operand_layout(node)) continue;
+      layout_key(node, desc);
+      const auto [found, added] = layouts_.try_emplace(key_, i);
+      if (added) continue;
+      const Node& first = graph_.nodes[found->second];
+      for (size_t r = 0; r < node.results.size(); ++r) merged |= merge_results(first.results[r], node.results[r]);
+    }
+    return merged;
+  }
+
+  // What `lift` makes: the result is laid out as the operand, symbol by symbol.
+  bool keeps_operand_layout(const Node& node) const {
+    if (node.args.empty() || node.args[0].tag != ArgTag::kView || node.results[0].tag != ArgTag::kView) return false;
+    const View& operand = graph_.views[node.args[0].a];
+    const View& result = graph_.views[node.results[0].a];
+    return operand.offset == result.offset && operand.strides == result.strides;
+  }
+
+  bool merge_results(const Arg& first, const Arg& other) {
+    bool merged = false;
+    for (size_t i = 0; i < first.items.size(); ++i) merged |= merge_results(first.items[i], other.items[i]);
+    if (first.tag != ArgTag::kView) return merged;
+    const View& a = graph_.views[first.a];
+    const View& b = graph_.views[other.a];
+    if (a.dynamic) return merged;
+    for (size_t d = 0; d < a.sizes.size(); ++d) {
+      merged |= merge(a.sizes[d], b.sizes[d]);
+      merged |= merge(a.strides[d], b.strides[d]);
+    }
+    return merge(a.offset, b.offset) || merged;
+  }
+
+  void layout_key(const Node& node, const ir::OpDesc& desc) {
+    // The numbers of a pointwise op do not reach the result's layout.
+    const bool numbers = desc.shape_rule != ir::ShapeRule::kPointwise && desc.shape_rule != ir::ShapeRule::kComparison;
+    key_.assign(1, node.opcode);
+    for (const Arg& arg : node.args) add_operand(arg, numbers);
+    for (const Arg& result : node.results) add_result(result);
+  }
+
+  void add_operand(const Arg& arg, bool numbers) {
+    key_.push_back(static_cast<uint32_t>(arg.tag));
+    switch (arg.tag) {
+      case ArgTag::kView: {
+        const View& view = graph_.views[arg.a];
+        key_.push_back(static_cast<uint32_t>(view.dtype) | static_cast<uint32_t>(view.sizes.size()) << 8);
+        for (const Sym size : view.sizes) key_.push_back(find(size));
+        for (const Sym stride : view.strides) key_.push_back(find(stride));
+        break;
+      }
+      case ArgTag::kList:
+        key_.push_back(static_cast<uint32_t>(arg.items.size()));
+        for (const Arg& item : arg.items) add_operand(item, numbers);
+        break;
+      case ArgTag::kString:
+        key_.push_back(static_cast<uint32_t>(arg.text.size()));
+        for (const char c : arg.text) key_.push_back(static_cast<unsigned char>(c));
+        break;
+      case ArgTag::kInt:
+      case ArgTag::kFloat:
+      case ArgTag::kBool:
+      case ArgTag::kComplex:
+        if (numbers || graph_.is_constant(arg.a)) key_.push_back(find(arg.a));
+        break;
+      case ArgTag::kScalarTensor:
+        key_.push_back(arg.b);
+        if (numbers) key_.push_back(arg.a);
+        break;
+      default:
+        key_.push_back(arg.a);
+    }
+  }
+
+  void add_result(const Arg& result) {
+    key_.push_back(static_cast<uint32_t>(result.tag));
+    if (result.tag == ArgTag::kView) {
+      const View& view = graph_.views[result.a];
+      key_.push_back(static_cast<uint32_t>(view.dtype) | static_cast<uint32_t>(view.sizes.size()) << 8);
+    }
+    key_.push_back(static_cast<uint32_t>(result.items.size()));
+    for (const Arg& item : result.items) add_result(item);
   }
 
   void merge_exprs() {
@@ -123,23 +242,43 @@ class Canonicalizer {
     }
   }
 
-  // -- strides
-  // ------------------------------------------------------------------------------------------------------------
+  // -- strides -------------------------------------------------------------------------------------------------------
 
-  void contiguous_results() {
+  // A stride that is replaced is replaced in every view: it is the same number, and `keeps_operand_layout` compares
+  // symbols. Only parameters that are no size are replaced, so that what replaces them stays.
+  bool contiguous_results() {
+    bool replaced = false;
+    strides_.resize(graph_.symbols());
+    replaceable_.assign(graph_.params, true);
+    for (Sym i = 0; i < strides_.size(); ++i) strides_[i] = i;
+    for (const View& view : graph_.views) {
+      for (const Sym size : view.sizes) {
+        if (size < graph_.params) replaceable_[size] = false;
+      }
+    }
     for (const Node& node : graph_.nodes) {
+      ir::for_each_view(node, [&](uint32_t view, bool) { rename_strides(graph_.views[view]); });
       const bool always = makes_contiguous(ir::op_desc(node.opcode));
       for (const Arg& result : node.results) {
         if (result.tag != ArgTag::kView) continue;
         View& view = graph_.views[result.a];
         if (view.dynamic || is_contiguous(graph_, view)) continue;
-        if (always || keeps_contiguous(graph_, node, view)) set_contiguous(view);
+        if (always || keeps_contiguous(graph_, node, view)) replaced |= set_contiguous(view);
       }
+    }
+    for (View& view : graph_.views) rename_strides(view);
+    return replaced;
+  }
+
+  void rename_strides(View& view) {
+    for (Sym& stride : view.strides) {
+      if (stride < strides_.size()) stride = strides_[stride];
     }
   }
 
   // As torch computes them: a dim of size 0 counts as 1.
-  void set_contiguous(View& view) {
+  bool set_contiguous(View& view) {
+    bool replaced = false;
     Sym stride = kNoSym;
     for (size_t d = view.sizes.size(); d-- > 0;) {
       if (d + 1 == view.sizes.size()) {
@@ -149,12 +288,15 @@ class Canonicalizer {
         const bool zero = graph_.is_constant(view.sizes[d + 1], &value) && value == 0;
         if (!zero) stride = graph_.expr(ExprKind::kMul, view.sizes[d + 1], stride);
       }
-      view.strides[d] = stride;
+      if (view.strides[d] >= graph_.params || !replaceable_[view.strides[d]]) continue;
+      strides_[view.strides[d]] = stride;
+      replaced = true;
     }
+    rename_strides(view);
+    return replaced;
   }
 
-  // -- copies
-  // -------------------------------------------------------------------------------------------------------------
+  // -- copies --------------------------------------------------------------------------------------------------------
 
   void drop_copies() {
     static const ir::Opcode kCopy = ir::find_op("aten::copy_");
@@ -192,8 +334,7 @@ class Canonicalizer {
     }
   }
 
-  // -- views
-  // --------------------------------------------------------------------------------------------------------------
+  // -- views ---------------------------------------------------------------------------------------------------------
 
   static uint64_t hash_of(const View& view) {
     uint64_t hash = static_cast<uint64_t>(view.buffer) << 8 | static_cast<uint64_t>(view.dtype);
@@ -230,6 +371,10 @@ class Canonicalizer {
 
   Graph& graph_;
   std::vector<Sym> canonical_;
+  std::vector<Sym> strides_;                            // what a stride is replaced by
+  std::vector<bool> replaceable_;                       // per parameter
+  std::unordered_map<Key, uint32_t, KeyHash> layouts_;  // to the first node of its kind
+  Key key_;
 };
 
 }  // namespace

@@ -156,8 +156,7 @@ class Lifter {
     return true;
   }
 
-  // -- rewriting
-  // ----------------------------------------------------------------------------------------------------------
+  // -- rewriting -----------------------------------------------------------------------------------------------------
 
   // For each buffer with conversions: its older values' new buffers, and which one is current.
   struct Versions {

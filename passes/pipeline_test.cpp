@@ -20,9 +20,10 @@ TEST(Pipeline, IsFoundByName) {
   EXPECT_EQ(find_pass("nothing"), nullptr);
   std::string names;
   Graph graph;
-  ASSERT_TRUE(run_pipeline(graph, {.verify = true, .observe = [&](std::string_view name, const Graph&) {
-                                     names.append(name).append(" ");
-                                   }}).ok());
+  ASSERT_TRUE(
+      run_pipeline(graph, {.verify = true,
+                           .observe = [&](std::string_view name, const Graph&) { names.append(name).append(" "); }})
+          .ok());
   EXPECT_EQ(names, "input lift canonicalize cse dce plan ");
 }
 

@@ -31,8 +31,7 @@ void for_each_view_slot(ir::Node& node, F&& f);
 template <typename F>
 void for_each_symbol_slot(ir::Arg& arg, F&& f);
 
-// -- implementation
-// -----------------------------------------------------------------------------------------------------
+// -- implementation --------------------------------------------------------------------------------------------------
 
 namespace internal {
 template <typename F>

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "passes/rewrite.h"
 
@@ -76,7 +77,7 @@ class Interpreter {
     }
   }
 
-  // -- elements -----------------------------------------------------------------------------------------------------------
+  // -- elements ------------------------------------------------------------------------------------------------------
 
   std::vector<int64_t> sizes(const View& view) const {
     std::vector<int64_t> out;
@@ -119,7 +120,7 @@ class Interpreter {
     for (size_t i = 0; i < size; ++i) memory.defined[at + i] = element.defined;
   }
 
-  // -- nodes --------------------------------------------------------------------------------------------------------------
+  // -- nodes ---------------------------------------------------------------------------------------------------------
 
   // The arguments that are no tensors, and the functional op: an in-place op computes the same.
   uint64_t identity(const Node& node) const {
@@ -172,15 +173,20 @@ class Interpreter {
     const View& target = graph_.views[in_place ? node.args[0].a : node.results[0].a];
     const std::vector<int64_t> shape = sizes(target);
     const uint64_t op = identity(node);
+    const uint32_t functional = ir::op_desc(node.opcode).functional;
+    const bool commutes = (ir::op_desc(functional).flags & ir::kOpCommutative) != 0;
     std::vector<Element> elements;
     for (int64_t i = 0; i < count(shape); ++i) {
       Element element{op, true};
+      std::vector<uint64_t> operands;
       for (const Arg& arg : node.args) {
         if (arg.tag != ArgTag::kView) continue;
         const Element operand = load(graph_.views[arg.a], shape, i);
-        element.value = mix(element.value, operand.value);
+        operands.push_back(operand.value);
         element.defined = element.defined && operand.defined;
       }
+      if (commutes && operands.size() == 2 && operands[0] > operands[1]) std::swap(operands[0], operands[1]);
+      for (const uint64_t operand : operands) element.value = mix(element.value, operand);
       if (in_place) {
         elements.push_back(element);
       } else {

@@ -189,7 +189,11 @@ class Maker {
   }
 
   void binary(const Tensor& x) {
-    const Tensor y = partner(x.sizes);
+    Tensor y = partner(x.sizes);
+    if (x.sizes.size() == 2 && x.sizes[0] == x.sizes[1] && below(3) == 0) {
+      y = x;
+      std::swap(y.strides[0], y.strides[1]);
+    }
     const bool add = below(2) == 0;
     recorder_.begin(add ? "aten::add.Tensor" : "aten::mul.Tensor");
     recorder_.operand(x);
@@ -330,11 +334,13 @@ class Maker {
 
   void others(const Tensor& x) {
     static const Opcode mix = [] {
-      const ir::OpaqueArg args[] = {{"out", ir::ArgKind::kTensor, true, false}, {"in", ir::ArgKind::kTensor, false, false}};
+      const ir::OpaqueArg args[] = {{"out", ir::ArgKind::kTensor, true, false},
+                                    {"in", ir::ArgKind::kTensor, false, false}};
       return ir::register_opaque("test::mix_", args, {}, ir::kOpHiddenMutation);
     }();
     static const Opcode pure = [] {
-      const ir::OpaqueArg args[] = {{"in", ir::ArgKind::kTensor, false, false}, {"n", ir::ArgKind::kBool, false, false}};
+      const ir::OpaqueArg args[] = {{"in", ir::ArgKind::kTensor, false, false},
+                                    {"n", ir::ArgKind::kBool, false, false}};
       const ir::ResultDesc results[] = {{ir::ResultKind::kTensor, -1}, {ir::ResultKind::kTensor, -1}};
       return ir::register_opaque("test::two_results", args, results, ir::kOpPure);
     }();

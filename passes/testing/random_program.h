@@ -10,8 +10,9 @@ namespace torch_remote::passes::testing {
 
 using Rng = std::mt19937_64;
 
-// What a recorder would write for a random tensor program: broadcasting, in-place ops, views, empty tensors that are filled later,
-// lists, random numbers, ops outside the table. The trace's sizes and strides are consistent; some storages have died.
+// What a recorder would write for a random tensor program: broadcasting, in-place ops, views, empty tensors that are
+// filled later, lists, random numbers, ops outside the table. The trace's sizes and strides are consistent; some
+// storages have died.
 ir::Trace random_program(Rng& rng, uint32_t ops);
 
 // A training step of a small perceptron, repeated until there are about `ops` records: the shape of a real graph, for
