@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using Type = wire::Type;
 
 const KeepWaiting kPatient;
-Client* volatile forked_client;  // where the leak checker finds it
+std::vector<Client*>* const forked_clients = new std::vector<Client*>;  // where the leak checker finds them
 
 using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
 
@@ -537,7 +537,7 @@ TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   child->free(5);
   EXPECT_EQ(child->health().code(), ErrorCode::kLost);
   EXPECT_EQ(child->synchronize(kPatient, false, &error).code(), ErrorCode::kLost);
-  forked_client = child;
+  forked_clients->push_back(child);
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, ClientTest,
