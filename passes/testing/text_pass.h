@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "passes/pass.h"
+
+namespace torch_remote::passes::testing {
+
+// parse -> verify -> pass -> verify -> print; also that a second run changes nothing.
+inline std::string run_on_text(const std::string& text, Status (*pass)(ir::Graph&)) {
+  ir::Graph graph;
+  Status status = ir::parse_graph(text, &graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  status = ir::verify(graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(pass(graph).ok());
+  status = ir::verify(graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  ir::Graph again = graph;
+  EXPECT_TRUE(pass(again).ok());
+  EXPECT_EQ(ir::print(again), ir::print(graph));
+  return "\n" + ir::print(graph);
+}
+
+// The text as the printer writes it.
+inline std::string normalized(const std::string& text) {
+  ir::Graph graph;
+  const Status status = ir::parse_graph(text, &graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return "\n" + ir::print(graph);
+}
+
+}  // namespace torch_remote::passes::testing
