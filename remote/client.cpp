@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <random>
 
 #include "ir/op_table.h"
 #include "remote/delta.h"
@@ -118,6 +119,8 @@ Status ClientImpl::hello() {
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
                                    static_cast<uint32_t>(getpid())));
+  // Proposed; the worker's answer has the one that counts.
+  session_ = std::random_device()() | uint64_t{std::random_device()()} << 32;
   sequence_ = kHelloSequence;
   replies_.sending(sequence_, 0);
   if (Status status = transport_->send(header(wire::Type::kHello, sequence_, wire::kWantsReply),
