@@ -94,7 +94,8 @@ void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
   header.sequence = sequence;
-  EXPECT_TRUE(transport_->send(header, control, nullptr).ok());
+  std::lock_guard lock(mutex_);  // the worker's thread ends the transport
+  EXPECT_TRUE(transport_ && transport_->send(header, control, nullptr).ok());
 }
 
 void FakeWorker::run(Frame& frame, Message& message) {
