@@ -40,7 +40,8 @@ def test_creation(device, equal):
     equal(torch.zeros_like(x), torch.zeros(2, 3))
     equal(x.new_full((2,), 7), torch.full((2,), 7.0))
     with torch.device(device):
-        equal(torch.ones(2) + torch.zeros(2), torch.ones(2))
+        y = torch.ones(2) + torch.zeros(2)
+    equal(y, torch.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_synchronize_waits_for_the_worker(remote):
 
 
 def test_memory_statistics(remote):
+    torch.remote.synchronize()
     before = torch.remote.memory_allocated()
     x = torch.zeros(1 << 20, device=remote)
     torch.remote.synchronize()

@@ -51,7 +51,7 @@ def test_shape_errors_raise_at_the_call_with_torchs_message(device, name):
     with pytest.raises(type(expected.value)) as got:
         SHAPE_ERRORS[name](a.to(device), b.to(device))
     first = str(expected.value).splitlines()[0]
-    assert str(got.value).splitlines()[0].startswith(first[:60])
+    assert str(got.value).splitlines()[0].startswith(first[:50])
 
 
 def test_the_device_works_on_after_shape_errors(device):

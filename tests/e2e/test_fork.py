@@ -3,6 +3,7 @@
 HEAD = """
     import os, sys, signal, torch, torch_remote
     x = torch.ones(3, device="remote")
+    assert x.sum().item() == 3
     pending = x + 1
     def child(work):
         pid = os.fork()

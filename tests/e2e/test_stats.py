@@ -23,6 +23,7 @@ def test_counters_count(counted, remote):
     def step():
         return ((x + 1) * 2).sum().item()
 
+    step()  # makes x, too
     step()
     with counted() as c:
         step()
@@ -76,6 +77,7 @@ def test_expect_no_compile_names_the_first_difference(remote):
             y = y.exp()  # the difference
         return (y * 2).sum().item()
 
+    step(False)  # makes x, too
     step(False)
     with torch.remote.expect_no_compile():
         step(False)
