@@ -71,7 +71,9 @@ class ValueNumbering {
 
  private:
   bool mergeable(const Node& node) const {
-    if ((ir::op_desc(node.opcode).flags & ir::kOpPure) == 0) return false;
+    const uint32_t flags = ir::op_desc(node.opcode).flags;
+    // The client waits for each host result.
+    if ((flags & ir::kOpPure) == 0 || (flags & ir::kOpHostResult) != 0) return false;
     bool any = false;
     for (const Arg& result : node.results) {
       if (!mergeable_result(result)) return false;

@@ -79,6 +79,17 @@ TEST(Dce, WhatTheClientWaitsForStays) {
 )");
 }
 
+TEST(Dce, ANumberForTheClientStays) {
+  stays(R"(graph(s0) {
+  s1 = 1
+  s2 = 0
+  b0: input
+  %0: f32[s0]{1} @b0
+  aten::equal(%0, %0)
+}
+)");
+}
+
 TEST(Dce, NeighboursStayNeighbours) {
   const std::string out = testing::run_on_text(R"(graph(s0) {
   s1 = 7

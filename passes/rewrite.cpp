@@ -20,9 +20,10 @@ bool fills_first_argument(const OpDesc& desc) {
 }
 
 bool only_visible_effects(const OpDesc& desc) {
-  if ((desc.flags & ir::kOpPure) != 0) return true;
   constexpr uint32_t kElsewhere = ir::kOpHostResult | ir::kOpDynamicShape | ir::kOpHiddenMutation;
-  if (desc.opcode >= ir::kFirstOpaque || (desc.flags & kElsewhere) != 0) return false;
+  if ((desc.flags & kElsewhere) != 0) return false;  // the client waits for what it says
+  if ((desc.flags & ir::kOpPure) != 0) return true;
+  if (desc.opcode >= ir::kFirstOpaque) return false;
   // An op without any result or write is there for something else (an assertion).
   bool writes = !desc.results.empty();
   for (const ir::ArgDesc& arg : desc.args) writes |= arg.writes;
