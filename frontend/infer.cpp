@@ -1,13 +1,18 @@
 #include "frontend/infer.h"
 
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
 
 #include "frontend/metas/structured_metas.h"
 
 namespace torch_remote::frontend {
 namespace {
+
+constexpr size_t kMostSignatures = 4096;
 
 using c10::IValue;
 using ir::ArgKind;
@@ -178,7 +183,12 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
                     desc->family == ir::Family::kMultiTensor || base == "aten::masked_fill" ||
                     base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
                     base == "aten::copy_" || base == "aten::where" || desc->family == ir::Family::kOpaque;
-  exact_dtype = desc->family == ir::Family::kMatmul;
+  for (const char* name : {"aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_", "aten::random_",
+                           "aten::bernoulli_", "aten::exponential_", "aten::geometric_", "aten::cauchy_",
+                           "aten::log_normal_"}) {
+    fills |= base == name;
+  }
+  bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     if (name == "dim") dim = static_cast<int>(i);
@@ -226,14 +236,64 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   take_results(*op.desc, stack, out);
   if (memorable) {
     std::lock_guard lock(op.memo_mutex);
-    constexpr size_t kMostSignatures = 4096;
     if (op.memo.size() >= kMostSignatures) op.memo.clear();
     op.memo.emplace(std::move(key), out);
   }
   return Tier::kMetaKey;
 }
 
-void infer_mutation(const OpEntry& op, const IValue* args) {
+namespace {
+
+// Which arguments share storages, and where in them they begin: in-place ops refuse some overlaps.
+void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
+  std::vector<const c10::StorageImpl*> storages;
+  const auto add = [&](const IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
+    const at::Tensor& t = value.toTensor();
+    const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+    auto found = std::find(storages.begin(), storages.end(), storage);
+    append(key, static_cast<uint32_t>(found - storages.begin()));
+    if (found == storages.end()) storages.push_back(storage);
+    append(key, t.storage_offset());
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    add(args[i]);
+    if (args[i].isList()) {
+      for (const IValue& item : args[i].toListRef()) add(item);
+    }
+  }
+}
+
+// Ops that read one argument's elements while they write another's refuse overlaps; not all metas say so.
+void check_overlap(const OpEntry& op, const IValue* args) {
+  const std::string_view base = op.desc->name.substr(0, op.desc->name.find('.'));
+  for (const char* name : {"aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::index_add_",
+                           "aten::index_copy_", "aten::index_reduce_", "aten::masked_scatter_"}) {
+    if (base != name) continue;
+    for (uint32_t i = 1; i < op.arg_count; ++i) {
+      if (args[i].isTensor() && is_remote(args[i].toTensor())) at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
+    }
+  }
+  if (base == "aten::masked_fill_") {
+    const at::Tensor& self = args[0].toTensor();
+    const at::Tensor& mask = args[1].toTensor();
+    TORCH_CHECK(at::is_expandable_to(mask.sizes(), self.sizes()), "output with shape ", self.sizes(),
+                " doesn't match the broadcast shape ", c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
+  }
+}
+
+}  // namespace
+
+void check_mutation(const OpEntry& op, const IValue* args) {
+  check_overlap(op, args);
+  std::string key;
+  bool memorable = true;
+  for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
+  append_aliasing(key, args, op.arg_count);
+  if (memorable) {
+    std::lock_guard lock(op.memo_mutex);
+    if (op.memo.contains(key)) return;
+  }
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages;
   std::vector<std::pair<at::Tensor, at::Tensor>> mirrors;  // real, meta
   const auto mirror = [&](const at::Tensor& t) {
@@ -255,13 +315,19 @@ void infer_mutation(const OpEntry& op, const IValue* args) {
   try {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } catch (const c10::NotImplementedError&) {
-    return;  // no meta: the worker will say if something is wrong
+    // No meta: the worker will say if something is wrong.
   }
+  bool changed = false;
   for (auto& [real, meta] : mirrors) {
-    if (real.sizes().equals(meta.sizes())) continue;
+    if (real.sizes().equals(meta.sizes()) && real.strides().equals(meta.strides())) continue;
+    changed = true;
     real.resize_(meta.sizes());
     if (!real.strides().equals(meta.strides())) real.as_strided_(meta.sizes(), meta.strides());
   }
+  if (changed || !memorable) return;
+  std::lock_guard lock(op.memo_mutex);
+  if (op.memo.size() >= kMostSignatures) op.memo.clear();
+  op.memo.emplace(std::move(key), Inferred{});
 }
 
 }  // namespace torch_remote::frontend

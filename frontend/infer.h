@@ -47,7 +47,8 @@ struct OpEntry {
   bool dynamic = false;                 // always tier 4
   bool scalars_allowed = false;         // takes 0-dim CPU tensors
   bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded
-  bool exact_dtype = false;             // out= must have the result's dtype
+  bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
+  bool bumps_versions = false;          // multi-tensor, in-place: counts versions as its single-tensor ops do
 
   // Positions of arguments by name, for the rules; -1: the op has none of that name.
   int dim = -1, keepdim = -1, dtype = -1;
@@ -62,9 +63,10 @@ struct OpEntry {
 enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
 Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// Runs the op at the Meta key on mirrors of its arguments (one meta storage per real storage) and applies what happened to the sizes of its written
-// arguments to the real ones: in-place and out overloads without a functional sibling.
-void infer_mutation(const OpEntry& op, const c10::IValue* args);
+// In-place and out overloads: raises what is wrong with the arguments, and resizes `out` arguments. Runs the op at the Meta key
+// on mirrors of its arguments (one meta storage per real storage) and applies what happened to their sizes to the real
+// ones; signatures that changed nothing are remembered.
+void check_mutation(const OpEntry& op, const c10::IValue* args);
 
 // A Meta tensor with the same metadata.
 at::Tensor meta_like(const at::Tensor& tensor);

@@ -320,12 +320,12 @@ Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
   return tensor;
 }
 
-Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, c10::ScalarType dtype) {
+Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
-  storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytesContiguous(sizes, meta.itemsize()));
+  storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(storage),
                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
-  impl->set_sizes_contiguous(sizes);
+  impl->set_sizes_and_strides(sizes, strides);
   return Tensor(std::move(impl));
 }
 

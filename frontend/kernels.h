@@ -16,7 +16,8 @@ at::Tensor upload_tensor(const at::Tensor& cpu, c10::DeviceIndex device);
 // Changes a storage's size; its first bytes stay.
 void resize_storage_bytes(const c10::Storage& storage, size_t nbytes);
 
-// A contiguous tensor over a storage whose buffer exists already, sized to fit.
-at::Tensor adopt_storage(const c10::Storage& storage, c10::IntArrayRef sizes, c10::ScalarType dtype);
+// A tensor over a storage whose buffer exists already, sized to fit.
+at::Tensor adopt_storage(const c10::Storage& storage, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         c10::ScalarType dtype);
 
 }  // namespace torch_remote::frontend

@@ -318,8 +318,10 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
           break;
         }
         c10::DimVector sizes(static_cast<size_t>(word()));
+        c10::DimVector strides(sizes.size());
         for (int64_t& size : sizes) size = word();
-        values.push_back(adopt_storage(storage, sizes, static_cast<c10::ScalarType>(dtype)));
+        for (int64_t& stride : strides) stride = word();
+        values.push_back(adopt_storage(storage, sizes, strides, static_cast<c10::ScalarType>(dtype)));
         break;
       }
       case ir::ResultKind::kBool:
@@ -353,55 +355,41 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
   for (IValue& value : values) stack.push_back(std::move(value));
 }
 
-// What TensorIterator checks of a given output.
-void check_written(const OpEntry& op, const at::Tensor& out, const ResultMeta& result, bool may_resize) {
-  if (!may_resize) {
-    TORCH_CHECK(out.sizes().equals(result.sizes), "output with shape ", out.sizes(),
-                " doesn't match the broadcast shape ", c10::IntArrayRef(result.sizes));
-  }
-  if (op.exact_dtype) {
-    TORCH_CHECK(out.scalar_type() == result.dtype, "Expected out tensor to have dtype ", result.dtype, ", but got ",
-                out.scalar_type(), " instead");
-  }
-  TORCH_CHECK(c10::canCast(result.dtype, out.scalar_type()), "result type ", result.dtype,
-              " can't be cast to the desired output type ", out.scalar_type());
+// What TensorIterator checks of an in-place op.
+void check_in_place(const at::Tensor& self, const ResultMeta& result) {
+  TORCH_CHECK(self.sizes().equals(result.sizes), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(result.sizes));
+  TORCH_CHECK(c10::canCast(result.dtype, self.scalar_type()), "result type ", result.dtype,
+              " can't be cast to the desired output type ", self.scalar_type());
 }
 
-void run_in_place(const OpEntry& op, IValue* args) {
-  if (!args[0].isTensor()) return;  // a list: multi-tensor ops
-  const at::Tensor& self = args[0].toTensor();
-  if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
-  const OpEntry* functional = op.functional;
-  if (functional == nullptr || (functional->rule == nullptr && functional->structured == nullptr)) return;
-  Inferred inferred;
-  infer(*functional, args, inferred);
-  if (inferred.results.size() == 1) check_written(op, self, inferred.results[0], false);
-  for (uint32_t i = 1; i < op.arg_count; ++i) {
-    if (args[i].isTensor() && args[i].toTensor().defined() && is_remote(args[i].toTensor()) &&
-        op.desc->family == ir::Family::kPointwise) {
-      at::assert_no_partial_overlap(self, args[i].toTensor());
+void run_in_place(const OpEntry& op, const IValue* args) {
+  if (!args[0].isTensor()) {
+    // Multi-tensor ops are composites of in-place ops elsewhere, which count versions: so do these.
+    if (op.bumps_versions) {
+      for (const IValue& item : args[0].toListRef()) {
+        auto* impl = item.toTensor().unsafeGetTensorImpl();
+        if (!impl->is_inference()) impl->bump_version();
+      }
     }
-  }
-}
-
-void run_out(const OpEntry& op, IValue* args) {
-  if (op.functional == nullptr) {
-    infer_mutation(op, args);
     return;
   }
-  // The out arguments come last, in the order of the results; the functional overload has all others.
+  const at::Tensor& self = args[0].toTensor();
+  if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+  if (op.fills) return;
+  const OpEntry* functional = op.functional;
+  if (op.desc->family != ir::Family::kPointwise || functional == nullptr ||
+      (functional->rule == nullptr && functional->structured == nullptr)) {
+    check_mutation(op, args);
+    return;
+  }
   Inferred inferred;
-  infer(*op.functional, args, inferred);
-  size_t next = 0;
-  for (uint32_t i = 0; i < op.arg_count && next < inferred.results.size(); ++i) {
-    if (!op.desc->args[i].writes || i < op.functional->arg_count || !args[i].isTensor()) continue;
-    const at::Tensor& out = args[i].toTensor();
-    const ResultMeta& result = inferred.results[next++];
-    check_written(op, out, result, true);
-    if (at::native::resize_output(out, result.sizes) && !out.strides().equals(result.strides)) {
-      out.as_strided_(result.sizes, result.strides);
+  infer(*functional, args, inferred);
+  if (inferred.results.size() == 1) check_in_place(self, inferred.results[0]);
+  for (uint32_t i = 1; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().defined() && is_remote(args[i].toTensor())) {
+      at::assert_no_partial_overlap(self, args[i].toTensor());
     }
-    at::assert_no_internal_overlap(out);
   }
 }
 
@@ -415,8 +403,8 @@ void run(const OpEntry& op, Stack& stack) {
 
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {
-    run_out(op, args);
-  } else if (op.desc->flags & ir::kOpInPlace && op.desc->results.size() == 1 && op.desc->results[0].alias >= 0) {
+    check_mutation(op, args);
+  } else if (op.desc->flags & ir::kOpInPlace) {
     run_in_place(op, args);
   } else if (!op.desc->results.empty()) {
     if (infer(op, args, inferred) == Tier::kDynamic) {

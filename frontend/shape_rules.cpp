@@ -82,11 +82,17 @@ void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
       }
     }
   }
+  bool natural = true;
+  for (int64_t i = 0; i < rank; ++i) natural &= perm[i] == rank - 1 - i;
+  if (natural) {
+    contiguous_strides(out.sizes, out.strides);
+    return;
+  }
   out.strides.resize(rank);
   int64_t next = 1;
   for (int64_t i = 0; i < rank; ++i) {
     out.strides[perm[i]] = next;
-    next *= std::max<int64_t>(out.sizes[perm[i]], 1);
+    next *= out.sizes[perm[i]];
   }
 }
 
@@ -306,6 +312,10 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     if (self.numel() == 0) return false;
     dtype = ScalarType::Long;
   } else {
+    if (self.numel() == 0 && op.dim < 0 && (op.desc->name == "aten::max" || op.desc->name == "aten::min")) {
+      TORCH_CHECK(false, op.desc->name.substr(6), "(): Expected reduction dim to be specified for input.numel() == 0. "
+                  "Specify the reduction dim with the 'dim' argument.");
+    }
     if (!is_plain_float(dtype) || self.numel() == 0) return false;
     dtype = dtype_arg(op, args, dtype);
   }

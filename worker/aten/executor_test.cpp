@@ -289,7 +289,7 @@ TEST(Executor, DynamicResultsReportTypeAndSizes) {
   TestExecutor::Loaded program(executor, builder);
   const auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
-  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2}));
+  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2, 1, 2}));
   ASSERT_EQ(program.buffers[1].nbytes, 32u);
   const auto* data = static_cast<const int64_t*>(program.buffers[1].data);
   EXPECT_EQ(std::vector<int64_t>(data, data + 4), (std::vector<int64_t>{0, 1, 1, 1}));

@@ -1,6 +1,5 @@
 #include "worker/aten/program.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -29,6 +28,13 @@ void for_each_result_view(const ir::Node& node, F&& f) {
   }
 }
 
+// A storage of memory that somebody else has.
+c10::Storage make_storage(void* data, size_t nbytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                                            c10::DataPtr(data, c10::Device(c10::kCPU)), nullptr,
+                                                            /*resizable=*/false));
+}
+
 at::ScalarType scalar_type(ir::DType dtype) { return static_cast<at::ScalarType>(dtype); }
 
 static_assert(static_cast<int>(ir::DType::kFloat32) == static_cast<int>(at::kFloat));
@@ -44,9 +50,7 @@ Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std
   const c10::InferenceMode inference;
   buffers_.resize(graph_.buffers.size());
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    buffers_[i].storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr,
-        /*resizable=*/false));
+    buffers_[i].storage = make_storage(nullptr, 0);
     buffers_[i].survives = graph_.buffers[i].survives;
   }
   views_.reserve(graph_.views.size());
@@ -65,9 +69,14 @@ Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std
 at::Tensor Program::tensor_of(const Arg& arg, const ir::Node& node) {
   if (arg.tag == ArgTag::kView) return views_[arg.a];
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-  ScalarTensor scalar{arg.a, dtype, at::detail::empty_cpu({}, scalar_type(number_type(arg, node)))};
+  const auto type = c10::scalarTypeToTypeMeta(scalar_type(number_type(arg, node)));
+  ScalarTensor& scalar = scalars_.emplace_back();
+  scalar.symbol = arg.a;
+  scalar.dtype = dtype;
+  scalar.tensor = at::detail::make_tensor<c10::TensorImpl>(make_storage(scalar.memory, type.itemsize()),
+                                                           c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  scalar.tensor.unsafeGetTensorImpl()->set_sizes_contiguous({});
   if (arg.b >> 8 & 1) scalar.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  scalars_.push_back(scalar);
   return scalar.tensor;
 }
 
@@ -326,13 +335,16 @@ void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   if (view.dynamic) return take_dynamic(run, view, std::move(tensor));
   const at::Tensor& expected = views_[result.a];
   TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");
-  TORCH_CHECK(tensor.sizes() == expected.sizes() && tensor.scalar_type() == expected.scalar_type(),
+  // Statistics of norms are of another precision on other devices: what the program says counts.
+  const bool both_float = tensor.is_floating_point() && expected.is_floating_point();
+  TORCH_CHECK(tensor.sizes() == expected.sizes() && (tensor.scalar_type() == expected.scalar_type() || both_float),
               "remote: the op returned a tensor of sizes ", tensor.sizes(), " and type ", tensor.scalar_type(),
               ", the program expects ", expected.sizes(), " and ", expected.scalar_type());
   tr_buffer& buffer = run.buffers[view.buffer];
   const auto nbytes = static_cast<uint64_t>(run.symbols[graph_.buffers[view.buffer].nbytes]);
   if (!buffer.data) {
-    bool same_layout = tensor.storage_offset() == expected.storage_offset() && tensor.is_non_overlapping_and_dense();
+    bool same_layout = tensor.scalar_type() == expected.scalar_type() &&
+                       tensor.storage_offset() == expected.storage_offset() && tensor.is_non_overlapping_and_dense();
     for (int64_t i = 0; same_layout && i < tensor.dim(); ++i) {
       same_layout = tensor.size(i) < 2 || tensor.stride(i) == expected.stride(i);
     }
@@ -353,9 +365,11 @@ void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor)
   if (!tensor.defined()) return add_word(run, -1);
   add_word(run, static_cast<int64_t>(tensor.scalar_type()));
   add_word(run, tensor.dim());
-  for (int64_t size : tensor.sizes()) add_word(run, size);
-  tensor = tensor.resolve_conj().resolve_neg().contiguous();
+  tensor = tensor.resolve_conj().resolve_neg();
+  if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
   if (!is_sole_owner(tensor) || tensor.storage_offset() != 0) tensor = tensor.clone();
+  for (int64_t size : tensor.sizes()) add_word(run, size);
+  for (int64_t stride : tensor.strides()) add_word(run, stride);
   const uint64_t nbytes = tensor.nbytes();
   tr_buffer& buffer = run.buffers[view.buffer];
   if (buffer.release) buffer.release(buffer.owner);
