@@ -1,7 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 
@@ -13,21 +12,19 @@
 
 // Attention as it is recorded for any device (`_scaled_dot_product_fused_attention_overrideable`), on the CPU: torch's flash
 // kernel where that can take it, else the formula itself. Both give the same log-sum-exp, so that forward and backward may
-// take different ways. Dropout draws its mask again in backward, from the Philox seed and offset that forward kept.
+// take different ways. Attention with dropout is recorded as the ops it consists of, so it does not come here.
 namespace torch_remote::worker::aten {
 namespace {
 
 struct Attention {
   at::Tensor query, key, value;
   std::optional<at::Tensor> bias;  // added to the scores
-  double dropout = 0;
   bool causal = false;
   std::optional<double> scale;
-  uint64_t seed = 0, offset = 0;
 
   bool flash() const {
     const auto type = query.scalar_type();
-    return dropout == 0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+    return query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
            (type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf) &&
            key.scalar_type() == type && value.scalar_type() == type && query.size(3) == key.size(3) &&
            query.size(3) == value.size(3) && query.size(1) == key.size(1) && query.size(1) == value.size(1) &&
@@ -80,16 +77,6 @@ at::Tensor probabilities(const at::Tensor& scores, const at::Tensor& logsumexp) 
   return (scores - finite.unsqueeze(-1)).exp_();
 }
 
-// Ones and zeros over 1 - p, or nothing.
-std::optional<at::Tensor> dropout_mask(const Attention& a, const at::Tensor& like) {
-  if (a.dropout == 0) return std::nullopt;
-  at::Tensor mask = at::empty(like.sizes(), like.options());
-  const std::vector<c10::IValue> args = {mask, 1 - a.dropout, c10::IValue()};
-  find_random("aten::bernoulli_.float")({args, {}, a.seed, a.offset});
-  if (a.dropout < 1) mask.mul_(1 / (1 - a.dropout));
-  return mask;
-}
-
 void store(const at::Tensor& result, const at::Tensor& value) {
   if (result.defined()) result.copy_(value);
 }
@@ -105,9 +92,7 @@ void forward(const Attention& a, const at::Tensor& output, const at::Tensor& log
   const at::Tensor query = compute_type(a.query);
   const at::Tensor all = scores(a, query, compute_type(repeat_heads(a.key, a.query)));
   const at::Tensor lse = all.logsumexp(-1);
-  at::Tensor weights = probabilities(all, lse);
-  if (const auto mask = dropout_mask(a, weights)) weights.mul_(*mask);
-  store(output, at::matmul(weights, compute_type(repeat_heads(a.value, a.query))));
+  store(output, at::matmul(probabilities(all, lse), compute_type(repeat_heads(a.value, a.query))));
   store(logsumexp, lse);
 }
 
@@ -130,13 +115,10 @@ void backward(const Attention& a, const at::Tensor& gradient, const at::Tensor& 
   const at::Tensor value = compute_type(repeat_heads(a.value, a.query));
   const at::Tensor grad = compute_type(gradient);
   const at::Tensor weights = probabilities(scores(a, query, key), logsumexp.to(query.scalar_type()));
-  const auto mask = dropout_mask(a, weights);
   if (gradients.value.defined()) {
-    store(gradients.value,
-          sum_heads(at::matmul((mask ? weights * *mask : weights).transpose(-2, -1), grad), a.value));
+    store(gradients.value, sum_heads(at::matmul(weights.transpose(-2, -1), grad), a.value));
   }
-  at::Tensor grad_weights = at::matmul(grad, value.transpose(-2, -1));
-  if (mask) grad_weights.mul_(*mask);
+  const at::Tensor grad_weights = at::matmul(grad, value.transpose(-2, -1));
   const at::Tensor delta = (grad * compute_type(output)).sum(-1, /*keepdim=*/true);
   const at::Tensor grad_scores = weights * (grad_weights - delta);
   if (gradients.query.defined()) store(gradients.query, at::matmul(grad_scores, key) * a.factor());
@@ -155,6 +137,10 @@ std::optional<double> optional_double(const c10::IValue& value) {
   return value.isNone() ? std::nullopt : std::optional(value.toDouble());
 }
 
+void check_no_dropout(const c10::IValue& p) {
+  TORCH_CHECK(p.toDouble() == 0, "remote: fused attention does not drop out, but got dropout_p=", p.toDouble());
+}
+
 // (query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, scale) -> (output, logsumexp, cum_seq_q, cum_seq_k,
 // max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
 void run_forward(const SpecialCall& call) {
@@ -163,18 +149,14 @@ void run_forward(const SpecialCall& call) {
   a.key = call.args[1].toTensor();
   a.value = call.args[2].toTensor();
   a.bias = optional_tensor(call.args[3]);
-  a.dropout = call.args[4].toDouble();
+  check_no_dropout(call.args[4]);
   a.causal = call.args[5].toBool();
   a.scale = optional_double(call.args[7]);
-  a.seed = call.seed;
-  a.offset = call.offset;
   forward(a, call.results[0], call.results[1]);
-  // Not variable in length: nothing is cumulated; and the debug mask is not offered.
-  for (const size_t unused : {size_t{2}, size_t{3}, size_t{8}}) {
+  // Not variable in length: nothing is cumulated; not random; and the debug mask is not offered.
+  for (const size_t unused : {2, 3, 6, 7, 8}) {
     if (call.results[unused].defined()) call.results[unused].zero_();
   }
-  if (call.results[6].defined()) call.results[6].fill_(static_cast<int64_t>(call.seed));
-  if (call.results[7].defined()) call.results[7].fill_(static_cast<int64_t>(call.offset));
 }
 
 // (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
@@ -185,17 +167,9 @@ void run_backward(const SpecialCall& call) {
   a.key = call.args[2].toTensor();
   a.value = call.args[3].toTensor();
   a.bias = optional_tensor(call.args[4]);
-  a.dropout = call.args[12].toDouble();
+  check_no_dropout(call.args[12]);
   a.causal = call.args[13].toBool();
   a.scale = optional_double(call.args[16]);
-  const auto word = [](const c10::IValue& value) {
-    const auto tensor = optional_tensor(value);
-    return tensor ? static_cast<uint64_t>(tensor->item<int64_t>()) : 0;
-  };
-  if (a.dropout != 0) {
-    a.seed = word(call.args[14]);
-    a.offset = word(call.args[15]);
-  }
   backward(a, call.args[0].toTensor(), call.args[6].toTensor(), call.args[7].toTensor(),
            {call.results[0], call.results[1], call.results[2], call.results[3]});
 }

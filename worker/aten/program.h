@@ -2,8 +2,9 @@
 
 #include <c10/core/Storage.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <vector>
 
 #include "ir/graph.h"
@@ -60,6 +61,7 @@ class Program {
     ir::Sym symbol;
     ir::DType dtype;  // of the symbol's bits
     at::Tensor tensor;
+    alignas(16) std::byte memory[16] = {};  // the tensor's
     int64_t last[2] = {0, 0};
     bool set = false;
   };
@@ -68,7 +70,7 @@ class Program {
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
-  std::vector<ScalarTensor> scalars_;
+  std::deque<ScalarTensor> scalars_;  // they stay where they are
   std::vector<Operation> operations_;
   std::vector<NodeState> nodes_;
   c10::Stack stack_;

@@ -286,13 +286,13 @@ void GraphBuilder::call(std::string_view op, const std::vector<c10::IValue>& arg
   graph.nodes.push_back(std::move(node));
 }
 
-TestExecutor::TestExecutor(bool inproc, uint64_t limit)
+TestExecutor::TestExecutor(bool inproc, uint64_t limit, int threads)
     : api(torch_remote_executor_api()), memory(CachingAllocator::create(make_anonymous_source(), limit)) {
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), [](void* context, uint64_t nbytes, tr_buffer* buffer) {
              return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
            }};
   tr_error error{};
-  if (api->create(&host_, 1, inproc, &executor, &error) != 0) ADD_FAILURE() << error.message;
+  if (api->create(&host_, threads, inproc, &executor, &error) != 0) ADD_FAILURE() << error.message;
 }
 
 TestExecutor::~TestExecutor() { api->destroy(executor); }

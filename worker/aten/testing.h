@@ -40,7 +40,7 @@ class GraphBuilder {
 // Runs graphs through the plugin's C interface.
 class TestExecutor {
  public:
-  explicit TestExecutor(bool inproc = false, uint64_t limit = uint64_t{8} << 30);
+  explicit TestExecutor(bool inproc = false, uint64_t limit = uint64_t{8} << 30, int threads = 1);
   ~TestExecutor();
 
   struct Outcome {
