@@ -222,9 +222,9 @@ void CachingAllocator::give_large(Block* block) {
 
 bool CachingAllocator::add_segment(size_t size) {
   const auto fits = [&](size_t bytes) { return stats_.reserved <= limit_ && bytes <= limit_ - stats_.reserved; };
-  // A segment has room for more than this one block, unless that is what breaks the limit.
+  // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
   Segment memory;
-  if (size < kSegment && fits(kSegment)) memory = source_->allocate(kSegment);
+  if (size < kSegment / 2 && fits(kSegment)) memory = source_->allocate(kSegment);
   if (!memory.data && fits(size)) memory = source_->allocate(size);
   if (!memory.data) return false;
   auto segment = std::make_unique<OwnedSegment>();

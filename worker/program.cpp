@@ -5,6 +5,8 @@
 namespace torch_remote::worker {
 namespace {
 
+constexpr uint64_t kStageBytes = 8 << 20;
+
 void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
                       std::string* out) {
   const auto separate = [&] {
@@ -107,6 +109,40 @@ std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_a
   program->executor = executor;
   load(*program, bytes, size);
   return program;
+}
+
+void find_stages(LoadedProgram& program) {
+  const auto count = static_cast<uint32_t>(program.graph.nodes.size());
+  std::vector<std::vector<uint32_t>> dying(count), born(count);
+  program.stages.assign(1, {});
+  for (uint32_t i = 0; i < program.inputs.size(); ++i) {
+    const uint32_t b = program.inputs[i];
+    if (!program.graph.buffers[b].survives && program.lifetimes[b].last != ir::kNoNode) {
+      dying[program.lifetimes[b].last].push_back(i);
+    }
+  }
+  for (const uint32_t b : program.survivors) {
+    if (program.created[b]) continue;
+    if (program.lifetimes[b].first == ir::kNoNode) {
+      program.stages[0].allocate.push_back(b);
+    } else {
+      born[program.lifetimes[b].first].push_back(b);
+    }
+  }
+  uint64_t dead = 0;
+  for (uint32_t n = 0; n < count; ++n) {
+    if (dead >= kStageBytes) {
+      program.stages.push_back({n, n, {}, {}});
+      dead = 0;
+    }
+    Stage& stage = program.stages.back();
+    stage.last = n + 1;
+    stage.allocate.insert(stage.allocate.end(), born[n].begin(), born[n].end());
+    for (const uint32_t i : dying[n]) {
+      stage.release.push_back(i);
+      dead += program.nbytes[program.inputs[i]];
+    }
+  }
 }
 
 std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values) {

@@ -12,6 +12,13 @@
 
 namespace torch_remote::worker {
 
+// A part of a run, after which memory can be given back.
+struct Stage {
+  uint32_t first = 0, last = 0;      // nodes [first, last)
+  std::vector<uint32_t> allocate;    // survivors that are first touched here
+  std::vector<uint32_t> release;     // indices into `inputs` of those that are dead afterwards
+};
+
 // A program as a session keeps it: the graph, the executor's form of it, and what the last run has left so that the next one
 // with the same sizes costs little.
 struct LoadedProgram {
@@ -44,7 +51,12 @@ struct LoadedProgram {
   bool placed = false;               // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
   bool executor_is_current = false;  // the executor has seen `values`
   Layout layout;
+  std::vector<Stage> stages;
 };
+
+// Cuts a run where many bytes of inputs that do not outlive it (activations, in a backward pass) are dead, so that what
+// comes after can have their memory.
+void find_stages(LoadedProgram& program);
 
 // Decodes and loads; never fails but for `status`.
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,

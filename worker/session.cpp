@@ -81,6 +81,7 @@ struct Session::Run {
   tr_buffer arena{};
   FailurePtr failure;              // the first that this run met, its own or an older one
   uint32_t next = 0;               // the node to go on with
+  bool aliased = false;            // one buffer is bound twice, which no client of ours does
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());
@@ -161,7 +162,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   if (status.ok()) status = remote::decode_bindings(request.bindings, request.base, program.bindings);
   if (!status.ok()) return status;
   if (changed) program.evaluated = false;
-  Run run{program, request, words, 0, std::vector<tr_buffer>(program.graph.buffers.size()), {}, {}, nullptr, 0};
+  Run run{program, request, words, 0, std::vector<tr_buffer>(program.graph.buffers.size()), {}, {}, nullptr, 0, false};
   bind_inputs(run);
   if (!program.status.ok()) {
     fail_all(run, note({program.status, program.number, 0, request.sequence}));
@@ -170,8 +171,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   } else {
     words->resize(program.words);
     unshare_written(run);
-    const auto count = static_cast<uint32_t>(program.graph.nodes.size());
-    if (!run.poison.empty() || !allocate_all(run) || !call(run, 0, count)) execute_one_by_one(run);
+    if (!run.poison.empty() || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
   }
   finish(run);
   words->resize(run.words_used);
@@ -182,6 +182,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
 
 void Session::bind_inputs(Run& run) {
   const LoadedProgram& program = run.program;
+  ++run_count_;
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
     const uint64_t id = program.bindings.ids[i];
@@ -192,6 +193,7 @@ void Session::bind_inputs(Run& run) {
       run.set_poison(b, entry->failure);
     } else {
       run.buffers[b] = borrowed(entry->memory->data(), entry->memory->nbytes());
+      run.aliased |= !entry->memory->bind(run_count_);
     }
   }
 }
@@ -223,6 +225,7 @@ Status Session::prepare(Run& run) {
   if (!status.ok()) return status;
   place(graph, program.lifetimes, program.in_arena, nbytes_, &program.layout);
   program.nbytes = nbytes_;
+  find_stages(program);
   program.placed = true;
   return {};
 }
@@ -246,8 +249,8 @@ void Session::unshare_written(Run& run) {
   }
 }
 
-// Memory for everything that the executor does not make itself. False if there is not enough.
-bool Session::allocate_all(Run& run) {
+// Memory for the temporaries that the executor does not make itself. False if there is not enough.
+bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
   if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena)) return false;
@@ -255,8 +258,22 @@ bool Session::allocate_all(Run& run) {
     if (layout.offsets[b] == Layout::kNotThere) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
   }
-  for (const uint32_t b : program.survivors) {
-    if (!program.created[b] && !memory_->allocate(program.nbytes[b], &run.buffers[b])) return false;
+  return true;
+}
+
+// The fast way: stage by stage. False if a node failed or memory ran out; run.next is then the node to go on with.
+bool Session::execute(Run& run) {
+  const LoadedProgram& program = run.program;
+  for (const Stage& stage : program.stages) {
+    for (const uint32_t b : stage.allocate) {
+      if (!memory_->allocate(program.nbytes[b], &run.buffers[b])) return false;
+    }
+    if (stage.first != stage.last && !call(run, stage.first, stage.last)) return false;
+    if (run.aliased || &stage == &program.stages.back()) continue;
+    for (const uint32_t i : stage.release) {
+      buffers_.erase(program.bindings.ids[i]);
+      run.buffers[program.inputs[i]] = {};
+    }
   }
   return true;
 }

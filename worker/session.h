@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ir/graph.h"
@@ -43,6 +44,8 @@ class Memory {
 
   void* data() const { return data_; }
   uint64_t nbytes() const { return nbytes_; }
+  // Notes that this run has it as an input. False if it has it twice.
+  bool bind(uint64_t run) { return std::exchange(bound_by_, run) != run; }
 
  private:
   void* data_;
@@ -50,6 +53,7 @@ class Memory {
   tr_buffer buffer_{};
   std::shared_ptr<void> keep_;
   CachingAllocator* counted_ = nullptr;
+  uint64_t bound_by_ = 0;
 };
 using MemoryPtr = std::shared_ptr<Memory>;
 
@@ -116,7 +120,8 @@ class Session {
   void bind_inputs(Run& run);
   Status prepare(Run& run);
   void unshare_written(Run& run);
-  bool allocate_all(Run& run);
+  bool allocate_arena(Run& run);
+  bool execute(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last);
   void execute_one_by_one(Run& run);
   Failure failure_of(const Run& run, uint32_t node) const;
@@ -138,6 +143,7 @@ class Session {
   // Scratch of run().
   std::vector<uint64_t> frees_;
   std::vector<uint64_t> nbytes_;
+  uint64_t run_count_ = 0;
   tr_error error_{};
 };
 

@@ -410,6 +410,48 @@ TEST_F(SmallSessionTest, TemporariesShareMemory) {
   EXPECT_LT(memory->stats().peak, uint64_t{45} << 20);
 }
 
+// Two inputs of 20 MiB that die one after the other, and two results of 20 MiB: three of the four fit at a time.
+TEST_F(SmallSessionTest, DeadInputsMakeRoom) {
+  const std::string text = R"(graph(s0, s1) {
+  b0: input
+  b1: input
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %1, alpha=1)
+})";
+  load(1, text);
+  const std::vector<float> values(5 << 20, 1);
+  for (int i = 0; i < 2; ++i) {
+    tr_buffer memory_of{};
+    ASSERT_TRUE(memory->allocate(20 << 20, &memory_of));
+    std::memcpy(memory_of.data, values.data(), 20 << 20);
+    ASSERT_TRUE(session->upload(1 + i, std::make_shared<Memory>(memory_of)).ok());
+  }
+  EXPECT_EQ(run(1, {5 << 20, 20 << 20}, {1, 2}), nullptr);
+  EXPECT_LT(memory->stats().peak, uint64_t{62} << 20);
+  EXPECT_EQ(read(101, 1), (Floats{2}));
+}
+
+TEST_F(SmallSessionTest, ABufferBoundTwiceIsNotFreedTooEarly) {
+  load(1, R"(graph(s0) {
+  b0: input
+  b1: input
+  b2: fresh(8) survives
+  b3: fresh(8) survives
+  %0: f32[2]{1} @b0
+  %1: f32[2]{1} @b1
+  %2: f32[2]{1} @b2 = aten::relu(%0)
+  %3: f32[2]{1} @b3 = aten::relu(%1)
+})");
+  upload(1, std::vector<float>(3 << 20, 5));
+  EXPECT_EQ(run(1, {0}, {1, 1}), nullptr);
+  EXPECT_EQ(read(101, 2), (Floats{5, 5}));
+  EXPECT_FALSE(exists(1));
+}
+
 // Random programs' bytes, cut or changed, never crash.
 TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
   ir::Graph graph;

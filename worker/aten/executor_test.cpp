@@ -368,6 +368,17 @@ TEST(Executor, ProgramsThatDoNotFitTheSchemaAreRefused) {
   EXPECT_STREQ(program.error.kind, "NotImplementedError");
 }
 
+TEST(Executor, OpsThatChangeTensorsThemselvesAreRefused) {
+  TestExecutor executor;
+  for (const char* op : {"aten::set_", "aten::t_", "aten::squeeze_"}) {
+    GraphBuilder builder;
+    builder.call(op, {at::randn({2, 3})}, {});
+    TestExecutor::Loaded program(executor, builder);
+    EXPECT_EQ(program.program, nullptr) << op;
+    EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
+  }
+}
+
 TEST(Executor, PackGathersAStridedView) {
   const at::Tensor a = at::arange(24, at::kInt).reshape({2, 3, 4});
   const at::Tensor view = a.permute({2, 0, 1});

@@ -2,8 +2,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/List.h>
+#include <ATen/core/enum_tag.h>
 
+#include <algorithm>
 #include <bit>
+#include <unordered_set>
 
 #include "worker/aten/philox.h"
 #include "worker/aten/schema.h"
@@ -108,6 +111,16 @@ c10::IValue absent(const c10::Argument& argument) {
   TORCH_CHECK_TYPE(false, "remote: the program gives no value for argument '", argument.name(), "'");
 }
 
+// Ops that change what a tensor is instead of its elements would change this program's own tensors, and one reads files: no
+// recorder sends them, so whoever does means no good.
+void refuse_harmful(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string_view> refused = {
+      "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_data", "aten::from_file",
+  };
+  TORCH_CHECK_NOT_IMPLEMENTED(!op.hasTag(at::Tag::inplace_view) && !refused.contains(op.schema().name()),
+                              "remote: the worker does not run '", op.schema().name(), "'");
+}
+
 // The default generator's state, as it was before a call that seeds it: the process may be the user's own.
 class SeededDefaultGenerator {
  public:
@@ -130,6 +143,7 @@ class SeededDefaultGenerator {
 
 Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const Arg&)>& tensor, const ir::Graph& graph)
     : functional_(find_operator(ir::op_desc(node.opcode).name)) {
+  refuse_harmful(functional_);
   const c10::FunctionSchema& schema = functional_.schema();
   const std::string_view name = ir::op_desc(node.opcode).name;
   const auto& arguments = schema.arguments();
