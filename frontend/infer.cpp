@@ -311,9 +311,13 @@ void check_mutation(const OpEntry& op, const IValue* args) {
   for (size_t i = 0; i < op.arg_count; ++i) {
     stack.push_back(args[i].isGenerator() ? IValue() : map_tensors(args[i], mirror));
   }
-  op.meta_calls.fetch_add(1, std::memory_order_relaxed);
   try {
-    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    if (op.structured != nullptr) {
+      op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    } else {
+      op.meta_calls.fetch_add(1, std::memory_order_relaxed);
+      op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    }
   } catch (const c10::NotImplementedError&) {
     // No meta: the worker will say if something is wrong.
   }

@@ -375,17 +375,17 @@ void run_in_place(const OpEntry& op, const IValue* args) {
     return;
   }
   const at::Tensor& self = args[0].toTensor();
-  if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
-  if (op.fills) return;
   const OpEntry* functional = op.functional;
-  if (op.desc->family != ir::Family::kPointwise || functional == nullptr ||
-      (functional->rule == nullptr && functional->structured == nullptr)) {
+  const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
+  if ((pointwise || op.fills) && !self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+  if (op.fills) return;
+  Inferred inferred;
+  if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
+      inferred.results.size() != 1) {
     check_mutation(op, args);
     return;
   }
-  Inferred inferred;
-  infer(*functional, args, inferred);
-  if (inferred.results.size() == 1) check_in_place(self, inferred.results[0]);
+  check_in_place(self, inferred.results[0]);
   for (uint32_t i = 1; i < op.arg_count; ++i) {
     if (args[i].isTensor() && args[i].toTensor().defined() && is_remote(args[i].toTensor())) {
       at::assert_no_partial_overlap(self, args[i].toTensor());

@@ -17,13 +17,14 @@ from torchgen.model import NativeFunction, SchemaKind
 
 
 def structured_functions() -> list[NativeFunction]:
-    """Functional overloads whose shape inference is a C++ function of its own."""
+    """Functional, in-place and out overloads whose shape inference is a C++ function of its own."""
     folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
     parsed = parse_native_yaml(os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml"))
     functions = [
         f
         for f in parsed.native_functions
-        if f.structured_delegate is not None and f.func.kind() is SchemaKind.functional
+        if f.structured
+        or (f.structured_delegate is not None and f.func.kind() in (SchemaKind.functional, SchemaKind.inplace))
     ]
     return sorted(functions, key=lambda f: str(f.func.name))
 

@@ -24,5 +24,7 @@ std::vector<StructuredMeta> shard_0();
 std::vector<StructuredMeta> shard_1();
 std::vector<StructuredMeta> shard_2();
 std::vector<StructuredMeta> shard_3();
+std::vector<StructuredMeta> shard_4();
+std::vector<StructuredMeta> shard_5();
 
 }  // namespace torch_remote::frontend::metas

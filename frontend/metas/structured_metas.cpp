@@ -12,7 +12,7 @@ using Table = std::unordered_map<std::string_view, c10::KernelFunction>;
 
 Table* make_table() {
   auto* table = new Table;
-  for (auto* shard : {metas::shard_0, metas::shard_1, metas::shard_2, metas::shard_3}) {
+  for (auto* shard : {metas::shard_0, metas::shard_1, metas::shard_2, metas::shard_3, metas::shard_4, metas::shard_5}) {
     for (metas::StructuredMeta& meta : shard()) table->emplace(meta.name, std::move(meta.kernel));
   }
   return table;
