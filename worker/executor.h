@@ -1,8 +1,8 @@
 #pragma once
 
 // The C ABI between the worker and an executor plugin (the ATen executor is one). Plain C: host and plugin share no C++
-// library. Every struct begins with its size, so that fields can be added at the end; TR_EXECUTOR_ABI changes when the meaning of
-// one changes, and a plugin with another number is refused.
+// library. Every struct begins with its size, so that fields can be added at the end; TR_EXECUTOR_ABI changes when the
+// meaning of one changes, and a plugin with another number is refused.
 //
 // Threads: one thread at a time per executor.
 
@@ -19,7 +19,8 @@ extern "C" {
 typedef struct tr_executor tr_executor;
 typedef struct tr_program tr_program;
 
-// Memory of a buffer. `release(owner)` gives it back; whoever holds the tr_buffer calls it once. data may be null for 0 bytes.
+// Memory of a buffer. `release(owner)` gives it back; whoever holds the tr_buffer calls it once. data may be null for 0
+// bytes.
 typedef struct tr_buffer {
   void* data;
   uint64_t nbytes;
@@ -29,9 +30,9 @@ typedef struct tr_buffer {
 
 typedef struct tr_error {
   size_t struct_size;
-  char kind[32];        // Python exception class: "RuntimeError", "IndexError", "OutOfMemoryError", ...
-  char message[4000];   // NUL terminated
-  uint32_t node;        // which node failed
+  char kind[32];       // Python exception class: "RuntimeError", "IndexError", "OutOfMemoryError", ...
+  char message[4000];  // NUL terminated
+  uint32_t node;       // which node failed
 } tr_error;
 
 // What the host gives: memory. allocate returns 0, or 1 if there is none.
@@ -45,23 +46,25 @@ typedef struct tr_host {
 // One run of nodes [first, last) of a program.
 typedef struct tr_run {
   size_t struct_size;
-  const int64_t* symbols;      // values of the graph's symbols: parameters, then expressions
-  uint32_t symbols_changed;    // 0: the same as in the program's last run (sizes, scalars and offsets can stay as they are)
-  uint32_t first, last;        // nodes
-  tr_buffer* buffers;          // one a graph buffer. In: data set, or null for one that a node of this range creates (executor
-                               // then allocates it or hands over what the op returned). Out: filled in; null again for one that
-                               // the executor made, that does not survive and that no later node needs.
+  const int64_t* symbols;  // values of the graph's symbols: parameters, then expressions
+  uint32_t
+      symbols_changed;   // 0: the same as in the program's last run (sizes, scalars and offsets can stay as they are)
+  uint32_t first, last;  // nodes
+  tr_buffer* buffers;  // one a graph buffer. In: data set, or null for one that a node of this range creates (executor
+                       // then allocates it or hands over what the op returned). Out: filled in; null again for one that
+                       // the executor made, that does not survive and that no later node needs.
   uint32_t buffer_count;
-  // Dynamic and host results of the range's nodes, as in RunReply (remote/wire.fbs): for each dynamic view dtype, rank, sizes, strides.
+  // Dynamic and host results of the range's nodes, as in RunReply (remote/wire.fbs): for each dynamic view dtype, rank,
+  // sizes, strides.
   int64_t* words;
   uint32_t word_capacity;
-  uint32_t word_count;         // out
+  uint32_t word_count;  // out
 } tr_run;
 
 typedef struct tr_executor_api {
   size_t struct_size;
   uint32_t abi;
-  const char* description;     // "ATen 2.13.0"
+  const char* description;  // "ATen 2.13.0"
   // `inproc`: the host is a user's own process: do not touch global state of libtorch (allocator, thread count).
   int (*create)(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error);
   void (*destroy)(tr_executor* executor);
@@ -70,8 +73,8 @@ typedef struct tr_executor_api {
   void (*unload)(tr_executor* executor, tr_program* program);
   // 0, or non-zero with *error: nodes before error->node ran, that one did not, later ones were not tried.
   int (*run)(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error);
-  // 1 if the executor makes the memory of this graph buffer itself (an op without a real out variant): the host must not
-  // allocate it beforehand.
+  // 1 if the executor makes the memory of this graph buffer itself (an op without a real out variant): the host must
+  // not allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
   // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements.
   void (*pack)(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,

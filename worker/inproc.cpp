@@ -5,9 +5,9 @@
 #include "worker/plugin_loader.h"
 #include "worker/server.h"
 
-// The worker inside the client's process (TORCH_REMOTE_WORKER=inproc): a library that the client opens. `transport` is a
-// remote::Transport of the same build; it stays the caller's. Runs the session on the calling thread; returns 0 when the client
-// has gone, else 1 with the reason on stderr.
+// The worker inside the client's process (TORCH_REMOTE_WORKER=inproc): a library that the client opens. `transport` is
+// a remote::Transport of the same build; it stays the caller's. Runs the session on the calling thread; returns 0 when
+// the client has gone, else 1 with the reason on stderr.
 extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(void* transport, const char* plugin,
                                                                                 int threads) {
   using namespace torch_remote;

@@ -24,9 +24,9 @@ struct Layout {
   std::vector<uint64_t> offsets;  // of each buffer; kNotThere: not in the arena
 };
 
-// Places the buffers with in_arena: in the order of their first nodes, best fit into what is free by then. A buffer takes
-// over the memory that the plan says, if it fits and the two are not alive at the same time, or are only in a node that reads
-// and writes each element at the same place.
+// Places the buffers with in_arena: in the order of their first nodes, best fit into what is free by then. A buffer
+// takes over the memory that the plan says, if it fits and the two are not alive at the same time, or are only in a
+// node that reads and writes each element at the same place.
 void place(const ir::Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
            const std::vector<uint64_t>& nbytes, Layout* layout);
 

@@ -13,9 +13,9 @@
 
 // Where tensor bytes live: a caching allocator over large segments.
 //
-// Up to 32 KiB a block comes from a free list of its size class (multiples of 64 bytes, then four classes per doubling), which
-// is carved from slabs. Larger blocks are whole pages, taken best fit, split and joined again with free neighbours.
-// Every block is aligned to 64 bytes, large ones to 4096.
+// Up to 32 KiB a block comes from a free list of its size class (multiples of 64 bytes, then four classes per
+// doubling), which is carved from slabs. Larger blocks are whole pages, taken best fit, split and joined again with
+// free neighbours. Every block is aligned to 64 bytes, large ones to 4096.
 namespace torch_remote::worker {
 
 struct MemoryStats {
@@ -44,8 +44,8 @@ std::unique_ptr<SegmentSource> make_anonymous_source();
 // What this process may use: physical memory, or the control group's limit if that is less.
 uint64_t default_memory_limit();
 
-// Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer than the
-// session that it came from.
+// Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer
+// than the session that it came from.
 class CachingAllocator {
  public:
   static constexpr size_t kAlignment = 64;

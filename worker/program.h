@@ -14,13 +14,13 @@ namespace torch_remote::worker {
 
 // A part of a run, after which memory can be given back.
 struct Stage {
-  uint32_t first = 0, last = 0;      // nodes [first, last)
-  std::vector<uint32_t> allocate;    // survivors that are first touched here
-  std::vector<uint32_t> release;     // indices into `inputs` of those that are dead afterwards
+  uint32_t first = 0, last = 0;    // nodes [first, last)
+  std::vector<uint32_t> allocate;  // survivors that are first touched here
+  std::vector<uint32_t> release;   // indices into `inputs` of those that are dead afterwards
 };
 
-// A program as a session keeps it: the graph, the executor's form of it, and what the last run has left so that the next one
-// with the same sizes costs little.
+// A program as a session keeps it: the graph, the executor's form of it, and what the last run has left so that the
+// next one with the same sizes costs little.
 struct LoadedProgram {
   ~LoadedProgram();
 
@@ -45,10 +45,10 @@ struct LoadedProgram {
   // From the runs.
   std::vector<int64_t> params;
   remote::Bindings bindings;
-  std::vector<int64_t> values;    // of the symbols
-  std::vector<uint64_t> nbytes;   // of the buffers
-  bool evaluated = false;            // `values` are those of `params`
-  bool placed = false;               // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
+  std::vector<int64_t> values;   // of the symbols
+  std::vector<uint64_t> nbytes;  // of the buffers
+  bool evaluated = false;        // `values` are those of `params`
+  bool placed = false;           // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
   bool executor_is_current = false;  // the executor has seen `values`
   Layout layout;
   std::vector<Stage> stages;
@@ -62,7 +62,8 @@ void find_stages(LoadedProgram& program);
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
                                             const uint8_t* bytes, size_t size);
 
-// "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are empty.
+// "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are
+// empty.
 std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values);
 
 }  // namespace torch_remote::worker

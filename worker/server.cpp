@@ -18,9 +18,9 @@ using remote::AttachmentPtr;
 using remote::Frame;
 using wire::Type;
 
-constexpr uint64_t kAcknowledgeEvery = 32;          // messages
-constexpr uint64_t kAcknowledgeBytes = 16u << 20;   // of one upload
-constexpr uint64_t kShareFrom = 32u << 10;          // smaller reads are copied
+constexpr uint64_t kAcknowledgeEvery = 32;         // messages
+constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
+constexpr uint64_t kShareFrom = 32u << 10;         // smaller reads are copied
 constexpr std::chrono::seconds kIdle{3600};
 
 // Segments that the client can read in place.
@@ -129,11 +129,12 @@ Status Server::next(Frame* frame) {
   return status;
 }
 
-// -- hello --------------------------------------------------------------------------------------------------------------
+// -- hello
+// --------------------------------------------------------------------------------------------------------------
 
 Status Server::create_executor() {
-  std::unique_ptr<SegmentSource> source = options_.inproc ? make_anonymous_source()
-                                                          : std::make_unique<TransportSource>(transport_);
+  std::unique_ptr<SegmentSource> source =
+      options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
   memory_ = CachingAllocator::create(std::move(source),
                                      options_.memory_limit ? options_.memory_limit : default_memory_limit());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
@@ -149,8 +150,8 @@ Status Server::create_executor() {
 
 Status Server::refuse(Status why) {
   builder_.Clear();
-  builder_.Finish(wire::CreateHelloReply(
-      builder_, encode(std::make_shared<const Failure>(Failure{why, 0, 0, 0})), static_cast<uint32_t>(getpid())));
+  builder_.Finish(wire::CreateHelloReply(builder_, encode(std::make_shared<const Failure>(Failure{why, 0, 0, 0})),
+                                         static_cast<uint32_t>(getpid())));
   const Status sent = send(Type::kHelloReply, 1);
   return sent.ok() ? why : sent;
 }
@@ -178,7 +179,8 @@ Status Server::hello() {
   return reply(Type::kHelloReply, frame);
 }
 
-// -- answers ------------------------------------------------------------------------------------------------------------
+// -- answers
+// ------------------------------------------------------------------------------------------------------------
 
 Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   wire::Header header;
@@ -211,7 +213,8 @@ Status Server::acknowledge() {
   return send(Type::kProgress, done_);
 }
 
-// -- messages -----------------------------------------------------------------------------------------------------------
+// -- messages
+// -----------------------------------------------------------------------------------------------------------
 
 Status Server::handle(Frame& frame) {
   switch (static_cast<Type>(frame.header.type)) {
@@ -273,8 +276,8 @@ Status Server::upload(Frame& frame) {
   static std::byte nothing[CachingAllocator::kAlignment];
   const uint64_t size = bytes.size();
   const Status status = session_->upload(
-      message->buffer(), std::make_shared<Memory>(size ? bytes.data() : nothing, size, std::move(frame.attachment),
-                                                  memory_.get()));
+      message->buffer(),
+      std::make_shared<Memory>(size ? bytes.data() : nothing, size, std::move(frame.attachment), memory_.get()));
   if (!status.ok() || size < kAcknowledgeBytes) return status;
   done_ = frame.header.sequence;
   return acknowledge();
@@ -332,8 +335,8 @@ Status Server::synchronize(Frame& frame) {
   builder_.Clear();
   const auto error = encode(session_->take_failure());
   const MemoryStats stats = memory_->stats();
-  builder_.Finish(
-      wire::CreateSynchronizeReply(builder_, error, stats.allocated, stats.peak, stats.reserved, /*kernels_compiled=*/0));
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, error, stats.allocated, stats.peak, stats.reserved,
+                                               /*kernels_compiled=*/0));
   return reply(Type::kSynchronizeReply, frame);
 }
 

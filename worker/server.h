@@ -18,8 +18,8 @@ struct ServerOptions {
   uint64_t memory_limit = 0;  // bytes; 0: what the machine or the control group has
 };
 
-// Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection or the
-// messages (that error; the session is over). Everything the client had is freed before it returns.
+// Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection
+// or the messages (that error; the session is over). Everything the client had is freed before it returns.
 Status serve(remote::Transport& transport, const ServerOptions& options);
 
 }  // namespace torch_remote::worker

@@ -79,9 +79,9 @@ struct Session::Run {
   std::vector<tr_buffer> buffers;  // of the graph. With an owner: to be kept or released by the run
   std::vector<FailurePtr> poison;  // of the graph's buffers; empty while there is none
   tr_buffer arena{};
-  FailurePtr failure;              // the first that this run met, its own or an older one
-  uint32_t next = 0;               // the node to go on with
-  bool aliased = false;            // one buffer is bound twice, which no client of ours does
+  FailurePtr failure;    // the first that this run met, its own or an older one
+  uint32_t next = 0;     // the node to go on with
+  bool aliased = false;  // one buffer is bound twice, which no client of ours does
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());
@@ -112,11 +112,14 @@ void Session::load_program(uint32_t number, std::span<const uint8_t> bytes) {
 Status Session::upload(uint64_t id, MemoryPtr memory) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
   if (memory_->stats().reserved > memory_->limit()) {
-    put(id, {nullptr, note({{ErrorCode::kOutOfMemory,
-                             "remote: the worker has no memory left for an upload of " +
-                                 std::to_string(memory->nbytes()) + " bytes",
-                             "OutOfMemoryError"},
-                            0, 0, 0})});
+    put(id,
+        {nullptr,
+         note({{ErrorCode::kOutOfMemory,
+                "remote: the worker has no memory left for an upload of " + std::to_string(memory->nbytes()) + " bytes",
+                "OutOfMemoryError"},
+               0,
+               0,
+               0})});
     return {};
   }
   put(id, {std::move(memory), nullptr});
@@ -137,7 +140,8 @@ FailurePtr Session::no_such_buffer(uint64_t id, uint64_t sequence) const {
       Failure{Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
 }
 
-// -- running ------------------------------------------------------------------------------------------------------------
+// -- running
+// ------------------------------------------------------------------------------------------------------------
 
 Status Session::run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure) {
   words->clear();
@@ -278,8 +282,8 @@ bool Session::execute(Run& run) {
   return true;
 }
 
-// Runs nodes [first, last). False if one failed: its results and what it writes are then poisoned, and run.next is the one
-// after it.
+// Runs nodes [first, last). False if one failed: its results and what it writes are then poisoned, and run.next is the
+// one after it.
 bool Session::call(Run& run, uint32_t first, uint32_t last) {
   LoadedProgram& program = run.program;
   tr_run call{};
@@ -324,8 +328,8 @@ void Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
   });
 }
 
-// The slow way: node by node, past those that touch something poisoned. Temporaries are freed as soon as they are dead, and
-// what has no memory yet gets it when it is needed, so that a program that does not fit at once may still run.
+// The slow way: node by node, past those that touch something poisoned. Temporaries are freed as soon as they are dead,
+// and what has no memory yet gets it when it is needed, so that a program that does not fit at once may still run.
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
@@ -384,7 +388,8 @@ void Session::finish(Run& run) {
   release(run.arena);
 }
 
-// -- reading ------------------------------------------------------------------------------------------------------------
+// -- reading
+// ------------------------------------------------------------------------------------------------------------
 
 FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Located* located) {
   const auto refuse = [&](std::string message) {

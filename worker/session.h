@@ -17,9 +17,9 @@
 
 // What a worker keeps for one client: its buffers and programs. One thread.
 //
-// Errors of ops do not stop a session. A node that fails poisons what it makes and what it writes; nodes that touch poisoned
-// buffers are skipped and poison theirs with the same failure, in this run and in later ones; all others run. Reading a
-// poisoned buffer gives the failure that it goes back to.
+// Errors of ops do not stop a session. A node that fails poisons what it makes and what it writes; nodes that touch
+// poisoned buffers are skipped and poison theirs with the same failure, in this run and in later ones; all others run.
+// Reading a poisoned buffer gives the failure that it goes back to.
 namespace torch_remote::worker {
 
 // Why a buffer has no contents.
@@ -80,8 +80,8 @@ class Session {
   // A program that cannot be loaded is no error of the session: its runs fail.
   void load_program(uint32_t number, std::span<const uint8_t> bytes);
 
-  // Only a message that does not make sense is an error; the session is then useless. `words`: the results that the client
-  // wants to know; `failure`: the first of this run, or null.
+  // Only a message that does not make sense is an error; the session is then useless. `words`: the results that the
+  // client wants to know; `failure`: the first of this run, or null.
   Status run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
 
   // A new buffer with these bytes. 0 is no id.
@@ -137,7 +137,8 @@ class Session {
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
   FailurePtr unreported_;
-  // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not exist.
+  // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not
+  // exist.
   FailurePtr undecoded_failure_;
   uint64_t undecoded_base_ = 0;
   // Scratch of run().

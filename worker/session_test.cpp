@@ -304,7 +304,8 @@ TEST_F(SessionTest, GuessedIdsGiveErrors) {
 TEST_F(SessionTest, ReadsBeyondTheBufferAreRefused) {
   upload(1, {1, 2, 3, 4, 5, 6});
   Session::Located located;
-  const auto refused = [&](std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset, uint32_t item = 4) {
+  const auto refused = [&](std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset,
+                           uint32_t item = 4) {
     return session->locate({1, item, sizes, strides, offset}, 1, &located) != nullptr;
   };
   EXPECT_FALSE(refused({2, 3}, {3, 1}, 0));

@@ -10,9 +10,10 @@
 
 #include "worker/aten/special.h"
 
-// Attention as it is recorded for any device (`_scaled_dot_product_fused_attention_overrideable`), on the CPU: torch's flash
-// kernel where that can take it, else the formula itself. Both give the same log-sum-exp, so that forward and backward may
-// take different ways. Attention with dropout is recorded as the ops it consists of, so it does not come here.
+// Attention as it is recorded for any device (`_scaled_dot_product_fused_attention_overrideable`), on the CPU: torch's
+// flash kernel where that can take it, else the formula itself. Both give the same log-sum-exp, so that forward and
+// backward may take different ways. Attention with dropout is recorded as the ops it consists of, so it does not come
+// here.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -83,8 +84,8 @@ void store(const at::Tensor& result, const at::Tensor& value) {
 
 void forward(const Attention& a, const at::Tensor& output, const at::Tensor& logsumexp) {
   if (a.flash()) {
-    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(a.query, a.key, a.value, 0.0, a.causal,
-                                                                            a.bias, a.scale);
+    const auto [out, lse] =
+        at::_scaled_dot_product_flash_attention_for_cpu(a.query, a.key, a.value, 0.0, a.causal, a.bias, a.scale);
     store(output, out);
     store(logsumexp, lse);
     return;
@@ -141,8 +142,8 @@ void check_no_dropout(const c10::IValue& p) {
   TORCH_CHECK(p.toDouble() == 0, "remote: fused attention does not drop out, but got dropout_p=", p.toDouble());
 }
 
-// (query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, scale) -> (output, logsumexp, cum_seq_q, cum_seq_k,
-// max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
+// (query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, scale) -> (output, logsumexp, cum_seq_q,
+// cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
 void run_forward(const SpecialCall& call) {
   Attention a;
   a.query = call.args[0].toTensor();
@@ -159,8 +160,8 @@ void run_forward(const SpecialCall& call) {
   }
 }
 
-// (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-// is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key, grad_value, grad_attn_bias)
+// (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
+// dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key, grad_value, grad_attn_bias)
 void run_backward(const SpecialCall& call) {
   Attention a;
   a.query = call.args[1].toTensor();

@@ -32,8 +32,8 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   const bool with_bias = bias.defined();
   const at::Tensor gb = with_bias ? at::empty_like(bias) : at::Tensor();
   builder.call("aten::_scaled_dot_product_fused_attention_overrideable_backward",
-               {gradient, q, k, v, bias_value, c10::List<bool>({true, true, true, with_bias}), out, lse, IValue(), IValue(), 0, 0,
-                0.0, causal, IValue(), IValue(), IValue()},
+               {gradient, q, k, v, bias_value, c10::List<bool>({true, true, true, with_bias}), out, lse, IValue(),
+                IValue(), 0, 0, 0.0, causal, IValue(), IValue(), IValue()},
                {at::empty_like(q), at::empty_like(k), at::empty_like(v), gb});
   TestExecutor::Loaded program(executor, builder);
   const auto outcome = program.run();
@@ -43,7 +43,7 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   const auto get = [&](const ir::Arg& arg) {
     return arg.tag == ir::ArgTag::kView ? program.tensor(arg.a) : at::Tensor();
   };
-  return {get(forward[0]),  get(forward[1]),  get(backward[0]), get(backward[1]), get(backward[2]), get(backward[3])};
+  return {get(forward[0]), get(forward[1]), get(backward[0]), get(backward[1]), get(backward[2]), get(backward[3])};
 }
 
 // The formula, differentiated numerically: f(t + h d) - f(t - h d) against the gradient along d.

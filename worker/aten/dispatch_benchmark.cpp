@@ -7,7 +7,8 @@
 
 #include "worker/aten/testing.h"
 
-// What one op costs in the executor beyond torch's own kernel: a chain of tiny ops, run as one program and called directly.
+// What one op costs in the executor beyond torch's own kernel: a chain of tiny ops, run as one program and called
+// directly.
 //   bazel run //worker/aten:dispatch_benchmark
 namespace torch_remote::worker::aten {
 namespace {
@@ -77,8 +78,8 @@ void measure(const char* name, bool in_place, bool scalar, at::IntArrayRef size)
       }
     }
   });
-  std::printf("%-28s executor %.3f us/op, with new symbols %.3f, direct calls %.3f\n", name, same / kOps, changed / kOps,
-              direct / kOps);
+  std::printf("%-28s executor %.3f us/op, with new symbols %.3f, direct calls %.3f\n", name, same / kOps,
+              changed / kOps, direct / kOps);
 }
 
 }  // namespace

@@ -168,8 +168,8 @@ TEST(Executor, Products) {
   check("aten::addmm", {at::randn({3}), a, b, 1, 1});
   check("aten::bmm", {at::randn({2, 4, 6}), at::randn({2, 6, 3})});
   const c10::List<int64_t> one({1, 1}), zero({0, 0});
-  check("aten::convolution", {at::randn({2, 3, 8, 8}), at::randn({4, 3, 3, 3}), at::randn({4}), one, one, one, false,
-                              zero, 1});
+  check("aten::convolution",
+        {at::randn({2, 3, 8, 8}), at::randn({4, 3, 3, 3}), at::randn({4}), one, one, one, false, zero, 1});
   check("aten::convolution_backward",
         {at::randn({2, 4, 8, 8}), at::randn({2, 3, 8, 8}), at::randn({4, 3, 3, 3}), c10::List<int64_t>({4}), one, one,
          one, false, zero, 1, c10::List<bool>({false, true, true})});
@@ -303,8 +303,8 @@ TEST(Executor, HostResults) {
   TestExecutor::Loaded program(executor, builder);
   auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
-  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat),
-                                                 std::bit_cast<int64_t>(2.5)}));
+  EXPECT_EQ(outcome.words,
+            (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat), std::bit_cast<int64_t>(2.5)}));
   GraphBuilder other;
   other.call("aten::equal", {a, a + 0}, {});
   TestExecutor::Loaded equal(executor, other);

@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint8_t kPriority = 100;
 
-// Before each piece of memory: whom to give it back to. (Torch's raw_allocate wants a DataPtr whose context is its data.)
+// Before each piece of memory: whom to give it back to. (Torch's raw_allocate wants a DataPtr whose context is its
+// data.)
 struct alignas(64) Prefix {
   void* owner;
   void (*release)(void* owner);

@@ -34,7 +34,8 @@ c10::IValue number(const Arg& arg, const c10::Type& type, const int64_t* symbols
       if (type.kind() == c10::TypeKind::BoolType) return symbols[arg.a] != 0;
       return symbols[arg.a];
     case ArgTag::kBool:
-      if (type.kind() == c10::TypeKind::BoolType || type.kind() == c10::TypeKind::NumberType) return symbols[arg.a] != 0;
+      if (type.kind() == c10::TypeKind::BoolType || type.kind() == c10::TypeKind::NumberType)
+        return symbols[arg.a] != 0;
       return symbols[arg.a];
     case ArgTag::kFloat:
       return to_double(symbols[arg.a]);
@@ -111,8 +112,8 @@ c10::IValue absent(const c10::Argument& argument) {
   TORCH_CHECK_TYPE(false, "remote: the program gives no value for argument '", argument.name(), "'");
 }
 
-// Ops that change what a tensor is instead of its elements would change this program's own tensors, and one reads files: no
-// recorder sends them, so whoever does means no good.
+// Ops that change what a tensor is instead of its elements would change this program's own tensors, and one reads
+// files: no recorder sends them, so whoever does means no good.
 void refuse_harmful(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string_view> refused = {
       "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_data", "aten::from_file",
@@ -166,7 +167,8 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     const Arg& result = node.results[i];
     const auto kind = schema.returns()[i].type()->kind();
     const bool dynamic = result.tag == ArgTag::kView && graph.views[result.a].dynamic;
-    TORCH_CHECK_TYPE(result.tag == ArgTag::kNone || (result.tag == ArgTag::kView && kind == c10::TypeKind::TensorType) ||
+    TORCH_CHECK_TYPE(result.tag == ArgTag::kNone ||
+                         (result.tag == ArgTag::kView && kind == c10::TypeKind::TensorType) ||
                          (result.tag == ArgTag::kList && kind == c10::TypeKind::ListType),
                      "remote: the program has the wrong kind of result ", i, " for ", schema);
     all_views = all_views && result.tag == ArgTag::kView && !dynamic;

@@ -24,8 +24,8 @@ class Operation {
     kSpecial,     // computed here, into the results' memory
   };
 
-  // Resolves the op and checks the node's arguments against its schema; throws. `tensor(arg)` gives the tensor of a kView or
-  // kScalarTensor argument; it must stay the same object.
+  // Resolves the op and checks the node's arguments against its schema; throws. `tensor(arg)` gives the tensor of a
+  // kView or kScalarTensor argument; it must stay the same object.
   Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph);
 
   Mode mode() const { return mode_; }
@@ -58,8 +58,8 @@ class Operation {
   std::optional<c10::OperatorHandle> out_;
   Mode mode_;
   Special special_ = nullptr;
-  bool random_ = false;          // seeds before each call
-  bool own_generator_ = false;   // the op has a Generator argument; else the default one is seeded
+  bool random_ = false;         // seeds before each call
+  bool own_generator_ = false;  // the op has a Generator argument; else the default one is seeded
   bool updated_ = false;
   uint64_t seed_ = 0, offset_ = 0;
   ir::Sym seed_symbol_ = ir::kNoSym;

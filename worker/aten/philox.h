@@ -3,7 +3,8 @@
 #include <array>
 #include <cstdint>
 
-// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
+// SC 2011).
 namespace torch_remote::worker::aten {
 
 // The random words of one op: a function of seed, offset and block number, nothing else. Four words a block.

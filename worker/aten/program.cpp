@@ -55,9 +55,9 @@ Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std
   }
   views_.reserve(graph_.views.size());
   for (const ir::View& view : graph_.views) {
-    views_.push_back(at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(buffers_[view.buffer].storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
+    views_.push_back(at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffers_[view.buffer].storage),
+                                                              c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                              c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
   }
   operations_.reserve(graph_.nodes.size());
   for (const ir::Node& node : graph_.nodes) {
@@ -80,9 +80,9 @@ at::Tensor Program::tensor_of(const Arg& arg, const ir::Node& node) {
   return scalar.tensor;
 }
 
-// The type for a number in a tensor's place. A Python number among floats is computed with as one of them, so it is made one
-// here, once; otherwise torch would cast it at each call, which takes longer than a small op does. (Not for half and bfloat16:
-// their kernels look at the number as it was.)
+// The type for a number in a tensor's place. A Python number among floats is computed with as one of them, so it is
+// made one here, once; otherwise torch would cast it at each call, which takes longer than a small op does. (Not for
+// half and bfloat16: their kernels look at the number as it was.)
 ir::DType Program::number_type(const Arg& arg, const ir::Node& node) const {
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
   const bool wrapped = arg.b >> 8 & 1;
@@ -136,8 +136,7 @@ bool Program::update_view(uint32_t index, const int64_t* symbols) {
   const c10::IntArrayRef sizes(all_sizes.data(), rank), strides(all_strides.data(), rank);
   const int64_t offset = symbols[view.offset];
   c10::TensorImpl* impl = views_[index].unsafeGetTensorImpl();
-  if (impl->sizes() == sizes && impl->strides() == strides &&
-      impl->storage_offset() == offset) {
+  if (impl->sizes() == sizes && impl->strides() == strides && impl->storage_offset() == offset) {
     return false;
   }
   impl->set_sizes_and_strides(sizes, strides, offset);
@@ -158,7 +157,8 @@ void Program::update_scalars(const int64_t* symbols) {
         *scalar.tensor.mutable_data_ptr<double>() = value;
         break;
       case at::kFloat:
-        *scalar.tensor.mutable_data_ptr<float>() = from_float ? static_cast<float>(value) : static_cast<float>(words[0]);
+        *scalar.tensor.mutable_data_ptr<float>() =
+            from_float ? static_cast<float>(value) : static_cast<float>(words[0]);
         break;
       case at::kLong:
         *scalar.tensor.mutable_data_ptr<int64_t>() = words[0];
@@ -247,8 +247,8 @@ void Program::run_node(tr_run& run, uint32_t index) {
   }
 }
 
-// The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional overload
-// says what is wrong, or does it.
+// The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional
+// overload says what is wrong, or does it.
 void Program::call_out(tr_run& run, uint32_t index) {
   Operation& operation = operations_[index];
   const ir::Node& node = graph_.nodes[index];
@@ -280,8 +280,7 @@ bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) co
     const ir::View& view = graph_.views[result.a];
     const at::Tensor& tensor = views_[result.a];
     same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() &&
-           tensor.storage_offset() == symbols[view.offset] &&
-           tensor.storage().data() == buffers_[view.buffer].data;
+           tensor.storage_offset() == symbols[view.offset] && tensor.storage().data() == buffers_[view.buffer].data;
     for (size_t i = 0; same && i < view.sizes.size(); ++i) {
       same = tensor.size(i) == symbols[view.sizes[i]] && tensor.stride(i) == symbols[view.strides[i]];
     }

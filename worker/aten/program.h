@@ -11,8 +11,8 @@
 #include "worker/aten/operation.h"
 #include "worker/executor.h"
 
-// A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once. A run
-// puts the buffers' addresses into the storages and calls the kernels.
+// A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once.
+// A run puts the buffers' addresses into the storages and calls the kernels.
 namespace torch_remote::worker::aten {
 
 class Program {
@@ -29,7 +29,7 @@ class Program {
  private:
   struct BufferState {
     c10::Storage storage;
-    void* data = nullptr;   // what the storage points to
+    void* data = nullptr;  // what the storage points to
     uint64_t nbytes = 0;
     bool created = false;
     bool survives = false;

@@ -14,8 +14,8 @@
 #include "worker/aten/philox.h"
 #include "worker/aten/special.h"
 
-// Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone: not on
-// threads, not on layout, not on what ran before.
+// Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone: not
+// on threads, not on layout, not on what ran before.
 namespace torch_remote::worker::aten {
 namespace {
 

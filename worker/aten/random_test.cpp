@@ -6,7 +6,8 @@
 #include "worker/aten/philox.h"
 #include "worker/aten/testing.h"
 
-// Random ops: the numbers depend on (seed, offset) and the element's place alone, and are distributed as they should be.
+// Random ops: the numbers depend on (seed, offset) and the element's place alone, and are distributed as they should
+// be.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -44,11 +45,11 @@ at::Tensor fill(const std::string& op, const std::vector<IValue>& rest, const at
 TEST(Random, SameSeedAndOffsetSameNumbers) {
   const at::Tensor self = at::zeros({100, 7});
   for (const char* op : {"aten::uniform_", "aten::normal_", "aten::exponential_", "aten::random_", "aten::cauchy_"}) {
-    const std::vector<IValue> rest = std::string(op) == "aten::uniform_"   ? std::vector<IValue>{0.0, 1.0}
-                                     : std::string(op) == "aten::normal_"  ? std::vector<IValue>{0.0, 1.0}
-                                     : std::string(op) == "aten::cauchy_"  ? std::vector<IValue>{0.0, 1.0}
+    const std::vector<IValue> rest = std::string(op) == "aten::uniform_"  ? std::vector<IValue>{0.0, 1.0}
+                                     : std::string(op) == "aten::normal_" ? std::vector<IValue>{0.0, 1.0}
+                                     : std::string(op) == "aten::cauchy_" ? std::vector<IValue>{0.0, 1.0}
                                      : std::string(op) == "aten::random_" ? std::vector<IValue>{}
-                                                                           : std::vector<IValue>{1.0};
+                                                                          : std::vector<IValue>{1.0};
     const at::Tensor first = fill(op, rest, self);
     EXPECT_TRUE(at::equal(first, fill(op, rest, self))) << op;
     EXPECT_FALSE(at::equal(first, fill(op, rest, self, 8, 3))) << op;
@@ -133,8 +134,8 @@ TEST(Random, BernoulliByTensorAndDropout) {
   TestExecutor executor;
   GraphBuilder builder;
   const at::Tensor input = at::randn({200, 100});
-  builder.call("aten::native_dropout", {input, 0.25, true}, {at::empty({200, 100}), at::empty({200, 100}, at::kBool)}, 5,
-               0);
+  builder.call("aten::native_dropout", {input, 0.25, true}, {at::empty({200, 100}), at::empty({200, 100}, at::kBool)},
+               5, 0);
   TestExecutor::Loaded program(executor, builder);
   ASSERT_EQ(program.run().code, 0);
   const at::Tensor output = program.tensor(builder.graph.nodes[0].results[0].a);

@@ -1,6 +1,5 @@
 #include "worker/aten/testing.h"
 
-
 #include <ATen/Functions.h>
 #include <ATen/core/enum_tag.h>
 #include <gtest/gtest.h>

@@ -20,8 +20,8 @@ void register_if_unknown(std::string_view name);
 // Adds calls to a graph. Tensors are told apart by their storages and kept: what they are, the run's buffers become.
 class GraphBuilder {
  public:
-  // Adds a node. `results`: what the op is to return (sizes and strides count, the memory does not matter; undefined: no result
-  // wanted); the tensors then stand for the results in later calls. Random ops get (seed, offset).
+  // Adds a node. `results`: what the op is to return (sizes and strides count, the memory does not matter; undefined:
+  // no result wanted); the tensors then stand for the results in later calls. Random ops get (seed, offset).
   void call(std::string_view op, const std::vector<c10::IValue>& args, const std::vector<c10::IValue>& results,
             int64_t seed = 0, int64_t offset = 0);
 
@@ -49,7 +49,8 @@ class TestExecutor {
     std::vector<int64_t> words;
   };
 
-  // A program with its memory; buffers are filled from the builder's tensors before each run, results compared by the caller.
+  // A program with its memory; buffers are filled from the builder's tensors before each run, results compared by the
+  // caller.
   class Loaded {
    public:
     Loaded(TestExecutor& executor, GraphBuilder& builder);

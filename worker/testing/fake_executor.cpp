@@ -77,10 +77,10 @@ class Runner {
     const float* b = node.args.size() > 1 && node.args[1].tag == ir::ArgTag::kView ? data(node.args[1].a) : a;
     float* out = data(result);
     for (int64_t i = 0; i < count(result); ++i) {
-      out[i] = name == "aten::mul.Tensor"                        ? a[i] * b[i]
-               : name == "aten::relu"                            ? std::max(a[i], 0.f)
+      out[i] = name == "aten::mul.Tensor"                    ? a[i] * b[i]
+               : name == "aten::relu"                        ? std::max(a[i], 0.f)
                : name == "test::make" || name == "aten::exp" ? a[i]
-                                                                 : a[i] + b[i];
+                                                             : a[i] + b[i];
     }
     return name == "aten::exp" ? fail(error_, index, "ValueError", "no exponentials here") : 0;
   }
