@@ -656,12 +656,12 @@ class Generator:
         v = self.pick()
         code = self.rng.choice(
             (
-                f"{v}.cpu().to(device)",
+                f"{v}.to('cpu', copy=True).to(device)",
                 f"{v}.to('cpu').add(1).to(device)",
                 f"{v}.to(device)",
                 f"torch.zeros({tuple(self.tensor(v).shape)}, device=device).copy_({v}.cpu())",
                 f"torch.empty_like({v}).copy_({v}.detach().cpu())",
-                f"{v}.detach().cpu()[..., ::2].to(device)",
+                f"{v}.detach().to('cpu', copy=True)[..., ::2].to(device, copy=True)",
             )
         )
         self.assign(code, v)

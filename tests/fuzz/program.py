@@ -36,23 +36,23 @@ class TensorState:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    stride: tuple[int, ...]  # 0 where no element is reached by it: dims of 1, empty tensors
     offset: int
     storage_bytes: int
-    version: int
+    version: int  # beyond the one that the tensor had when the program got it
     is_view: bool
     requires_grad: bool
     values: torch.Tensor
 
     @staticmethod
-    def of(t: torch.Tensor) -> TensorState:
+    def of(t: torch.Tensor, first_version: int) -> TensorState:
         return TensorState(
             t.dtype,
             tuple(t.shape),
-            t.stride(),
+            tuple(stride if size > 1 and t.numel() else 0 for size, stride in zip(t.shape, t.stride(), strict=True)),
             t.storage_offset(),
             t.untyped_storage().nbytes(),
-            t._version,
+            t._version - first_version,
             t._base is not None,
             t.requires_grad,
             t.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format),
@@ -124,6 +124,8 @@ class Session:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self.observations: list[Observation] = []
+        # How often an op wrote its own result before returning it is its own affair.
+        self.first_versions: dict[int, tuple[torch.Tensor, int]] = {}
         self.variables: dict[str, Any] = {
             "torch": torch,
             "F": F,
@@ -147,7 +149,8 @@ class Session:
         self.observations.append(("read", value.clone() if isinstance(value, torch.Tensor) else value))
 
     def _check(self, *tensors: torch.Tensor) -> None:
-        self.observations.append(("check", [TensorState.of(t) for t in tensors]))
+        states = [TensorState.of(t, self.first_versions.get(id(t), (t, t._version))[1]) for t in tensors]
+        self.observations.append(("check", states))
 
     def _same_storage(self, *tensors: torch.Tensor) -> None:
         """Observes which of the tensors share storage, and which are the same object."""
@@ -164,6 +167,10 @@ class Session:
                 exec(compile(step.code, "<program>", "exec"), self.variables)
             if wait:
                 self.synchronize()
+            for name in step.defines:
+                value = self.variables.get(name)
+                if isinstance(value, torch.Tensor) and id(value) not in self.first_versions:
+                    self.first_versions[id(value)] = (value, value._version)
         except Exception as error:
             for name in step.defines:
                 self.variables.pop(name, None)
