@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torch_remote  # noqa: F401  registers the device `remote`
 
-Cache = list[tuple[Tensor, Tensor] | None]
+Cache = list[tuple[Tensor, Tensor]]
 
 
 class Block(nn.Module):
@@ -31,14 +31,13 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.register_buffer("mask", torch.ones(longest, longest, dtype=torch.bool).tril())
 
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, past: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         batch, new, width = x.shape
         q, k, v = (
             part.view(batch, new, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(self.norm1(x)).split(width, dim=2)
         )
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         length = k.shape[2]
         scores = q @ k.transpose(-2, -1) / math.sqrt(width // self.heads)
         scores = scores.masked_fill(~self.mask[length - new : length, :length], float("-inf"))
@@ -55,6 +54,12 @@ class TinyGPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
+    def empty_cache(self, batch: int) -> Cache:
+        """Keys and values of no position."""
+        heads = self.blocks[0].heads
+        nothing = self.positions.weight.new_empty(batch, heads, 0, self.positions.embedding_dim // heads)
+        return [(nothing, nothing)] * len(self.blocks)
+
     def forward(self, tokens: Tensor, cache: Cache, begin: int) -> tuple[Tensor, Cache]:
         position = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(position)
@@ -68,7 +73,7 @@ class TinyGPT(nn.Module):
 @torch.no_grad()
 def generate(model: TinyGPT, prompt: list[int], count: int, device: torch.device) -> tuple[list[int], list[int]]:
     """`count` greedy tokens after the prompt, and for each how many programs had been built when it was read."""
-    cache: Cache = [None] * len(model.blocks)
+    cache = model.empty_cache(batch=1)
     tokens = torch.tensor([prompt], device=device)
     begin = 0
     result: list[int] = []

@@ -47,6 +47,9 @@ FUNCTIONS = {
 def test_gradients_equal_cpu(device, equal, name):
     function, *shapes = FUNCTIONS[name]
     (value, gradients), (value_there, gradients_there) = both(device, function, *shapes)
+    if name == "attention":  # which of torch's attention kernels runs decides about strides
+        value_there, gradients_there = value_there.contiguous(), [g.contiguous() for g in gradients_there]
+        value, gradients = value.contiguous(), [g.contiguous() for g in gradients]
     equal(value_there, value, rtol=1e-5, atol=1e-6)
     for there, here in zip(gradients_there, gradients, strict=True):
         equal(there, here, rtol=1e-5, atol=1e-6)

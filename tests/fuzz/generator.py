@@ -690,7 +690,9 @@ class Generator:
             case 4 if t.dim() == 4:
                 self.assign(f"F.{self.rng.choice(('max_pool2d', 'avg_pool2d'))}({v}, 2, padding=1)", v)
             case 5 if t.dim() == 4:
-                self.assign(f"F.scaled_dot_product_attention({v}, {v}, {v}, is_causal={self.chance(0.5)})", v)
+                self.assign(
+                    f"F.scaled_dot_product_attention({v}, {v}, {v}, is_causal={self.chance(0.5)}).contiguous()", v
+                )
             case 6:
                 self.assign(f"F.group_norm({v}, 1)", v)
             case _ if channels:
