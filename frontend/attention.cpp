@@ -50,8 +50,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool causal, bool, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0.0, "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
-  const int64_t b = query.size(0), h = query.size(1), n = query.size(2), d = query.size(3);
-  const Tensor out = heads_tensor(b, h, n, d, query.scalar_type(), device);
+  const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
+  const Tensor out = at::empty_like(query);
   const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
   const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
   const IValue args[] = {query, key, value, dropout, causal, bias, scale};

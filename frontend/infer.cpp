@@ -285,7 +285,6 @@ void check_overlap(const OpEntry& op, const IValue* args) {
 }  // namespace
 
 void check_mutation(const OpEntry& op, const IValue* args) {
-  check_overlap(op, args);
   std::string key;
   bool memorable = true;
   for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
@@ -321,6 +320,7 @@ void check_mutation(const OpEntry& op, const IValue* args) {
   } catch (const c10::NotImplementedError&) {
     // No meta: the worker will say if something is wrong.
   }
+  check_overlap(op, args);
   bool changed = false;
   for (auto& [real, meta] : mirrors) {
     if (real.sizes().equals(meta.sizes()) && real.strides().equals(meta.strides())) continue;

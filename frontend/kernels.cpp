@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/InferSize.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/TensorUtils.h>
@@ -223,10 +224,9 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
     return self;
   }
   const Tensor source = given.resolve_conj().resolve_neg();
-  if (self.numel() == 0 && source.numel() <= 1) return self;
-  TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of tensor a (",
-              self.dim() > 0 ? self.size(-1) : 1, ") must match the size of tensor b (",
-              source.dim() > 0 ? source.size(-1) : 1, "): cannot copy shape ", source.sizes(), " into ", self.sizes());
+  const c10::DimVector sizes = at::infer_size_dimvector(self.sizes(), source.sizes());
+  TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(sizes));
   if (self.numel() == 0) return self;
   if (is_remote(self)) at::assert_no_internal_overlap(self);
   if (!is_remote(source)) {

@@ -2,7 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/Resize.h>
+#include <ATen/ops/result_type.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -363,15 +363,36 @@ void check_in_place(const at::Tensor& self, const ResultMeta& result) {
               " can't be cast to the desired output type ", self.scalar_type());
 }
 
+// A multi-tensor op, in-place: elsewhere it is a composite of in-place ops, which check dtypes and overlaps and count
+// versions.
+void check_foreach(const OpEntry& op, const IValue* args) {
+  const auto written = args[0].toListRef();
+  for (size_t i = 0; i < written.size(); ++i) {
+    const at::Tensor& self = written[i].toTensor();
+    if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+    if (self.scalar_type() != c10::ScalarType::Float) {
+      c10::ScalarType result = self.scalar_type();
+      for (uint32_t a = 1; a < op.arg_count; ++a) {
+        const IValue& value = args[a];
+        if (value.isTensor()) {
+          result = at::result_type(self, value.toTensor());
+        } else if (value.isTensorList() && i < value.toListRef().size()) {
+          result = c10::promoteTypes(result, at::result_type(self, value.toListRef()[i].toTensor()));
+        } else if (value.isScalar() && op.desc->args[a].kind == ArgKind::kScalar) {
+          result = c10::promoteTypes(result, at::result_type(self, value.toScalar()));
+        }
+      }
+      TORCH_CHECK(c10::canCast(result, self.scalar_type()), "result type ", result,
+                  " can't be cast to the desired output type ", self.scalar_type());
+    }
+    auto* impl = self.unsafeGetTensorImpl();
+    if (!impl->is_inference()) impl->bump_version();
+  }
+}
+
 void run_in_place(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
-    // Multi-tensor ops are composites of in-place ops elsewhere, which count versions: so do these.
-    if (op.bumps_versions) {
-      for (const IValue& item : args[0].toListRef()) {
-        auto* impl = item.toTensor().unsafeGetTensorImpl();
-        if (!impl->is_inference()) impl->bump_version();
-      }
-    }
+    if (op.bumps_versions) check_foreach(op, args);
     return;
   }
   const at::Tensor& self = args[0].toTensor();

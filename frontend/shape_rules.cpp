@@ -230,6 +230,15 @@ bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// lerp: no promotion at all.
+bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  for (uint32_t i = 1; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().scalar_type() != dtype) return false;
+  }
+  return pointwise(op, args, out);
+}
+
 // add, sub, mul, bitwise and the like: integers stay integers too.
 bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
@@ -773,6 +782,7 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;
+      if (base == "aten::lerp") return lerp;
       for (const char* name : {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and",
                                "aten::bitwise_or", "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
         if (base == name) return pointwise_any;

@@ -24,7 +24,7 @@ class AnonymousSource : public SegmentSource {
     void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return {};
     auto* base = static_cast<std::byte*>(raw);
-    auto* data = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(base), kHugePage));
+    std::byte* data = base + -reinterpret_cast<uintptr_t>(base) % kHugePage;
     if (data > base) munmap(base, data - base);
     std::byte* end = data + rounded;
     if (end < base + mapped) munmap(end, base + mapped - end);

@@ -30,9 +30,8 @@ class TransportSource : public SegmentSource {
   Segment allocate(size_t size) override {
     AttachmentPtr attachment = transport_.allocate(size + CachingAllocator::kPage);
     if (!attachment) return {};
-    const auto address = reinterpret_cast<uintptr_t>(attachment->bytes().data());
-    const uintptr_t page = CachingAllocator::kPage;
-    auto* data = reinterpret_cast<std::byte*>((address + page - 1) / page * page);
+    std::byte* data = attachment->bytes().data();
+    data += -reinterpret_cast<uintptr_t>(data) % CachingAllocator::kPage;
     return {data, size, std::move(attachment)};
   }
 
@@ -65,7 +64,7 @@ class Server {
 
  private:
   Status hello();
-  Status refuse(Status why);
+  Status refuse(const Status& why);
   Status create_executor();
   Status next(Frame* frame);
   Status handle(Frame& frame);
@@ -106,7 +105,7 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
-    const Status status = handle(frame);
+    Status status = handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
     if (!status.ok()) return status;
     done_ = frame.header.sequence;
@@ -148,11 +147,11 @@ Status Server::create_executor() {
   return {};
 }
 
-Status Server::refuse(Status why) {
+Status Server::refuse(const Status& why) {
   builder_.Clear();
   builder_.Finish(wire::CreateHelloReply(builder_, encode(std::make_shared<const Failure>(Failure{why, 0, 0, 0})),
                                          static_cast<uint32_t>(getpid())));
-  const Status sent = send(Type::kHelloReply, 1);
+  Status sent = send(Type::kHelloReply, 1);
   return sent.ok() ? why : sent;
 }
 
@@ -258,7 +257,7 @@ Status Server::run_program(Frame& frame) {
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
   FailurePtr failure;
-  const Status status = session_->run(request, &words_, &failure);
+  Status status = session_->run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   builder_.Clear();
   if (failure) session_->reported(failure);
@@ -275,7 +274,7 @@ Status Server::upload(Frame& frame) {
   if (frame.attachment) bytes = frame.attachment->bytes();
   static std::byte nothing[CachingAllocator::kAlignment];
   const uint64_t size = bytes.size();
-  const Status status = session_->upload(
+  Status status = session_->upload(
       message->buffer(),
       std::make_shared<Memory>(size ? bytes.data() : nothing, size, std::move(frame.attachment), memory_.get()));
   if (!status.ok() || size < kAcknowledgeBytes) return status;

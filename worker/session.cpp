@@ -128,7 +128,7 @@ Status Session::upload(uint64_t id, MemoryPtr memory) {
 
 Status Session::free(std::span<const uint8_t> bytes) {
   frees_.clear();
-  const Status status = remote::decode_frees(bytes, &frees_);
+  Status status = remote::decode_frees(bytes, &frees_);
   if (!status.ok()) return status;
   for (const uint64_t id : frees_) buffers_.erase(id);
   return {};
@@ -207,7 +207,7 @@ Status Session::prepare(Run& run) {
   LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
   if (!program.evaluated) {
-    const Status status = ir::evaluate(graph, program.params.data(), &program.values);
+    Status status = ir::evaluate(graph, program.params.data(), &program.values);
     if (!status.ok()) return status;
     program.evaluated = true;
     program.placed = program.executor_is_current = false;
@@ -225,7 +225,7 @@ Status Session::prepare(Run& run) {
   }
   if (program.placed && nbytes_ == program.nbytes) return {};
   program.placed = false;
-  const Status status = ir::check_extents(graph, program.values, nbytes_);
+  Status status = ir::check_extents(graph, program.values, nbytes_);
   if (!status.ok()) return status;
   place(graph, program.lifetimes, program.in_arena, nbytes_, &program.layout);
   program.nbytes = nbytes_;

@@ -143,7 +143,7 @@ class SeededDefaultGenerator {
 }  // namespace
 
 Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const Arg&)>& tensor, const ir::Graph& graph)
-    : functional_(find_operator(ir::op_desc(node.opcode).name)) {
+    : functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
   refuse_harmful(functional_);
   const c10::FunctionSchema& schema = functional_.schema();
   const std::string_view name = ir::op_desc(node.opcode).name;
@@ -184,8 +184,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     mode_ = Mode::kEffect;
   } else {
     mode_ = Mode::kFunctional;
-    if (all_views && (out_ = find_out_variant(functional_))) {
+    const auto out = all_views ? find_out_variant(functional_) : std::nullopt;
+    if (out) {
       mode_ = Mode::kOut;
+      op_ = *out;
       for (const Arg& result : node.results) arguments_.emplace_back(tensor(result));
     }
   }
@@ -297,21 +299,22 @@ void Operation::call(c10::Stack& stack) {
   }
   stack.assign(arguments_.begin(), arguments_.end());
   if (!random_) {
-    op().redispatchBoxed(kCpu, &stack);
+    op_.redispatchBoxed(kCpu, &stack);
     return;
   }
   const uint64_t seed = Philox(seed_, offset_).derived_seed();
   if (own_generator_) {
     generator_.set_current_seed(seed);
-    op().redispatchBoxed(kCpu, &stack);
+    op_.redispatchBoxed(kCpu, &stack);
   } else {
     SeededDefaultGenerator guard(seed);
-    op().redispatchBoxed(kCpu, &stack);
+    op_.redispatchBoxed(kCpu, &stack);
   }
 }
 
 void Operation::stop_using_out() {
   mode_ = Mode::kFunctional;
+  op_ = functional_;
   arguments_.resize(functional_.schema().arguments().size());
 }
 

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "ir/graph.h"
@@ -52,10 +51,9 @@ class Operation {
 
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
-  const c10::OperatorHandle& op() const { return mode_ == Mode::kOut ? *out_ : functional_; }
 
   c10::OperatorHandle functional_;
-  std::optional<c10::OperatorHandle> out_;
+  c10::OperatorHandle op_;  // what is called: functional_ or its out variant
   Mode mode_;
   Special special_ = nullptr;
   bool random_ = false;         // seeds before each call

@@ -252,16 +252,16 @@ void Program::run_node(tr_run& run, uint32_t index) {
 void Program::call_out(tr_run& run, uint32_t index) {
   Operation& operation = operations_[index];
   const ir::Node& node = graph_.nodes[index];
+  NodeState& state = nodes_[index];
   try {
     operation.call(stack_);
-    if (results_untouched(node, run.symbols)) {
-      nodes_[index].proven = true;
-      return;
-    }
+    state.proven = results_untouched(node, run.symbols);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error&) {
+    state.proven = false;
   }
+  if (state.proven) return;
   stack_.clear();
   for_each_result_view(node, [&](const Arg& result) {
     update_view(result.a, run.symbols);
@@ -281,7 +281,7 @@ bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) co
     const at::Tensor& tensor = views_[result.a];
     same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() &&
            tensor.storage_offset() == symbols[view.offset] && tensor.storage().data() == buffers_[view.buffer].data;
-    for (size_t i = 0; same && i < view.sizes.size(); ++i) {
+    for (int64_t i = 0; same && i < tensor.dim(); ++i) {
       same = tensor.size(i) == symbols[view.sizes[i]] && tensor.stride(i) == symbols[view.strides[i]];
     }
   });
@@ -325,8 +325,6 @@ bool is_sole_owner(const at::Tensor& tensor) {
          tensor.device().is_cpu();
 }
 
-c10::Storage storage_of(at::Tensor tensor) { return tensor.storage(); }
-
 }  // namespace
 
 void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
@@ -349,7 +347,7 @@ void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
     }
     if (same_layout && is_sole_owner(tensor) && tensor.storage().nbytes() >= nbytes && nbytes > 0 &&
         !tensor.is_conj() && !tensor.is_neg()) {
-      buffer = take_storage(storage_of(std::move(tensor)));
+      buffer = take_storage(tensor.storage());
       buffer.nbytes = nbytes;
       bind(view.buffer, buffer);
       return;
@@ -375,7 +373,7 @@ void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor)
   if (nbytes == 0) {
     buffer = allocate(host_, 0);
   } else {
-    buffer = take_storage(storage_of(std::move(tensor)));
+    buffer = take_storage(tensor.storage());
     buffer.nbytes = nbytes;
   }
   bind(view.buffer, buffer);

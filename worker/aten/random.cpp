@@ -90,7 +90,7 @@ void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
       for (int64_t block = begin; block < end; ++block) {
         const auto words = philox.block(static_cast<uint64_t>(block));
         C values[4];
-        for (int pair = 0; pair < kPerBlock / 2; ++pair) {
+        for (size_t pair = 0; pair < kPerBlock / 2; ++pair) {
           C u, v;  // u in (0, 1], v in [0, 1)
           if constexpr (std::is_same_v<C, double>) {
             u = static_cast<double>((wide(words.data()) >> 11) + 1) * 0x1p-53;
