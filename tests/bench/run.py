@@ -286,7 +286,7 @@ def copies(rounds: int) -> list[Row]:
 
 
 def start_up(rounds: int) -> list[Row]:
-    rounds = max(3, rounds // 4)
+    rounds = max(1, rounds // 4)
     torch_alone, both = alternate(rounds, processes.import_torch, processes.import_both)
     cpu, remote = alternate(rounds, lambda: processes.first_result("cpu"), lambda: processes.first_result("remote"))
     return [
