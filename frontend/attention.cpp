@@ -8,8 +8,9 @@
 #include "frontend/tensor.h"
 #include "ir/op_table_generated.h"
 
-// scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward pass.
-// What that op does not take (dropout, a mask that needs a gradient, unequal head sizes) goes through torch's composite.
+// scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward
+// pass. What that op does not take (dropout, a mask that needs a gradient, unequal head sizes) goes through torch's
+// composite.
 namespace torch_remote::frontend {
 namespace {
 
@@ -48,7 +49,8 @@ Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout,
     bool causal, bool, std::optional<double> scale) {
-  TORCH_CHECK(dropout == 0.0, "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
+  TORCH_CHECK(dropout == 0.0,
+              "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
   const Tensor out = at::empty_like(query);
@@ -58,22 +60,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
   Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu), args,
                                {out, logsumexp}, {}, std::nullopt);
   const auto nothing = [&](c10::ScalarType dtype) { return make_contiguous_tensor({0}, dtype, device); };
-  return {out, logsumexp, nothing(c10::kInt), nothing(c10::kInt), n, key.size(2), nothing(c10::kLong),
-          nothing(c10::kLong), nothing(query.scalar_type())};
+  return {out,         logsumexp,           nothing(c10::kInt),  nothing(c10::kInt),          n,
+          key.size(2), nothing(c10::kLong), nothing(c10::kLong), nothing(query.scalar_type())};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
-    std::array<bool, 4> mask, const Tensor& out, const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
-    c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
-  TORCH_CHECK(!mask[3], "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& query, const Tensor& key,
+                                                    const Tensor& value, const Tensor& bias, std::array<bool, 4> mask,
+                                                    const Tensor& out, const Tensor& logsumexp, const Tensor&,
+                                                    const Tensor&, c10::SymInt, c10::SymInt, double dropout,
+                                                    bool causal, const Tensor&, const Tensor&,
+                                                    std::optional<double> scale) {
+  TORCH_CHECK(!mask[3],
+              "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
   const auto like = [&](const Tensor& t) {
     return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
   };
   const Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
-  const IValue args[] = {grad,   query, key, value, out, logsumexp, dropout, causal,
-                         bias.defined() ? IValue(bias) : IValue(), scale};
+  const IValue args[] = {
+      grad, query, key, value, out, logsumexp, dropout, causal, bias.defined() ? IValue(bias) : IValue(), scale};
   Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu_backward), args,
                                {grad_query, grad_key, grad_value}, {}, std::nullopt);
   return {grad_query, grad_key, grad_value, Tensor()};

@@ -30,7 +30,8 @@ void check_device(DeviceIndex device) {
               "; remote:0 to remote:", kDeviceCount - 1, " exist");
 }
 
-// -- memory ---------------------------------------------------------------------------------------------------------------
+// -- memory
+// ---------------------------------------------------------------------------------------------------------------
 
 class RemoteAllocator final : public c10::DeviceAllocator {
  public:
@@ -120,7 +121,8 @@ PinnedAllocator& pinned_allocator() {
   return *instance;
 }
 
-// -- hooks ----------------------------------------------------------------------------------------------------------------
+// -- hooks
+// ----------------------------------------------------------------------------------------------------------------
 
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
@@ -146,10 +148,11 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// -- guard, with the one stream and its events ------------------------------------------------------------------------------
+// -- guard, with the one stream and its events
+// ------------------------------------------------------------------------------
 
-// An event is a point in program order; there is one stream, so `block` has nothing to do and waiting for an event is waiting
-// for the device.
+// An event is a point in program order; there is one stream, so `block` has nothing to do and waiting for an event is
+// waiting for the device.
 struct Event {
   DeviceIndex device = 0;
   uint64_t recorded_ns = 0;

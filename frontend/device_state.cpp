@@ -49,7 +49,8 @@ void after_fork_in_child() {
 std::unique_ptr<remote::Transport> serve_inproc(Connection& connection, Status* status) {
   void* library = dlopen(paths().inproc.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    *status = Status::invalid(std::string("remote: TORCH_REMOTE_WORKER=inproc needs ") + paths().inproc + ": " + dlerror());
+    *status =
+        Status::invalid(std::string("remote: TORCH_REMOTE_WORKER=inproc needs ") + paths().inproc + ": " + dlerror());
     return nullptr;
   }
   using Serve = void (*)(void* transport, const char* plugin, int threads);
@@ -95,10 +96,15 @@ void stop(Connection& connection) {
   connection.worker.reset();
 }
 
-PyObject* worker_lost_class() {
-  // The class lives in the Python package.
-  const py::module_ module = py::module_::import("torch_remote.errors");
-  return module.attr("WorkerLost").ptr();
+// GIL held. The class lives in the Python package.
+void set_worker_lost(const std::string& message) {
+  const py::object type = py::module_::import("torch_remote.errors").attr("WorkerLost");
+  py::object session = py::none(), acknowledged = py::none();
+  if (const remote::Client* client = existing_client(0)) {
+    session = py::int_(client->session());
+    acknowledged = py::int_(client->last_acknowledged());
+  }
+  PyErr_SetObject(type.ptr(), type(message, session, acknowledged).ptr());
 }
 
 // An exception that has been raised in Python by a signal handler while waiting without the GIL.
@@ -115,9 +121,10 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
   State& s = state();
   if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
   if (s.forked.load()) {
-    *status = Status(ErrorCode::kUnsupported,
-                     "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use "
-                     "the 'spawn' start method");
+    *status =
+        Status(ErrorCode::kUnsupported,
+               "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use "
+               "the 'spawn' start method");
     return nullptr;
   }
   try {
@@ -192,7 +199,7 @@ void raise(const Status& status) {
   switch (status.code()) {
     case ErrorCode::kLost: {
       py::gil_scoped_acquire gil;
-      PyErr_SetString(worker_lost_class(), status.message().c_str());
+      set_worker_lost(status.message());
       python_error error;
       error.persist();
       throw error;

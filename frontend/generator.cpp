@@ -76,11 +76,12 @@ RemoteGenerator* RemoteGenerator::clone_impl() const {
 const at::Generator& default_generator(c10::DeviceIndex device) {
   static const auto generators = [] {
     std::array<at::Generator, kDeviceCount> all;
-    for (int i = 0; i < kDeviceCount; ++i) all[i] = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i));
+    for (int i = 0; i < kDeviceCount; ++i)
+      all[i] = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i));
     return all;
   }();
-  TORCH_CHECK(device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device), "; remote:0 to remote:",
-              kDeviceCount - 1, " exist");
+  TORCH_CHECK(device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device),
+              "; remote:0 to remote:", kDeviceCount - 1, " exist");
   return generators[device < 0 ? 0 : device];
 }
 

@@ -8,16 +8,17 @@
 
 #include "frontend/recorder.h"
 
-// The random number generator: a seed and a position, nothing else. Philox4x32-10 counter blocks (Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3", SC'11) are drawn by the worker; which ones is decided when an op is recorded, so numbers
-// depend neither on cuts nor on the worker.
+// The random number generator: a seed and a position, nothing else. Philox4x32-10 counter blocks (Salmon et al.,
+// "Parallel random numbers: as easy as 1, 2, 3", SC'11) are drawn by the worker; which ones is decided when an op is
+// recorded, so numbers depend neither on cuts nor on the worker.
 namespace torch_remote::frontend {
 
 class RemoteGenerator final : public c10::GeneratorImpl {
  public:
   explicit RemoteGenerator(c10::DeviceIndex device);
 
-  // Takes the counter blocks that an op over `elements` elements may use: one block (four 32-bit words) for two elements.
+  // Takes the counter blocks that an op over `elements` elements may use: one block (four 32-bit words) for two
+  // elements.
   RandomState take(int64_t elements);
 
   void set_current_seed(uint64_t seed) override;

@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
@@ -18,9 +19,9 @@ using c10::IValue;
 using ir::ArgKind;
 
 c10::Storage meta_storage(size_t nbytes) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
-                                                            c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
-                                                            c10::GetAllocator(c10::kMeta), true));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
+      c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), true));
 }
 
 at::Tensor meta_over(const at::Tensor& tensor, c10::Storage storage) {
@@ -156,6 +157,13 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
   }
 }
 
+// A Python meta that says it is none, or does not take the arguments of the overload that torch registered it for.
+bool is_missing_meta(python_error& error) {
+  const py::gil_scoped_acquire gil;
+  return PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError) != 0 ||
+         PyErr_GivenExceptionMatches(error.type, PyExc_TypeError) != 0;
+}
+
 bool has_bool_index(const IValue& indices) {
   for (const IValue& item : indices.toListRef()) {
     if (item.isNone() || !item.toTensor().defined()) continue;
@@ -178,14 +186,15 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
   const std::string_view base = desc->name.substr(0, desc->name.find('.'));
   uploads_allowed = base == "aten::index" || base == "aten::index_put" || base == "aten::index_put_" ||
-                    base == "aten::_index_put_impl_" || base == "aten::_unsafe_index" || base == "aten::_unsafe_index_put";
+                    base == "aten::_index_put_impl_" || base == "aten::_unsafe_index" ||
+                    base == "aten::_unsafe_index_put";
   scalars_allowed = uploads_allowed || desc->family == ir::Family::kPointwise ||
                     desc->family == ir::Family::kMultiTensor || base == "aten::masked_fill" ||
                     base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
                     base == "aten::copy_" || base == "aten::where" || desc->family == ir::Family::kOpaque;
-  for (const char* name : {"aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_", "aten::random_",
-                           "aten::bernoulli_", "aten::exponential_", "aten::geometric_", "aten::cauchy_",
-                           "aten::log_normal_"}) {
+  for (const char* name :
+       {"aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_",
+        "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"}) {
     fills |= base == name;
   }
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
@@ -232,6 +241,9 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } catch (const c10::NotImplementedError&) {
     return Tier::kDynamic;
+  } catch (python_error& error) {
+    if (!is_missing_meta(error)) throw;
+    return Tier::kDynamic;
   }
   take_results(*op.desc, stack, out);
   if (memorable) {
@@ -271,27 +283,29 @@ void check_overlap(const OpEntry& op, const IValue* args) {
                            "aten::index_copy_", "aten::index_reduce_", "aten::masked_scatter_"}) {
     if (base != name) continue;
     for (uint32_t i = 1; i < op.arg_count; ++i) {
-      if (args[i].isTensor() && is_remote(args[i].toTensor())) at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
+      if (args[i].isTensor() && is_remote(args[i].toTensor()))
+        at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
     }
   }
   if (base == "aten::masked_fill_") {
     const at::Tensor& self = args[0].toTensor();
     const at::Tensor& mask = args[1].toTensor();
     TORCH_CHECK(at::is_expandable_to(mask.sizes(), self.sizes()), "output with shape ", self.sizes(),
-                " doesn't match the broadcast shape ", c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
+                " doesn't match the broadcast shape ",
+                c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
   }
 }
 
 }  // namespace
 
-void check_mutation(const OpEntry& op, const IValue* args) {
+bool check_mutation(const OpEntry& op, const IValue* args) {
   std::string key;
   bool memorable = true;
   for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
   append_aliasing(key, args, op.arg_count);
   if (memorable) {
     std::lock_guard lock(op.memo_mutex);
-    if (op.memo.contains(key)) return;
+    if (op.memo.contains(key)) return true;
   }
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages;
   std::vector<std::pair<at::Tensor, at::Tensor>> mirrors;  // real, meta
@@ -318,7 +332,10 @@ void check_mutation(const OpEntry& op, const IValue* args) {
       op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     }
   } catch (const c10::NotImplementedError&) {
-    // No meta: the worker will say if something is wrong.
+    return false;
+  } catch (python_error& error) {
+    if (!is_missing_meta(error)) throw;
+    return false;
   }
   check_overlap(op, args);
   bool changed = false;
@@ -328,10 +345,11 @@ void check_mutation(const OpEntry& op, const IValue* args) {
     real.resize_(meta.sizes());
     if (!real.strides().equals(meta.strides())) real.as_strided_(meta.sizes(), meta.strides());
   }
-  if (changed || !memorable) return;
+  if (changed || !memorable) return true;
   std::lock_guard lock(op.memo_mutex);
   if (op.memo.size() >= kMostSignatures) op.memo.clear();
   op.memo.emplace(std::move(key), Inferred{});
+  return true;
 }
 
 }  // namespace torch_remote::frontend

@@ -63,16 +63,17 @@ struct OpEntry {
 enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
 Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// In-place and out overloads: raises what is wrong with the arguments, and resizes `out` arguments. Runs the op at the Meta key
-// on mirrors of its arguments (one meta storage per real storage) and applies what happened to their sizes to the real
-// ones; signatures that changed nothing are remembered.
-void check_mutation(const OpEntry& op, const c10::IValue* args);
+// In-place and out overloads: raises what is wrong with the arguments, and resizes `out` arguments. Runs the op at the
+// Meta key on mirrors of its arguments (one meta storage per real storage) and applies what happened to their sizes to
+// the real ones; signatures that changed nothing are remembered. False if there is no meta to run: nothing was checked
+// or resized.
+bool check_mutation(const OpEntry& op, const c10::IValue* args);
 
 // A Meta tensor with the same metadata.
 at::Tensor meta_like(const at::Tensor& tensor);
 
-// Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation kept
-// (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast.
+// Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation
+// kept (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast.
 bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out);
 
 }  // namespace torch_remote::frontend

@@ -42,7 +42,8 @@ void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_me
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
-// -- factories ------------------------------------------------------------------------------------------------------------
+// -- factories
+// ------------------------------------------------------------------------------------------------------------
 
 Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin_memory,
@@ -63,7 +64,8 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   return make_tensor(size, stride, c10::dtype_or_default(dtype), index_of(device));
 }
 
-// -- views: metadata ------------------------------------------------------------------------------------------------------
+// -- views: metadata
+// ------------------------------------------------------------------------------------------------------
 
 Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
   const int64_t start = offset.value_or(self.storage_offset());
@@ -75,9 +77,10 @@ Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std:
 Tensor view(const Tensor& self, IntArrayRef size) {
   const c10::DimVector inferred = at::infer_size_dv(size, self.numel());
   const auto stride = at::detail::computeStride(self.sizes(), self.strides(), inferred);
-  TORCH_CHECK(stride.has_value(),
-              "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
-              "contiguous subspaces). Use .reshape(...) instead.");
+  TORCH_CHECK(
+      stride.has_value(),
+      "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+      "contiguous subspaces). Use .reshape(...) instead.");
   return make_view(self, inferred, *stride, self.storage_offset());
 }
 
@@ -85,7 +88,8 @@ Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
   return make_view(self, size, stride, self.storage_offset());
 }
 
-// -- storages -------------------------------------------------------------------------------------------------------------
+// -- storages
+// -------------------------------------------------------------------------------------------------------------
 
 void resize_storage(const c10::Storage& holder, size_t nbytes) {
   auto* storage = static_cast<RemoteStorage*>(holder.unsafeGetStorageImpl());
@@ -169,7 +173,8 @@ bool is_set_to(const Tensor& self, const Tensor& other) {
          self.strides().equals(other.strides());
 }
 
-// -- copies ---------------------------------------------------------------------------------------------------------------
+// -- copies
+// ---------------------------------------------------------------------------------------------------------------
 
 void upload_into(const Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device) {
   const Tensor packed = cpu.contiguous();
@@ -184,7 +189,8 @@ void record_copy(const Tensor& self, const Tensor& source) {
 }
 
 void copy_to_device(const Tensor& self, const Tensor& source) {
-  TORCH_CHECK(source.is_cpu(), "remote: copy_ from a tensor on ", source.device(), " is not supported; copy it to the CPU first");
+  TORCH_CHECK(source.is_cpu(), "remote: copy_ from a tensor on ", source.device(),
+              " is not supported; copy it to the CPU first");
   const c10::DeviceIndex device = self.device().index();
   RemoteStorage* storage = storage_of(self);
   const bool whole = self.is_contiguous() && self.storage_offset() == 0 && storage->nbytes() == self.nbytes() &&
@@ -199,7 +205,8 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
 }
 
 void copy_to_host(const Tensor& self, const Tensor& source) {
-  TORCH_CHECK(self.is_cpu(), "remote: copy_ to a tensor on ", self.device(), " is not supported; copy it to the CPU first");
+  TORCH_CHECK(self.is_cpu(), "remote: copy_ to a tensor on ", self.device(),
+              " is not supported; copy it to the CPU first");
   const bool direct = self.is_contiguous() && self.scalar_type() == source.scalar_type() &&
                       self.sizes().equals(source.sizes()) && !self.is_conj() && !self.is_neg();
   Recorder& recorder = Recorder::get(source.device().index());
@@ -225,8 +232,8 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   }
   const Tensor source = given.resolve_conj().resolve_neg();
   const c10::DimVector sizes = at::infer_size_dimvector(self.sizes(), source.sizes());
-  TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(),
-              " doesn't match the broadcast shape ", c10::IntArrayRef(sizes));
+  TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
+              c10::IntArrayRef(sizes));
   if (self.numel() == 0) return self;
   if (is_remote(self)) at::assert_no_internal_overlap(self);
   if (!is_remote(source)) {
@@ -260,20 +267,20 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
 }
 
 Tensor clone_tensor(const Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
-  Tensor result = at::empty_like(self, self.options(), memory_format.value_or(c10::MemoryFormat::Preserve));
-  if (self.numel() != 0) {
-    if (self.is_conj() || self.is_neg()) {
-      result.copy_(self);
-    } else {
-      record_copy(result, self);
-    }
-  }
+  Tensor source = self;
+  if (self.is_conj()) source = source.conj();
+  if (self.is_neg()) source = source._neg_view();
+  Tensor result = at::empty_like(source, source.options(), memory_format.value_or(c10::MemoryFormat::Preserve));
+  if (source.numel() != 0) record_copy(result, source);
+  if (self.is_conj()) result.conj_physical_();
+  if (self.is_neg()) result.neg_();
   return result;
 }
 
 Tensor lazy_clone(const Tensor& self) { return clone_tensor(self, std::nullopt); }
 
-// -- the rest -------------------------------------------------------------------------------------------------------------
+// -- the rest
+// -------------------------------------------------------------------------------------------------------------
 
 // As for CUDA: `module.to("remote")` keeps its Parameter objects, so that an optimizer made before goes on working.
 bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {

@@ -67,8 +67,8 @@ void reset_stats() {
 }
 
 c10::DeviceIndex checked(int device) {
-  TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", device, "; remote:0 to remote:",
-              kDeviceCount - 1, " exist");
+  TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", device,
+              "; remote:0 to remote:", kDeviceCount - 1, " exist");
   return static_cast<c10::DeviceIndex>(device);
 }
 

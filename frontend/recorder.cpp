@@ -31,6 +31,22 @@ uint32_t Recorder::enter_buffer(RemoteStorage* storage) {
   return ordinal;
 }
 
+void Recorder::check_not_lost(const RemoteStorage* storage) const {
+  if (storage->id == 0 || (storage->id != RemoteStorage::kLost && storage->session == session_)) return;
+  TORCH_CHECK(false,
+              "remote: this tensor's contents were lost with the worker that held them; make it again after "
+              "torch.remote.restart()");
+}
+
+// The trace will never run: what it would have made is lost.
+void Recorder::forget_trace() {
+  for (const ir::TraceBuffer& buffer : trace_.buffers) {
+    if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
+  }
+  trace_.clear();
+  if (++epoch_ == 0) epoch_ = 1;
+}
+
 void Recorder::encode_view(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   RemoteStorage* storage = storage_of(tensor);
@@ -48,6 +64,7 @@ void Recorder::encode_view(const at::Tensor& tensor) {
   if (known) {
     slot = {epoch_, trace_.new_view(storage->buffer.number, dtype, sizes, strides, offset)};
   } else {
+    check_not_lost(storage);
     enter_buffer(storage);
     slot = {epoch_, trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset)};
   }
@@ -338,8 +355,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 }
 
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
-                                               c10::ArrayRef<c10::Storage> results,
-                                               std::optional<RandomState> random) {
+                                               c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
   const ir::SourceRef source = capture_source();
   uint64_t ticket = 0;
   Status status;
@@ -386,8 +402,11 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
   if (remote::Client* worker = connect(device_, &status)) status = worker->flush(trace_, &base, &info, ticket);
   trace_.clear();
   if (++epoch_ == 0) epoch_ = 1;
+  for (size_t i = 0; i < survivors_.size(); ++i) {
+    survivors_[i]->id = status.ok() ? base + i : RemoteStorage::kLost;
+    survivors_[i]->session = session_;
+  }
   if (!status.ok()) return status;
-  for (size_t i = 0; i < survivors_.size(); ++i) survivors_[i]->id = base + i;
   note_flush({info, reason, last, now_ns() - started});
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
@@ -453,6 +472,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
     std::lock_guard lock(mutex_);
     status = flush_locked(reason);
     id = storage->id;
+    if (status.ok()) check_not_lost(storage);
   }
   report_flushes();
   check(status);
@@ -476,11 +496,13 @@ void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function
   check(client(device_).upload(nbytes, fill, &id));
   std::lock_guard lock(mutex_);
   storage->id = id;
+  storage->session = session_;
 }
 
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
   std::lock_guard lock(mutex_);
   std::swap(from->id, to->id);
+  std::swap(from->session, to->session);
   std::swap(from->buffer, to->buffer);
   for (RemoteStorage* storage : {from, to}) {
     storage->stock_impl = nullptr;
@@ -498,7 +520,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
   std::lock_guard lock(mutex_);
   if (storage->buffer.epoch == epoch_) {
     trace_.buffers[storage->buffer.number].owner = nullptr;
-  } else if (storage->id != 0) {
+  } else if (storage->id != 0 && storage->id != RemoteStorage::kLost && storage->session == session_) {
     if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
   }
   storage->id = 0;
@@ -507,8 +529,8 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 
 void Recorder::restart() {
   std::lock_guard lock(mutex_);
-  trace_.clear();
-  if (++epoch_ == 0) epoch_ = 1;
+  forget_trace();
+  ++session_;
   frontend::restart(device_);
 }
 

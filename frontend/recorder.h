@@ -6,9 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,22 +37,22 @@ struct RandomState {
 
 // The first miss under expect_no_compile.
 struct UnexpectedCompile {
-  std::string op;         // of the first record that differs; empty: only which tensors outlive the trace differs
+  std::string op;  // of the first record that differs; empty: only which tensors outlive the trace differs
   ir::SourceRef source;
   size_t record = 0;
   size_t records = 0;
 };
 
-// Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs or
-// waits for the GIL while the lock is held.
+// Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs
+// or waits for the GIL while the lock is held.
 class Recorder {
  public:
   static Recorder& get(c10::DeviceIndex device);
 
   // Appends one record. `args` are the schema's arguments, in order; tensors on this device, or numbers as 0-dim CPU
-  // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the results
-  // that alias no argument, flattened; `list_lengths` the length of each list result.
-  // Cuts and sends the trace if this is a place to cut.
+  // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the
+  // results that alias no argument, flattened; `list_lengths` the length of each list result. Cuts and sends the trace
+  // if this is a place to cut.
   void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
 
@@ -66,7 +66,8 @@ class Recorder {
   // flush, then wait until the worker is done; raises what went wrong there.
   void synchronize(bool reset_peak = false);
 
-  // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes travel.
+  // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
+  // travel.
   void read(const at::Tensor& tensor, void* destination, const char* reason);
   // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
   void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
@@ -104,17 +105,22 @@ class Recorder {
   void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
   void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
                     std::optional<RandomState> random);
-  // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the GIL).
+  // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
+  // GIL).
   Status flush_locked(const char* reason, uint64_t* ticket = nullptr);
   uint32_t enter_buffer(RemoteStorage* storage);
+  // Raises if the storage's contents were lost with a worker.
+  void check_not_lost(const RemoteStorage* storage) const;
+  void forget_trace();
 
   const c10::DeviceIndex device_;
   std::mutex mutex_;
   ir::Trace trace_;
-  uint32_t epoch_ = 1;  // of the trace; tensors' slots are valid if they carry it
+  uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
+  uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
   ir::CutLimits limits_;
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
-  bool backward_ = false;  // the last record was a backward pass's
+  bool backward_ = false;                  // the last record was a backward pass's
   bool expect_no_compile_ = false;
   std::optional<UnexpectedCompile> unexpected_compile_;
   std::atomic<uint64_t> ops_recorded_{0};

@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/result_type.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -23,7 +24,8 @@ using c10::IValue;
 using ir::ArgKind;
 using torch::jit::Stack;
 
-// -- schemas ------------------------------------------------------------------------------------------------------------
+// -- schemas
+// ------------------------------------------------------------------------------------------------------------
 
 ArgKind kind_of(const c10::Argument& argument) {
   const c10::TypePtr& type = argument.real_type() ? argument.real_type() : argument.type();
@@ -157,7 +159,8 @@ const ir::OpDesc* describe(const c10::OperatorHandle& handle) {
     if (result.alias_info() != nullptr) {
       for (size_t i = 0; i < schema.arguments().size(); ++i) {
         const auto* info = schema.arguments()[i].alias_info();
-        if (info != nullptr && info->beforeSets() == result.alias_info()->beforeSets()) desc.alias = static_cast<int8_t>(i);
+        if (info != nullptr && info->beforeSets() == result.alias_info()->beforeSets())
+          desc.alias = static_cast<int8_t>(i);
       }
     }
     results.push_back(desc);
@@ -171,9 +174,11 @@ const ir::OpDesc* describe(const c10::OperatorHandle& handle) {
   return &ir::op_desc(ir::register_opaque(name, args, results, flags));
 }
 
-// -- the kernel ---------------------------------------------------------------------------------------------------------
+// -- the kernel
+// ---------------------------------------------------------------------------------------------------------
 
-[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
+[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t,
+                               c10::DeviceIndex device) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but remote: '", op.desc->name, "' got '", arg.name,
               "' on ", t.device(), " and others on remote:", static_cast<int>(device), "; move one with .to(...)");
 }
@@ -258,8 +263,9 @@ std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, co
     if (args[i].isGenerator()) generator = args[i].toGenerator();
   }
   const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
-  TORCH_CHECK(chosen.device().type() == c10::DeviceType::PrivateUse1, "Expected a 'remote' device type for generator but found '",
-              chosen.device().type(), "'; make one with torch.Generator(device=\"remote\")");
+  TORCH_CHECK(chosen.device().type() == c10::DeviceType::PrivateUse1,
+              "Expected a 'remote' device type for generator but found '", chosen.device().type(),
+              "'; make one with torch.Generator(device=\"remote\")");
   return chosen.get<RemoteGenerator>()->take(elements);
 }
 
@@ -295,8 +301,7 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
       storages.push_back(make_contiguous_tensor({0}, c10::ScalarType::Float, device).storage());
     }
   }
-  const auto words =
-      Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
+  const auto words = Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
   size_t next = 0;
   const auto word = [&] {
     TORCH_CHECK(next < words.size(), "remote: the worker's reply to '", op.desc->name, "' is too short");
@@ -342,6 +347,13 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
         const int64_t bits = word();
         double value;
         std::memcpy(&value, &bits, 8);
+        if (tag == ir::ScalarTag::kComplex) {
+          const int64_t imaginary_bits = word();
+          double imaginary;
+          std::memcpy(&imaginary, &imaginary_bits, 8);
+          values.push_back(c10::complex<double>(value, imaginary));
+          break;
+        }
         values.push_back(tag == ir::ScalarTag::kFloat  ? IValue(value)
                          : tag == ir::ScalarTag::kBool ? IValue(bits != 0)
                                                        : IValue(bits));
@@ -414,6 +426,32 @@ void run_in_place(const OpEntry& op, const IValue* args) {
   }
 }
 
+void run(const OpEntry& op, Stack& stack);
+
+// An out overload whose shapes cannot be told beforehand: the functional one, and a copy. False if there is none.
+bool run_through_functional(const OpEntry& op, Stack& stack) {
+  if (op.functional == nullptr) return false;
+  const size_t base = stack.size() - op.arg_count;
+  Stack inner(stack.begin() + static_cast<ptrdiff_t>(base),
+              stack.begin() + static_cast<ptrdiff_t>(base + op.functional->arg_count));
+  run(*op.functional, inner);
+  c10::SmallVector<IValue, 4> outs;
+  for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) outs.push_back(stack[base + i]);
+  TORCH_CHECK(inner.size() == outs.size(), "remote: '", op.desc->name,
+              "' cannot be recorded; use the overload without out=");
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const at::Tensor& result = inner[i].toTensor();
+    const at::Tensor& out = outs[i].toTensor();
+    TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), "result type ", result.scalar_type(),
+                " can't be cast to the desired output type ", out.scalar_type());
+    at::native::resize_output(out, result.sizes());
+    out.copy_(result);
+  }
+  stack.resize(base);
+  for (IValue& out : outs) stack.push_back(std::move(out));
+  return true;
+}
+
 void run(const OpEntry& op, Stack& stack) {
   const size_t base = stack.size() - op.arg_count;
   IValue* args = &stack[base];
@@ -424,7 +462,7 @@ void run(const OpEntry& op, Stack& stack) {
 
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {
-    check_mutation(op, args);
+    if (!check_mutation(op, args) && run_through_functional(op, stack)) return;
   } else if (op.desc->flags & ir::kOpInPlace) {
     run_in_place(op, args);
   } else if (!op.desc->results.empty()) {
@@ -441,8 +479,7 @@ void run(const OpEntry& op, Stack& stack) {
       results.push_back(make_tensor(result.sizes, result.strides, result.dtype, device));
     }
   }
-  Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths,
-                               take_random(op, args, inferred, device));
+  Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths, take_random(op, args, inferred, device));
   push_results(op, stack, base, results, inferred.list_lengths);
 }
 
@@ -455,7 +492,8 @@ class RecordKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
-// -- which ops ------------------------------------------------------------------------------------------------------------
+// -- which ops
+// ------------------------------------------------------------------------------------------------------------
 
 struct Entries {
   std::mutex mutex;  // registration, and the fallback's first call of an op
@@ -527,9 +565,10 @@ void register_ops() {
     if (!wanted(*handle, in_table)) continue;
     const OpEntry* entry = make_entry(*handle);
     if (entry == nullptr) continue;
-    handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1,
-                                               c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry)),
-                                               std::nullopt, nullptr, "torch_remote"));
+    handles->push_back(
+        dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1,
+                                c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry)),
+                                std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
     if (entry.desc->functional == entry.desc->opcode) continue;
@@ -548,7 +587,9 @@ std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {
   return calls;
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
 
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) {
   library.fallback(torch::autograd::basicAutogradNotImplementedFallback());

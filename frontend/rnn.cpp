@@ -3,8 +3,9 @@
 
 #include "frontend/tensor.h"
 
-// torch uses fused LSTM and GRU cells on every device but the CPU, and has kernels for CUDA alone. Here they are spelled out in ops
-// that are recorded and fused. The workspace is what the backward pass needs: the gates after their activations.
+// torch uses fused LSTM and GRU cells on every device but the CPU, and has kernels for CUDA alone. Here they are
+// spelled out in ops that are recorded and fused. The workspace is what the backward pass needs: the gates after their
+// activations.
 namespace torch_remote::frontend {
 namespace {
 

@@ -130,7 +130,8 @@ bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
       return true;
     }
     if (last2d || last3d) {
-      const auto strides = last2d ? c10::get_channels_last_strides_2d(out.sizes) : c10::get_channels_last_strides_3d(out.sizes);
+      const auto strides =
+          last2d ? c10::get_channels_last_strides_2d(out.sizes) : c10::get_channels_last_strides_3d(out.sizes);
       out.strides.assign(strides.begin(), strides.end());
       return true;
     }
@@ -163,8 +164,8 @@ int dtype_category(ScalarType t) {
   return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
 }
 
-// Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of rank 0 is of no
-// higher category (or agrees too). Otherwise Undefined.
+// Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of
+// rank 0 is of no higher category (or agrees too). Otherwise Undefined.
 ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
   ScalarType dtype = ScalarType::Undefined;
   const auto& descs = op.desc->args;
@@ -322,7 +323,8 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     dtype = ScalarType::Long;
   } else {
     if (self.numel() == 0 && op.dim < 0 && (op.desc->name == "aten::max" || op.desc->name == "aten::min")) {
-      TORCH_CHECK(false, op.desc->name.substr(6), "(): Expected reduction dim to be specified for input.numel() == 0. "
+      TORCH_CHECK(false, op.desc->name.substr(6),
+                  "(): Expected reduction dim to be specified for input.numel() == 0. "
                   "Specify the reduction dim with the 'dim' argument.");
     }
     if (!is_plain_float(dtype) || self.numel() == 0) return false;
@@ -378,7 +380,8 @@ bool mm(const OpEntry&, const IValue* args, Inferred& out) {
 bool bmm(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& a = args[0].toTensor();
   const at::Tensor& b = args[1].toTensor();
-  if (a.dim() != 3 || b.dim() != 3 || a.size(2) != b.size(1) || a.size(0) != b.size(0) || !same_float(a, b)) return false;
+  if (a.dim() != 3 || b.dim() != 3 || a.size(2) != b.size(1) || a.size(0) != b.size(0) || !same_float(a, b))
+    return false;
   out.add({a.size(0), a.size(1), b.size(2)}, a.scalar_type());
   return true;
 }
@@ -416,8 +419,11 @@ bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
   return true;
 }
 
-// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in doubt.
-bool plain(const at::Tensor& t) { return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous(); }
+// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in
+// doubt.
+bool plain(const at::Tensor& t) {
+  return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
+}
 
 bool cat(const OpEntry& op, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
@@ -491,17 +497,28 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)
+// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+// mask)
 bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
   const at::Tensor& weight = args[2].toTensor();
-  if (!same_float(grad, input) || !same_float(input, weight) || !plain(grad) || !plain(input) || !plain(weight)) return false;
+  if (!same_float(grad, input) || !same_float(input, weight) || !plain(grad) || !plain(input) || !plain(weight))
+    return false;
   const auto mask = args[10].toListRef();
-  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
-  if (mask[1].toBool()) out.add(weight.sizes(), weight.scalar_type()); else out.add_undefined();
+  if (mask[0].toBool())
+    out.add(input.sizes(), input.scalar_type());
+  else
+    out.add_undefined();
+  if (mask[1].toBool())
+    out.add(weight.sizes(), weight.scalar_type());
+  else
+    out.add_undefined();
   const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
-  if (mask[2].toBool()) out.add({channels}, weight.scalar_type()); else out.add_undefined();
+  if (mask[2].toBool())
+    out.add({channels}, weight.scalar_type());
+  else
+    out.add_undefined();
   return true;
 }
 
@@ -602,7 +619,9 @@ bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
 // native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 bool batch_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
-  if (op.desc->name != "aten::native_batch_norm" || !is_remote(input) || input.dim() < 2 || !plain(input)) return false;
+  if ((op.desc->name != "aten::native_batch_norm" && op.desc->name != "aten::_native_batch_norm_legit") ||
+      !is_remote(input) || input.dim() < 2 || !plain(input))
+    return false;
   if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
   out.add(input.sizes(), input.scalar_type());
   const int64_t channels = args[5].toBool() ? input.size(1) : 0;
@@ -611,17 +630,25 @@ bool batch_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
+// native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+// mask)
 bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || !plain(input) || !plain(grad)) {
+  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || !plain(input) ||
+      !plain(grad)) {
     return false;
   }
   const auto mask = args[9].toListRef();
-  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
+  if (mask[0].toBool())
+    out.add(input.sizes(), input.scalar_type());
+  else
+    out.add_undefined();
   for (int i : {1, 2}) {
-    if (mask[i].toBool()) out.add({input.size(1)}, input.scalar_type()); else out.add_undefined();
+    if (mask[i].toBool())
+      out.add({input.size(1)}, input.scalar_type());
+    else
+      out.add_undefined();
   }
   return true;
 }
@@ -646,9 +673,15 @@ bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   if (!same_float(grad, input) || !plain(input) || !plain(grad)) return false;
   const auto mask = args[9].toListRef();
   const int64_t channels = args[6].toInt();
-  if (mask[0].toBool()) out.add(input.sizes(), input.scalar_type()); else out.add_undefined();
+  if (mask[0].toBool())
+    out.add(input.sizes(), input.scalar_type());
+  else
+    out.add_undefined();
   for (int i : {1, 2}) {
-    if (mask[i].toBool()) out.add({channels}, input.scalar_type()); else out.add_undefined();
+    if (mask[i].toBool())
+      out.add({channels}, input.scalar_type());
+    else
+      out.add_undefined();
   }
   return true;
 }
@@ -681,12 +714,23 @@ bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
   const int64_t rank = self.dim();
   if (amounts.size() % 2 != 0 || static_cast<int64_t>(amounts.size()) > 2 * rank) return false;
   c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+  bool grows = false;
   for (size_t i = 0; i < amounts.size() / 2; ++i) {
     int64_t& size = sizes[static_cast<size_t>(rank) - 1 - i];
     size += amounts[2 * i] + amounts[2 * i + 1];
+    grows |= amounts[2 * i] > 0 || amounts[2 * i + 1] > 0;
     if (size < 0) return false;
   }
-  out.add(sizes, self.scalar_type());
+  if (grows) {
+    out.add(sizes, self.scalar_type());
+  } else {  // narrowed and cloned
+    const at::Tensor narrowed = make_view(self, sizes, self.strides(), 0);
+    if (narrowed.is_non_overlapping_and_dense()) {
+      out.add(sizes, self.strides(), self.scalar_type());
+    } else {
+      out.add(sizes, at::infer_dense_strides(sizes, self.strides()), self.scalar_type());
+    }
+  }
   return true;
 }
 
@@ -762,8 +806,7 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
   const double span = bounds[1] - bounds[0];
   constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it doubles are not integers' equals
   if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || std::abs(span) >= kExact) return false;
-  const ScalarType dtype =
-      dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
+  const ScalarType dtype = dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
   if (c10::isIntegralType(dtype, true) != integral) return false;  // the kernel rounds the bounds first
   out.add({static_cast<int64_t>(std::ceil(span / bounds[2]))}, dtype);
   return true;
@@ -775,7 +818,8 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   const std::string_view base = desc.name.substr(0, desc.name.find('.'));
   if (base == "aten::native_dropout") return dropout;
   if (base == "aten::native_dropout_backward") return dropout_backward;
-  if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" || base == "aten::huber_loss_backward") {
+  if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" ||
+      base == "aten::huber_loss_backward") {
     return loss_backward;
   }
   if (base == "aten::_foreach_norm") return foreach_norm;

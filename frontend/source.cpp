@@ -24,8 +24,9 @@ std::vector<std::string>& library_folders() {
   return *folders;
 }
 
-// Every code object seen, with whether it is the user's. Open addressing; entries are never removed, and the code objects are kept
-// alive, so that an address means one code object for good. Read without a lock, written with the GIL held.
+// Every code object seen, with whether it is the user's. Open addressing; entries are never removed, and the code
+// objects are kept alive, so that an address means one code object for good. Read without a lock, written with the GIL
+// held.
 class CodeTable {
  public:
   enum class Kind { kUnknown, kUser, kLibrary };
@@ -100,7 +101,9 @@ PyCodeObject* code_of(_PyInterpreterFrame* frame) {
 }
 
 // Byte offset of the frame's current instruction.
-int32_t instruction_of(_PyInterpreterFrame* frame) { return static_cast<int32_t>(_PyInterpreterFrame_LASTI(frame)) * 2; }
+int32_t instruction_of(_PyInterpreterFrame* frame) {
+  return static_cast<int32_t>(_PyInterpreterFrame_LASTI(frame)) * 2;
+}
 
 // The forward lines by autograd sequence number, for the backward pass.
 struct ForwardLine {

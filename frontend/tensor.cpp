@@ -11,8 +11,8 @@
 namespace torch_remote::frontend {
 namespace {
 
-// Tokens are 64 bytes apart, as allocations would be. 16 TiB of address space, none of it memory: 2.7e11 storages before
-// the first token comes again.
+// Tokens are 64 bytes apart, as allocations would be. 16 TiB of address space, none of it memory: 2.7e11 storages
+// before the first token comes again.
 constexpr uint64_t kTokenSpace = uint64_t{1} << 44;
 constexpr uint64_t kSmallestTokenSpace = uint64_t{1} << 30;
 constexpr uint64_t kTokenStride = 64;
@@ -28,7 +28,8 @@ const TokenSpace& token_space() {
       void* memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (memory != MAP_FAILED) return TokenSpace{static_cast<char*>(memory), size};
     }
-    TORCH_CHECK(false, "remote: cannot reserve address space for tensor tokens (mmap failed); raise the limit `ulimit -v`");
+    TORCH_CHECK(false,
+                "remote: cannot reserve address space for tensor tokens (mmap failed); raise the limit `ulimit -v`");
   }();
   return space;
 }
@@ -89,8 +90,8 @@ c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::shallow_copy_and_detach(
   return copy(version_counter, allow_tensor_metadata_change);
 }
 
-c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::shallow_copy_and_detach(
-    c10::VariableVersion&& version_counter, bool allow_tensor_metadata_change) const {
+c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                                              bool allow_tensor_metadata_change) const {
   return copy(std::move(version_counter), allow_tensor_metadata_change);
 }
 
@@ -102,8 +103,7 @@ void RemoteTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& i
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
-  const int64_t nbytes =
-      static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
+  const int64_t nbytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(new_storage(nbytes, device), kKeySet, meta);
   impl->set_sizes_and_strides(sizes, strides);
   return at::Tensor(std::move(impl));

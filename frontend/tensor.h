@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <typeinfo>
 
-// Tensors of the device `remote`: stock tensors but for two small things. The storage knows its buffer on the worker; the
-// tensor remembers which view it is in the current trace, so that a trace holds each view's sizes once.
+// Tensors of the device `remote`: stock tensors but for two small things. The storage knows its buffer on the worker;
+// the tensor remembers which view it is in the current trace, so that a trace holds each view's sizes once.
 namespace torch_remote::frontend {
 
 // Where a storage or a tensor stands in the trace that is being recorded; stale unless `epoch` is the recorder's.
@@ -17,18 +17,21 @@ struct TraceSlot {
   uint32_t number = 0;
 };
 
-// No bytes on the client. The data pointer is a unique token in memory that nobody can read: a stray dereference faults,
-// comparing pointers works.
+// No bytes on the client. The data pointer is a unique token in memory that nobody can read: a stray dereference
+// faults, comparing pointers works.
 class RemoteStorage final : public c10::StorageImpl {
  public:
+  static constexpr uint64_t kLost = ~uint64_t{0};
+
   RemoteStorage(c10::SymInt nbytes, at::DataPtr data, c10::Allocator* allocator, bool resizable);
   ~RemoteStorage() override;
   void release_resources() override;
 
   // Guarded by the device's recorder.
-  uint64_t id = 0;          // the worker's buffer; 0: none yet
-  TraceSlot buffer;         // ordinal in the current trace
-  TraceSlot stock_view;     // of `stock_impl`, a TensorImpl that is not ours (made by `param.data = ...`)
+  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents went with a worker
+  uint32_t session = 0;  // of the recorder, when `id` was given
+  TraceSlot buffer;      // ordinal in the current trace
+  TraceSlot stock_view;  // of `stock_impl`, a TensorImpl that is not ours (made by `param.data = ...`)
   const c10::TensorImpl* stock_impl = nullptr;
 
  private:
@@ -69,7 +72,8 @@ inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage)
 }
 
 // A new, undefined tensor with a storage of its own that just holds it. Sizes and strides in elements.
-at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype, c10::DeviceIndex device);
+at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+                       c10::DeviceIndex device);
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
 // Another view of the same storage.
 at::Tensor make_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);

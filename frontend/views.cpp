@@ -17,19 +17,23 @@ Tensor alias_view(const Tensor& self) {
   Tensor result = make_view(self, self.sizes(), self.strides(), self.storage_offset());
   const auto* impl = self.unsafeGetTensorImpl();
   if (typeid(*impl) == typeid(RemoteTensorImpl)) {
-    static_cast<RemoteTensorImpl*>(result.unsafeGetTensorImpl())->view = static_cast<const RemoteTensorImpl*>(impl)->view;
+    static_cast<RemoteTensorImpl*>(result.unsafeGetTensorImpl())->view =
+        static_cast<const RemoteTensorImpl*>(impl)->view;
   }
   return result;
 }
 
-Tensor slice_view(const Tensor& self, int64_t dim, std::optional<int64_t> start, std::optional<int64_t> end, int64_t step) {
+Tensor slice_view(const Tensor& self, int64_t dim, std::optional<int64_t> start, std::optional<int64_t> end,
+                  int64_t step) {
   TORCH_CHECK_INDEX(self.dim() > 0, "slice() cannot be applied to a 0-dim tensor.");
   dim = at::maybe_wrap_dim(dim, self.dim());
   TORCH_CHECK(step > 0, "slice step must be positive");
   c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
   c10::DimVector strides(self.strides().begin(), self.strides().end());
   const int64_t size = sizes[dim];
-  const auto clamp = [size](int64_t position) { return std::clamp<int64_t>(position < 0 ? position + size : position, 0, size); };
+  const auto clamp = [size](int64_t position) {
+    return std::clamp<int64_t>(position < 0 ? position + size : position, 0, size);
+  };
   const int64_t first = clamp(start.value_or(0));
   const int64_t last = std::max(first, clamp(end.value_or(size)));
   const int64_t offset = self.storage_offset() + first * strides[dim];

@@ -36,7 +36,9 @@ __all__ = [
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
+    "max_memory_reserved",
     "memory_allocated",
+    "memory_reserved",
     "memory_stats",
     "reset_peak_memory_stats",
     "reset_stats",
@@ -67,7 +69,7 @@ def _index(device: _Device) -> int:
     return _C.current_device() if device.index is None else device.index
 
 
-# -- the device ----------------------------------------------------------------------------------------------------------
+# -- the device -------------------------------------------------------------------------------------------------------
 
 
 def is_available() -> bool:
@@ -156,12 +158,12 @@ def synchronize(device: _Device = None) -> None:
 def restart(device: _Device = None) -> None:
     """Ends the device's worker, if it still lives; the next use starts another one.
 
-    Tensors of the old worker have lost their contents and read as zeros.
+    Tensors of the old worker have lost their contents: using one raises.
     """
     _C.restart(_index(device))
 
 
-# -- streams: there is one, program order ------------------------------------------------------------------------------
+# -- streams: there is one, program order -----------------------------------------------------------------------------
 
 
 class Stream(torch.Stream):
@@ -173,12 +175,17 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=torch.device("remote", _index(device)), priority=priority)
 
 
-class Event(torch.Event):
-    """A point in program order. Waiting for it waits for the device."""
+class _EventType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "remote"
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
-        return super().__new__(
-            cls, torch.device("remote", 0), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+
+class Event(metaclass=_EventType):
+    """A point in program order: a torch.Event of this device. Waiting for it waits for the device."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+        return torch.Event(
+            torch.device("remote", 0), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
 
 
@@ -202,7 +209,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
     yield
 
 
-# -- random numbers -----------------------------------------------------------------------------------------------------
+# -- random numbers ---------------------------------------------------------------------------------------------------
 
 
 def _generator(device: _Device) -> torch.Generator:
@@ -262,7 +269,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'torch.remote' has no attribute '{name}'")
 
 
-# -- mixed precision ----------------------------------------------------------------------------------------------------
+# -- mixed precision --------------------------------------------------------------------------------------------------
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -275,7 +282,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# -- memory, on the worker ------------------------------------------------------------------------------------------------
+# -- memory, on the worker --------------------------------------------------------------------------------------------
 
 
 def memory_stats(device: _Device = None) -> dict[str, Any]:
@@ -293,6 +300,16 @@ def max_memory_allocated(device: _Device = None) -> int:
     return stats()["worker_peak_bytes"]
 
 
+def memory_reserved(device: _Device = None) -> int:
+    """Bytes that the worker holds for tensors, as of its last message."""
+    return torch.accelerator.memory_reserved(_index(device))
+
+
+def max_memory_reserved(device: _Device = None) -> int:
+    """The most bytes that the worker held for tensors."""
+    return torch.accelerator.max_memory_reserved(_index(device))
+
+
 def reset_peak_memory_stats(device: _Device = None) -> None:
     """Starts the peak anew."""
     torch.accelerator.reset_peak_memory_stats(_index(device))
@@ -304,7 +321,7 @@ def empty_cache() -> None:
         synchronize()
 
 
-# -- what the recorder does -----------------------------------------------------------------------------------------------
+# -- what the recorder does -------------------------------------------------------------------------------------------
 
 
 def stats() -> dict[str, int]:
