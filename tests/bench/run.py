@@ -213,6 +213,8 @@ def training(rounds: int) -> list[Row]:
 
 def step_counters(name: str, step: Callable[[], torch.Tensor]) -> list[Row]:
     """What a step in the steady state sends."""
+    for _ in range(3):  # read after every step, it is cut at other places than above
+        step().item()
     torch.remote.synchronize()
     before = torch.remote.stats()
     for _ in range(10):
@@ -341,9 +343,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of measurements of each quantity")
+    parser.add_argument("--threads", type=int, default=0, help="of either side's kernels (default: torch's)")
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+        os.environ["TORCH_REMOTE_WORKER_THREADS"] = str(args.threads)
 
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {processor()}\n")
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {threads} threads, {processor()}\n")
     print("| what | CPU | remote | ratio | target | |\n|---|---:|---:|---:|---:|---|")
     missed = 0
     for name in args.only or GROUPS:
