@@ -243,6 +243,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   } else {
     TORCH_CHECK(self.device() == source.device(), "remote: copies between ", source.device(), " and ", self.device(),
                 " are not supported; go through the CPU");
+    at::assert_no_partial_overlap(self, source);
     record_copy(self, source);
   }
   return self;

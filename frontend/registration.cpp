@@ -381,7 +381,7 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   const auto written = args[0].toListRef();
   for (size_t i = 0; i < written.size(); ++i) {
     const at::Tensor& self = written[i].toTensor();
-    if (!self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+    if (!self.is_non_overlapping_and_dense() && op.arg_count > 1) at::assert_no_internal_overlap(self);
     if (self.scalar_type() != c10::ScalarType::Float) {
       c10::ScalarType result = self.scalar_type();
       for (uint32_t a = 1; a < op.arg_count; ++a) {

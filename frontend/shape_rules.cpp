@@ -735,11 +735,24 @@ bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
 }
 
 // Each result like the first list's tensor of the same position; integers may promote, so floats only.
-bool foreach_like(const OpEntry&, const IValue* args, Inferred& out) {
+bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
   for (const IValue& item : tensors) {
     const at::Tensor& t = item.toTensor();
     if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
+  }
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    if (!args[a].isTensorList()) continue;
+    const auto others = args[a].toListRef();
+    if (others.size() != tensors.size()) return false;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& t = tensors[i].toTensor();
+      const at::Tensor& other = others[i].toTensor();
+      if (!t.sizes().equals(other.sizes()) || !t.strides().equals(other.strides()) ||
+          t.scalar_type() != other.scalar_type()) {
+        return false;
+      }
+    }
   }
   out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
   for (const IValue& item : tensors) {
