@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class TensorState:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # 0 where no element is reached by it: dims of 1, empty tensors
-    offset: int
+    offset: int  # 0 for empty tensors, as storage_bytes
     storage_bytes: int
     version: int  # beyond the one that the tensor had when the program got it
     is_view: bool
@@ -50,8 +51,8 @@ class TensorState:
             t.dtype,
             tuple(t.shape),
             tuple(stride if size > 1 and t.numel() else 0 for size, stride in zip(t.shape, t.stride(), strict=True)),
-            t.storage_offset(),
-            t.untyped_storage().nbytes(),
+            t.storage_offset() if t.numel() else 0,
+            t.untyped_storage().nbytes() if t.numel() else 0,
             t._version - first_version,
             t._base is not None,
             t.requires_grad,
@@ -61,10 +62,16 @@ class TensorState:
 
 @dataclass(frozen=True)
 class Raised:
-    """A step raised. Only the type counts: messages name devices."""
+    """A step raised. The message does not count: it names devices, and of two errors either may be found first."""
 
     type: str
     message: str = field(compare=False)
+
+    @staticmethod
+    def by(error: Exception) -> Raised:
+        # Wrong dims and indices are IndexErrors, everything else about shapes and dtypes a RuntimeError.
+        name = "RuntimeError" if isinstance(error, (IndexError, RuntimeError)) else type(error).__name__
+        return Raised(name, f"{type(error).__name__}: {error}")
 
 
 # What a step shows: None, an exception, a value that the program read, or states of tensors.
@@ -174,7 +181,7 @@ class Session:
         except Exception as error:
             for name in step.defines:
                 self.variables.pop(name, None)
-            self.observations.append(("raised", Raised(type(error).__name__, str(error))))
+            self.observations.append(("raised", Raised.by(error)))
             return error
         return None
 
@@ -185,6 +192,8 @@ def run_program(program: Program, device: str, raising: frozenset[int] = frozens
     After the steps in `raising` the device is waited for: it may raise late what the CPU raised at once.
     """
     session = Session(device)
+    with contextlib.suppress(Exception):  # what an earlier program left behind
+        session.synchronize()
     result = []
     for i, step in enumerate(program.steps):
         session.observations = []
