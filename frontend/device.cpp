@@ -203,8 +203,10 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
-    synchronizeEvent(first);
+    // What lies between them has been done when the second one has; the first one, if nobody waited for it, began when
+    // it was recorded.
     synchronizeEvent(second);
+    static_cast<Event*>(first)->done = true;
     return (static_cast<double>(static_cast<Event*>(second)->recorded_ns) -
             static_cast<double>(static_cast<Event*>(first)->recorded_ns)) *
            1e-6;

@@ -92,7 +92,7 @@ Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
 // -------------------------------------------------------------------------------------------------------------
 
 void resize_storage(const c10::Storage& holder, size_t nbytes) {
-  auto* storage = static_cast<RemoteStorage*>(holder.unsafeGetStorageImpl());
+  RemoteStorage* storage = storage_of(holder);
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   const c10::DeviceIndex device = storage->device().index();
   Recorder& recorder = Recorder::get(device);

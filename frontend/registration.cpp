@@ -222,6 +222,13 @@ void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
     IValue& value = args[i];
     if (value.isTensor()) {
       check_operand(op, arg, value.toTensor(), device);
+      // Lazy conjugates and negatives reach the ops that torch lets handle them: nothing is lazy in a trace.
+      const at::Tensor& t = value.toTensor();
+      if (t.defined() && (t.is_conj() || t.is_neg())) {
+        TORCH_CHECK_NOT_IMPLEMENTED(!arg.writes, "remote: '", op.desc->name, "' cannot write to '", arg.name,
+                                    "', a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");
+        value = t.resolve_conj().resolve_neg();
+      }
     } else if (value.isList()) {
       const auto items = value.toListRef();
       bool upload = false;

@@ -474,6 +474,14 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
   const at::Tensor& weight = args[1].toTensor();
   const int64_t rank = input.dim();
+  const auto expected = static_cast<size_t>(std::max<int64_t>(weight.dim() - 2, 0));
+  const std::pair<const char*, int> parameters[] = {{"stride", 3}, {"padding", 4}, {"dilation", 5}};
+  for (const auto& [name, index] : parameters) {
+    const c10::DimVector list = int_list(args[index]);
+    TORCH_CHECK(list.size() == 1 || list.size() == expected, "expected ", name,
+                " to be a single integer value or a list of ", expected,
+                " values to match the convolution dimensions, but got ", name, "=", IntArrayRef(list));
+  }
   if (rank < 3 || weight.dim() != rank || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
   if (args[6].toBool()) return false;  // transposed
   const auto stride = int_list(args[3]), padding = int_list(args[4]), dilation = int_list(args[5]);
@@ -736,6 +744,7 @@ bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
 
 // Each result like the first list's tensor of the same position; integers may promote, so floats only.
 bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (!args[0].isTensorList()) return false;
   const auto tensors = args[0].toListRef();
   for (const IValue& item : tensors) {
     const at::Tensor& t = item.toTensor();

@@ -5,36 +5,67 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <utility>
+#include <vector>
 
 #include "frontend/recorder.h"
 
 namespace torch_remote::frontend {
 namespace {
 
-// Tokens are 64 bytes apart, as allocations would be. 16 TiB of address space, none of it memory: 2.7e11 storages
-// before the first token comes again.
-constexpr uint64_t kTokenSpace = uint64_t{1} << 44;
-constexpr uint64_t kSmallestTokenSpace = uint64_t{1} << 30;
+// Tokens are 64 bytes apart, as allocations would be, in address space that is no memory. Beside it, for each token,
+// the storage that has it now. A dead storage's token is used again, by the thread that freed it first, so the table's
+// pages in use are as many as there are live storages.
+constexpr uint64_t kTokens = uint64_t{1} << 28;
 constexpr uint64_t kTokenStride = 64;
 
 struct TokenSpace {
   char* base;
-  uint64_t size;
+  std::atomic<RemoteStorage*>* owners;
 };
 
 const TokenSpace& token_space() {
   static const TokenSpace space = [] {
-    for (uint64_t size = kTokenSpace; size >= kSmallestTokenSpace; size >>= 1) {
-      void* memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory != MAP_FAILED) return TokenSpace{static_cast<char*>(memory), size};
-    }
-    TORCH_CHECK(false,
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* base = mmap(nullptr, kTokens * kTokenStride, PROT_NONE, kFlags, -1, 0);
+    void* owners = mmap(nullptr, kTokens * sizeof(RemoteStorage*), PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    TORCH_CHECK(base != MAP_FAILED && owners != MAP_FAILED,
                 "remote: cannot reserve address space for tensor tokens (mmap failed); raise the limit `ulimit -v`");
+    return TokenSpace{static_cast<char*>(base), static_cast<std::atomic<RemoteStorage*>*>(owners)};
   }();
   return space;
 }
 
 std::atomic<uint64_t> next_token{0};
+
+// Free tokens of this thread. A thread that ends leaves its tokens unused.
+constexpr size_t kMostFree = 4096;
+thread_local std::vector<uint32_t> free_tokens;
+thread_local bool thread_ends = false;
+struct ThreadEnd {
+  ~ThreadEnd() { thread_ends = true; }
+};
+thread_local ThreadEnd thread_end;
+
+uint64_t take_token() {
+  if (!thread_ends && !free_tokens.empty()) {
+    const uint64_t token = free_tokens.back();
+    free_tokens.pop_back();
+    return token;
+  }
+  const uint64_t token = next_token.fetch_add(1, std::memory_order_relaxed);
+  TORCH_CHECK(token < kTokens, "remote: more than ", kTokens, " tensors are alive or were leaked by ended threads");
+  return token;
+}
+
+uint64_t token_number(const void* address) {
+  return static_cast<uint64_t>(static_cast<const char*>(address) - token_space().base) / kTokenStride;
+}
+
+bool is_token(const void* address) {
+  const auto* at = static_cast<const char*>(address);
+  return at >= token_space().base && at < token_space().base + kTokens * kTokenStride;
+}
 
 c10::intrusive_ptr<c10::StorageImpl> make_remote_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt nbytes,
                                                          c10::DataPtr data, c10::Allocator* allocator, bool resizable) {
@@ -52,13 +83,22 @@ c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device) {
 }  // namespace
 
 at::DataPtr make_token(c10::DeviceIndex device) {
-  const TokenSpace& space = token_space();
-  const uint64_t offset = next_token.fetch_add(kTokenStride, std::memory_order_relaxed) & (space.size - 1);
-  return at::DataPtr(space.base + offset, c10::Device(c10::DeviceType::PrivateUse1, device));
+  return at::DataPtr(token_space().base + take_token() * kTokenStride,
+                     c10::Device(c10::DeviceType::PrivateUse1, device));
+}
+
+RemoteStorage* storage_of_token(const void* token) {
+  RemoteStorage* storage = is_token(token) ? token_space().owners[token_number(token)].load() : nullptr;
+  TORCH_CHECK(storage != nullptr,
+              "remote: this tensor's memory is not the device's; make it with torch.empty or .to(\"remote\")");
+  return storage;
 }
 
 RemoteStorage::RemoteStorage(c10::SymInt nbytes, at::DataPtr data, c10::Allocator* allocator, bool resizable)
-    : StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(data), allocator, resizable) {}
+    : StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(data), allocator, resizable) {
+  token_ = this->data();
+  if (is_token(token_)) token_space().owners[token_number(token_)].store(this, std::memory_order_release);
+}
 
 RemoteStorage::~RemoteStorage() { forget(); }
 
@@ -70,6 +110,10 @@ void RemoteStorage::release_resources() {
 void RemoteStorage::forget() noexcept {
   // A storage that was never recorded and never uploaded costs nothing to forget.
   if (id != 0 || buffer.epoch != 0) Recorder::get(device().index()).storage_died(this);
+  if (!is_token(token_)) return;
+  const uint64_t number = token_number(std::exchange(token_, nullptr));
+  token_space().owners[number].store(nullptr, std::memory_order_release);
+  if (!thread_ends && free_tokens.size() < kMostFree) free_tokens.push_back(static_cast<uint32_t>(number));
 }
 
 template <typename Version>

@@ -36,6 +36,8 @@ class RemoteStorage final : public c10::StorageImpl {
 
  private:
   void forget() noexcept;
+
+  const void* token_ = nullptr;
 };
 
 class RemoteTensorImpl final : public c10::TensorImpl {
@@ -57,8 +59,18 @@ class RemoteTensorImpl final : public c10::TensorImpl {
 
 inline bool is_remote(const at::TensorBase& tensor) { return tensor.device().type() == c10::DeviceType::PrivateUse1; }
 
+// The live storage whose token this is, for a stock StorageImpl over it (torch makes one with at::from_blob when it
+// pickles a storage). Raises if there is none.
+RemoteStorage* storage_of_token(const void* token);
+
+inline RemoteStorage* storage_of(const c10::Storage& storage) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  if (typeid(*impl) != typeid(RemoteStorage)) return storage_of_token(impl->data());
+  return static_cast<RemoteStorage*>(impl);
+}
+
 inline RemoteStorage* storage_of(const at::TensorBase& tensor) {
-  return static_cast<RemoteStorage*>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return storage_of(tensor.unsafeGetTensorImpl()->unsafe_storage());
 }
 
 // The slot that remembers this tensor's view.

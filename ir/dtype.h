@@ -6,8 +6,8 @@
 
 namespace torch_remote::ir {
 
-// Element types. The numbers are those of c10::ScalarType (checked by a static_assert in the rooms that include torch), so
-// that converting is a cast.
+// Element types. The numbers are those of c10::ScalarType (checked by a static_assert in the rooms that include torch),
+// so that converting is a cast.
 enum class DType : uint8_t {
   kUInt8 = 0,
   kInt8 = 1,

@@ -8,13 +8,13 @@ namespace torch_remote {
 // What went wrong, for the torch-free rooms; exceptions only where torch or Python expects them.
 enum class ErrorCode {
   kOk,
-  kInvalid,       // the input is wrong: hostile or damaged bytes, a text that does not parse
-  kUnsupported,   // a version or feature that this side lacks
-  kOutOfMemory,   // torch.OutOfMemoryError
-  kLost,          // the worker or the connection is gone: torch.remote.WorkerLost
+  kInvalid,      // the input is wrong: hostile or damaged bytes, a text that does not parse
+  kUnsupported,  // a version or feature that this side lacks
+  kOutOfMemory,  // torch.OutOfMemoryError
+  kLost,         // the worker or the connection is gone: torch.remote.WorkerLost
   kTimeout,
-  kOpFailed,      // an op raised on the worker; the exception's class is in `kind`
-  kInterrupted,   // Ctrl-C while waiting
+  kOpFailed,     // an op raised on the worker; the exception's class is in `kind`
+  kInterrupted,  // Ctrl-C while waiting
   kInternal,
 };
 

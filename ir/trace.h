@@ -21,23 +21,27 @@
 //
 //   record  := opcode arg* result*          arguments in schema order, those with role kIgnored left out
 //   arg     := by kind and role, see below
-//   result  := operand                      only results that alias no argument (ResultDesc::alias < 0) and are tensors;
+//   result  := operand                      only results that alias no argument (ResultDesc::alias < 0) and are
+//   tensors;
 //                                           a tensor list: count operand*
 //   operand := slot                         a view this trace has seen: its number, in order of first appearance
 //            | kAbsent                      an optional tensor that was not given, or an undefined result
 //            | kNewView|dtype<<16|origin<<14|rank<<6 [ordinal] mask*
-//                                           a view seen first here; it gets the next slot. origin: ViewOrigin; `ordinal`
-//                                           only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a dimension:
-//                                           0: size 0, 1: size 1, 2: any other size, 3: not known before the run
-//                                           (kUnknownSize: a result of an op with kOpDynamicShape).
-//                                           params: nbytes (kFreshBuffer only), sizes, strides (elements), offset (elements)
+//                                           a view seen first here; it gets the next slot. origin: ViewOrigin;
+//                                           `ordinal` only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a
+//                                           dimension: 0: size 0, 1: size 1, 2: any other size, 3: not known before the
+//                                           run (kUnknownSize: a result of an op with kOpDynamicShape). params: nbytes
+//                                           (kFreshBuffer only), sizes, strides (elements), offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
-//                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the bits of an int64,
-//                                           double or bool as int64), 2 for complex (real, imaginary as doubles)
+//                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the
+//                                           bits of an int64, double or bool as int64), 2 for complex (real, imaginary
+//                                           as doubles)
 //
-//            | kDynamicResult               a result whose dtype, rank and sizes only the run will tell (nonzero, unique); it
-//                                           gets the next slot, and its buffer the next ordinal. params: none. Only in the
-//                                           last record of a trace. A list of unknown length: kDynamicResult likewise.
+//            | kDynamicResult               a result whose dtype, rank and sizes only the run will tell (nonzero,
+//            unique); it
+//                                           gets the next slot, and its buffer the next ordinal. params: none. Only in
+//                                           the last record of a trace. A list of unknown length: kDynamicResult
+//                                           likewise.
 //
 //   kTensor, kOptionalTensor                operand
 //   kTensorList, kOptionalTensorList        count operand*
@@ -46,13 +50,12 @@
 //   structural lists                        count integer*   (floats: two words each)
 //   structural optional                     kAbsent, or as if it was not optional; lists likewise
 //   structural kScalar                      tag (ScalarTag), two words (four for complex)
-//   kString, kDType, kMemoryFormat          one word: interned string, dtype number, memory format number; kAbsent if not given
-//   value kInt, kFloat, kBool               nothing; params: 1 word (int64, or the double's bits)
-//   value optional                          0 or 1; params: the word if 1
-//   value lists                             count (kAbsent if not given); params: one word each
-//   value kScalar                           tag (ScalarTag); params: 1 word, 2 for complex
-//   value kScalarList                       count tag*; params likewise
-//   kGenerator                              nothing; params: seed, offset
+//   kString, kDType, kMemoryFormat          one word: interned string, dtype number, memory format number; kAbsent if
+//   not given value kInt, kFloat, kBool               nothing; params: 1 word (int64, or the double's bits) value
+//   optional                          0 or 1; params: the word if 1 value lists                             count
+//   (kAbsent if not given); params: one word each value kScalar                           tag (ScalarTag); params: 1
+//   word, 2 for complex value kScalarList                       count tag*; params likewise kGenerator nothing; params:
+//   seed, offset
 namespace torch_remote::ir {
 
 inline constexpr uint32_t kNewView = 0x8000'0000;
@@ -61,8 +64,8 @@ inline constexpr uint32_t kDynamicResult = 0xA000'0000;
 inline constexpr uint32_t kAbsent = 0xF000'0000;
 inline constexpr uint32_t kWideInt = 0x8000'0000;
 inline constexpr uint32_t kMaxRank = 64;
-// The size that `new_buffer_view` is given for the dims of a result whose sizes only the run will tell; one such dim makes
-// the whole view dynamic (View::dynamic): its other sizes and its strides are then not looked at.
+// The size that `new_buffer_view` is given for the dims of a result whose sizes only the run will tell; one such dim
+// makes the whole view dynamic (View::dynamic): its other sizes and its strides are then not looked at.
 inline constexpr int64_t kUnknownSize = -1;
 inline constexpr uint8_t kDynamicRank = 0xFF;  // TraceView::rank of a dynamic result
 
@@ -83,7 +86,7 @@ struct SourceRef {
 };
 
 struct TraceBuffer {
-  uint64_t id = 0;       // 0: not known to the worker yet (fresh)
+  uint64_t id = 0;        // 0: not known to the worker yet (fresh)
   void* owner = nullptr;  // the storage that holds it; null once the storage died
   uint64_t nbytes = 0;
   bool fresh = false;
@@ -149,8 +152,8 @@ class Trace {
                     int64_t offset) {
     return add_view(ViewOrigin::kKnownBuffer, ordinal, dtype, sizes, strides, offset);
   }
-  // Likewise, and the buffer is new to this trace too: `id` 0 makes a fresh one of nbytes bytes. The buffer's ordinal is
-  // buffers.size() before the call.
+  // Likewise, and the buffer is new to this trace too: `id` 0 makes a fresh one of nbytes bytes. The buffer's ordinal
+  // is buffers.size() before the call.
   uint32_t new_buffer_view(uint64_t id, void* owner, uint64_t nbytes, DType dtype, std::span<const int64_t> sizes,
                            std::span<const int64_t> strides, int64_t offset) {
     const uint32_t ordinal = static_cast<uint32_t>(buffers.size());
@@ -161,8 +164,8 @@ class Trace {
   // A result that only the run will describe; its buffer's ordinal is buffers.size() before the call.
   void new_dynamic_result(void* owner) {
     code.push_back(kDynamicResult);
-    views.push_back({static_cast<uint32_t>(buffers.size()), DType::kFloat32, kDynamicRank,
-                     static_cast<uint32_t>(params.size())});
+    views.push_back(
+        {static_cast<uint32_t>(buffers.size()), DType::kFloat32, kDynamicRank, static_cast<uint32_t>(params.size())});
     buffers.push_back({0, owner, 0, true});
   }
   // Hashes the record's words and moves the window that decides about cuts. Returns true if the trace should be cut

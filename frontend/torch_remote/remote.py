@@ -69,6 +69,8 @@ def _index(device: _Device) -> int:
     return _C.current_device() if device.index is None else device.index
 
 
+_initialized = True  # torch.utils.checkpoint asks: this device needs no set-up
+
 # -- the device -------------------------------------------------------------------------------------------------------
 
 

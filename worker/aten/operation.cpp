@@ -184,7 +184,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     mode_ = Mode::kEffect;
   } else {
     mode_ = Mode::kFunctional;
-    const auto out = all_views ? find_out_variant(functional_) : std::nullopt;
+    // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
+    // variants go wrong on layouts that the functional overload takes.
+    const bool hidden = ir::op_desc(node.opcode).flags & ir::kOpHiddenMutation;
+    const auto out = all_views && !hidden ? find_out_variant(functional_) : std::nullopt;
     if (out) {
       mode_ = Mode::kOut;
       op_ = *out;
