@@ -158,10 +158,9 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
 }
 
 // A Python meta that says it is none, or does not take the arguments of the overload that torch registered it for.
-bool is_missing_meta(python_error& error) {
+bool is_missing_meta(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
-  return PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError) != 0 ||
-         PyErr_GivenExceptionMatches(error.type, PyExc_TypeError) != 0;
+  return error.matches(PyExc_NotImplementedError) || error.matches(PyExc_TypeError);
 }
 
 bool has_bool_index(const IValue& indices) {
@@ -241,7 +240,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } catch (const c10::NotImplementedError&) {
     return Tier::kDynamic;
-  } catch (python_error& error) {
+  } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
     return Tier::kDynamic;
   }
@@ -333,7 +332,7 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
     }
   } catch (const c10::NotImplementedError&) {
     return false;
-  } catch (python_error& error) {
+  } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
     return false;
   }
