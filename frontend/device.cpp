@@ -156,6 +156,7 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
 struct Event {
   DeviceIndex device = 0;
   uint64_t recorded_ns = 0;
+  uint64_t done_ns = 0;  // when somebody saw that it was done
   bool done = true;
 };
 
@@ -199,17 +200,16 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     if (e == nullptr || e->done) return;
     Recorder::get(e->device).synchronize();
     e->done = true;
-    e->recorded_ns = now_ns();
+    e->done_ns = now_ns();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
-    // What lies between them has been done when the second one has; the first one, if nobody waited for it, began when
-    // it was recorded.
     synchronizeEvent(second);
-    static_cast<Event*>(first)->done = true;
-    return (static_cast<double>(static_cast<Event*>(second)->recorded_ns) -
-            static_cast<double>(static_cast<Event*>(first)->recorded_ns)) *
-           1e-6;
+    const auto* from = static_cast<Event*>(first);
+    const auto* to = static_cast<Event*>(second);
+    // What lies between them began when the first one was recorded, or was done if somebody waited for that.
+    const uint64_t begin = from->done && from->done_ns <= to->recorded_ns ? from->done_ns : from->recorded_ns;
+    return (static_cast<double>(to->done_ns) - static_cast<double>(begin)) * 1e-6;
   }
   bool queryStream(const Stream& stream) const override {
     synchronizeStream(stream);

@@ -64,6 +64,13 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   return make_tensor(size, stride, c10::dtype_or_default(dtype), index_of(device));
 }
 
+// Zeros that torch hands out instead of computing a gradient that is zero. Real ones here: an op that took a tensor
+// without memory would read what is not there.
+Tensor efficient_zero_tensor(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                             std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  return empty(size, dtype, layout, device, pin_memory, std::nullopt).zero_();
+}
+
 // -- views: metadata
 // ------------------------------------------------------------------------------------------------------
 
@@ -300,11 +307,12 @@ const Tensor& as_strided_(const Tensor& self, IntArrayRef size, IntArrayRef stri
 }
 
 const char* const kOwnKernels[] = {
-    "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided", "aten::as_strided_", "aten::view",
-    "aten::_reshape_alias", "aten::unfold", "aten::view_as_real", "aten::view_as_complex", "aten::resize_",
-    "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_",
-    "aten::is_set_to", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_local_scalar_dense",
-    "aten::clone", "aten::_lazy_clone", "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
+    "aten::empty.memory_format", "aten::empty_strided", "aten::_efficientzerotensor", "aten::as_strided",
+    "aten::as_strided_", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real",
+    "aten::view_as_complex", "aten::resize_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor", "aten::set_", "aten::is_set_to", "aten::copy_", "aten::_copy_from",
+    "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::clone", "aten::_lazy_clone",
+    "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
     "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
     "aten::copy", "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
@@ -342,6 +350,7 @@ void resize_storage_bytes(const c10::Storage& storage, size_t nbytes) { resize_s
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zero_tensor);
   library.impl("as_strided", &as_strided);
   library.impl("as_strided_", &as_strided_);
   library.impl("view", &view);
