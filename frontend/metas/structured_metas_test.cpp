@@ -73,8 +73,18 @@ TEST(StructuredMetas, ErrorsAreTorchs) {
   }
 }
 
+TEST(StructuredMetas, OutOverloadsResizeAndInPlaceOnesRefuse) {
+  const auto meta = [](c10::IntArrayRef sizes) { return at::empty(sizes, at::TensorOptions().device(at::kMeta)); };
+  const at::Tensor out = meta({0});
+  Stack stack{meta({2, 3}), meta({3}), 1, out};
+  run("aten::add", "out", stack);
+  EXPECT_EQ(out.sizes(), (c10::IntArrayRef{2, 3}));
+
+  Stack in_place{meta({3}), meta({2, 3}), 1};
+  EXPECT_THROW(run("aten::add_", "Tensor", in_place), c10::Error);
+}
+
 TEST(StructuredMetas, OtherOpsHaveNone) {
-  EXPECT_EQ(find_structured_meta({"aten::add_", "Tensor"}), nullptr);
   EXPECT_EQ(find_structured_meta({"aten::nonzero", ""}), nullptr);
   EXPECT_EQ(find_structured_meta({"aten::no_such_op", ""}), nullptr);
 }
