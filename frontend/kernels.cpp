@@ -204,6 +204,10 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
                      self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes());
   if (whole && !Recorder::get(device).has_buffer(storage)) {
     upload_into(source, storage, device);
+  } else if (whole && source.dim() > 0) {
+    // All of it is overwritten: the uploaded buffer takes the old one's place, and nothing is copied on the worker.
+    const Tensor fresh = upload_tensor(source, device);
+    Recorder::get(device).move_buffer(storage_of(fresh), storage);
   } else if (source.dim() == 0) {
     record_copy(self, source);  // its value becomes a parameter
   } else {
