@@ -218,17 +218,17 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
   return false;
 }
 
+// A result over the operands, broadcast. (A rule that declines may leave a result behind: infer() forgets it.)
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out) {
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  return broadcast_result(operands, result);
+}
+
 bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
-  if (!is_plain_float(dtype) || !all_remote_or_scalar(operands)) return false;
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = dtype;
-  if (!broadcast_result(operands, result)) {
-    out.results.pop_back();
-    return false;
-  }
-  return true;
+  return is_plain_float(dtype) && all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out);
 }
 
 // lerp: no promotion at all.
@@ -244,14 +244,8 @@ bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
 bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
-  if (dtype == ScalarType::Undefined || dtype == ScalarType::Bool || !all_remote_or_scalar(operands)) return false;
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = dtype;
-  if (!broadcast_result(operands, result)) {
-    out.results.pop_back();
-    return false;
-  }
-  return true;
+  return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
+         add_broadcast(operands, dtype, out);
 }
 
 bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
@@ -262,13 +256,7 @@ bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   for (const at::Tensor* t : operands) {
     if (c10::isComplexType(t->scalar_type())) return false;
   }
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = ScalarType::Bool;
-  if (operands.empty() || !broadcast_result(operands, result)) {
-    out.results.pop_back();
-    return false;
-  }
-  return true;
+  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out);
 }
 
 // where(condition, self, other)
@@ -278,13 +266,7 @@ bool where(const OpEntry&, const IValue* args, Inferred& out) {
     return false;
   }
   if (!is_remote(*operands[0])) return false;
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = operands[1]->scalar_type();
-  if (!broadcast_result(operands, result)) {
-    out.results.pop_back();
-    return false;
-  }
-  return true;
+  return add_broadcast(operands, operands[1]->scalar_type(), out);
 }
 
 ScalarType dtype_arg(const OpEntry& op, const IValue* args, ScalarType otherwise) {
@@ -797,9 +779,7 @@ bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
 bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[2] = {&args[0].toTensor(), &args[1].toTensor()};
   if (!is_remote(*operands[0]) || !is_plain_float(operands[0]->scalar_type())) return false;
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = operands[0]->scalar_type();
-  return broadcast_result(operands, result);
+  return add_broadcast(operands, operands[0]->scalar_type(), out);
 }
 
 // mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three.
@@ -809,9 +789,7 @@ bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   for (const at::Tensor* t : operands) {
     if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
   }
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = dtype;
-  return broadcast_result(operands, result);
+  return add_broadcast(operands, dtype, out);
 }
 
 // arange(end), arange(start, end), arange(start, end, step), each with dtype, layout, device, pin_memory after them.
