@@ -8,16 +8,23 @@
 #include "frontend/infer.h"
 
 namespace torch_remote::frontend {
+namespace {
+
+void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
+  strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+}
+
+}  // namespace
 
 ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   ResultMeta& result = results.emplace_back();
   result.sizes.assign(sizes.begin(), sizes.end());
-  result.strides.resize(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    result.strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
+  contiguous_strides(result.sizes, result.strides);
   result.dtype = dtype;
   return result;
 }
@@ -38,15 +45,6 @@ using c10::IntArrayRef;
 using c10::IValue;
 using c10::ScalarType;
 using ir::ArgKind;
-
-void contiguous_strides(IntArrayRef sizes, c10::DimVector& strides) {
-  strides.resize(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-}
 
 // TensorIteratorBase::reorder_dimensions over operands broadcast to `out.sizes`, then strides in that order.
 void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
@@ -487,6 +485,15 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
+// A contiguous gradient, or an undefined one where the output mask says no.
+void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like) {
+  if (wanted.toBool()) {
+    out.add(sizes, like.scalar_type());
+  } else {
+    out.add_undefined();
+  }
+}
+
 // convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
 // mask)
 bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
@@ -496,19 +503,10 @@ bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   if (!same_float(grad, input) || !same_float(input, weight) || !plain(grad) || !plain(input) || !plain(weight))
     return false;
   const auto mask = args[10].toListRef();
-  if (mask[0].toBool())
-    out.add(input.sizes(), input.scalar_type());
-  else
-    out.add_undefined();
-  if (mask[1].toBool())
-    out.add(weight.sizes(), weight.scalar_type());
-  else
-    out.add_undefined();
+  add_wanted(out, mask[0], input.sizes(), input);
+  add_wanted(out, mask[1], weight.sizes(), weight);
   const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
-  if (mask[2].toBool())
-    out.add({channels}, weight.scalar_type());
-  else
-    out.add_undefined();
+  add_wanted(out, mask[2], {channels}, weight);
   return true;
 }
 
@@ -630,15 +628,9 @@ bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
     return false;
   }
   const auto mask = args[9].toListRef();
-  if (mask[0].toBool())
-    out.add(input.sizes(), input.scalar_type());
-  else
-    out.add_undefined();
+  add_wanted(out, mask[0], input.sizes(), input);
   for (int i : {1, 2}) {
-    if (mask[i].toBool())
-      out.add({input.size(1)}, input.scalar_type());
-    else
-      out.add_undefined();
+    add_wanted(out, mask[i], {input.size(1)}, input);
   }
   return true;
 }
@@ -663,15 +655,9 @@ bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   if (!same_float(grad, input) || !plain(input) || !plain(grad)) return false;
   const auto mask = args[9].toListRef();
   const int64_t channels = args[6].toInt();
-  if (mask[0].toBool())
-    out.add(input.sizes(), input.scalar_type());
-  else
-    out.add_undefined();
+  add_wanted(out, mask[0], input.sizes(), input);
   for (int i : {1, 2}) {
-    if (mask[i].toBool())
-      out.add({channels}, input.scalar_type());
-    else
-      out.add_undefined();
+    add_wanted(out, mask[i], {channels}, input);
   }
   return true;
 }

@@ -40,17 +40,6 @@ struct ExprHash {
 
 using Key = std::vector<uint32_t>;
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.size();
-    for (const uint32_t word : key) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
-
 class Canonicalizer {
  public:
   explicit Canonicalizer(Graph& graph) : graph_(graph) {}
@@ -371,9 +360,9 @@ class Canonicalizer {
 
   Graph& graph_;
   std::vector<Sym> canonical_;
-  std::vector<Sym> strides_;                            // what a stride is replaced by
-  std::vector<bool> replaceable_;                       // per parameter
-  std::unordered_map<Key, uint32_t, KeyHash> layouts_;  // to the first node of its kind
+  std::vector<Sym> strides_;                              // what a stride is replaced by
+  std::vector<bool> replaceable_;                         // per parameter
+  std::unordered_map<Key, uint32_t, WordsHash> layouts_;  // to the first node of its kind
   Key key_;
 };
 

@@ -24,17 +24,6 @@ using ir::View;
 
 using Key = std::vector<uint32_t>;
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.size();
-    for (const uint32_t word : key) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
-
 class ValueNumbering {
  public:
   explicit ValueNumbering(Graph& graph)
@@ -206,8 +195,8 @@ class ValueNumbering {
   std::vector<uint32_t> target_;    // per buffer: the one that has its value
   std::vector<uint32_t> survivor_;  // per kept buffer: the surviving buffer that has its value
   std::vector<uint32_t> view_numbers_;
-  std::unordered_map<Key, uint32_t, KeyHash> nodes_;
-  std::unordered_map<Key, uint32_t, KeyHash> views_;
+  std::unordered_map<Key, uint32_t, WordsHash> nodes_;
+  std::unordered_map<Key, uint32_t, WordsHash> views_;
   Key key_;
   Key outer_key_;
 };

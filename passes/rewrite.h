@@ -72,4 +72,16 @@ void for_each_symbol_slot(ir::Arg& arg, F&& f) {
   }
 }
 
+// Hash of a list of words, for tables of nodes and layouts.
+struct WordsHash {
+  size_t operator()(const std::vector<uint32_t>& words) const {
+    uint64_t hash = words.size();
+    for (const uint32_t word : words) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
 }  // namespace torch_remote::passes
