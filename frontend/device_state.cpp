@@ -1,5 +1,6 @@
 #include <torch/csrc/python_headers.h>
 // Python's headers first.
+#include <c10/core/AutogradState.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <torch/csrc/Exceptions.h>
@@ -130,7 +131,12 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
   try {
     std::lock_guard lock(s.mutex);
     if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
-    if (!s.used.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    if (!s.used.exchange(true)) {
+      pthread_atfork(nullptr, nullptr, after_fork_in_child);
+      // Recording does not block, so a backward pass gains nothing from the autograd engine's thread of this device,
+      // and would pay for two switches to it. Of this thread only; torch.autograd.set_multithreading_enabled undoes it.
+      c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    }
     Connection connection;
     *status = start(connection);
     if (!status->ok()) {

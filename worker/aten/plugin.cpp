@@ -1,5 +1,4 @@
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
@@ -11,6 +10,7 @@
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/program.h"
+#include "worker/aten/threads.h"
 #include "worker/executor.h"
 
 // The executor's C ABI. No exception leaves this file.
@@ -20,6 +20,7 @@ using torch_remote::worker::aten::Program;
 struct tr_executor {
   tr_host host;
   bool inproc;
+  torch_remote::worker::aten::ThreadCount threads;
 };
 
 struct tr_program {
@@ -33,11 +34,8 @@ int create(const tr_host* host, int threads, int inproc, tr_executor** executor,
   try {
     TORCH_CHECK(host->abi == TR_EXECUTOR_ABI, "remote: the worker speaks version ", host->abi,
                 " of the executor interface, this plugin ", TR_EXECUTOR_ABI, "; install them from one package");
-    auto result = std::make_unique<tr_executor>(tr_executor{*host, inproc != 0});
-    if (!inproc) {
-      use_host_memory(&result->host);
-      if (threads > 0) at::set_num_threads(threads);
-    }
+    auto result = std::make_unique<tr_executor>(tr_executor{*host, inproc != 0, ThreadCount(threads, inproc != 0)});
+    if (!inproc) use_host_memory(&result->host);
     *executor = result.release();
     return 0;
   } catch (...) {
@@ -59,7 +57,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** 
       set_error(error, "RuntimeError", status.message().c_str());
       return 1;
     }
-    *out = new tr_program{Program(executor->host, std::move(graph))};
+    *out = new tr_program{Program(executor->host, executor->threads, std::move(graph))};
     return 0;
   } catch (...) {
     describe_exception(error);

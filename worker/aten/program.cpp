@@ -46,7 +46,8 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-Program::Program(const tr_host& host, ir::Graph graph) : host_(host), graph_(std::move(graph)) {
+Program::Program(const tr_host& host, ThreadCount& threads, ir::Graph graph)
+    : host_(host), threads_(threads), graph_(std::move(graph)) {
   const c10::InferenceMode inference;
   buffers_.resize(graph_.buffers.size());
   for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -182,6 +183,7 @@ void Program::update(const int64_t* symbols) {
   for (Operation& operation : operations_) operation.update(symbols);
   if (resized) {
     for (NodeState& node : nodes_) node.proven = false;
+    find_parallel(graph_, symbols, &parallel_);
   }
   updated_ = true;
 }
@@ -233,6 +235,7 @@ void Program::allocate_missing(tr_run& run, uint32_t index) {
 
 void Program::run_node(tr_run& run, uint32_t index) {
   Operation& operation = operations_[index];
+  threads_.set(parallel_[index]);
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {

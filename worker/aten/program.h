@@ -9,6 +9,7 @@
 
 #include "ir/graph.h"
 #include "worker/aten/operation.h"
+#include "worker/aten/threads.h"
 #include "worker/executor.h"
 
 // A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once.
@@ -17,8 +18,8 @@ namespace torch_remote::worker::aten {
 
 class Program {
  public:
-  // Throws if an op is not known here or an argument does not fit its schema. `host` must outlive it.
-  Program(const tr_host& host, ir::Graph graph);
+  // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
+  Program(const tr_host& host, ThreadCount& threads, ir::Graph graph);
 
   // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
   void run(tr_run& run, uint32_t* node);
@@ -67,12 +68,14 @@ class Program {
   };
 
   const tr_host& host_;
+  ThreadCount& threads_;
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
   std::deque<ScalarTensor> scalars_;  // they stay where they are
   std::vector<Operation> operations_;
   std::vector<NodeState> nodes_;
+  std::vector<bool> parallel_;  // of the nodes
   c10::Stack stack_;
   bool updated_ = false;
 };

@@ -296,29 +296,32 @@ TestExecutor::TestExecutor(bool inproc, uint64_t limit, int threads)
 
 TestExecutor::~TestExecutor() { api->destroy(executor); }
 
-TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder) : executor_(executor), builder_(builder) {
-  // The builder numbered its constants from kMaxParams on; they follow the parameters now.
-  const uint32_t count = static_cast<uint32_t>(builder.params.size());
-  if (builder.graph.params == kMaxParams) {
-    const auto move = [&](ir::Sym& symbol) {
-      if (symbol != ir::kNoSym && symbol >= kMaxParams) symbol = symbol - kMaxParams + count;
-    };
-    for (ir::Buffer& buffer : builder.graph.buffers) move(buffer.nbytes);
-    for (ir::View& view : builder.graph.views) {
-      for (ir::Sym& symbol : view.sizes) move(symbol);
-      for (ir::Sym& symbol : view.strides) move(symbol);
-      move(view.offset);
-    }
-    const std::function<void(ir::Arg&)> move_arg = [&](ir::Arg& arg) {
-      using enum ir::ArgTag;
-      if (arg.tag == kInt || arg.tag == kFloat || arg.tag == kBool || arg.tag == kComplex) move(arg.a);
-      for (ir::Arg& item : arg.items) move_arg(item);
-    };
-    for (ir::Node& node : builder.graph.nodes) {
-      for (ir::Arg& arg : node.args) move_arg(arg);
-    }
-    builder.graph.params = count;
+// Constants were numbered from kMaxParams on; they follow the parameters now.
+void GraphBuilder::finish() {
+  if (graph.params != kMaxParams) return;
+  const uint32_t count = static_cast<uint32_t>(params.size());
+  const auto move = [&](ir::Sym& symbol) {
+    if (symbol != ir::kNoSym && symbol >= kMaxParams) symbol = symbol - kMaxParams + count;
+  };
+  for (ir::Buffer& buffer : graph.buffers) move(buffer.nbytes);
+  for (ir::View& view : graph.views) {
+    for (ir::Sym& symbol : view.sizes) move(symbol);
+    for (ir::Sym& symbol : view.strides) move(symbol);
+    move(view.offset);
   }
+  const std::function<void(ir::Arg&)> move_arg = [&](ir::Arg& arg) {
+    using enum ir::ArgTag;
+    if (arg.tag == kInt || arg.tag == kFloat || arg.tag == kBool || arg.tag == kComplex) move(arg.a);
+    for (ir::Arg& item : arg.items) move_arg(item);
+  };
+  for (ir::Node& node : graph.nodes) {
+    for (ir::Arg& arg : node.args) move_arg(arg);
+  }
+  graph.params = count;
+}
+
+TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder) : executor_(executor), builder_(builder) {
+  builder.finish();
   const Status valid = ir::verify(builder.graph);
   EXPECT_TRUE(valid.ok()) << valid.message() << "\n" << ir::print(builder.graph);
   const std::vector<uint8_t> bytes = ir::encode_program(builder.graph);

@@ -24,6 +24,8 @@ class GraphBuilder {
   // no result wanted); the tensors then stand for the results in later calls. Random ops get (seed, offset).
   void call(std::string_view op, const std::vector<c10::IValue>& args, const std::vector<c10::IValue>& results,
             int64_t seed = 0, int64_t offset = 0);
+  // After the last call: makes the graph whole. Loading does it too.
+  void finish();
 
   ir::Graph graph;
   std::vector<int64_t> params;

@@ -1,0 +1,62 @@
+#include "worker/aten/threads.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace torch_remote::worker::aten {
+namespace {
+
+// In multiply-adds of a matmul; about 20 us of one core.
+constexpr double kWorthThreads = 1 << 20;
+// What an element of anything else is worth in them.
+constexpr double kPerElement = 16;
+
+double numel(const ir::Graph& graph, const int64_t* symbols, uint32_t view) {
+  double product = 1;
+  for (const ir::Sym size : graph.views[view].sizes) product *= static_cast<double>(symbols[size]);
+  return product;
+}
+
+double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node) {
+  const ir::Family family = ir::op_desc(node.opcode).family;
+  // Nothing is known of these.
+  if (family == ir::Family::kOpaque || family == ir::Family::kComposite) return kWorthThreads;
+  const bool product = family == ir::Family::kMatmul || family == ir::Family::kConv || family == ir::Family::kAttention;
+  std::array<double, 3> largest{};  // ascending
+  double sum = 0;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    const double size = numel(graph, symbols, view);
+    sum += size;
+    if (size <= largest[0]) return;
+    largest[0] = size;
+    std::sort(largest.begin(), largest.end());
+  });
+  // (m*k) * (k*n) * (m*n) is (m*k*n)^2; a convolution is a matmul of this kind but for its kernel's area.
+  if (product) return std::sqrt(largest[0] * largest[1] * largest[2]);
+  return kPerElement * (family == ir::Family::kMultiTensor ? sum : largest[2]);
+}
+
+}  // namespace
+
+void find_parallel(const ir::Graph& graph, const int64_t* symbols, std::vector<bool>* parallel) {
+  parallel->resize(graph.nodes.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    (*parallel)[n] = work(graph, symbols, graph.nodes[n]) >= kWorthThreads;
+  }
+}
+
+ThreadCount::ThreadCount(int count, bool fixed) {
+  if (fixed) return;
+  if (count > 0) at::set_num_threads(count);
+  all_ = at::get_num_threads();
+}
+
+void ThreadCount::change(bool parallel) {
+  parallel_ = parallel;
+  at::set_num_threads(parallel ? all_ : 1);
+}
+
+}  // namespace torch_remote::worker::aten

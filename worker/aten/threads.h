@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ir/graph.h"
+
+// How many threads an op is given. Torch and MKL use all of them for work far too small for it, which on few cores
+// takes one from the client: an op that is done in some twenty microseconds gets one thread.
+namespace torch_remote::worker::aten {
+
+// For each node of the graph: worth more than one thread, as far as its views' sizes tell. `symbols` are their values.
+void find_parallel(const ir::Graph& graph, const int64_t* symbols, std::vector<bool>* parallel);
+
+// The number of threads that torch uses when called from this thread. Not in the user's process, whose choice it is.
+class ThreadCount {
+ public:
+  // `count`: at most so many; 0: torch's default. `fixed`: never changed.
+  ThreadCount(int count, bool fixed);
+
+  void set(bool parallel) {
+    if (parallel != parallel_ && all_ > 1) change(parallel);
+  }
+
+ private:
+  void change(bool parallel);
+
+  int all_ = 1;
+  bool parallel_ = true;
+};
+
+}  // namespace torch_remote::worker::aten
