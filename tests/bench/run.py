@@ -46,12 +46,23 @@ def row(group: str, what: str, cpu: str, remote: str, value: float, target: tupl
 
 
 def alternate(rounds: int, *functions: Callable[[], float]) -> list[float]:
-    """Medians of what the functions return (seconds), called in turn."""
+    """Medians of what the functions return (seconds), called in turn.
+
+    After CPU work torch's OpenMP threads spin for some milliseconds in this process; nobody is measured meanwhile. (Not
+    asleep: a virtual machine's scheduler avoids cores that have been idle, and would put client and worker on one.)
+    """
     samples: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for values, function in zip(samples, functions, strict=True):
+            busy_wait(0.01)
             values.append(function())
     return [statistics.median(values) for values in samples]
+
+
+def busy_wait(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def timed(function: Callable[[], object]) -> float:

@@ -21,10 +21,6 @@ double numel(const ir::Graph& graph, const int64_t* symbols, uint32_t view) {
 }
 
 double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node) {
-  const ir::Family family = ir::op_desc(node.opcode).family;
-  // Nothing is known of these.
-  if (family == ir::Family::kOpaque || family == ir::Family::kComposite) return kWorthThreads;
-  const bool product = family == ir::Family::kMatmul || family == ir::Family::kConv || family == ir::Family::kAttention;
   std::array<double, 3> largest{};  // ascending
   double sum = 0;
   ir::for_each_view(node, [&](uint32_t view, bool) {
@@ -34,9 +30,20 @@ double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node
     largest[0] = size;
     std::sort(largest.begin(), largest.end());
   });
-  // (m*k) * (k*n) * (m*n) is (m*k*n)^2; a convolution is a matmul of this kind but for its kernel's area.
-  if (product) return std::sqrt(largest[0] * largest[1] * largest[2]);
-  return kPerElement * (family == ir::Family::kMultiTensor ? sum : largest[2]);
+  switch (ir::op_desc(node.opcode).family) {
+    // (m*k) * (k*n) * (m*n) is (m*k*n)^2. A convolution is such a matmul but for its kernel's area, and a factorisation
+    // of an n*n matrix takes n^3.
+    case ir::Family::kMatmul:
+    case ir::Family::kConv:
+    case ir::Family::kAttention:
+    case ir::Family::kComposite:
+    case ir::Family::kOpaque:
+      return std::max(kPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
+    case ir::Family::kMultiTensor:
+      return kPerElement * sum;
+    default:
+      return kPerElement * largest[2];
+  }
 }
 
 }  // namespace

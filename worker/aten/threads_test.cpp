@@ -49,9 +49,12 @@ TEST(FindParallel, LooksAtTheWorkOfAnOp) {
   mm(64, 256, 512);
   builder.call("aten::relu", {at::empty({1024})}, {at::empty({1024})});
   builder.call("aten::relu", {at::empty({1 << 20})}, {at::empty({1 << 20})});
-  // Little to read, and nothing is known of it.
-  builder.call("aten::linalg_inv_ex", {at::empty({8, 8}), false}, {at::empty({8, 8}), at::empty({}, at::kInt)});
-  EXPECT_EQ(parallel_of(builder), (std::vector<bool>{false, true, false, true, true}));
+  const auto inverse = [&](int64_t n) {
+    builder.call("aten::linalg_inv_ex", {at::empty({n, n}), false}, {at::empty({n, n}), at::empty({}, at::kInt)});
+  };
+  inverse(8);
+  inverse(512);
+  EXPECT_EQ(parallel_of(builder), (std::vector<bool>{false, true, false, true, false, true}));
 }
 
 }  // namespace
