@@ -196,6 +196,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
         "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"}) {
     fills |= base == name;
   }
+  masked_fill = base == "aten::masked_fill_";
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();

@@ -1,5 +1,7 @@
 #include "frontend/registration.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -409,6 +411,21 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   }
 }
 
+// masked_fill_ as scripts use it: a mask of bools that fits, and a number. False: ask torch. Raises if the dtype cannot
+// hold the number.
+bool is_plain_masked_fill(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& mask = args[1].toTensor();
+  if (!args[2].isScalar() || !is_remote(mask) || mask.scalar_type() != c10::ScalarType::Bool ||
+      !self.is_non_overlapping_and_dense() || !at::is_expandable_to(mask.sizes(), self.sizes()) ||
+      self.storage().is_alias_of(mask.storage())) {
+    return false;
+  }
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, self.scalar_type(), "masked_fill_",
+                                         [&] { (void)args[2].toScalar().to<scalar_t>(); });
+  return true;
+}
+
 void run_in_place(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
     if (op.bumps_versions) check_foreach(op, args);
@@ -418,7 +435,7 @@ void run_in_place(const OpEntry& op, const IValue* args) {
   const OpEntry* functional = op.functional;
   const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
   if ((pointwise || op.fills) && !self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
-  if (op.fills) return;
+  if (op.fills || (op.masked_fill && is_plain_masked_fill(args))) return;
   Inferred inferred;
   if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
       inferred.results.size() != 1) {

@@ -433,7 +433,12 @@ bool stack(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& first = tensors[0].toTensor();
   const int64_t rank = first.dim() + 1;
   int64_t dim = args[1].toInt();
-  if (dim < -rank || dim >= rank || rank >= 4) return false;
+  if (dim < -rank || dim >= rank) return false;
+  if (rank >= 4) {  // with dims of 1, contiguous may be taken for channels last
+    for (const int64_t size : first.sizes()) {
+      if (size <= 1) return false;
+    }
+  }
   if (dim < 0) dim += rank;
   for (const IValue& item : tensors.slice(1)) {
     if (!item.toTensor().sizes().equals(first.sizes())) return false;
@@ -463,23 +468,33 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
                 " values to match the convolution dimensions, but got ", name, "=", IntArrayRef(list));
   }
   if (rank < 3 || weight.dim() != rank || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
-  if (args[6].toBool()) return false;  // transposed
+  const bool transposed = args[6].toBool();
   const auto stride = int_list(args[3]), padding = int_list(args[4]), dilation = int_list(args[5]);
+  const auto output_padding = int_list(args[7]);
   const int64_t groups = args[8].toInt();
-  const size_t spatial = static_cast<size_t>(rank - 2);
+  const auto spatial = static_cast<size_t>(rank - 2);
   if (stride.size() != spatial || padding.size() != spatial || dilation.size() != spatial) return false;
-  if (groups <= 0 || input.size(1) != weight.size(1) * groups || weight.size(0) % groups != 0) return false;
+  if (transposed && output_padding.size() != spatial) return false;
+  if (groups <= 0 || weight.size(0) % groups != 0) return false;
+  if (input.size(1) != (transposed ? weight.size(0) : weight.size(1) * groups)) return false;
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
   if (!args[2].isNone() && args[2].toTensor().defined()) {
     const at::Tensor& bias = args[2].toTensor();
-    if (bias.dim() != 1 || bias.size(0) != weight.size(0) || !same_float(input, bias)) return false;
+    if (bias.dim() != 1 || bias.size(0) != channels || !same_float(input, bias)) return false;
   }
-  c10::DimVector sizes{input.size(0), weight.size(0)};
+  c10::DimVector sizes{input.size(0), channels};
   for (size_t i = 0; i < spatial; ++i) {
     if (stride[i] <= 0 || dilation[i] <= 0 || padding[i] < 0) return false;
     const int64_t kernel = dilation[i] * (weight.size(i + 2) - 1) + 1;
-    const int64_t padded = input.size(i + 2) + 2 * padding[i];
-    if (padded < kernel) return false;
-    sizes.push_back((padded - kernel) / stride[i] + 1);
+    if (transposed) {
+      if (output_padding[i] < 0 || output_padding[i] >= std::max(stride[i], dilation[i])) return false;
+      sizes.push_back((input.size(i + 2) - 1) * stride[i] - 2 * padding[i] + kernel + output_padding[i]);
+      if (sizes.back() <= 0) return false;
+    } else {
+      const int64_t padded = input.size(i + 2) + 2 * padding[i];
+      if (padded < kernel) return false;
+      sizes.push_back((padded - kernel) / stride[i] + 1);
+    }
   }
   out.add(sizes, input.scalar_type());
   return true;
@@ -813,8 +828,9 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;
       if (base == "aten::lerp") return lerp;
-      for (const char* name : {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and",
-                               "aten::bitwise_or", "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
+      for (const char* name :
+           {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
+            "aten::bitwise_xor", "aten::minimum", "aten::maximum", "aten::remainder", "aten::fmod"}) {
         if (base == name) return pointwise_any;
       }
       return pointwise;
