@@ -197,6 +197,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     fills |= base == name;
   }
   masked_fill = base == "aten::masked_fill_";
+  index_put = base == "aten::index_put_" || base == "aten::_index_put_impl_";
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();

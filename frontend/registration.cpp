@@ -426,6 +426,19 @@ bool is_plain_masked_fill(const IValue* args) {
   return true;
 }
 
+// index_put_ with operands that do not overlap: torch's meta function checks no more than the dtypes.
+bool is_plain_index_put(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& values = args[2].toTensor();
+  const auto apart = [&](const at::Tensor& t) { return !is_remote(t) || !self.storage().is_alias_of(t.storage()); };
+  if (values.scalar_type() != self.scalar_type() || !apart(values) || !self.is_non_overlapping_and_dense())
+    return false;
+  for (const IValue& index : args[1].toListRef()) {
+    if (!index.isNone() && index.toTensor().defined() && !apart(index.toTensor())) return false;
+  }
+  return true;
+}
+
 void run_in_place(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
     if (op.bumps_versions) check_foreach(op, args);
@@ -435,7 +448,9 @@ void run_in_place(const OpEntry& op, const IValue* args) {
   const OpEntry* functional = op.functional;
   const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
   if ((pointwise || op.fills) && !self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
-  if (op.fills || (op.masked_fill && is_plain_masked_fill(args))) return;
+  if (op.fills || (op.masked_fill && is_plain_masked_fill(args)) || (op.index_put && is_plain_index_put(args))) {
+    return;
+  }
   Inferred inferred;
   if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
       inferred.results.size() != 1) {

@@ -515,8 +515,8 @@ bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
   const at::Tensor& weight = args[2].toTensor();
-  if (!same_float(grad, input) || !same_float(input, weight) || !plain(grad) || !plain(input) || !plain(weight))
-    return false;
+  // The kernels lay out everything as input and weight are.
+  if (!same_float(grad, input) || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
   const auto mask = args[10].toListRef();
   add_wanted(out, mask[0], input.sizes(), input);
   add_wanted(out, mask[1], weight.sizes(), weight);
@@ -575,8 +575,7 @@ bool layer_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const auto shape = args[1].toListRef();
   const int64_t rank = input.dim();
   const int64_t axis = rank - static_cast<int64_t>(shape.size());
-  if (!is_remote(input) || !input.is_contiguous() || axis < 0 || shape.empty()) return false;
-  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  if (!is_remote(input) || !is_plain_float(input.scalar_type()) || axis < 0 || shape.empty()) return false;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i].toInt() != input.size(axis + static_cast<int64_t>(i))) return false;
   }
@@ -609,7 +608,7 @@ void add_masked(Inferred& out, bool wanted, const IValue& like, const at::Tensor
 bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (!same_float(grad, input) || !input.is_contiguous()) return false;
+  if (!same_float(grad, input)) return false;
   if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
   const auto mask = args[7].toListRef();
   if ((mask[1].toBool() || mask[2].toBool()) && (args[5].isNone() || !args[5].toTensor().defined())) return false;

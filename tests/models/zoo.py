@@ -1,0 +1,175 @@
+"""Small models of many architectures, most of them from transformers, each with random weights and a batch to train on.
+
+A batch is made for (count, length): length is a number of tokens, frames or a share of an image's side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+VOCABULARY = 256
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.rnn = nn.LSTM(32, 64, 2, batch_first=True)
+        self.head = nn.Linear(64, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.rnn(self.tokens(tokens))[0]).flatten(0, 1), tokens.flatten())
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU())
+        self.down = nn.Sequential(nn.Conv2d(16, 32, 3, 2, 1), nn.GroupNorm(4, 32), nn.SiLU())
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2)
+        self.leave = nn.Conv2d(32 + 32, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        wide = self.enter(images)
+        deep = self.down(wide)
+        parts = [wide, self.up(deep), F.interpolate(deep, scale_factor=2.0, mode="nearest")]
+        return F.mse_loss(self.leave(torch.cat(parts, 1)), images)
+
+
+class Block(nn.Module):
+    """Of a residual net."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.Sequential(nn.MaxPool2d(3, 2, 1), Block(16, 16, 1), Block(16, 32, 2))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.blocks(self.enter(images)).mean((2, 3))), labels)
+
+
+@dataclass(frozen=True)
+class Model:
+    make: Callable[[], nn.Module]
+    batch: Callable[[int, int], dict[str, Tensor]]
+    # False: what a step records differs from step to step. Routed by the data, a dim may be 0 or 1 in one step and not in
+    # the next; a recurrent net records each of its time steps.
+    same_ops: bool = True
+
+    def loss(self, net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        result = net(**batch)
+        return result if isinstance(result, Tensor) else result.loss
+
+
+def tokens(count: int, length: int) -> dict[str, Tensor]:
+    ids = torch.randint(0, VOCABULARY, (count, length))
+    return {"input_ids": ids, "labels": ids}
+
+
+def pixels(count: int, length: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(count, 3, 32, 32), "labels": torch.randint(0, 10, (count,))}
+
+
+def sounds(count: int, length: int) -> dict[str, Tensor]:
+    return {"input_features": torch.randn(count, 16, 64), "labels": torch.randint(3, VOCABULARY, (count, length))}
+
+
+def images(count: int, length: int) -> dict[str, Tensor]:
+    return {"images": torch.randn(count, 3, 2 * length, 2 * length)}
+
+
+def labelled(count: int, length: int) -> dict[str, Tensor]:
+    return images(count, length) | {"labels": torch.randint(0, 10, (count,))}
+
+
+def _models() -> dict[str, Model]:
+    t = transformers
+    size = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+    decoder = size | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    encoder = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    gpt2 = t.GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=VOCABULARY, n_positions=64)
+    gpt2.resid_pdrop = gpt2.embd_pdrop = gpt2.attn_pdrop = 0.0
+    bert = t.BertConfig(**encoder, **size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    distilbert = t.DistilBertConfig(
+        dim=64, hidden_dim=128, n_layers=2, n_heads=4, **size, dropout=0.0, attention_dropout=0.0
+    )
+    t5 = t.T5Config(d_model=64, d_ff=128, num_layers=2, num_heads=4, d_kv=16, vocab_size=VOCABULARY, dropout_rate=0.0)
+    t5.decoder_start_token_id = 0
+    vit = t.ViTConfig(**encoder, image_size=32, patch_size=8, num_labels=10)
+    swin = t.SwinConfig(
+        image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=10
+    )
+    swin.drop_path_rate = 0.0
+    convnext = t.ConvNextConfig(hidden_sizes=[16, 32, 32, 32], depths=[1, 1, 1, 1], num_labels=10)
+    whisper = t.WhisperConfig(
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        vocab_size=VOCABULARY,
+        num_mel_bins=16,
+        max_source_positions=32,
+        max_target_positions=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        dropout=0.0,
+    )
+    mistral = t.MistralConfig(**decoder, sliding_window=8)
+    mixtral = t.MixtralConfig(**decoder, num_local_experts=4)
+    return {
+        "gpt2": Model(lambda: t.GPT2LMHeadModel(gpt2), tokens),
+        "llama": Model(lambda: t.LlamaForCausalLM(t.LlamaConfig(**decoder)), tokens),
+        "mistral": Model(lambda: t.MistralForCausalLM(mistral), tokens),
+        "mixtral": Model(lambda: t.MixtralForCausalLM(mixtral), tokens, same_ops=False),
+        "bert": Model(lambda: t.BertForMaskedLM(bert), tokens),
+        "distilbert": Model(lambda: t.DistilBertForMaskedLM(distilbert), tokens),
+        "t5": Model(lambda: t.T5ForConditionalGeneration(t5), tokens),
+        "whisper": Model(lambda: t.WhisperForConditionalGeneration(whisper), sounds),
+        "vit": Model(lambda: t.ViTForImageClassification(vit), pixels),
+        "swin": Model(lambda: t.SwinForImageClassification(swin), pixels),
+        "convnext": Model(lambda: t.ConvNextForImageClassification(convnext), pixels),
+        "resnet": Model(ResNet, labelled),
+        "unet": Model(UNet, images),
+        "lstm": Model(Lstm, lambda count, length: {"tokens": tokens(count, length)["input_ids"]}, same_ops=False),
+    }
+
+
+MODELS = _models()
