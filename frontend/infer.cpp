@@ -196,6 +196,8 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
         "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"}) {
     fills |= base == name;
   }
+  one_tensor =
+      desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;
   masked_fill = base == "aten::masked_fill_";
   index_put = base == "aten::index_put_" || base == "aten::_index_put_impl_";
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);

@@ -48,6 +48,7 @@ struct OpEntry {
   bool scalars_allowed = false;         // takes 0-dim CPU tensors
   bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded
   bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
+  bool one_tensor = false;              // its only result is a new tensor
   bool masked_fill = false;             // masked_fill_
   bool index_put = false;               // index_put_ and its variants
   bool bumps_versions = false;          // multi-tensor, in-place: counts versions as its single-tensor ops do

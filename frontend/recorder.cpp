@@ -15,15 +15,12 @@ std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(
 
 }  // namespace
 
-Recorder& Recorder::get(c10::DeviceIndex device) {
-  // Never destroyed: tensors may die during exit.
-  static const auto recorders = [] {
-    std::array<Recorder*, kDeviceCount> all{};
-    for (int i = 0; i < kDeviceCount; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
-    return all;
-  }();
-  return *recorders[device < 0 ? 0 : device];
-}
+// Never destroyed: tensors may die during exit.
+const std::array<Recorder*, kDeviceCount> Recorder::all_ = [] {
+  std::array<Recorder*, kDeviceCount> all{};
+  for (int i = 0; i < kDeviceCount; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
+  return all;
+}();
 
 uint32_t Recorder::enter_buffer(RemoteStorage* storage) {
   const uint32_t ordinal = static_cast<uint32_t>(trace_.buffers.size());
@@ -70,7 +67,7 @@ void Recorder::encode_view(const at::Tensor& tensor) {
   }
 }
 
-void Recorder::encode_operand(const at::Tensor& tensor, const ir::OpDesc& op, const ir::ArgDesc& arg) {
+void Recorder::encode_operand(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     trace_.word(ir::kAbsent);
     return;
@@ -160,8 +157,16 @@ void Recorder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value) {
       return;
     case kScalar:
     case kOptionalScalar:
-      trace_.word(static_cast<uint32_t>(scalar_tag(value)));
-      if (!value.isNone()) encode_scalar(value.toScalar());
+      if (value.isInt()) {
+        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kInt));
+        trace_.param(value.toInt());
+      } else if (value.isDouble()) {
+        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kFloat));
+        trace_.param(value.toDouble());
+      } else {
+        trace_.word(static_cast<uint32_t>(scalar_tag(value)));
+        if (!value.isNone()) encode_scalar(value.toScalar());
+      }
       return;
     case kIntList:
     case kOptionalIntList:
@@ -269,7 +274,7 @@ void Recorder::encode(const ir::OpDesc& op, const c10::IValue* args, std::option
           if (args->isNone()) {
             trace_.word(ir::kAbsent);
           } else {
-            encode_operand(args->toTensor(), op, arg);
+            encode_operand(args->toTensor());
           }
         } else if (args->isNone()) {
           trace_.word(ir::kAbsent);
@@ -280,7 +285,7 @@ void Recorder::encode(const ir::OpDesc& op, const c10::IValue* args, std::option
             if (item.isNone()) {
               trace_.word(ir::kAbsent);
             } else {
-              encode_operand(item.toTensor(), op, arg);
+              encode_operand(item.toTensor());
             }
           }
         }
@@ -313,12 +318,12 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
 
 void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
                       c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random) {
-  const ir::SourceRef source = capture_source();
-  const bool backward = in_backward();
+  bool backward = false;
+  const ir::SourceRef source = capture_source(&backward);
   Status status;
   bool flushed = false;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard<FastMutex> lock(mutex_);
     if (backward != backward_) {  // between forward and backward, and between backward and optimizer
       backward_ = backward;
       if (trace_.at_boundary(limits_)) {
@@ -342,7 +347,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       }
     }
     if (trace_.end_record(limits_)) {
-      status = flush_locked("cut");
+      const Status cut = flush_locked("cut");
+      if (status.ok()) status = cut;
       flushed = true;
     }
   }
@@ -356,11 +362,12 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                                c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
-  const ir::SourceRef source = capture_source();
+  bool backward = false;
+  const ir::SourceRef source = capture_source(&backward);
   uint64_t ticket = 0;
   Status status;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard<FastMutex> lock(mutex_);
     begin_record(op, args, source, random);
     for (const c10::Storage& storage : results) {
       auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
@@ -417,7 +424,7 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
 }
 
 void Recorder::expect_no_compile(bool expect) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   expect_no_compile_ = expect;
   if (expect) unexpected_compile_.reset();
 }
@@ -425,7 +432,7 @@ void Recorder::expect_no_compile(bool expect) {
 std::string Recorder::take_unexpected_compile() {
   std::optional<UnexpectedCompile> miss;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard<FastMutex> lock(mutex_);
     miss = std::exchange(unexpected_compile_, std::nullopt);
   }
   if (!miss) return {};
@@ -445,7 +452,7 @@ std::string Recorder::take_unexpected_compile() {
 void Recorder::flush(const char* reason) {
   Status status;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard<FastMutex> lock(mutex_);
     status = flush_locked(reason);
   }
   report_flushes();
@@ -469,7 +476,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   uint64_t id;
   Status status;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard<FastMutex> lock(mutex_);
     status = flush_locked(reason);
     id = storage->id;
     if (status.ok()) check_not_lost(storage);
@@ -494,13 +501,13 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
 void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill) {
   uint64_t id = 0;
   check(client(device_).upload(nbytes, fill, &id));
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   storage->id = id;
   storage->session = session_;
 }
 
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   std::swap(from->id, to->id);
   std::swap(from->session, to->session);
   std::swap(from->buffer, to->buffer);
@@ -511,13 +518,13 @@ void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
 }
 
 bool Recorder::has_buffer(const RemoteStorage* storage) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   return storage->id != 0 || storage->buffer.epoch == epoch_;
 }
 
 void Recorder::storage_died(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   if (storage->buffer.epoch == epoch_) {
     trace_.buffers[storage->buffer.number].owner = nullptr;
   } else if (storage->id != 0 && storage->id != RemoteStorage::kLost && storage->session == session_) {
@@ -528,7 +535,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 }
 
 void Recorder::restart() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<FastMutex> lock(mutex_);
   forget_trace();
   ++session_;
   frontend::restart(device_);

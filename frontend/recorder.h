@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "frontend/device_state.h"
+#include "frontend/fast_mutex.h"
 #include "frontend/tensor.h"
 #include "ir/op_table.h"
 #include "ir/trace.h"
@@ -22,7 +24,7 @@ namespace torch_remote::frontend {
 
 // What a tensor result will be. Strides in elements.
 struct ResultMeta {
-  enum class State : uint8_t { kDefined, kUndefined, kDynamic };
+  enum class State : uint8_t { kDefined, kUndefined };
   c10::DimVector sizes;
   c10::DimVector strides;
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -47,7 +49,7 @@ struct UnexpectedCompile {
 // or waits for the GIL while the lock is held.
 class Recorder {
  public:
-  static Recorder& get(c10::DeviceIndex device);
+  static Recorder& get(c10::DeviceIndex device) { return *all_[device < 0 ? 0 : device]; }
 
   // Appends one record. `args` are the schema's arguments, in order; tensors on this device, or numbers as 0-dim CPU
   // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the
@@ -72,7 +74,7 @@ class Recorder {
   // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
   void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
 
-  // Gives `to` the buffer of `from`, which then has none (a storage that was resized).
+  // Exchanges the buffers of two storages (one that was resized, or is overwritten whole, takes a new one's).
   void move_buffer(RemoteStorage* from, RemoteStorage* to);
   // True if something has been or will be written to the storage.
   bool has_buffer(const RemoteStorage* storage);
@@ -98,7 +100,7 @@ class Recorder {
   explicit Recorder(c10::DeviceIndex device) : device_(device) {}
 
   void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
-  void encode_operand(const at::Tensor& tensor, const ir::OpDesc& op, const ir::ArgDesc& arg);
+  void encode_operand(const at::Tensor& tensor);
   void encode_view(const at::Tensor& tensor);
   void encode_scalar(const c10::Scalar& scalar);
   void encode_value(const ir::ArgDesc& arg, const c10::IValue& value);
@@ -113,8 +115,10 @@ class Recorder {
   void check_not_lost(const RemoteStorage* storage) const;
   void forget_trace();
 
+  static const std::array<Recorder*, kDeviceCount> all_;
+
   const c10::DeviceIndex device_;
-  std::mutex mutex_;
+  FastMutex mutex_;
   ir::Trace trace_;
   uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <deque>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -278,10 +279,16 @@ std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, co
   return chosen.get<RemoteGenerator>()->take(elements);
 }
 
-void push_results(const OpEntry& op, Stack& stack, size_t base, c10::ArrayRef<at::Tensor> results,
+// Replaces the arguments, from `base` on, by the results; takes the tensors.
+void push_results(const OpEntry& op, Stack& stack, size_t base, std::span<at::Tensor> results,
                   c10::ArrayRef<uint32_t> list_lengths) {
+  if (op.one_tensor) {
+    stack.resize(base);
+    stack.emplace_back(std::move(results[0]));
+    return;
+  }
   c10::SmallVector<IValue, 4> values;
-  const at::Tensor* result = results.data();
+  at::Tensor* result = results.data();
   const uint32_t* length = list_lengths.data();
   for (const ir::ResultDesc& desc : op.desc->results) {
     if (desc.alias >= 0) {
@@ -289,10 +296,10 @@ void push_results(const OpEntry& op, Stack& stack, size_t base, c10::ArrayRef<at
     } else if (desc.kind == ir::ResultKind::kTensorList) {
       c10::List<at::Tensor> list;
       list.reserve(*length);
-      for (uint32_t i = *length++; i > 0; --i) list.push_back(*result++);
+      for (uint32_t i = *length++; i > 0; --i) list.push_back(std::move(*result++));
       values.push_back(std::move(list));
     } else {
-      values.push_back(*result++);
+      values.push_back(std::move(*result++));
     }
   }
   stack.resize(base);
@@ -519,7 +526,7 @@ void run(const OpEntry& op, Stack& stack) {
     }
   }
   Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths, take_random(op, args, inferred, device));
-  push_results(op, stack, base, results, inferred.list_lengths);
+  push_results(op, stack, base, {results.data(), results.size()}, inferred.list_lengths);
 }
 
 class RecordKernel final : public c10::OperatorKernel {

@@ -116,16 +116,17 @@ bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
     }
   }
   if (same) {
-    bool contiguous = true, last2d = true, last3d = true, dense = true;
-    for (const at::Tensor* t : operands) {
-      contiguous &= t->is_contiguous();
-      last2d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
-      last3d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast3d);
-      dense &= t->is_non_overlapping_and_dense();
-    }
+    bool contiguous = true;
+    for (const at::Tensor* t : operands) contiguous &= t->is_contiguous();
     if (contiguous) {
       contiguous_strides(out.sizes, out.strides);
       return true;
+    }
+    bool last2d = true, last3d = true, dense = true;
+    for (const at::Tensor* t : operands) {
+      last2d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
+      last3d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast3d);
+      dense &= t->is_non_overlapping_and_dense();
     }
     if (last2d || last3d) {
       const auto strides =

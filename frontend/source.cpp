@@ -143,10 +143,10 @@ ir::SourceRef frame_source(PyThreadState* state) {
 
 }  // namespace
 
-bool in_backward() { return torch::autograd::get_current_node() != nullptr; }
-
-ir::SourceRef capture_source() {
-  if (const auto node = torch::autograd::get_current_node()) {
+ir::SourceRef capture_source(bool* backward) {
+  const auto node = torch::autograd::get_current_node();
+  *backward = node != nullptr;
+  if (node) {
     const uint64_t sequence = node->sequence_nr();
     const ForwardLine& line = forward_lines()[sequence % kForwardLines];
     if (line.sequence.load(std::memory_order_acquire) == sequence) {

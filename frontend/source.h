@@ -12,10 +12,8 @@ namespace torch_remote::frontend {
 // The innermost frame of this thread that is not inside torch or torch_remote; in the autograd engine's threads the
 // frame of the forward op whose backward runs. Must not be called with a recorder's lock held: a code object seen first
 // is kept alive, and that takes the GIL.
-ir::SourceRef capture_source();
-
-// True if this thread runs a backward node.
-bool in_backward();
+// `backward`: this thread runs a backward node.
+ir::SourceRef capture_source(bool* backward);
 
 // "train.py:12 in forward", or "" if nothing is known; "train.py:12 in forward (backward)" for a backward op. Takes the
 // GIL.

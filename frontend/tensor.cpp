@@ -4,9 +4,10 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
+#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "frontend/recorder.h"
 
@@ -38,24 +39,49 @@ const TokenSpace& token_space() {
 
 std::atomic<uint64_t> next_token{0};
 
-// Free tokens of this thread. A thread that ends leaves its tokens unused.
-constexpr size_t kMostFree = 4096;
-thread_local std::vector<uint32_t> free_tokens;
-thread_local bool thread_ends = false;
-struct ThreadEnd {
-  ~ThreadEnd() { thread_ends = true; }
+// Free tokens, in one list a thread, which is a plain pointer so that its use needs no call. Lists that are full, and
+// those of threads that ended, are for whoever needs one.
+struct FreeTokens {
+  static constexpr uint32_t kMost = 4096;
+  uint32_t count = 0;
+  std::array<uint32_t, kMost> tokens;
+  FreeTokens* next = nullptr;  // in `spare`
 };
-thread_local ThreadEnd thread_end;
+constinit thread_local FreeTokens* free_tokens = nullptr;
+constinit std::mutex spare_mutex;
+std::atomic<FreeTokens*> spare{nullptr};  // changed with the mutex held
+
+struct ThreadEnd {
+  ~ThreadEnd() {
+    std::lock_guard lock(spare_mutex);
+    free_tokens->next = spare.exchange(free_tokens);
+    free_tokens = nullptr;
+  }
+};
 
 uint64_t take_token() {
-  if (!thread_ends && !free_tokens.empty()) {
-    const uint64_t token = free_tokens.back();
-    free_tokens.pop_back();
-    return token;
+  if (free_tokens != nullptr && free_tokens->count == 0 && spare.load(std::memory_order_relaxed) != nullptr) {
+    std::lock_guard lock(spare_mutex);
+    if (FreeTokens* list = spare) {
+      spare = list->next;
+      delete std::exchange(free_tokens, list);
+    }
   }
+  if (free_tokens != nullptr && free_tokens->count > 0) return free_tokens->tokens[--free_tokens->count];
   const uint64_t token = next_token.fetch_add(1, std::memory_order_relaxed);
-  TORCH_CHECK(token < kTokens, "remote: more than ", kTokens, " tensors are alive or were leaked by ended threads");
+  TORCH_CHECK(token < kTokens, "remote: more than ", kTokens, " tensors are alive");
   return token;
+}
+
+void give_token(uint64_t token) {
+  if (free_tokens == nullptr || free_tokens->count == FreeTokens::kMost) {
+    auto* list = new FreeTokens;
+    std::lock_guard lock(spare_mutex);
+    if (free_tokens != nullptr) free_tokens->next = spare.exchange(free_tokens);
+    free_tokens = list;
+    thread_local ThreadEnd at_end;
+  }
+  free_tokens->tokens[free_tokens->count++] = static_cast<uint32_t>(token);
 }
 
 uint64_t token_number(const void* address) {
@@ -113,7 +139,7 @@ void RemoteStorage::forget() noexcept {
   if (!is_token(token_)) return;
   const uint64_t number = token_number(std::exchange(token_, nullptr));
   token_space().owners[number].store(nullptr, std::memory_order_release);
-  if (!thread_ends && free_tokens.size() < kMostFree) free_tokens.push_back(static_cast<uint32_t>(number));
+  give_token(number);
 }
 
 template <typename Version>

@@ -129,6 +129,46 @@ def record_cost(rounds: int) -> list[Row]:
     return rows
 
 
+HOT = ("add", "add_", "mul by a number", "mm", "addmm", "relu", "sum", "softmax", "view", "t")
+
+
+def record_cost_in_cpp(rounds: int) -> list[Row]:
+    """Our share of a call from C++, on 16x16 tensors: shape rule, new tensor and record.
+
+    That is the call's time less what torch takes to reach a boxed kernel that does nothing.
+    """
+    import cpp_loop
+
+    rows = []
+    host = [torch.randn(16, 16), torch.randn(16, 16), torch.randn(16)]
+    there = [t.to(REMOTE) for t in host]
+
+    def per_call(name: str, tensors: list[torch.Tensor]) -> float:
+        torch.remote.synchronize()
+        return cpp_loop.seconds_per_call(name, tensors, 1000)
+
+    for name in cpp_loop.names():
+        per_call(name, there), per_call(name, host)
+        cpu, remote, nothing = alternate(
+            rounds,
+            lambda n=name: per_call(n, host),
+            lambda n=name: per_call(n, there),
+            lambda: per_call("nothing", there),
+        )
+        rows.append(
+            row(
+                "record-cpp",
+                f"`{name}` 16x16 called from C++; our share",
+                f"{cpu * 1e6:.2f} µs",
+                f"{remote * 1e6:.2f} µs",
+                (remote - nothing) * 1e6,
+                ("≤", 0.3 if name in HOT else 1.0),
+                " µs",
+            )
+        )
+    return rows
+
+
 # -- loops and training steps ------------------------------------------------------------------------------------------
 
 
@@ -342,6 +382,7 @@ def cached_step(rounds: int) -> list[Row]:
 
 GROUPS: dict[str, Callable[[int], list[Row]]] = {
     "record": record_cost,
+    "record-cpp": record_cost_in_cpp,
     "loop": tiny_ops,
     "training": training,
     "copies": copies,
