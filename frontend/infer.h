@@ -35,6 +35,10 @@ using ShapeRuleFunction = bool (*)(const OpEntry& op, const c10::IValue* args, I
 // Null if this rule has no function of its own.
 ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc);
 
+// Of `_cudnn_rnn` and its gradient (rnn.cpp).
+bool rnn_shapes(const OpEntry& op, const c10::IValue* args, Inferred& out);
+bool rnn_backward_shapes(const OpEntry& op, const c10::IValue* args, Inferred& out);
+
 struct OpEntry {
   explicit OpEntry(c10::OperatorHandle handle, const ir::OpDesc* desc);
 

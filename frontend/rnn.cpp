@@ -1,15 +1,27 @@
+#include "ir/rnn.h"
+
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/gru_native.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
 #include <torch/library.h>
 
+#include "frontend/infer.h"
 #include "frontend/tensor.h"
 
-// torch uses fused LSTM and GRU cells on every device but the CPU, and has kernels for CUDA alone. Here they are
-// spelled out in ops that are recorded and fused. The workspace is what the backward pass needs: the gates after their
-// activations.
+// Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
+// a step. Here a layer is one op, `_cudnn_rnn`, as it is on CUDA; torch knows its gradient, and the worker computes it.
+//
+// Cells, packed sequences and projections go torch's way. It uses fused LSTM and GRU cells on every device but the CPU,
+// and has kernels for CUDA alone: here they are spelled out in ops that are recorded and fused. Their workspace is what
+// the backward pass needs: the gates after their activations.
 namespace torch_remote::frontend {
 namespace {
 
 using at::Tensor;
+using c10::IValue;
 
 Tensor with_biases(const Tensor& gates, const std::optional<Tensor>& bias) {
   return bias.has_value() && bias->defined() ? gates.add(*bias) : gates;
@@ -75,5 +87,171 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
 }
 
+// -- whole layers
+// ------------------------------------------------------------------------------------------------------
+
+using ir::RnnMode;
+
+struct Net {
+  RnnMode mode;
+  Tensor input;                // [steps, batch, inputs], or batch first
+  std::vector<Tensor> hidden;  // hx, and cx for an LSTM: [layers * directions, batch, units]
+  std::vector<Tensor> params;  // of each layer and direction: w_ih, w_hh, and b_ih, b_hh if it has biases
+  bool has_biases;
+  int64_t layers;
+  double dropout;
+  bool train, bidirectional, batch_first;
+
+  int64_t directions() const { return bidirectional ? 2 : 1; }
+  int64_t stride() const { return has_biases ? 4 : 2; }
+};
+
+bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
+
+// False: torch's own way covers it, or says what is wrong.
+bool is_plain(const Net& net) {
+  if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
+  if (static_cast<int64_t>(net.params.size()) != net.layers * net.directions() * net.stride()) return false;
+  if (net.hidden.size() != (net.mode == RnnMode::kLstm ? 2 : 1)) return false;
+  const auto type = net.input.scalar_type();
+  const auto fits = [&](const Tensor& t) {
+    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch();
+  };
+  if (!c10::isFloatingType(type) || !fits(net.input)) return false;
+  const Tensor& hx = net.hidden[0];
+  if (hx.dim() != 3) return false;
+  const int64_t units = hx.size(2), rows = ir::rnn_gates(net.mode) * units;
+  for (const Tensor& h : net.hidden) {
+    if (!fits(h) || !is_shape(h, {net.layers * net.directions(), net.input.size(net.batch_first ? 0 : 1), units})) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < net.params.size(); ++i) {
+    const Tensor& p = net.params[i];
+    const auto place = static_cast<int64_t>(i) % net.stride();
+    const bool first_layer = static_cast<int64_t>(i) < net.directions() * net.stride();
+    const int64_t inputs = first_layer ? net.input.size(2) : units * net.directions();
+    if (!fits(p)) return false;
+    if (place == 0 ? !is_shape(p, {rows, inputs}) : place == 1 ? !is_shape(p, {rows, units}) : !is_shape(p, {rows})) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// As on CUDA: in the lower precision.
+void autocast(Net& net) {
+  if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return;
+  const auto cast = [](Tensor& tensor) {
+    tensor = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kPrivateUse1), tensor, at::kPrivateUse1);
+  };
+  cast(net.input);
+  for (Tensor& tensor : net.hidden) cast(tensor);
+  for (Tensor& tensor : net.params) cast(tensor);
+}
+
+bool needs_gradient(const Net& net) {
+  const auto needs = [](const Tensor& t) { return t.requires_grad(); };
+  return c10::GradMode::is_enabled() && (needs(net.input) || std::any_of(net.hidden.begin(), net.hidden.end(), needs) ||
+                                         std::any_of(net.params.begin(), net.params.end(), needs));
+}
+
+// (output, hy, cy); cy is undefined but for an LSTM.
+std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
+  const bool lstm = net.mode == RnnMode::kLstm, gradient = needs_gradient(net);
+  const int64_t directions = net.directions(), params = directions * net.stride(), units = net.hidden[0].size(2);
+  Tensor x = net.batch_first ? net.input.transpose(0, 1) : net.input;
+  std::vector<Tensor> hy, cy;
+  for (int64_t layer = 0; layer < net.layers; ++layer) {
+    const auto part = [&](const Tensor& t) { return t.narrow(0, layer * directions, directions); };
+    const auto results = at::_cudnn_rnn(
+        x, at::TensorList(net.params).slice(layer * params, params), net.stride(), std::nullopt, part(net.hidden[0]),
+        lstm ? std::optional(part(net.hidden[1])) : std::nullopt, static_cast<int64_t>(net.mode), units,
+        /*proj_size=*/0, /*num_layers=*/1, /*batch_first=*/false, /*dropout=*/0.0, /*train=*/gradient,
+        net.bidirectional, /*batch_sizes=*/{}, /*dropout_state=*/std::nullopt);
+    x = std::get<0>(results);
+    hy.push_back(std::get<1>(results));
+    if (lstm) cy.push_back(std::get<2>(results));
+    if (net.train && net.dropout > 0 && layer + 1 < net.layers) x = at::dropout(x, net.dropout, true);
+  }
+  const auto join = [](std::vector<Tensor>& all) {
+    return all.empty() ? Tensor() : all.size() == 1 ? all[0] : at::cat(all);
+  };
+  return {net.batch_first ? x.transpose(0, 1) : x, join(hy), join(cy)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
+                                        int64_t layers, double dropout, bool train, bool bidirectional,
+                                        bool batch_first) {
+  Net net{RnnMode::kLstm, input,   hx.vec(), params.vec(),  has_biases,
+          layers,         dropout, train,    bidirectional, batch_first};
+  autocast(net);
+  if (is_plain(net)) return run(net);
+  return at::native::lstm(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+}
+
+using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
+                                                  bool, bool, bool);
+
+template <RnnMode mode, SingleStateRnn* torchs>
+std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, at::TensorList params, bool has_biases,
+                                        int64_t layers, double dropout, bool train, bool bidirectional,
+                                        bool batch_first) {
+  Net net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
+  autocast(net);
+  if (!is_plain(net)) {
+    return torchs(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+  }
+  const auto [output, hy, none] = run(net);
+  return {output, hy};
+}
+
+void register_layers(torch::Library& library) {
+  library.impl("lstm.input", &lstm);
+  library.impl("gru.input", &single_state<RnnMode::kGru, at::native::gru>);
+  library.impl("rnn_tanh.input", &single_state<RnnMode::kTanh, at::native::rnn_tanh>);
+  library.impl("rnn_relu.input", &single_state<RnnMode::kRelu, at::native::rnn_relu>);
+}
+
+// They are made of ops that know their gradients: with and without autograd (inference mode) alike.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_layers(library); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_layers(library); }
+
 }  // namespace
+
+bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const Tensor& input = args[0].toTensor();
+  const Tensor& hx = args[4].toTensor();
+  const auto mode = static_cast<RnnMode>(args[6].toInt());
+  const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
+  if (args[9].toInt() != 1 || args[10].toBool()) return false;  // not made by `run`
+  const auto type = input.scalar_type();
+  const int64_t kept = args[12].toBool() ? steps * batch * directions * units * ir::rnn_reserve(mode) : 0;
+  out.add({steps, batch, directions * units}, type);
+  out.add(hx.sizes(), type);
+  out.add(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}, type);
+  out.add({kept}, type);
+  out.add({0}, type);  // the flat weights that CUDA makes
+  return true;
+}
+
+bool rnn_backward_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const auto add = [&](bool wanted, const IValue& like) {
+    if (wanted && !like.isNone() && like.toTensor().defined()) {
+      out.add(like.toTensor().sizes(), like.toTensor().scalar_type());
+    } else {
+      out.add_undefined();
+    }
+  };
+  const auto mask = args[21].toListRef();
+  add(mask[0].toBool(), args[0]);
+  add(mask[1].toBool(), args[4]);
+  add(mask[2].toBool(), args[5]);
+  const auto weights = args[1].toListRef();
+  const bool wanted = mask[3].toBool();
+  out.list_lengths.push_back(wanted ? static_cast<uint32_t>(weights.size()) : 0);
+  for (size_t i = 0; wanted && i < weights.size(); ++i) add(true, weights[i]);
+  return true;
+}
+
 }  // namespace torch_remote::frontend

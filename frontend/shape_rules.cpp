@@ -824,6 +824,8 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
     return loss_backward;
   }
   if (base == "aten::_foreach_norm") return foreach_norm;
+  if (base == "aten::_cudnn_rnn") return rnn_shapes;
+  if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;

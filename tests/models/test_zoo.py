@@ -43,5 +43,5 @@ def test_dispatchers_meta_key_is_hardly_met(remote):
     # Of this process's ops; each signature that is new counts, and here all are.
     recorded = torch.remote.stats()["ops_recorded"]
     met = dict(torch_remote._C.meta_key_calls())
-    assert recorded > 10_000
-    assert {name: count for name, count in met.items() if count >= recorded / 1000} == {}
+    assert recorded > 5_000
+    assert {name: count for name, count in met.items() if count >= recorded / 400} == {}

@@ -79,8 +79,7 @@ class ResNet(nn.Module):
 class Model:
     make: Callable[[], nn.Module]
     batch: Callable[[int, int], dict[str, Tensor]]
-    # False: what a step records differs from step to step. Routed by the data, a dim may be 0 or 1 in one step and not in
-    # the next; a recurrent net records each of its time steps.
+    # False: what a step records depends on the data (routing: a dim may be 0 or 1 in one step and not in the next).
     same_ops: bool = True
 
     def loss(self, net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -168,7 +167,7 @@ def _models() -> dict[str, Model]:
         "convnext": Model(lambda: t.ConvNextForImageClassification(convnext), pixels),
         "resnet": Model(ResNet, labelled),
         "unet": Model(UNet, images),
-        "lstm": Model(Lstm, lambda count, length: {"tokens": tokens(count, length)["input_ids"]}, same_ops=False),
+        "lstm": Model(Lstm, lambda count, length: {"tokens": tokens(count, length)["input_ids"]}),
     }
 
 

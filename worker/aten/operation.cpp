@@ -178,7 +178,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
-      results_.push_back(result.tag == ArgTag::kView ? tensor(result) : at::Tensor());
+      if (result.tag != ArgTag::kList) results_.push_back(result.tag == ArgTag::kView ? tensor(result) : at::Tensor());
+      for (const Arg& item : result.items) {
+        results_.push_back(item.tag == ArgTag::kView ? tensor(item) : at::Tensor());
+      }
     }
   } else if (no_results && !(ir::op_desc(node.opcode).flags & ir::kOpHostResult)) {
     mode_ = Mode::kEffect;

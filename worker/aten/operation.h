@@ -63,7 +63,7 @@ class Operation {
   ir::Sym seed_symbol_ = ir::kNoSym;
   at::Generator generator_;
   std::vector<c10::IValue> arguments_;
-  std::vector<at::Tensor> results_;  // kOut: after the arguments; kSpecial: one for each result of the schema
+  std::vector<at::Tensor> results_;  // kOut: after the arguments; kSpecial: see SpecialCall
   std::vector<Number> numbers_;
 };
 

@@ -4,7 +4,8 @@ namespace torch_remote::worker::aten {
 
 Special find_special(std::string_view name) {
   if (Special found = find_random(name)) return found;
-  return find_attention(name);
+  if (Special found = find_attention(name)) return found;
+  return find_rnn(name);
 }
 
 }  // namespace torch_remote::worker::aten

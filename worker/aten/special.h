@@ -8,13 +8,13 @@
 #include <string_view>
 
 // Ops that this executor computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone) and attention recorded for any device.
+// seed and offset alone), and attention and recurrent layers recorded for any device.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
   std::span<const c10::IValue> args;  // as the schema says, all of them
   // A tensor for each result of the schema that is to be made, already of the right sizes; undefined for one that
-  // nobody wants or that is an argument.
+  // nobody wants or that is an argument. A list's tensors stand in its place.
   std::span<const at::Tensor> results;
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -27,5 +27,6 @@ Special find_special(std::string_view name);
 
 Special find_random(std::string_view name);
 Special find_attention(std::string_view name);
+Special find_rnn(std::string_view name);
 
 }  // namespace torch_remote::worker::aten

@@ -14,6 +14,9 @@ constexpr double kWorthThreads = 1 << 20;
 // What an element of anything else is worth in them.
 constexpr double kPerElement = 16;
 
+const ir::Opcode kRnn = ir::find_op("aten::_cudnn_rnn");
+const ir::Opcode kRnnBackward = ir::find_op("aten::_cudnn_rnn_backward");
+
 double numel(const ir::Graph& graph, const int64_t* symbols, uint32_t view) {
   double product = 1;
   for (const ir::Sym size : graph.views[view].sizes) product *= static_cast<double>(symbols[size]);
@@ -37,6 +40,12 @@ double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node
     case ir::Family::kConv:
     case ir::Family::kAttention:
     case ir::Family::kComposite:
+      // Step after step, so what counts is a step's work. The input is [steps, batch, inputs].
+      if (node.opcode == kRnn || node.opcode == kRnnBackward) {
+        return std::sqrt(largest[0] * largest[1] * largest[2]) /
+               std::max(1.0, static_cast<double>(symbols[graph.views[node.args[0].a].sizes[0]]));
+      }
+      [[fallthrough]];
     case ir::Family::kOpaque:
       return std::max(kPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
     case ir::Family::kMultiTensor:
