@@ -60,6 +60,10 @@ struct OpEntry {
   // Positions of arguments by name, for the rules; -1: the op has none of that name.
   int dim = -1, keepdim = -1, dtype = -1;
 
+  // Of ops registered after this package was imported.
+  enum class Known : uint8_t { kNotAsked, kYes, kNo };
+  std::atomic<Known> worker_has{Known::kNotAsked};
+
   // Tier 3's memory. Guarded by `memo_mutex`.
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include "frontend/cpu_fallback.h"
 #include "frontend/device.h"
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
@@ -48,7 +49,7 @@ py::dict stats() {
   all["programs_built"] = sum.programs_built;
   all["program_hits"] = sum.program_hits;
   all["kernels_compiled"] = sum.kernels_compiled;
-  all["client_fallbacks"] = 0;
+  all["client_fallbacks"] = client_fallbacks();
   all["round_trips"] = sum.round_trips;
   all["bytes_sent"] = sum.bytes_sent;
   all["bytes_received"] = sum.bytes_received;
@@ -60,6 +61,7 @@ py::dict stats() {
 }
 
 void reset_stats() {
+  reset_client_fallbacks();
   for (int i = 0; i < kDeviceCount; ++i) {
     Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
     if (remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i))) worker->reset_counters();

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "frontend/cpu_fallback.h"
 #include "frontend/generator.h"
 #include "frontend/infer.h"
 #include "frontend/kernels.h"
@@ -592,8 +593,17 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* sta
     std::lock_guard lock(entries().mutex);
     entry = make_entry(handle);
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(entry != nullptr, "remote: '", handle.schema(),
-                              "' has an argument or result of a type that cannot be recorded; call it on CPU tensors");
+  if (entry == nullptr) {
+    return run_on_client(handle, stack, "has an argument or result of a type that cannot be recorded");
+  }
+  OpEntry::Known known = entry->worker_has.load(std::memory_order_relaxed);
+  if (known == OpEntry::Known::kNotAsked) {
+    known = worker_has(handle) ? OpEntry::Known::kYes : OpEntry::Known::kNo;
+    entry->worker_has.store(known, std::memory_order_relaxed);
+  }
+  if (known == OpEntry::Known::kNo) {
+    return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
+  }
   run(*entry, *stack);
 }
 

@@ -50,6 +50,7 @@ class ClientImpl : public Client {
               const KeepWaiting& keep_waiting, OpError* error) override;
   void free(uint64_t id) override;
   Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) override;
+  Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
 
   Counters counters() const override;
   void reset_counters() override;
@@ -360,6 +361,24 @@ Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, bool reset_peak,
   }
   Frame frame;
   return wait(sequence, keep_waiting, &frame, error);
+}
+
+Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    builder_.Clear();
+    const auto text = builder_.CreateString(name.data(), name.size());
+    builder_.Finish(wire::CreateHasOp(builder_, text));
+    if (Status status = send(wire::Type::kHasOp, true, nullptr, &sequence); !status) return status;
+  }
+  Frame frame;
+  if (Status status = wait(sequence, keep_waiting, &frame, error); !status) return status;
+  const auto* reply = wire::verify<wire::HasOpReply>(frame.control);
+  *known = reply->known();
+  return {};
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------

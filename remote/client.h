@@ -93,6 +93,9 @@ class Client {
 
   virtual Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) = 0;
 
+  // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
+  virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
+
   virtual Counters counters() const = 0;
   virtual void reset_counters() = 0;
   // kLost once the worker is gone, with why.

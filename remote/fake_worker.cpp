@@ -192,6 +192,12 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kReadReply, builder, std::move(attachment));
       break;
     }
+    case wire::Type::kHasOp: {
+      const auto* request = wire::verify<wire::HasOp>(frame.control);
+      builder.Finish(wire::CreateHasOpReply(builder, 0, request && request->name()->str().starts_with("aten::")));
+      answer(wire::Type::kHasOpReply, builder, nullptr);
+      break;
+    }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};

@@ -109,6 +109,8 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::RunReply>(frame);
     case wire::Type::kReadReply:
       return handle_reply<wire::ReadReply>(frame);
+    case wire::Type::kHasOpReply:
+      return handle_reply<wire::HasOpReply>(frame);
     case wire::Type::kSynchronizeReply:
       if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
         totals_.worker_bytes = reply->allocated();

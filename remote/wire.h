@@ -22,7 +22,9 @@ enum class Type : uint8_t {
   kSynchronize,
   kSynchronizeReply,
   kProgress,
-  kGoodbye,          // the client is done; no control message
+  kGoodbye,  // the client is done; no control message
+  kHasOp,
+  kHasOpReply,
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
 };
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 1
+#define TR_EXECUTOR_ABI 2
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
@@ -79,6 +79,8 @@ typedef struct tr_executor_api {
   // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements.
   void (*pack)(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
                const int64_t* strides);
+  // 1 if programs may have the op of this name ("aten::add.Tensor").
+  int (*has_op)(tr_executor* executor, const char* name);
 } tr_executor_api;
 
 typedef const tr_executor_api* (*tr_executor_entry)(void);

@@ -75,6 +75,7 @@ class Server {
   Status free(Frame& frame);
   Status read(Frame& frame);
   Status synchronize(Frame& frame);
+  Status has_op(Frame& frame);
   Status acknowledge();
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
@@ -229,6 +230,8 @@ Status Server::handle(Frame& frame) {
       return read(frame);
     case Type::kSynchronize:
       return synchronize(frame);
+    case Type::kHasOp:
+      return has_op(frame);
     default:
       return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
                              ", which the worker does not expect");
@@ -337,6 +340,14 @@ Status Server::synchronize(Frame& frame) {
   builder_.Finish(wire::CreateSynchronizeReply(builder_, error, stats.allocated, stats.peak, stats.reserved,
                                                /*kernels_compiled=*/0));
   return reply(Type::kSynchronizeReply, frame);
+}
+
+Status Server::has_op(Frame& frame) {
+  const auto* message = wire::verify<wire::HasOp>(frame.control);
+  if (!message || !message->name()) return damaged("question");
+  builder_.Clear();
+  builder_.Finish(wire::CreateHasOpReply(builder_, 0, options_.executor->has_op(executor_, message->name()->c_str())));
+  return reply(Type::kHasOpReply, frame);
 }
 
 }  // namespace

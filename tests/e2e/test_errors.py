@@ -190,5 +190,74 @@ def test_in_process_worker(script, remote):
     )
 
 
+CUSTOM_OP = """
+import warnings, torch, torch_remote
+
+@torch.library.custom_op("mylib::scale", mutates_args=(), device_types="cpu")
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+@scale.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
+
+@torch.library.custom_op("mylib::shift_", mutates_args=("x",), device_types="cpu")
+def shift_(x: torch.Tensor, by: float) -> None:
+    x.add_(by)
+
+x = torch.arange(6.0).view(2, 3).t().to("remote")
+"""
+
+
+def test_custom_ops_of_this_process_raise(script):
+    script(
+        CUSTOM_OP
+        + """
+try:
+    scale(x, 2.0)
+except NotImplementedError as error:
+    assert "mylib::scale" in str(error) and "TORCH_REMOTE_FALLBACK=allow" in str(error), error
+else:
+    raise AssertionError("no error")
+assert x.sum().item() == 15  # the session goes on
+assert torch.remote.stats()["client_fallbacks"] == 0
+"""
+    )
+
+
+@pytest.mark.parametrize("setting", ["warn", "allow"])
+def test_custom_ops_of_this_process_run_on_cpu_if_asked(script, setting):
+    script(
+        CUSTOM_OP
+        + f"""
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    y = scale(scale(x, 2.0), 2.0)
+    shift_(x, 1.0)
+assert y.device.type == "remote" and torch.equal(y.cpu(), torch.arange(6.0).view(2, 3).t() * 4)
+assert torch.equal(x.cpu(), torch.arange(6.0).view(2, 3).t() + 1)
+assert torch.remote.stats()["client_fallbacks"] == 3
+names = sorted(str(w.message).split("'")[1] for w in caught)
+assert names == ({["mylib::scale", "mylib::shift_"] if setting == "warn" else []}), names
+""",
+        TORCH_REMOTE_FALLBACK=setting,
+    )
+
+
+def test_wrong_fallback_setting(script):
+    script(
+        CUSTOM_OP
+        + """
+try:
+    scale(x, 2.0)
+except RuntimeError as error:
+    assert "use 'error' (the default), 'warn' or 'allow'" in str(error), error
+else:
+    raise AssertionError("no error")
+""",
+        TORCH_REMOTE_FALLBACK="yes",
+    )
+
+
 def test_fallbacks_are_not_silent(remote):
     assert torch.remote.stats()["client_fallbacks"] == 0

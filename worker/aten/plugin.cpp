@@ -10,6 +10,8 @@
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/program.h"
+#include "worker/aten/schema.h"
+#include "worker/aten/special.h"
 #include "worker/aten/threads.h"
 #include "worker/executor.h"
 
@@ -91,6 +93,8 @@ void pack(const void* source, void* destination, uint32_t item_size, uint32_t ra
   at::from_blob(destination, {sizes, rank}, type).copy_(from);
 }
 
+int has_op(tr_executor* executor, const char* name) { return find_special(name) != nullptr || can_run(name); }
+
 }  // namespace
 }  // namespace torch_remote::worker::aten
 
@@ -108,6 +112,7 @@ extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_r
       .run = aten::run,
       .creates_buffer = aten::creates_buffer,
       .pack = aten::pack,
+      .has_op = aten::has_op,
   };
   return &api;
 }

@@ -49,6 +49,13 @@ c10::OperatorHandle find_operator(std::string_view name) {
   return *found;
 }
 
+bool can_run(std::string_view name) {
+  const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
+  return found && (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+                   found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                   found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
+}
+
 std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional) {
   const c10::FunctionSchema& schema = functional.schema();
   if (schema.returns().empty()) return std::nullopt;

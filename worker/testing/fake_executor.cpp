@@ -171,6 +171,7 @@ const tr_executor_api* fake_executor() {
       .run = run,
       .creates_buffer = creates_buffer,
       .pack = pack,
+      .has_op = [](tr_executor*, const char* name) -> int { return ir::find_op(name) != ir::kInvalidOpcode; },
   };
   return &api;
 }
