@@ -266,6 +266,7 @@ void Recorder::encode(const ir::OpDesc& op, const c10::IValue* args, std::option
       case ir::ArgRole::kIgnored:
         break;
       case ir::ArgRole::kRandom:
+        TORCH_INTERNAL_ASSERT(random.has_value());
         trace_.param(static_cast<int64_t>(random->seed));
         trace_.param(static_cast<int64_t>(random->offset));
         break;

@@ -255,7 +255,7 @@ void run_forward(const SpecialCall& call) {
   if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
   auto all = directions(mode, input, call.args[1].toTensorVector(), call.args[2].toInt(), hx, optional(call.args[5]),
                         output, call.results[3]);
-  for (size_t i = 0; i < all.size(); ++i) {
+  for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
     Tensor cy;
     const Tensor hy = mode == static_cast<int64_t>(RnnMode::kLstm)  ? lstm(all[i], &cy)
                       : mode == static_cast<int64_t>(RnnMode::kGru) ? gru(all[i])
