@@ -157,6 +157,12 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
   }
 }
 
+// A kernel that says there is no meta; other kernels use this type of error for dtypes that they do not take.
+bool is_missing_meta(const c10::NotImplementedError& error) {
+  const std::string_view message = error.what_without_backtrace();
+  return message.find("Meta") != message.npos || message.find("meta") != message.npos;
+}
+
 // A Python meta that says it is none, or does not take the arguments of the overload that torch registered it for.
 bool is_missing_meta(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
@@ -197,6 +203,11 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     fills |= base == name;
   }
   masked_fill = base == "aten::masked_fill_";
+  overlaps = base == "aten::fill_" || base == "aten::zero_";
+  resizes = base == "aten::addbmm_";
+  wraps_number = (desc->shape_rule == ir::ShapeRule::kPointwise || desc->shape_rule == ir::ShapeRule::kComparison) &&
+                 (desc->name.find("Scalar") != desc->name.npos || desc->name.find("_scalar") != desc->name.npos) &&
+                 base != "aten::lerp";
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
@@ -205,6 +216,52 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     if (name == "dtype") dtype = static_cast<int>(i);
   }
 }
+
+bool single_arguments(const OpEntry& op, const IValue* args, size_t i, torch::jit::Stack& single) {
+  if (op.single == nullptr) return false;
+  single.clear();
+  for (uint32_t a = 0; a < op.single->arg_count; ++a) {
+    if (a >= op.arg_count) {
+      const auto& standard = op.single->handle.schema().arguments()[a].default_value();
+      if (!standard.has_value()) return false;
+      single.push_back(*standard);
+    } else if (args[a].isList()) {
+      const auto items = args[a].toListRef();
+      if (i >= items.size()) return false;
+      single.push_back(items[i]);
+    } else {
+      single.push_back(args[a]);
+    }
+  }
+  return true;
+}
+
+namespace {
+
+// A multi-tensor op, tensor by tensor.
+bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
+  size_t count = 0;
+  for (uint32_t a = 0; a < op.arg_count; ++a) {
+    if (!args[a].isList()) continue;
+    if (count != 0 && args[a].toListRef().size() != count) return false;
+    count = args[a].toListRef().size();
+  }
+  torch::jit::Stack single;
+  Inferred results;
+  for (size_t i = 0; i < count; ++i) {
+    Inferred one;
+    if (!single_arguments(op, args, i, single) || infer(*op.single, single.data(), one) == Tier::kDynamic ||
+        one.results.size() != 1) {
+      return false;
+    }
+    results.results.push_back(std::move(one.results[0]));
+  }
+  results.list_lengths.push_back(static_cast<uint32_t>(count));
+  out = std::move(results);
+  return true;
+}
+
+}  // namespace
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dynamic) return Tier::kDynamic;
@@ -217,6 +274,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     out.results.clear();
     out.list_lengths.clear();
   }
+  if (op.single != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
   if (op.structured != nullptr) {
     call_meta(op, args, stack);
@@ -239,7 +297,8 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   call_meta(op, args, stack);
   try {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-  } catch (const c10::NotImplementedError&) {
+  } catch (const c10::NotImplementedError& error) {
+    if (!is_missing_meta(error)) throw;
     return Tier::kDynamic;
   } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
@@ -276,8 +335,9 @@ void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
   }
 }
 
-// Ops that read one argument's elements while they write another's refuse overlaps; not all metas say so.
-void check_overlap(const OpEntry& op, const IValue* args) {
+// What CPU's kernels refuse and their metas do not. Ops that read one argument's elements while they write another's
+// refuse overlaps, for instance.
+void check_kernel(const OpEntry& op, const IValue* args) {
   const std::string_view base = op.desc->name.substr(0, op.desc->name.find('.'));
   for (const char* name : {"aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::index_add_",
                            "aten::index_copy_", "aten::index_reduce_", "aten::masked_scatter_"}) {
@@ -286,6 +346,17 @@ void check_overlap(const OpEntry& op, const IValue* args) {
       if (args[i].isTensor() && is_remote(args[i].toTensor()))
         at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
     }
+  }
+  if (base == "aten::cumsum_" || base == "aten::cumprod_") {
+    const at::Tensor& self = args[0].toTensor();
+    if (self.dim() > 0 && self.numel() > 0) at::assert_no_internal_overlap(self);
+  }
+  if (base == "aten::addr_") {
+    const at::Tensor& self = args[0].toTensor();
+    TORCH_CHECK(self.dim() == 2, "2D tensor expected, got ", self.dim(), "D tensor for input");
+    const int64_t rows = args[1].toTensor().numel(), columns = args[2].toTensor().numel();
+    TORCH_CHECK(self.size(0) == rows && self.size(1) == columns, "size mismatch, input: ", self.sizes(),
+                ", v1: ", args[1].toTensor().sizes(), ", v2: ", args[2].toTensor().sizes());
   }
   if (base == "aten::masked_fill_") {
     const at::Tensor& self = args[0].toTensor();
@@ -331,13 +402,14 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
       op.meta_calls.fetch_add(1, std::memory_order_relaxed);
       op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     }
-  } catch (const c10::NotImplementedError&) {
+  } catch (const c10::NotImplementedError& error) {
+    if (op.structured != nullptr || !is_missing_meta(error)) throw;
     return false;
   } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
     return false;
   }
-  check_overlap(op, args);
+  check_kernel(op, args);
   bool changed = false;
   for (auto& [real, meta] : mirrors) {
     if (real.sizes().equals(meta.sizes()) && real.strides().equals(meta.strides())) continue;

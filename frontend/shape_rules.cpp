@@ -1,24 +1,13 @@
 #include "frontend/shape_rules.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/result_type.h>
 #include <c10/core/MemoryFormat.h>
 
 #include <cmath>
 
 namespace torch_remote::frontend {
-namespace {
-
-void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
-  strides.resize(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-}
-
-}  // namespace
-
 ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   ResultMeta& result = results.emplace_back();
   result.sizes.assign(sizes.begin(), sizes.end());
@@ -94,10 +83,10 @@ void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
 
 }  // namespace
 
-bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number) {
   const at::Tensor& first = *operands[0];
   out.sizes.assign(first.sizes().begin(), first.sizes().end());
-  bool same = true;
+  bool same = !number || first.dim() == 0;
   for (const at::Tensor* t : operands.slice(1)) {
     const IntArrayRef sizes = t->sizes();
     if (sizes.equals(out.sizes)) continue;
@@ -153,10 +142,10 @@ bool like(const OpEntry&, const c10::IValue* args, Inferred& out) {
   return true;
 }
 
-bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out) {
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out, bool number) {
   ResultMeta& result = out.results.emplace_back();
   result.dtype = dtype;
-  return broadcast_result(operands, result);
+  return broadcast_result(operands, result, number);
 }
 
 namespace {
@@ -231,7 +220,8 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
 bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
-  return is_plain_float(dtype) && all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out);
+  return is_plain_float(dtype) && all_remote_or_scalar(operands) &&
+         add_broadcast(operands, dtype, out, op.wraps_number);
 }
 
 // lerp: no promotion at all.
@@ -248,28 +238,69 @@ bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
-         add_broadcast(operands, dtype, out);
+         add_broadcast(operands, dtype, out, op.wraps_number);
 }
 
+// Like torch for operands of several dtypes, for ops without a structured meta.
+bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (pointwise_any(op, args, out)) return true;
+  if (op.structured != nullptr) return false;
+  out.results.clear();
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  at::native::ResultTypeState state;
+  for (size_t i = 0; i < op.desc->args.size(); ++i) {
+    const ArgKind kind = op.desc->args[i].kind;
+    if (kind == ArgKind::kTensor) {
+      operands.push_back(&args[i].toTensor());
+      state = at::native::update_result_type_state(*operands.back(), state);
+    } else if (kind == ArgKind::kScalar && i < 2) {  // what comes later is alpha
+      state = at::native::update_result_type_state(args[i].toScalar(), state);
+    }
+  }
+  const ScalarType dtype = at::native::result_type(state);
+  if (dtype == ScalarType::Bool || c10::isComplexType(dtype)) return false;
+  for (size_t i = 2; i < op.desc->args.size(); ++i) {
+    if (op.desc->args[i].kind == ArgKind::kScalar && scalar_category(args[i]) > dtype_category(dtype)) return false;
+  }
+  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.wraps_number);
+}
+
+// One operand, and its dtype whatever it is.
+bool same_dtype(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* self = &args[0].toTensor();
+  return is_remote(*self) && add_broadcast(self, self->scalar_type(), out);
+}
+
+// addcdiv refuses to divide integers by integers.
+bool addcdiv(const OpEntry& op, const IValue* args, Inferred& out) {
+  return !(c10::isIntegralType(args[1].toTensor().scalar_type(), true) &&
+           c10::isIntegralType(args[2].toTensor().scalar_type(), true)) &&
+         pointwise(op, args, out);
+}
+
+template <bool kComplex>  // if complex numbers can be compared so
 bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   for (size_t i = 0; i < op.desc->args.size(); ++i) {
     if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
   }
   for (const at::Tensor* t : operands) {
-    if (c10::isComplexType(t->scalar_type())) return false;
+    if (!kComplex && c10::isComplexType(t->scalar_type())) return false;
   }
-  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out);
+  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.wraps_number);
 }
 
 // where(condition, self, other)
 bool where(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[3] = {&args[0].toTensor(), &args[1].toTensor(), &args[2].toTensor()};
-  if (operands[0]->scalar_type() != ScalarType::Bool || operands[1]->scalar_type() != operands[2]->scalar_type()) {
-    return false;
+  if (operands[0]->scalar_type() != ScalarType::Bool || !is_remote(*operands[0])) return false;
+  const ScalarType dtype = operands[1]->scalar_type() == operands[2]->scalar_type()
+                               ? operands[1]->scalar_type()
+                               : at::result_type(*operands[1], *operands[2]);
+  for (const at::Tensor* t : {operands[1], operands[2]}) {  // CPU converts it first, and the copy is dense
+    if (t->scalar_type() != dtype && t->dim() > 0 && !t->is_non_overlapping_and_dense()) return false;
   }
-  if (!is_remote(*operands[0])) return false;
-  return add_broadcast(operands, operands[1]->scalar_type(), out);
+  return add_broadcast(operands, dtype, out);
 }
 
 enum class ReductionKind { kNumber, kSum, kBool, kIndex, kUnknown };
@@ -460,6 +491,30 @@ bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// Like its first argument, but contiguous or channels last.
+bool packed(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self) || self.dim() < 3 || args[1].toInt() <= 0 || self.size(1) % args[1].toInt() != 0) return false;
+  switch (self.suggest_memory_format()) {
+    case c10::MemoryFormat::ChannelsLast:
+      out.add(self.sizes(), c10::get_channels_last_strides_2d(self.sizes()), self.scalar_type());
+      break;
+    case c10::MemoryFormat::ChannelsLast3d:
+      out.add(self.sizes(), c10::get_channels_last_strides_3d(self.sizes()), self.scalar_type());
+      break;
+    default:
+      out.add(self.sizes(), self.scalar_type());
+  }
+  return true;
+}
+
+// roll(self, shifts, dims): of nothing, it looks at no dim.
+bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  return self.numel() == 0 && args[1].toListRef().size() == args[2].toListRef().size() &&
+         !args[1].toListRef().empty() && like(op, args, out);
+}
+
 // constant_pad_nd(self, pad, value)
 bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
@@ -553,19 +608,30 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
 ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   const std::string_view base = desc.name.substr(0, desc.name.find('.'));
   if (const ShapeRuleFunction rule = find_nn_rule(desc)) return rule;
+  if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
   if (base == "aten::_foreach_norm") return foreach_norm;
+  if (base == "aten::roll") return roll;
+  if (desc.name == "aten::native_channel_shuffle") return packed;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;
       if (base == "aten::lerp") return lerp;
-      for (const char* name :
-           {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
-            "aten::bitwise_xor", "aten::minimum", "aten::maximum", "aten::remainder", "aten::fmod"}) {
+      if (base == "aten::addcdiv") return addcdiv;
+      if (base == "aten::nan_to_num") return same_dtype;
+      for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
+        if (base == name) return promoted;
+      }
+      for (const char* name : {"aten::sub", "aten::rsub", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
+                               "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
         if (base == name) return pointwise_any;
       }
       return pointwise;
     case ir::ShapeRule::kComparison:
-      return comparison;
+      for (const char* name : {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf", "aten::logical_and",
+                               "aten::logical_or", "aten::logical_xor", "aten::logical_not"}) {
+        if (base == name) return comparison<true>;
+      }
+      return comparison<false>;
     case ir::ShapeRule::kReduction:
       switch (reduction_kind(desc.name)) {
         case ReductionKind::kNumber:

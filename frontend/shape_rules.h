@@ -9,6 +9,16 @@ namespace torch_remote::frontend {
 
 // Rules by family; null if there is none.
 ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc);
+ShapeRuleFunction find_linalg_rule(const ir::OpDesc& desc);
+
+inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
+  strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+}
 
 inline bool is_plain_float(c10::ScalarType t) {
   using enum c10::ScalarType;
@@ -43,6 +53,7 @@ inline bool given(const c10::IValue& value) { return !value.isNone() && value.to
 bool like(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
 // A result over the operands, broadcast. (A rule that declines may leave a result behind: infer() forgets it.)
-bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, c10::ScalarType dtype, Inferred& out);
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, c10::ScalarType dtype, Inferred& out,
+                   bool number = false);
 
 }  // namespace torch_remote::frontend
