@@ -90,6 +90,23 @@ void take_results(const ir::OpDesc& desc, const torch::jit::Stack& stack, Inferr
   }
 }
 
+// Reads the results of a meta call off the stack, as the op's kernel lays them out.
+void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack& stack, Inferred& out) {
+  take_results(*op.desc, stack, out);
+  if (op.wraps_number && op.structured == nullptr) {
+    c10::SmallVector<const at::Tensor*, 4> operands;
+    for (uint32_t i = 0; i < op.arg_count; ++i) {
+      if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
+    }
+    broadcast_result(operands, out.results[0], true);
+  }
+  if (op.format_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
+  const ResultMeta result = std::move(out.results[0]);
+  Inferred laid_out;
+  laid_out.add(result.sizes, args[op.format_of].toTensor().suggest_memory_format(), result.dtype);
+  out.results[0] = std::move(laid_out.results[0]);
+}
+
 void append(std::string& key, const void* data, size_t size) { key.append(static_cast<const char*>(data), size); }
 
 template <typename T>
@@ -207,7 +224,20 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   resizes = base == "aten::addbmm_";
   wraps_number = (desc->shape_rule == ir::ShapeRule::kPointwise || desc->shape_rule == ir::ShapeRule::kComparison) &&
                  (desc->name.find("Scalar") != desc->name.npos || desc->name.find("_scalar") != desc->name.npos) &&
-                 base != "aten::lerp";
+                 base != "aten::lerp" && desc->name != "aten::pow.Tensor_Scalar";
+  using namespace std::string_view_literals;
+  for (const auto& [name, argument] : {std::pair("aten::batch_norm_backward"sv, 1),
+                                       {"aten::replication_pad2d"sv, 0},
+                                       {"aten::replication_pad3d"sv, 0},
+                                       {"aten::replication_pad2d_backward"sv, 1},
+                                       {"aten::replication_pad3d_backward"sv, 1},
+                                       {"aten::max_unpool2d"sv, 0},
+                                       {"aten::pixel_shuffle"sv, 0},
+                                       {"aten::pixel_unshuffle"sv, 0},
+                                       {"aten::channel_shuffle"sv, 0},
+                                       {"aten::native_channel_shuffle"sv, 0}}) {
+    if (desc->name == name) format_of = argument;
+  }
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
@@ -279,7 +309,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.structured != nullptr) {
     call_meta(op, args, stack);
     op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-    take_results(*op.desc, stack, out);
+    take_results(op, args, stack, out);
     return Tier::kStructured;
   }
   std::string key;
@@ -304,7 +334,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     if (!is_missing_meta(error)) throw;
     return Tier::kDynamic;
   }
-  take_results(*op.desc, stack, out);
+  take_results(op, args, stack, out);
   if (memorable) {
     std::lock_guard lock(op.memo_mutex);
     if (op.memo.size() >= kMostSignatures) op.memo.clear();
@@ -335,6 +365,20 @@ void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
   }
 }
 
+// tril_ and triu_ work in place if each matrix follows the one before, and copy the result otherwise.
+void check_triangle(const at::Tensor& self) {
+  if (self.numel() == 0 || self.dim() <= 3 || self.is_contiguous()) return;
+  int64_t stride = self.size(-1) * self.size(-2);
+  for (int64_t i = self.dim() - 3; i >= 0; --i) {
+    if (i == 0 && (self.stride(0) == 0 || self.size(0) == 1)) continue;
+    if (self.stride(i) != stride) {
+      at::assert_no_internal_overlap(self);
+      return;
+    }
+    stride *= self.size(i);
+  }
+}
+
 // What CPU's kernels refuse and their metas do not. Ops that read one argument's elements while they write another's
 // refuse overlaps, for instance.
 void check_kernel(const OpEntry& op, const IValue* args) {
@@ -351,6 +395,7 @@ void check_kernel(const OpEntry& op, const IValue* args) {
     const at::Tensor& self = args[0].toTensor();
     if (self.dim() > 0 && self.numel() > 0) at::assert_no_internal_overlap(self);
   }
+  if (base == "aten::tril_" || base == "aten::triu_") check_triangle(args[0].toTensor());
   if (base == "aten::addr_") {
     const at::Tensor& self = args[0].toTensor();
     TORCH_CHECK(self.dim() == 2, "2D tensor expected, got ", self.dim(), "D tensor for input");

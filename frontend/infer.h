@@ -26,6 +26,7 @@ struct Inferred {
 
   ResultMeta& add(c10::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
   ResultMeta& add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
+  ResultMeta& add(c10::IntArrayRef sizes, c10::MemoryFormat format, c10::ScalarType dtype);
   void add_undefined();
 };
 
@@ -54,6 +55,9 @@ struct OpEntry {
   bool resizes = false;                 // in-place, and gives `self` the size of its functional overload's result
   bool masked_fill = false;             // in-place masked_fill_
   bool bumps_versions = false;          // multi-tensor, in-place: counts versions as its single-tensor ops do
+
+  // Whose memory format CPU's kernel gives to the first result, whatever the meta says; -1: the meta is right.
+  int format_of = -1;
 
   // Positions of arguments by name, for the rules; -1: the op has none of that name.
   int dim = -1, keepdim = -1, dtype = -1;

@@ -1,6 +1,7 @@
 #include "frontend/shape_rules.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/InferSize.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/MemoryFormat.h>
@@ -22,6 +23,12 @@ ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10:
   result.strides.assign(strides.begin(), strides.end());
   result.dtype = dtype;
   return result;
+}
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::MemoryFormat format, c10::ScalarType dtype) {
+  if (format == c10::MemoryFormat::ChannelsLast) return add(sizes, c10::get_channels_last_strides_2d(sizes), dtype);
+  if (format == c10::MemoryFormat::ChannelsLast3d) return add(sizes, c10::get_channels_last_strides_3d(sizes), dtype);
+  return add(sizes, dtype);
 }
 
 void Inferred::add_undefined() { results.emplace_back().state = ResultMeta::State::kUndefined; }
@@ -491,28 +498,44 @@ bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// Like its first argument, but contiguous or channels last.
-bool packed(const OpEntry&, const IValue* args, Inferred& out) {
+// view_copy(self, size): where no view can be, CPU reshapes.
+bool view_copy(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
-  if (!is_remote(self) || self.dim() < 3 || args[1].toInt() <= 0 || self.size(1) % args[1].toInt() != 0) return false;
-  switch (self.suggest_memory_format()) {
-    case c10::MemoryFormat::ChannelsLast:
-      out.add(self.sizes(), c10::get_channels_last_strides_2d(self.sizes()), self.scalar_type());
-      break;
-    case c10::MemoryFormat::ChannelsLast3d:
-      out.add(self.sizes(), c10::get_channels_last_strides_3d(self.sizes()), self.scalar_type());
-      break;
-    default:
-      out.add(self.sizes(), self.scalar_type());
-  }
+  if (!is_remote(self)) return false;
+  out.add(at::infer_size_dv(int_list(args[1]), self.numel()), self.scalar_type());
   return true;
 }
 
-// roll(self, shifts, dims): of nothing, it looks at no dim.
+// roll(self, shifts, dims): CPU joins two parts for each dim, and the joint takes their memory format.
 bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
-  return self.numel() == 0 && args[1].toListRef().size() == args[2].toListRef().size() &&
-         !args[1].toListRef().empty() && like(op, args, out);
+  const auto shifts = int_list(args[1]), dims = int_list(args[2]);
+  if (!is_remote(self)) return false;
+  if (dims.empty() && shifts.size() == 1) {
+    out.add(self.sizes(), self.scalar_type());
+    return true;
+  }
+  if (dims.size() != shifts.size() || dims.empty()) return false;
+  if (self.numel() == 0) return like(op, args, out);  // and looks at no dim
+  const int64_t rank = self.dim();
+  at::Tensor rolled = self;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < -rank || dims[i] >= rank) return false;
+    const int64_t dim = dims[i] < 0 ? dims[i] + rank : dims[i];
+    const int64_t size = self.size(dim);
+    const int64_t first = ((size - shifts[i]) % size + size) % size;
+    const auto format_of_part = [&](int64_t part) {
+      c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+      sizes[dim] = part;
+      return make_view(rolled, sizes, rolled.strides(), 0).suggest_memory_format();
+    };
+    const c10::MemoryFormat format =
+        format_of_part(size - first) == format_of_part(first) ? format_of_part(first) : c10::MemoryFormat::Contiguous;
+    out.results.clear();
+    const ResultMeta& result = out.add(self.sizes(), format, self.scalar_type());
+    rolled = make_view(rolled, result.sizes, result.strides, 0);
+  }
+  return true;
 }
 
 // constant_pad_nd(self, pad, value)
@@ -611,7 +634,7 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
   if (base == "aten::_foreach_norm") return foreach_norm;
   if (base == "aten::roll") return roll;
-  if (desc.name == "aten::native_channel_shuffle") return packed;
+  if (desc.name == "aten::view_copy") return view_copy;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;

@@ -1,6 +1,5 @@
 // Linear algebra, Fourier transforms, histograms: ops whose results CPU lays out in a way of their own.
 #include <algorithm>
-#include <numeric>
 
 #include "frontend/shape_rules.h"
 
@@ -18,8 +17,8 @@ using c10::ScalarType;
 // strides, then the transformed ones in the order given.
 void add_transformed(IntArrayRef strides, IntArrayRef sizes, const DimVector& dims, ScalarType dtype, Inferred& out) {
   const auto rank = static_cast<int64_t>(sizes.size());
-  DimVector order(rank, 0);
-  std::iota(order.begin(), order.end(), int64_t{0});
+  DimVector order;
+  for (int64_t d = 0; d < rank; ++d) order.push_back(d);
   const auto others = std::partition(order.begin(), order.end(),
                                      [&](int64_t d) { return std::find(dims.begin(), dims.end(), d) == dims.end(); });
   std::sort(order.begin(), others, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });

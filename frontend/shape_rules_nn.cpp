@@ -83,15 +83,11 @@ ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const 
 }
 
 void add_convolved(Inferred& out, IntArrayRef sizes, MemoryFormat format, ScalarType dtype) {
-  if (format == MemoryFormat::Contiguous) {
-    out.add(sizes, dtype);
-  } else if (sizes.size() == 3) {
+  if (format == MemoryFormat::Contiguous || sizes.size() != 3) {
+    out.add(sizes, format, dtype);
+  } else {
     const auto strides = c10::get_channels_last_strides_2d({sizes[0], sizes[1], 1, sizes[2]});
     out.add(sizes, {strides[0], strides[1], strides[3]}, dtype);
-  } else if (sizes.size() == 4) {
-    out.add(sizes, c10::get_channels_last_strides_2d(sizes), dtype);
-  } else {
-    out.add(sizes, c10::get_channels_last_strides_3d(sizes), dtype);
   }
 }
 
@@ -140,10 +136,11 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// A contiguous gradient, or an undefined one where the output mask says no.
-void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like) {
+// A gradient, or an undefined one where the output mask says no.
+void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like,
+                MemoryFormat format = MemoryFormat::Contiguous) {
   if (wanted.toBool()) {
-    out.add(sizes, like.scalar_type());
+    out.add(sizes, format, like.scalar_type());
   } else {
     out.add_undefined();
   }
@@ -281,10 +278,10 @@ bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[1].toTensor();
   if (!same_float(grad, input) || !is_plain_float(input.scalar_type())) return false;
   const auto mask = args[7].toListRef();
-  if ((mask[1].toBool() || mask[2].toBool()) && !given(args[5])) return false;
+  if ((mask[1].toBool() && !given(args[5])) || (mask[2].toBool() && !given(args[5]) && !given(args[6]))) return false;
   add_masked(out, mask[0].toBool(), args[1], input);
   add_masked(out, mask[1].toBool(), args[5], input);
-  add_masked(out, mask[2].toBool(), args[6], args[5].isNone() ? input : args[5].toTensor());
+  add_masked(out, mask[2].toBool(), args[6], given(args[5]) ? args[5].toTensor() : input);
   return true;
 }
 
@@ -306,15 +303,7 @@ bool batch_norm_like(const IValue* args, bool running, bool training, bool updat
   const bool mixed = at::native::is_mixed_type(input, weight, bias, mean, var);
   if (mixed) at::native::check_mixed_data_type(input, weight, bias, mean, var);
   const ScalarType statistics = at::native::param_scalar_type(input, mixed);
-  const at::MemoryFormat format = input.suggest_memory_format();
-  if (format == MemoryFormat::Contiguous) {
-    out.add(input.sizes(), input.scalar_type());
-  } else {
-    out.add(input.sizes(),
-            format == MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(input.sizes())
-                                                 : c10::get_channels_last_strides_3d(input.sizes()),
-            input.scalar_type());
-  }
+  out.add(input.sizes(), input.suggest_memory_format(), input.scalar_type());
   const int64_t channels = training ? input.size(1) : 0;
   out.add({channels}, statistics);
   out.add({channels}, statistics);
@@ -343,26 +332,26 @@ bool batch_norm_with_update(const OpEntry&, const IValue* args, Inferred& out) {
 bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || !plain(input) ||
-      !plain(grad)) {
-    return false;
+  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || input.dim() < 2) return false;
+  for (int i : {2, 3, 4, 5, 6}) {  // the gradients of the weights are of its dtype or the statistics'
+    if (given(args[i]) && args[i].toTensor().scalar_type() != input.scalar_type()) return false;
   }
   const auto mask = args[9].toListRef();
-  add_wanted(out, mask[0], input.sizes(), input);
-  for (int i : {1, 2}) {
-    add_wanted(out, mask[i], {input.size(1)}, input);
-  }
+  add_wanted(out, mask[0], input.sizes(), input, input.suggest_memory_format());
+  for (int i : {1, 2}) add_wanted(out, mask[i], {input.size(1)}, input);
   return true;
 }
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps)
 bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
-  if (!is_remote(input) || !plain(input)) return false;
+  if (!is_remote(input)) return false;
+  const MemoryFormat format = input.suggest_memory_format();
+  TORCH_CHECK(input.is_contiguous(format), "Expected X.is_contiguous(memory_format) to be true, but got false.");
   if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
   const int64_t n = args[3].toInt(), groups = args[6].toInt();
   if (groups <= 0 || args[4].toInt() % groups != 0) return false;
-  out.add(input.sizes(), input.scalar_type());
+  out.add(input.sizes(), format, input.scalar_type());
   out.add({n, groups}, input.scalar_type());
   out.add({n, groups}, input.scalar_type());
   return true;
@@ -372,10 +361,10 @@ bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
 bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (!same_float(grad, input) || !plain(input) || !plain(grad)) return false;
+  if (!same_float(grad, input)) return false;
   const auto mask = args[9].toListRef();
   const int64_t channels = args[6].toInt();
-  add_wanted(out, mask[0], input.sizes(), input);
+  add_wanted(out, mask[0], input.sizes(), input, input.suggest_memory_format());
   for (int i : {1, 2}) {
     add_wanted(out, mask[i], {channels}, input);
   }
@@ -405,8 +394,10 @@ bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
 // native_dropout_backward(grad, mask, scale)
 bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[2] = {&args[0].toTensor(), &args[1].toTensor()};
-  if (!is_remote(*operands[0]) || !is_plain_float(operands[0]->scalar_type())) return false;
-  return add_broadcast(operands, operands[0]->scalar_type(), out);
+  if (!is_remote(*operands[0])) return false;
+  const ScalarType dtype = operands[0]->scalar_type();
+  return add_broadcast(operands, c10::isIntegralType(dtype, true) ? c10::get_default_dtype_as_scalartype() : dtype,
+                       out);
 }
 
 // mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three.
