@@ -90,6 +90,23 @@ void take_results(const ir::OpDesc& desc, const torch::jit::Stack& stack, Inferr
   }
 }
 
+// Reads the results of a meta call off the stack, as the op's kernel lays them out.
+void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack& stack, Inferred& out) {
+  take_results(*op.desc, stack, out);
+  if (op.wraps_number && op.structured == nullptr) {
+    c10::SmallVector<const at::Tensor*, 4> operands;
+    for (uint32_t i = 0; i < op.arg_count; ++i) {
+      if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
+    }
+    broadcast_result(operands, out.results[0], true);
+  }
+  if (op.format_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
+  const ResultMeta result = std::move(out.results[0]);
+  Inferred laid_out;
+  laid_out.add(result.sizes, args[op.format_of].toTensor().suggest_memory_format(), result.dtype);
+  out.results[0] = std::move(laid_out.results[0]);
+}
+
 void append(std::string& key, const void* data, size_t size) { key.append(static_cast<const char*>(data), size); }
 
 template <typename T>
@@ -157,6 +174,12 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
   }
 }
 
+// A kernel that says there is no meta; other kernels use this type of error for dtypes that they do not take.
+bool is_missing_meta(const c10::NotImplementedError& error) {
+  const std::string_view message = error.what_without_backtrace();
+  return message.find("Meta") != message.npos || message.find("meta") != message.npos;
+}
+
 // A Python meta that says it is none, or does not take the arguments of the overload that torch registered it for.
 bool is_missing_meta(const py::error_already_set& error) {
   const py::gil_scoped_acquire gil;
@@ -200,6 +223,24 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
       desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;
   masked_fill = base == "aten::masked_fill_";
   index_put = base == "aten::index_put_" || base == "aten::_index_put_impl_";
+  overlaps = base == "aten::fill_" || base == "aten::zero_";
+  resizes = base == "aten::addbmm_";
+  wraps_number = (desc->shape_rule == ir::ShapeRule::kPointwise || desc->shape_rule == ir::ShapeRule::kComparison) &&
+                 (desc->name.find("Scalar") != desc->name.npos || desc->name.find("_scalar") != desc->name.npos) &&
+                 base != "aten::lerp" && desc->name != "aten::pow.Tensor_Scalar";
+  using namespace std::string_view_literals;
+  for (const auto& [name, argument] : {std::pair("aten::batch_norm_backward"sv, 1),
+                                       {"aten::replication_pad2d"sv, 0},
+                                       {"aten::replication_pad3d"sv, 0},
+                                       {"aten::replication_pad2d_backward"sv, 1},
+                                       {"aten::replication_pad3d_backward"sv, 1},
+                                       {"aten::max_unpool2d"sv, 0},
+                                       {"aten::pixel_shuffle"sv, 0},
+                                       {"aten::pixel_unshuffle"sv, 0},
+                                       {"aten::channel_shuffle"sv, 0},
+                                       {"aten::native_channel_shuffle"sv, 0}}) {
+    if (desc->name == name) format_of = argument;
+  }
   bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
@@ -208,6 +249,52 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     if (name == "dtype") dtype = static_cast<int>(i);
   }
 }
+
+bool single_arguments(const OpEntry& op, const IValue* args, size_t i, torch::jit::Stack& single) {
+  if (op.single == nullptr) return false;
+  single.clear();
+  for (uint32_t a = 0; a < op.single->arg_count; ++a) {
+    if (a >= op.arg_count) {
+      const auto& standard = op.single->handle.schema().arguments()[a].default_value();
+      if (!standard.has_value()) return false;
+      single.push_back(*standard);
+    } else if (args[a].isList()) {
+      const auto items = args[a].toListRef();
+      if (i >= items.size()) return false;
+      single.push_back(items[i]);
+    } else {
+      single.push_back(args[a]);
+    }
+  }
+  return true;
+}
+
+namespace {
+
+// A multi-tensor op, tensor by tensor.
+bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
+  size_t count = 0;
+  for (uint32_t a = 0; a < op.arg_count; ++a) {
+    if (!args[a].isList()) continue;
+    if (count != 0 && args[a].toListRef().size() != count) return false;
+    count = args[a].toListRef().size();
+  }
+  torch::jit::Stack single;
+  Inferred results;
+  for (size_t i = 0; i < count; ++i) {
+    Inferred one;
+    if (!single_arguments(op, args, i, single) || infer(*op.single, single.data(), one) == Tier::kDynamic ||
+        one.results.size() != 1) {
+      return false;
+    }
+    results.results.push_back(std::move(one.results[0]));
+  }
+  results.list_lengths.push_back(static_cast<uint32_t>(count));
+  out = std::move(results);
+  return true;
+}
+
+}  // namespace
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dynamic) return Tier::kDynamic;
@@ -220,11 +307,12 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     out.results.clear();
     out.list_lengths.clear();
   }
+  if (op.single != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
   if (op.structured != nullptr) {
     call_meta(op, args, stack);
     op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-    take_results(*op.desc, stack, out);
+    take_results(op, args, stack, out);
     return Tier::kStructured;
   }
   std::string key;
@@ -242,13 +330,14 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   call_meta(op, args, stack);
   try {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-  } catch (const c10::NotImplementedError&) {
+  } catch (const c10::NotImplementedError& error) {
+    if (!is_missing_meta(error)) throw;
     return Tier::kDynamic;
   } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
     return Tier::kDynamic;
   }
-  take_results(*op.desc, stack, out);
+  take_results(op, args, stack, out);
   if (memorable) {
     std::lock_guard lock(op.memo_mutex);
     if (op.memo.size() >= kMostSignatures) op.memo.clear();
@@ -279,8 +368,23 @@ void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
   }
 }
 
-// Ops that read one argument's elements while they write another's refuse overlaps; not all metas say so.
-void check_overlap(const OpEntry& op, const IValue* args) {
+// tril_ and triu_ work in place if each matrix follows the one before, and copy the result otherwise.
+void check_triangle(const at::Tensor& self) {
+  if (self.numel() == 0 || self.dim() <= 3 || self.is_contiguous()) return;
+  int64_t stride = self.size(-1) * self.size(-2);
+  for (int64_t i = self.dim() - 3; i >= 0; --i) {
+    if (i == 0 && (self.stride(0) == 0 || self.size(0) == 1)) continue;
+    if (self.stride(i) != stride) {
+      at::assert_no_internal_overlap(self);
+      return;
+    }
+    stride *= self.size(i);
+  }
+}
+
+// What CPU's kernels refuse and their metas do not. Ops that read one argument's elements while they write another's
+// refuse overlaps, for instance.
+void check_kernel(const OpEntry& op, const IValue* args) {
   const std::string_view base = op.desc->name.substr(0, op.desc->name.find('.'));
   for (const char* name : {"aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::index_add_",
                            "aten::index_copy_", "aten::index_reduce_", "aten::masked_scatter_"}) {
@@ -289,6 +393,18 @@ void check_overlap(const OpEntry& op, const IValue* args) {
       if (args[i].isTensor() && is_remote(args[i].toTensor()))
         at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
     }
+  }
+  if (base == "aten::cumsum_" || base == "aten::cumprod_") {
+    const at::Tensor& self = args[0].toTensor();
+    if (self.dim() > 0 && self.numel() > 0) at::assert_no_internal_overlap(self);
+  }
+  if (base == "aten::tril_" || base == "aten::triu_") check_triangle(args[0].toTensor());
+  if (base == "aten::addr_") {
+    const at::Tensor& self = args[0].toTensor();
+    TORCH_CHECK(self.dim() == 2, "2D tensor expected, got ", self.dim(), "D tensor for input");
+    const int64_t rows = args[1].toTensor().numel(), columns = args[2].toTensor().numel();
+    TORCH_CHECK(self.size(0) == rows && self.size(1) == columns, "size mismatch, input: ", self.sizes(),
+                ", v1: ", args[1].toTensor().sizes(), ", v2: ", args[2].toTensor().sizes());
   }
   if (base == "aten::masked_fill_") {
     const at::Tensor& self = args[0].toTensor();
@@ -334,13 +450,14 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
       op.meta_calls.fetch_add(1, std::memory_order_relaxed);
       op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     }
-  } catch (const c10::NotImplementedError&) {
+  } catch (const c10::NotImplementedError& error) {
+    if (op.structured != nullptr || !is_missing_meta(error)) throw;
     return false;
   } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;
     return false;
   }
-  check_overlap(op, args);
+  check_kernel(op, args);
   bool changed = false;
   for (auto& [real, meta] : mirrors) {
     if (real.sizes().equals(meta.sizes()) && real.strides().equals(meta.strides())) continue;

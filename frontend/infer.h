@@ -26,6 +26,7 @@ struct Inferred {
 
   ResultMeta& add(c10::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
   ResultMeta& add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
+  ResultMeta& add(c10::IntArrayRef sizes, c10::MemoryFormat format, c10::ScalarType dtype);
   void add_undefined();
 };
 
@@ -48,14 +49,21 @@ struct OpEntry {
   ShapeRuleFunction rule = nullptr;
   const c10::KernelFunction* structured = nullptr;
   const OpEntry* functional = nullptr;  // of an in-place or out overload: what to infer with
+  const OpEntry* single = nullptr;      // of a multi-tensor op: what CPU calls for each tensor
   bool dynamic = false;                 // always tier 4
   bool scalars_allowed = false;         // takes 0-dim CPU tensors
   bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded
   bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
   bool one_tensor = false;              // its only result is a new tensor
-  bool masked_fill = false;             // masked_fill_
   bool index_put = false;               // index_put_ and its variants
+  bool wraps_number = false;            // elementwise, and makes its number an operand of rank 0
+  bool overlaps = false;                // in-place, and may write an element twice
+  bool resizes = false;                 // in-place, and gives `self` the size of its functional overload's result
+  bool masked_fill = false;             // in-place masked_fill_
   bool bumps_versions = false;          // multi-tensor, in-place: counts versions as its single-tensor ops do
+
+  // Whose memory format CPU's kernel gives to the first result, whatever the meta says; -1: the meta is right.
+  int format_of = -1;
 
   // Positions of arguments by name, for the rules; -1: the op has none of that name.
   int dim = -1, keepdim = -1, dtype = -1;
@@ -74,6 +82,9 @@ struct OpEntry {
 enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
 Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
+// The arguments with which a multi-tensor op calls `op.single` for its i-th tensor; false if it has no such call.
+bool single_arguments(const OpEntry& op, const c10::IValue* args, size_t i, torch::jit::Stack& single);
+
 // In-place and out overloads: raises what is wrong with the arguments, and resizes `out` arguments. Runs the op at the
 // Meta key on mirrors of its arguments (one meta storage per real storage) and applies what happened to their sizes to
 // the real ones; signatures that changed nothing are remembered. False if there is no meta to run: nothing was checked
@@ -84,7 +95,8 @@ bool check_mutation(const OpEntry& op, const c10::IValue* args);
 at::Tensor meta_like(const at::Tensor& tensor);
 
 // Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation
-// kept (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast.
-bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out);
+// kept (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast. `number`: there is also a number,
+// which torch makes an operand of rank 0.
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
 }  // namespace torch_remote::frontend

@@ -1,6 +1,7 @@
 #include "frontend/registration.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -392,31 +393,51 @@ void check_in_place(const at::Tensor& self, const ResultMeta& result) {
               " can't be cast to the desired output type ", self.scalar_type());
 }
 
+void run_in_place(const OpEntry& op, const IValue* args);
+
+// True for the usual: one of tensors of floats, sizes alike, that share no memory. Nothing can be wrong with it.
+bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
+  if (self.scalar_type() != c10::ScalarType::Float || !self.is_non_overlapping_and_dense()) return false;
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    const ArgKind kind = op.desc->args[a].kind;
+    if (kind == ArgKind::kScalar && args[a].toScalar().isComplex()) return false;
+    if (kind == ArgKind::kScalarList && args[a].toListRef()[i].toScalar().isComplex()) return false;
+    if (kind != ArgKind::kTensor && kind != ArgKind::kTensorList) continue;
+    const bool list = kind == ArgKind::kTensorList;
+    const at::Tensor& other = list ? args[a].toListRef()[i].toTensor() : args[a].toTensor();
+    if (other.scalar_type() != c10::ScalarType::Float) return false;
+    if (list ? !other.sizes().equals(self.sizes()) : other.dim() > 0) return false;
+    if (other.storage().is_alias_of(self.storage()) && !other.is_same(self)) return false;
+  }
+  return true;
+}
+
 // A multi-tensor op, in-place: elsewhere it is a composite of in-place ops, which check dtypes and overlaps and count
 // versions.
 void check_foreach(const OpEntry& op, const IValue* args) {
   const auto written = args[0].toListRef();
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    if (args[a].isList() && args[a].toListRef().size() != written.size()) {
+      check_mutation(op, args);  // raises
+      return;
+    }
+  }
+  Stack single;
   for (size_t i = 0; i < written.size(); ++i) {
     const at::Tensor& self = written[i].toTensor();
-    if (!self.is_non_overlapping_and_dense() && op.arg_count > 1) at::assert_no_internal_overlap(self);
-    if (self.scalar_type() != c10::ScalarType::Float) {
-      c10::ScalarType result = self.scalar_type();
-      for (uint32_t a = 1; a < op.arg_count; ++a) {
-        const IValue& value = args[a];
-        if (value.isTensor()) {
-          result = at::result_type(self, value.toTensor());
-        } else if (value.isTensorList() && i < value.toListRef().size()) {
-          result = c10::promoteTypes(result, at::result_type(self, value.toListRef()[i].toTensor()));
-        } else if (value.isScalar() && op.desc->args[a].kind == ArgKind::kScalar) {
-          result = c10::promoteTypes(result, at::result_type(self, value.toScalar()));
-        }
-      }
-      TORCH_CHECK(c10::canCast(result, self.scalar_type()), "result type ", result,
-                  " can't be cast to the desired output type ", self.scalar_type());
+    if (!is_plain_foreach(op, args, i, self) && single_arguments(op, args, i, single)) {
+      run_in_place(*op.single, single.data());
     }
     auto* impl = self.unsafeGetTensorImpl();
     if (!impl->is_inference()) impl->bump_version();
   }
+}
+
+// Raises if the dtype cannot hold the number.
+void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
+  AT_DISPATCH_V2(dtype, "fill_", AT_WRAP([&] { (void)number.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
+                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf, at::kHalf,
+                 at::kBFloat16, at::kBool);
 }
 
 // masked_fill_ as scripts use it: a mask of bools that fits, and a number. False: ask torch. Raises if the dtype cannot
@@ -429,8 +450,7 @@ bool is_plain_masked_fill(const IValue* args) {
       self.storage().is_alias_of(mask.storage())) {
     return false;
   }
-  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, self.scalar_type(), "masked_fill_",
-                                         [&] { (void)args[2].toScalar().to<scalar_t>(); });
+  check_fits(self.scalar_type(), args[2].toScalar());
   return true;
 }
 
@@ -447,6 +467,12 @@ bool is_plain_index_put(const IValue* args) {
   return true;
 }
 
+// What CPU does by copying `self` to itself, and so without looking at it.
+bool is_copied(const OpEntry& op, const at::Tensor& self) {
+  if (op.desc->name == "aten::nan_to_num_") return c10::isIntegralType(self.scalar_type(), true);
+  return op.desc->name == "aten::conj_physical_" && !self.is_complex();
+}
+
 void run_in_place(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
     if (op.bumps_versions) check_foreach(op, args);
@@ -455,7 +481,15 @@ void run_in_place(const OpEntry& op, const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const OpEntry* functional = op.functional;
   const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
-  if ((pointwise || op.fills) && !self.is_non_overlapping_and_dense()) at::assert_no_internal_overlap(self);
+  if ((pointwise || op.fills) && !op.overlaps && !self.is_non_overlapping_and_dense() && !is_copied(op, self)) {
+    at::assert_no_internal_overlap(self);
+  }
+  if (op.overlaps && op.arg_count == 2) {  // fill_
+    if (args[1].isScalar()) check_fits(self.scalar_type(), args[1].toScalar());
+    TORCH_CHECK(!args[1].isTensor() || args[1].toTensor().dim() == 0,
+                "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
+                " dimensions.");
+  }
   if (op.fills || (op.masked_fill && is_plain_masked_fill(args)) || (op.index_put && is_plain_index_put(args))) {
     return;
   }
@@ -471,6 +505,30 @@ void run_in_place(const OpEntry& op, const IValue* args) {
       at::assert_no_partial_overlap(self, args[i].toTensor());
     }
   }
+}
+
+// An out overload whose functional one has a rule of ours: what torch's meta may not know. False if there is none.
+bool resize_out(const OpEntry& op, const IValue* args) {
+  const OpEntry* functional = op.functional;
+  Inferred inferred;
+  if (functional == nullptr || functional->rule == nullptr || op.structured != nullptr ||
+      op.desc->family == ir::Family::kPointwise || !functional->rule(*functional, args, inferred) ||
+      inferred.results.size() != op.arg_count - functional->arg_count) {
+    return false;
+  }
+  for (size_t i = 0; i < inferred.results.size(); ++i) {
+    const ResultMeta& result = inferred.results[i];
+    const IValue& out = args[functional->arg_count + i];
+    if (!out.isTensor() || result.state != ResultMeta::State::kDefined) return false;
+  }
+  for (size_t i = 0; i < inferred.results.size(); ++i) {
+    const ResultMeta& result = inferred.results[i];
+    const at::Tensor& out = args[functional->arg_count + i].toTensor();
+    TORCH_CHECK(c10::canCast(result.dtype, out.scalar_type()), "result type ", result.dtype,
+                " can't be cast to the desired output type ", out.scalar_type());
+    at::native::resize_output(out, result.sizes);
+  }
+  return true;
 }
 
 void run(const OpEntry& op, Stack& stack);
@@ -499,6 +557,23 @@ bool run_through_functional(const OpEntry& op, Stack& stack) {
   return true;
 }
 
+// An in-place op that gives `self` the size of the functional overload's result: that one, and a copy. False if the
+// size stays.
+bool run_with_resize(const OpEntry& op, Stack& stack) {
+  const size_t base = stack.size() - op.arg_count;
+  Inferred inferred;
+  if (op.functional == nullptr || infer(*op.functional, &stack[base], inferred) == Tier::kDynamic) return false;
+  const at::Tensor self = stack[base].toTensor();
+  if (inferred.results.size() != 1 || self.sizes().equals(inferred.results[0].sizes)) return false;
+  Stack inner(stack.begin() + static_cast<ptrdiff_t>(base), stack.end());
+  run(*op.functional, inner);
+  self.resize_(inner[0].toTensor().sizes());
+  self.copy_(inner[0].toTensor());
+  stack.resize(base);
+  stack.push_back(self);
+  return true;
+}
+
 void run(const OpEntry& op, Stack& stack) {
   const size_t base = stack.size() - op.arg_count;
   IValue* args = &stack[base];
@@ -509,8 +584,13 @@ void run(const OpEntry& op, Stack& stack) {
 
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {
-    if (!check_mutation(op, args) && run_through_functional(op, stack)) return;
+    if (op.desc->flags & ir::kOpDynamicShape) {
+      if (run_through_functional(op, stack)) return;
+    } else if (!resize_out(op, args) && !check_mutation(op, args) && run_through_functional(op, stack)) {
+      return;
+    }
   } else if (op.desc->flags & ir::kOpInPlace) {
+    if (op.resizes && run_with_resize(op, stack)) return;
     run_in_place(op, args);
   } else if (!op.desc->results.empty()) {
     if (infer(op, args, inferred) == Tier::kDynamic) {
@@ -558,7 +638,11 @@ bool wanted(const c10::OperatorHandle& handle, bool in_table) {
   const auto& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) != 0) return false;
   if (is_own_kernel(c10::toString(name))) return false;
-  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  // Composites keep their autograd; those for which CPU has a kernel, too, have a formula of their own.
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return false;
+  }
   if (is_view_schema(handle.schema())) return false;
   if (in_table) return true;
   if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return false;
@@ -575,6 +659,34 @@ OpEntry* make_entry(const c10::OperatorHandle& handle) {
   OpEntry* entry = desc != nullptr ? &table.all.emplace_back(handle, desc) : nullptr;
   table.by_name.emplace(name, entry);
   return entry;
+}
+
+// What CPU calls for each tensor of a multi-tensor op ("_foreach_add_.List": "add_.Tensor"); null if there is none.
+const OpEntry* find_single(const OpEntry& op) {
+  constexpr std::string_view kPrefix = "aten::_foreach_";
+  const std::string_view name = op.desc->name;
+  if (!name.starts_with(kPrefix)) return nullptr;
+  const size_t dot = name.find('.');
+  std::string base = "aten::" + std::string(name.substr(kPrefix.size(), dot - kPrefix.size()));
+  const std::string_view suffix = dot == name.npos ? std::string_view() : name.substr(dot + 1);
+  if (suffix.starts_with("Scalar")) {
+    if (base.starts_with("aten::minimum")) base.replace(6, 7, "clamp_max");
+    if (base.starts_with("aten::maximum")) base.replace(6, 7, "clamp_min");
+  }
+  for (const char* overload : {".Tensor", ".Scalar", ".Tensor_Tensor", ".Tensor_Scalar", ""}) {
+    const auto found = entries().by_name.find(base + overload);
+    if (found == entries().by_name.end() || found->second == nullptr) continue;
+    const OpEntry& single = *found->second;
+    bool fits = single.desc->results.size() == 1;
+    for (uint32_t a = 0; a < op.arg_count && fits; ++a) {
+      ArgKind kind = op.desc->args[a].kind;
+      if (kind == ArgKind::kTensorList) kind = ArgKind::kTensor;
+      if (kind == ArgKind::kScalarList) kind = ArgKind::kScalar;
+      fits = a < single.arg_count && single.desc->args[a].kind == kind;
+    }
+    if (fits) return &single;
+  }
+  return nullptr;
 }
 
 // True if the functional overload takes the other one's first arguments: then it can be inferred with them.
@@ -627,9 +739,18 @@ void register_ops() {
                                 std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
+    entry.single = find_single(entry);
     if (entry.desc->functional == entry.desc->opcode) continue;
     const auto found = table.by_name.find(std::string(ir::op_desc(entry.desc->functional).name));
     if (found != table.by_name.end() && is_prefix(*found->second, entry)) entry.functional = found->second;
+    if (!(entry.desc->flags & ir::kOpOut)) continue;
+    // One that also writes to its arguments is another op's out overload than the table's functional one.
+    if (entry.functional != nullptr && entry.functional->desc->results.size() == entry.desc->results.size()) continue;
+    const std::string_view name = entry.desc->name;
+    const auto sibling = table.by_name.find(std::string(name.substr(0, name.rfind('.'))));
+    if (sibling != table.by_name.end() && sibling->second != nullptr && is_prefix(*sibling->second, entry)) {
+      entry.functional = sibling->second;
+    }
   }
 }
 

@@ -1,26 +1,14 @@
+#include "frontend/shape_rules.h"
+
 #include <ATen/ExpandUtils.h>
-#include <ATen/WrapDimUtils.h>
-#include <ATen/native/ConvUtils.h>
+#include <ATen/InferSize.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/result_type.h>
 #include <c10/core/MemoryFormat.h>
 
 #include <cmath>
 
-#include "frontend/infer.h"
-
 namespace torch_remote::frontend {
-namespace {
-
-void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
-  strides.resize(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-}
-
-}  // namespace
-
 ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   ResultMeta& result = results.emplace_back();
   result.sizes.assign(sizes.begin(), sizes.end());
@@ -35,6 +23,12 @@ ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10:
   result.strides.assign(strides.begin(), strides.end());
   result.dtype = dtype;
   return result;
+}
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::MemoryFormat format, c10::ScalarType dtype) {
+  if (format == c10::MemoryFormat::ChannelsLast) return add(sizes, c10::get_channels_last_strides_2d(sizes), dtype);
+  if (format == c10::MemoryFormat::ChannelsLast3d) return add(sizes, c10::get_channels_last_strides_3d(sizes), dtype);
+  return add(sizes, dtype);
 }
 
 void Inferred::add_undefined() { results.emplace_back().state = ResultMeta::State::kUndefined; }
@@ -96,10 +90,10 @@ void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
 
 }  // namespace
 
-bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number) {
   const at::Tensor& first = *operands[0];
   out.sizes.assign(first.sizes().begin(), first.sizes().end());
-  bool same = true;
+  bool same = !number || first.dim() == 0;
   for (const at::Tensor* t : operands.slice(1)) {
     const IntArrayRef sizes = t->sizes();
     if (sizes.equals(out.sizes)) continue;
@@ -144,11 +138,25 @@ bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
   return true;
 }
 
-namespace {
-
-bool is_plain_float(ScalarType t) {
-  return t == ScalarType::Float || t == ScalarType::Double || t == ScalarType::Half || t == ScalarType::BFloat16;
+bool like(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  if (self.is_non_overlapping_and_dense()) {
+    out.add(self.sizes(), self.strides(), self.scalar_type());
+  } else {
+    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+    out.add(self.sizes(), strides, self.scalar_type());
+  }
+  return true;
 }
+
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out, bool number) {
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  return broadcast_result(operands, result, number);
+}
+
+namespace {
 
 int scalar_category(const c10::IValue& v) {  // 0 bool, 1 int, 2 float, 3 complex
   if (v.isDouble()) return 2;
@@ -217,17 +225,11 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
   return false;
 }
 
-// A result over the operands, broadcast. (A rule that declines may leave a result behind: infer() forgets it.)
-bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out) {
-  ResultMeta& result = out.results.emplace_back();
-  result.dtype = dtype;
-  return broadcast_result(operands, result);
-}
-
 bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
-  return is_plain_float(dtype) && all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out);
+  return is_plain_float(dtype) && all_remote_or_scalar(operands) &&
+         add_broadcast(operands, dtype, out, op.wraps_number);
 }
 
 // lerp: no promotion at all.
@@ -244,33 +246,69 @@ bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
-         add_broadcast(operands, dtype, out);
+         add_broadcast(operands, dtype, out, op.wraps_number);
 }
 
+// Like torch for operands of several dtypes, for ops without a structured meta.
+bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (pointwise_any(op, args, out)) return true;
+  if (op.structured != nullptr) return false;
+  out.results.clear();
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  at::native::ResultTypeState state;
+  for (size_t i = 0; i < op.desc->args.size(); ++i) {
+    const ArgKind kind = op.desc->args[i].kind;
+    if (kind == ArgKind::kTensor) {
+      operands.push_back(&args[i].toTensor());
+      state = at::native::update_result_type_state(*operands.back(), state);
+    } else if (kind == ArgKind::kScalar && i < 2) {  // what comes later is alpha
+      state = at::native::update_result_type_state(args[i].toScalar(), state);
+    }
+  }
+  const ScalarType dtype = at::native::result_type(state);
+  if (dtype == ScalarType::Bool || c10::isComplexType(dtype)) return false;
+  for (size_t i = 2; i < op.desc->args.size(); ++i) {
+    if (op.desc->args[i].kind == ArgKind::kScalar && scalar_category(args[i]) > dtype_category(dtype)) return false;
+  }
+  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.wraps_number);
+}
+
+// One operand, and its dtype whatever it is.
+bool same_dtype(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* self = &args[0].toTensor();
+  return is_remote(*self) && add_broadcast(self, self->scalar_type(), out);
+}
+
+// addcdiv refuses to divide integers by integers.
+bool addcdiv(const OpEntry& op, const IValue* args, Inferred& out) {
+  return !(c10::isIntegralType(args[1].toTensor().scalar_type(), true) &&
+           c10::isIntegralType(args[2].toTensor().scalar_type(), true)) &&
+         pointwise(op, args, out);
+}
+
+template <bool kComplex>  // if complex numbers can be compared so
 bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   for (size_t i = 0; i < op.desc->args.size(); ++i) {
     if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
   }
   for (const at::Tensor* t : operands) {
-    if (c10::isComplexType(t->scalar_type())) return false;
+    if (!kComplex && c10::isComplexType(t->scalar_type())) return false;
   }
-  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out);
+  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.wraps_number);
 }
 
 // where(condition, self, other)
 bool where(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[3] = {&args[0].toTensor(), &args[1].toTensor(), &args[2].toTensor()};
-  if (operands[0]->scalar_type() != ScalarType::Bool || operands[1]->scalar_type() != operands[2]->scalar_type()) {
-    return false;
+  if (operands[0]->scalar_type() != ScalarType::Bool || !is_remote(*operands[0])) return false;
+  const ScalarType dtype = operands[1]->scalar_type() == operands[2]->scalar_type()
+                               ? operands[1]->scalar_type()
+                               : at::result_type(*operands[1], *operands[2]);
+  for (const at::Tensor* t : {operands[1], operands[2]}) {  // CPU converts it first, and the copy is dense
+    if (t->scalar_type() != dtype && t->dim() > 0 && !t->is_non_overlapping_and_dense()) return false;
   }
-  if (!is_remote(*operands[0])) return false;
-  return add_broadcast(operands, operands[1]->scalar_type(), out);
-}
-
-ScalarType dtype_arg(const OpEntry& op, const IValue* args, ScalarType otherwise) {
-  if (op.dtype < 0 || args[op.dtype].isNone()) return otherwise;
-  return args[op.dtype].toScalarType();
+  return add_broadcast(operands, dtype, out);
 }
 
 enum class ReductionKind { kNumber, kSum, kBool, kIndex, kUnknown };
@@ -346,10 +384,6 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
   return op.desc->results.size() <= 2;
 }
 
-bool same_float(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
-}
-
 bool mm(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& a = args[0].toTensor();
   const at::Tensor& b = args[1].toTensor();
@@ -379,18 +413,6 @@ bool addmm(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-bool like(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& self = args[0].toTensor();
-  if (!is_remote(self)) return false;
-  if (self.is_non_overlapping_and_dense()) {
-    out.add(self.sizes(), self.strides(), self.scalar_type());
-  } else {
-    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
-    out.add(self.sizes(), strides, self.scalar_type());
-  }
-  return true;
-}
-
 bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
   const ScalarType dtype = tensors[0].toTensor().scalar_type();
   for (const IValue& item : tensors) {
@@ -398,12 +420,6 @@ bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
     if (!t.is_contiguous() || t.scalar_type() != dtype || !is_remote(t)) return false;
   }
   return true;
-}
-
-// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in
-// doubt.
-bool plain(const at::Tensor& t) {
-  return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
 }
 
 bool cat(const OpEntry& op, const IValue* args, Inferred& out) {
@@ -450,101 +466,6 @@ bool stack(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-c10::DimVector int_list(const IValue& value) {
-  c10::DimVector list;
-  for (const IValue& item : value.toListRef()) list.push_back(item.toInt());
-  return list;
-}
-
-bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& input = args[0].toTensor();
-  const at::Tensor& weight = args[1].toTensor();
-  const int64_t rank = input.dim();
-  const auto expected = static_cast<size_t>(std::max<int64_t>(weight.dim() - 2, 0));
-  const std::pair<const char*, int> parameters[] = {{"stride", 3}, {"padding", 4}, {"dilation", 5}};
-  for (const auto& [name, index] : parameters) {
-    const c10::DimVector list = int_list(args[index]);
-    TORCH_CHECK(list.size() == 1 || list.size() == expected, "expected ", name,
-                " to be a single integer value or a list of ", expected,
-                " values to match the convolution dimensions, but got ", name, "=", IntArrayRef(list));
-  }
-  if (rank < 3 || weight.dim() != rank || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
-  const bool transposed = args[6].toBool();
-  const auto stride = int_list(args[3]), padding = int_list(args[4]), dilation = int_list(args[5]);
-  const auto output_padding = int_list(args[7]);
-  const int64_t groups = args[8].toInt();
-  const auto spatial = static_cast<size_t>(rank - 2);
-  if (stride.size() != spatial || padding.size() != spatial || dilation.size() != spatial) return false;
-  if (transposed && output_padding.size() != spatial) return false;
-  if (groups <= 0 || weight.size(0) % groups != 0) return false;
-  if (input.size(1) != (transposed ? weight.size(0) : weight.size(1) * groups)) return false;
-  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
-  if (!args[2].isNone() && args[2].toTensor().defined()) {
-    const at::Tensor& bias = args[2].toTensor();
-    if (bias.dim() != 1 || bias.size(0) != channels || !same_float(input, bias)) return false;
-  }
-  c10::DimVector sizes{input.size(0), channels};
-  for (size_t i = 0; i < spatial; ++i) {
-    if (stride[i] <= 0 || dilation[i] <= 0 || padding[i] < 0) return false;
-    const int64_t kernel = dilation[i] * (weight.size(i + 2) - 1) + 1;
-    if (transposed) {
-      if (output_padding[i] < 0 || output_padding[i] >= std::max(stride[i], dilation[i])) return false;
-      sizes.push_back((input.size(i + 2) - 1) * stride[i] - 2 * padding[i] + kernel + output_padding[i]);
-      if (sizes.back() <= 0) return false;
-    } else {
-      const int64_t padded = input.size(i + 2) + 2 * padding[i];
-      if (padded < kernel) return false;
-      sizes.push_back((padded - kernel) / stride[i] + 1);
-    }
-  }
-  out.add(sizes, input.scalar_type());
-  return true;
-}
-
-// A contiguous gradient, or an undefined one where the output mask says no.
-void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like) {
-  if (wanted.toBool()) {
-    out.add(sizes, like.scalar_type());
-  } else {
-    out.add_undefined();
-  }
-}
-
-// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-// mask)
-bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& grad = args[0].toTensor();
-  const at::Tensor& input = args[1].toTensor();
-  const at::Tensor& weight = args[2].toTensor();
-  // The kernels lay out everything as input and weight are.
-  if (!same_float(grad, input) || !same_float(input, weight) || !plain(input) || !plain(weight)) return false;
-  const auto mask = args[10].toListRef();
-  add_wanted(out, mask[0], input.sizes(), input);
-  add_wanted(out, mask[1], weight.sizes(), weight);
-  const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
-  add_wanted(out, mask[2], {channels}, weight);
-  return true;
-}
-
-bool embedding(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& weight = args[0].toTensor();
-  const at::Tensor& indices = args[1].toTensor();
-  if (weight.dim() != 2 || !is_remote(weight) || !is_remote(indices)) return false;
-  if (indices.scalar_type() != ScalarType::Long && indices.scalar_type() != ScalarType::Int) return false;
-  c10::DimVector sizes(indices.sizes().begin(), indices.sizes().end());
-  sizes.push_back(weight.size(1));
-  out.add(sizes, weight.scalar_type());
-  return true;
-}
-
-// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-bool embedding_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& grad = args[0].toTensor();
-  if (!is_remote(grad) || grad.dim() < 1) return false;
-  out.add({args[2].toInt(), grad.size(-1)}, grad.scalar_type());
-  return true;
-}
-
 bool index_select(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& index = args[2].toTensor();
@@ -555,125 +476,6 @@ bool index_select(const OpEntry&, const IValue* args, Inferred& out) {
   c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
   sizes[dim < 0 ? dim + rank : dim] = index.numel();
   out.add(sizes, self.scalar_type());
-  return true;
-}
-
-// _softmax(self, dim, half_to_float), _log_softmax
-bool softmax(const OpEntry& op, const IValue* args, Inferred& out) {
-  const at::Tensor& self = args[0].toTensor();
-  const int64_t dim = args[1].toInt();
-  if (!is_remote(self) || !is_plain_float(self.scalar_type()) || !self.is_contiguous()) return false;
-  if (self.dim() > 3 || op.desc->args.size() != 3 || args[2].toBool()) return false;
-  const int64_t rank = std::max<int64_t>(self.dim(), 1);
-  if (dim < -rank || dim >= rank) return false;
-  out.add(self.sizes(), self.scalar_type());
-  return true;
-}
-
-// native_layer_norm(input, normalized_shape, weight, bias, eps) -> output, mean, rstd
-bool layer_norm(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& input = args[0].toTensor();
-  const auto shape = args[1].toListRef();
-  const int64_t rank = input.dim();
-  const int64_t axis = rank - static_cast<int64_t>(shape.size());
-  if (!is_remote(input) || !is_plain_float(input.scalar_type()) || axis < 0 || shape.empty()) return false;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i].toInt() != input.size(axis + static_cast<int64_t>(i))) return false;
-  }
-  for (int i : {2, 3}) {
-    if (args[i].isNone() || !args[i].toTensor().defined()) continue;
-    const at::Tensor& t = args[i].toTensor();
-    if (!same_float(input, t) || t.dim() != static_cast<int64_t>(shape.size()) ||
-        !t.sizes().equals(input.sizes().slice(axis))) {
-      return false;
-    }
-  }
-  out.add(input.sizes(), input.scalar_type());
-  c10::DimVector sizes(input.sizes().begin(), input.sizes().begin() + axis);
-  sizes.resize(rank, 1);
-  out.add(sizes, input.scalar_type());
-  out.add(sizes, input.scalar_type());
-  return true;
-}
-
-void add_masked(Inferred& out, bool wanted, const IValue& like, const at::Tensor& otherwise) {
-  if (!wanted) {
-    out.add_undefined();
-    return;
-  }
-  const at::Tensor& t = !like.isNone() && like.toTensor().defined() ? like.toTensor() : otherwise;
-  out.add(t.sizes(), t.scalar_type());
-}
-
-// native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
-bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& grad = args[0].toTensor();
-  const at::Tensor& input = args[1].toTensor();
-  if (!same_float(grad, input)) return false;
-  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
-  const auto mask = args[7].toListRef();
-  if ((mask[1].toBool() || mask[2].toBool()) && (args[5].isNone() || !args[5].toTensor().defined())) return false;
-  add_masked(out, mask[0].toBool(), args[1], input);
-  add_masked(out, mask[1].toBool(), args[5], input);
-  add_masked(out, mask[2].toBool(), args[6], args[5].isNone() ? input : args[5].toTensor());
-  return true;
-}
-
-// native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-bool batch_norm(const OpEntry& op, const IValue* args, Inferred& out) {
-  const at::Tensor& input = args[0].toTensor();
-  if ((op.desc->name != "aten::native_batch_norm" && op.desc->name != "aten::_native_batch_norm_legit") ||
-      !is_remote(input) || input.dim() < 2 || !plain(input))
-    return false;
-  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
-  out.add(input.sizes(), input.scalar_type());
-  const int64_t channels = args[5].toBool() ? input.size(1) : 0;
-  out.add({channels}, input.scalar_type());
-  out.add({channels}, input.scalar_type());
-  return true;
-}
-
-// native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
-// mask)
-bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
-  const at::Tensor& grad = args[0].toTensor();
-  const at::Tensor& input = args[1].toTensor();
-  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || !plain(input) ||
-      !plain(grad)) {
-    return false;
-  }
-  const auto mask = args[9].toListRef();
-  add_wanted(out, mask[0], input.sizes(), input);
-  for (int i : {1, 2}) {
-    add_wanted(out, mask[i], {input.size(1)}, input);
-  }
-  return true;
-}
-
-// native_group_norm(input, weight, bias, N, C, HxW, group, eps)
-bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& input = args[0].toTensor();
-  if (!is_remote(input) || !plain(input)) return false;
-  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
-  const int64_t n = args[3].toInt(), groups = args[6].toInt();
-  if (groups <= 0 || args[4].toInt() % groups != 0) return false;
-  out.add(input.sizes(), input.scalar_type());
-  out.add({n, groups}, input.scalar_type());
-  out.add({n, groups}, input.scalar_type());
-  return true;
-}
-
-// native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, mask)
-bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& grad = args[0].toTensor();
-  const at::Tensor& input = args[1].toTensor();
-  if (!same_float(grad, input) || !plain(input) || !plain(grad)) return false;
-  const auto mask = args[9].toListRef();
-  const int64_t channels = args[6].toInt();
-  add_wanted(out, mask[0], input.sizes(), input);
-  for (int i : {1, 2}) {
-    add_wanted(out, mask[i], {channels}, input);
-  }
   return true;
 }
 
@@ -694,6 +496,46 @@ bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
   ScalarType dtype = self.scalar_type();
   if (c10::isIntegralType(dtype, true)) dtype = ScalarType::Long;
   out.add(self.sizes(), dtype_arg(op, args, dtype));
+  return true;
+}
+
+// view_copy(self, size): where no view can be, CPU reshapes.
+bool view_copy(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  out.add(at::infer_size_dv(int_list(args[1]), self.numel()), self.scalar_type());
+  return true;
+}
+
+// roll(self, shifts, dims): CPU joins two parts for each dim, and the joint takes their memory format.
+bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const auto shifts = int_list(args[1]), dims = int_list(args[2]);
+  if (!is_remote(self)) return false;
+  if (dims.empty() && shifts.size() == 1) {
+    out.add(self.sizes(), self.scalar_type());
+    return true;
+  }
+  if (dims.size() != shifts.size() || dims.empty()) return false;
+  if (self.numel() == 0) return like(op, args, out);  // and looks at no dim
+  const int64_t rank = self.dim();
+  at::Tensor rolled = self;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < -rank || dims[i] >= rank) return false;
+    const int64_t dim = dims[i] < 0 ? dims[i] + rank : dims[i];
+    const int64_t size = self.size(dim);
+    const int64_t first = ((size - shifts[i]) % size + size) % size;
+    const auto format_of_part = [&](int64_t part) {
+      c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+      sizes[dim] = part;
+      return make_view(rolled, sizes, rolled.strides(), 0).suggest_memory_format();
+    };
+    const c10::MemoryFormat format =
+        format_of_part(size - first) == format_of_part(first) ? format_of_part(first) : c10::MemoryFormat::Contiguous;
+    out.results.clear();
+    const ResultMeta& result = out.add(self.sizes(), format, self.scalar_type());
+    rolled = make_view(rolled, result.sizes, result.strides, 0);
+  }
   return true;
 }
 
@@ -765,34 +607,6 @@ bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// native_dropout(input, p, train) -> output, mask
-bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
-  const at::Tensor& input = args[0].toTensor();
-  if (op.desc->name != "aten::native_dropout" || !is_plain_float(input.scalar_type())) return false;
-  if (!like(op, args, out)) return false;
-  const ResultMeta& output = out.results[0];
-  const c10::DimVector sizes = output.sizes, strides = output.strides;
-  out.add(sizes, strides, ScalarType::Bool);
-  return true;
-}
-
-// native_dropout_backward(grad, mask, scale)
-bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor* operands[2] = {&args[0].toTensor(), &args[1].toTensor()};
-  if (!is_remote(*operands[0]) || !is_plain_float(operands[0]->scalar_type())) return false;
-  return add_broadcast(operands, operands[0]->scalar_type(), out);
-}
-
-// mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three.
-bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor* operands[3] = {&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()};
-  const ScalarType dtype = operands[0]->scalar_type();
-  for (const at::Tensor* t : operands) {
-    if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
-  }
-  return add_broadcast(operands, dtype, out);
-}
-
 // arange(end), arange(start, end), arange(start, end, step), each with dtype, layout, device, pin_memory after them.
 bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dtype < 1 || op.dtype > 3) return false;
@@ -817,27 +631,33 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
 
 ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   const std::string_view base = desc.name.substr(0, desc.name.find('.'));
-  if (base == "aten::native_dropout") return dropout;
-  if (base == "aten::native_dropout_backward") return dropout_backward;
-  if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" ||
-      base == "aten::huber_loss_backward") {
-    return loss_backward;
-  }
+  if (const ShapeRuleFunction rule = find_nn_rule(desc)) return rule;
+  if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
   if (base == "aten::_foreach_norm") return foreach_norm;
   if (base == "aten::_cudnn_rnn") return rnn_shapes;
   if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
+  if (base == "aten::roll") return roll;
+  if (desc.name == "aten::view_copy") return view_copy;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
       if (base == "aten::where") return where;
       if (base == "aten::lerp") return lerp;
-      for (const char* name :
-           {"aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
-            "aten::bitwise_xor", "aten::minimum", "aten::maximum", "aten::remainder", "aten::fmod"}) {
+      if (base == "aten::addcdiv") return addcdiv;
+      if (base == "aten::nan_to_num") return same_dtype;
+      for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
+        if (base == name) return promoted;
+      }
+      for (const char* name : {"aten::sub", "aten::rsub", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
+                               "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
         if (base == name) return pointwise_any;
       }
       return pointwise;
     case ir::ShapeRule::kComparison:
-      return comparison;
+      for (const char* name : {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf", "aten::logical_and",
+                               "aten::logical_or", "aten::logical_xor", "aten::logical_not"}) {
+        if (base == name) return comparison<true>;
+      }
+      return comparison<false>;
     case ir::ShapeRule::kReduction:
       switch (reduction_kind(desc.name)) {
         case ReductionKind::kNumber:
@@ -864,30 +684,8 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
       return cat;
     case ir::ShapeRule::kStack:
       return stack;
-    case ir::ShapeRule::kConvolution:
-      return base == "aten::convolution" ? convolution : nullptr;
-    case ir::ShapeRule::kConvolutionBackward:
-      return base == "aten::convolution_backward" ? convolution_backward : nullptr;
-    case ir::ShapeRule::kEmbedding:
-      return base == "aten::embedding" ? embedding : nullptr;
-    case ir::ShapeRule::kEmbeddingBackward:
-      return base == "aten::embedding_dense_backward" ? embedding_backward : nullptr;
     case ir::ShapeRule::kIndexSelect:
       return base == "aten::index_select" ? index_select : nullptr;
-    case ir::ShapeRule::kSoftmax:
-      return base == "aten::_softmax" || base == "aten::_log_softmax" ? softmax : nullptr;
-    case ir::ShapeRule::kLayerNorm:
-      return layer_norm;
-    case ir::ShapeRule::kLayerNormBackward:
-      return layer_norm_backward;
-    case ir::ShapeRule::kBatchNorm:
-      return batch_norm;
-    case ir::ShapeRule::kBatchNormBackward:
-      return batch_norm_backward;
-    case ir::ShapeRule::kGroupNorm:
-      return group_norm;
-    case ir::ShapeRule::kGroupNormBackward:
-      return group_norm_backward;
     case ir::ShapeRule::kSliceBackward:
     case ir::ShapeRule::kSelectBackward:
       return view_backward;

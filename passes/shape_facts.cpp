@@ -95,11 +95,14 @@ class Collector {
     }
     for (size_t i = first; i < node_.args.size(); ++i) {
       const View* source = operand(graph_, node_, i);
-      if (source == nullptr) continue;
-      const size_t shift = rank - source->sizes.size();
-      for (size_t d = 0; d < source->sizes.size(); ++d) {
-        if (!is_one(graph_, source->sizes[d])) equal(source->sizes[d], target->sizes[shift + d]);
-      }
+      if (source != nullptr) broadcast(*source, *target);
+    }
+  }
+
+  void broadcast(const View& source, const View& target) {
+    const size_t shift = target.sizes.size() - source.sizes.size();
+    for (size_t d = 0; d < source.sizes.size(); ++d) {
+      if (!is_one(graph_, source.sizes[d])) equal(source.sizes[d], target.sizes[shift + d]);
     }
   }
 
@@ -173,15 +176,18 @@ class Collector {
     }
   }
 
+  // Each result is broadcast over the lists' tensors of its position.
   void foreach () {
-    if (node_.args.empty() || node_.results.size() != 1) return;
-    const Arg& sources = node_.args[0];
-    const Arg& targets = node_.results[0];
-    if (sources.tag != ArgTag::kList || targets.tag != ArgTag::kList || sources.items.size() != targets.items.size()) {
-      return;
-    }
-    for (size_t i = 0; i < sources.items.size(); ++i) {
-      same(view_of(graph_, sources.items[i]), view_of(graph_, targets.items[i]));
+    if (node_.results.size() != 1 || node_.results[0].tag != ArgTag::kList) return;
+    const std::vector<Arg>& targets = node_.results[0].items;
+    for (const Arg& sources : node_.args) {
+      if (sources.tag != ArgTag::kList || sources.items.size() != targets.size()) continue;
+      for (size_t i = 0; i < targets.size(); ++i) {
+        const View* source = view_of(graph_, sources.items[i]);
+        const View* target = view_of(graph_, targets[i]);
+        if (source == nullptr || target == nullptr || source->sizes.size() > target->sizes.size()) continue;
+        broadcast(*source, *target);
+      }
     }
   }
 

@@ -463,8 +463,23 @@ class Generator:
         if t.dim() == 2 and len(codes) > 5:
             codes.append((f"torch.mm({a}, {a}.t(), out={out})", ()))
         code, used = self.rng.choice(codes)
+        if self.resized_under(out, a, *used):
+            return
         self.inexact()
         self.mutate(out, code, a, *used)
+
+    def resized_under(self, out: str, *operands: str) -> bool:
+        """Whether `out` shares memory with an operand and is of another size than the result.
+
+        CPU checks such overlaps before it resizes `out`, and not again: what the kernel then reads depends on the
+        order in which it writes.
+        """
+        storage = self.tensor(out).untyped_storage()._cdata
+        if all(self.tensor(v).untyped_storage()._cdata != storage for v in operands):
+            return False
+        with contextlib.suppress(RuntimeError):
+            return torch.broadcast_shapes(*(self.tensor(v).shape for v in operands)) != self.tensor(out).shape
+        return True
 
     def reduction(self) -> None:
         v, op = self.pick(), self.rng.choice(REDUCTIONS)

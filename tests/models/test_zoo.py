@@ -44,4 +44,4 @@ def test_dispatchers_meta_key_is_hardly_met(remote):
     recorded = torch.remote.stats()["ops_recorded"]
     met = dict(torch_remote._C.meta_key_calls())
     assert recorded > 5_000
-    assert {name: count for name, count in met.items() if count >= recorded / 400} == {}
+    assert {name: count for name, count in met.items() if count >= recorded / 1000} == {}

@@ -12,33 +12,8 @@ NAMES = sorted(FLOAT_OPS)
 GROUPS = [NAMES[i : i + GROUP] for i in range(0, len(NAMES), GROUP)]
 
 
-# What does not equal CPU yet, with what differs. Strict: an op of this list that passes fails the test.
-KNOWN_GAPS = {
-    "_native_batch_norm_legit": "its out overload is refused",
-    "addbmm": "addbmm_ asks for the result's shape before it broadcasts",
-    "addr": "addr_ with a 0-dim self is not refused",
-    "fft.irfftn": "strides of a transform over several dims",
-    "fft.rfftn": "strides of a transform over several dims",
-    "histogramdd": "a list whose length only the run can tell",
-    "linalg.eig": "strides of the eigenvectors (column major on CPU)",
-    "nn.functional.embedding_bag": "sizes of the results that only the backward pass reads",
-    "aten::_embedding_bag": "as above",
-    "aten::_embedding_bag.out": "as above",
-    "aten::_native_batch_norm_legit.out": "as above",
-    "aten::addbmm_": "as above",
-    "aten::linalg_eig": "as above",
-}
-
-
 def failures(report):
-    """What differs from CPU and is not known, and what is known and does not differ."""
-    messages = []
-    for name, outcome in report.outcomes.items():
-        if outcome == "fail" and name not in KNOWN_GAPS:
-            messages.append(f"{name}: {report.messages[name]}")
-        if outcome != "fail" and name in KNOWN_GAPS:
-            messages.append(f"{name}: passes now; take it off KNOWN_GAPS")
-    return messages
+    return [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]}-{names[-1]}")

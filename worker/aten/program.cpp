@@ -1,5 +1,6 @@
 #include "worker/aten/program.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -241,6 +242,7 @@ void Program::run_node(tr_run& run, uint32_t index) {
   } else {
     operation.call(stack_);
   }
+  if (ir::op_desc(graph_.nodes[index].opcode).flags & ir::kOpOut) resolve_written(graph_.nodes[index]);
   if (operation.makes_results()) take_results(run, graph_.nodes[index]);
   for (uint32_t b : nodes_[index].dead_after) {
     tr_buffer& buffer = run.buffers[b];
@@ -267,6 +269,8 @@ void Program::call_out(tr_run& run, uint32_t index) {
   if (state.proven) return;
   stack_.clear();
   for_each_result_view(node, [&](const Arg& result) {
+    views_[result.a]._set_conj(false);
+    views_[result.a]._set_neg(false);
     update_view(result.a, run.symbols);
     const uint32_t b = graph_.views[result.a].buffer;
     buffers_[b].data = nullptr;
@@ -277,12 +281,29 @@ void Program::call_out(tr_run& run, uint32_t index) {
   operation.call(stack_);
 }
 
+// Some ops return a lazy conjugate, and make one of `out`: buffers hold plain numbers.
+void Program::resolve_written(const ir::Node& node) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    if (!desc.args[i].writes || node.args[i].tag != ArgTag::kView) continue;
+    const at::Tensor& tensor = views_[node.args[i].a];
+    if (tensor.is_conj()) {
+      tensor._set_conj(false);
+      tensor.conj_physical_();
+    }
+    if (tensor.is_neg()) {
+      tensor._set_neg(false);
+      tensor.neg_();
+    }
+  }
+}
+
 bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) const {
   bool same = true;
   for_each_result_view(node, [&](const Arg& result) {
     const ir::View& view = graph_.views[result.a];
     const at::Tensor& tensor = views_[result.a];
-    same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() &&
+    same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.storage_offset() == symbols[view.offset] && tensor.storage().data() == buffers_[view.buffer].data;
     for (int64_t i = 0; same && i < tensor.dim(); ++i) {
       same = tensor.size(i) == symbols[view.sizes[i]] && tensor.stride(i) == symbols[view.strides[i]];
@@ -328,6 +349,21 @@ bool is_sole_owner(const at::Tensor& tensor) {
          tensor.device().is_cpu();
 }
 
+// True if each dim's stride steps over all of the dims with smaller strides: no element is reached twice.
+bool has_own_elements(const at::Tensor& tensor) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // stride, size
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return false;
+    extent = stride * size;
+  }
+  return true;
+}
+
 }  // namespace
 
 void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
@@ -366,11 +402,16 @@ void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor)
   add_word(run, static_cast<int64_t>(tensor.scalar_type()));
   add_word(run, tensor.dim());
   tensor = tensor.resolve_conj().resolve_neg();
-  if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
+  // With gaps it may stay as it is, if nothing else is in them.
+  const bool whole = is_sole_owner(tensor) && tensor.storage_offset() == 0;
+  if (!tensor.is_non_overlapping_and_dense() && (!whole || !has_own_elements(tensor))) {
+    tensor = tensor.contiguous();
+  }
   if (!is_sole_owner(tensor) || tensor.storage_offset() != 0) tensor = tensor.clone();
   for (int64_t size : tensor.sizes()) add_word(run, size);
   for (int64_t stride : tensor.strides()) add_word(run, stride);
-  const uint64_t nbytes = tensor.nbytes();
+  const uint64_t nbytes =
+      tensor.numel() == 0 ? 0 : at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
   tr_buffer& buffer = run.buffers[view.buffer];
   if (buffer.release) buffer.release(buffer.owner);
   if (nbytes == 0) {

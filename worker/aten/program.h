@@ -51,6 +51,7 @@ class Program {
   void bind(uint32_t buffer, const tr_buffer& memory);
   void run_node(tr_run& run, uint32_t index);
   void call_out(tr_run& run, uint32_t index);
+  void resolve_written(const ir::Node& node);
   bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
   void take_results(tr_run& run, const ir::Node& node);
   void take_tensor(tr_run& run, const ir::Arg& result, at::Tensor tensor);

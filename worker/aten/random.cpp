@@ -72,6 +72,12 @@ constexpr int kUnitWords = std::is_same_v<T, double> ? 2 : 1;
 
 void uniform(const at::Tensor& self, const Philox& philox, double from, double to) {
   TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
+  if (self.is_complex()) {
+    const at::Tensor parts = at::empty(self.sizes(), self.options(), c10::MemoryFormat::Contiguous);
+    uniform(at::view_as_real(parts), philox, from, to);
+    self.copy_(parts);
+    return;
+  }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "uniform_", [&] {
     fill<kUnitWords<scalar_t>, scalar_t>(self, philox, [=](int64_t, const uint32_t* words) {
       return static_cast<scalar_t>(unit<scalar_t>(words) * (to - from) + from);
