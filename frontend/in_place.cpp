@@ -114,7 +114,7 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
   if ((pointwise || op.fills) && !op.overlaps && !self.is_non_overlapping_and_dense() && !is_copied(op, self)) {
     at::assert_no_internal_overlap(self);
   }
-  if (op.overlaps && op.arg_count == 2) {  // fill_
+  if (op.fills && op.arg_count == 2) {  // fill_, and what takes only a generator
     if (args[1].isScalar()) check_fits(self.scalar_type(), args[1].toScalar());
     TORCH_CHECK(!args[1].isTensor() || args[1].toTensor().dim() == 0,
                 "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),

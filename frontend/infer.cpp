@@ -93,12 +93,13 @@ void take_results(const ir::OpDesc& desc, const torch::jit::Stack& stack, Inferr
 // Reads the results of a meta call off the stack, as the op's kernel lays them out.
 void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack& stack, Inferred& out) {
   take_results(*op.desc, stack, out);
-  if (op.wraps_number && op.structured == nullptr) {
+  if (op.structured == nullptr && op.desc->shape_rule == ir::ShapeRule::kPointwise &&
+      op.desc->name != "aten::where.self") {
     c10::SmallVector<const at::Tensor*, 4> operands;
     for (uint32_t i = 0; i < op.arg_count; ++i) {
       if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
     }
-    broadcast_result(operands, out.results[0], true);
+    if (!operands.empty()) broadcast_result(operands, out.results[0], op.wraps_number);
   }
   if (op.format_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
   const ResultMeta result = std::move(out.results[0]);
@@ -223,7 +224,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
       desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;
   masked_fill = base == "aten::masked_fill_";
   index_put = base == "aten::index_put_" || base == "aten::_index_put_impl_";
-  overlaps = base == "aten::fill_" || base == "aten::zero_";
+  overlaps = desc->name == "aten::fill_.Scalar" || base == "aten::zero_";
   resizes = base == "aten::addbmm_";
   wraps_number = (desc->shape_rule == ir::ShapeRule::kPointwise || desc->shape_rule == ir::ShapeRule::kComparison) &&
                  (desc->name.find("Scalar") != desc->name.npos || desc->name.find("_scalar") != desc->name.npos) &&

@@ -273,10 +273,15 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.wraps_number);
 }
 
-// One operand, and its dtype whatever it is.
-bool same_dtype(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor* self = &args[0].toTensor();
-  return is_remote(*self) && add_broadcast(self, self->scalar_type(), out);
+// Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
+template <ShapeRuleFunction rule>
+bool keeps_strides(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (!rule(op, args, out)) return false;
+  const ScalarType dtype = out.results[0].dtype;
+  out.results.clear();
+  if (!like(op, args, out)) return false;
+  out.results[0].dtype = dtype;
+  return true;
 }
 
 // addcdiv refuses to divide integers by integers.
@@ -643,7 +648,10 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
       if (base == "aten::where") return where;
       if (base == "aten::lerp") return lerp;
       if (base == "aten::addcdiv") return addcdiv;
-      if (base == "aten::nan_to_num") return same_dtype;
+      if (base == "aten::nan_to_num" || base == "aten::_conj_physical") return like;
+      if (base == "aten::hardtanh" || base == "aten::deg2rad" || base == "aten::rad2deg") {
+        return keeps_strides<pointwise>;
+      }
       for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
         if (base == name) return promoted;
       }
