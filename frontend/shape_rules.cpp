@@ -274,13 +274,23 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
 }
 
 // Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
-template <ShapeRuleFunction rule>
-bool keeps_strides(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (!rule(op, args, out)) return false;
-  const ScalarType dtype = out.results[0].dtype;
-  out.results.clear();
-  if (!like(op, args, out)) return false;
-  out.results[0].dtype = dtype;
+bool like_number(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like(op, args, out);
+}
+
+bool like_float(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  if (c10::isComplexType(dtype) || !like(op, args, out)) return false;
+  if (c10::isIntegralType(dtype, true)) out.results[0].dtype = c10::get_default_dtype_as_scalartype();
+  return true;
+}
+
+// frexp(self) -> mantissa, exponent
+bool frexp(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (!is_plain_float(args[0].toTensor().scalar_type()) || !like(op, args, out)) return false;
+  const ResultMeta mantissa = out.results[0];
+  out.add(mantissa.sizes, mantissa.strides, ScalarType::Int);
   return true;
 }
 
@@ -642,6 +652,7 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   if (base == "aten::_cudnn_rnn") return rnn_shapes;
   if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
   if (base == "aten::roll") return roll;
+  if (base == "aten::frexp") return frexp;
   if (desc.name == "aten::view_copy") return view_copy;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:
@@ -649,9 +660,8 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
       if (base == "aten::lerp") return lerp;
       if (base == "aten::addcdiv") return addcdiv;
       if (base == "aten::nan_to_num" || base == "aten::_conj_physical") return like;
-      if (base == "aten::hardtanh" || base == "aten::deg2rad" || base == "aten::rad2deg") {
-        return keeps_strides<pointwise>;
-      }
+      if (base == "aten::hardtanh") return like_number;
+      if (base == "aten::deg2rad" || base == "aten::rad2deg") return like_float;
       for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
         if (base == name) return promoted;
       }
