@@ -246,6 +246,12 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
               c10::IntArrayRef(sizes));
   if (self.numel() == 0) return self;
+  // Onto itself: nothing to do, as on CPU also if elements overlap.
+  if (is_remote(self) && is_remote(source) && self.is_alias_of(source) && self.sizes().equals(source.sizes()) &&
+      self.strides().equals(source.strides()) && self.storage_offset() == source.storage_offset() &&
+      self.scalar_type() == source.scalar_type()) {
+    return self;
+  }
   if (is_remote(self)) at::assert_no_internal_overlap(self);
   if (!is_remote(source)) {
     copy_to_device(self, source);
