@@ -1,19 +1,27 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/alias_native.h>
+#include <ATen/ops/transpose_native.h>
+#include <ATen/ops/unsqueeze_native.h>
 #include <torch/library.h>
 
 #include "frontend/tensor.h"
 
 // Views that torch would otherwise compose of as_strided: made directly, because there are many of them.
+//
+// torch.compile calls some of them on fake tensors, whose sizes are symbols: those go torch's way, which takes symbols.
 namespace torch_remote::frontend {
 namespace {
 
 using at::Tensor;
 using c10::IntArrayRef;
 
+bool symbolic(const Tensor& self) { return self.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
+
 // The same view again: the trace knows it already.
 Tensor alias_view(const Tensor& self) {
+  if (symbolic(self)) return at::native::alias(self);
   Tensor result = make_view(self, self.sizes(), self.strides(), self.storage_offset());
   const auto* impl = self.unsafeGetTensorImpl();
   if (typeid(*impl) == typeid(RemoteTensorImpl)) {
@@ -58,6 +66,7 @@ Tensor select_view(const Tensor& self, int64_t dim, int64_t index) {
 }
 
 Tensor transpose_view(const Tensor& self, int64_t dim0, int64_t dim1) {
+  if (symbolic(self)) return at::native::transpose(self, dim0, dim1);
   dim0 = at::maybe_wrap_dim(dim0, self.dim());
   dim1 = at::maybe_wrap_dim(dim1, self.dim());
   if (dim0 == dim1) return alias_view(self);
@@ -100,6 +109,7 @@ Tensor expand_view(const Tensor& self, IntArrayRef size, bool) {
 }
 
 Tensor unsqueeze_view(const Tensor& self, int64_t dim) {
+  if (symbolic(self)) return at::native::unsqueeze(self, dim);
   dim = at::maybe_wrap_dim(dim, self.dim() + 1);
   c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
   c10::DimVector strides(self.strides().begin(), self.strides().end());

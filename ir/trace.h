@@ -108,7 +108,7 @@ struct TraceRecord {
 // window hash is a gear hash as in FastCDC, Xia et al. 2016, with masks that get looser towards the maximum).
 struct CutLimits {
   uint32_t min_records = 64;
-  uint32_t max_records = 2048;
+  uint32_t max_records = 1024;
 };
 
 // Not thread safe: the recorder's lock guards it.

@@ -1,11 +1,15 @@
 #include "remote/delta.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 // One parameter's new value:
 //
 //   value := varint(zigzag(now - last) << 1)      if that takes 8 bytes at most
+//          | varint(3 + 2 * age)                  a word that this message has given to another parameter: one of the
+//                                                 last 8 that took 3 bytes or more, 0 is the newest (step sizes and
+//                                                 learning rates come once for each tensor)
 //          | 1 bits                               otherwise; bits: the new word, 8 bytes, little endian
 //
 // One binding's:
@@ -18,6 +22,8 @@ namespace torch_remote::remote {
 namespace {
 
 constexpr uint64_t kMaxDifference = uint64_t{1} << 55;  // with its tag bit, 8 bytes of LEB128
+
+constexpr uint64_t kSmallDifference = uint64_t{1} << 13;  // with its tag bit, 2 bytes
 
 uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
 uint64_t unzigzag(uint64_t v) { return v >> 1 ^ (0 - (v & 1)); }
@@ -56,6 +62,30 @@ class Reader {
   const uint8_t* end_;
 };
 
+// The last words that were not small differences.
+class Recent {
+ public:
+  static constexpr size_t kCount = 8;
+
+  void add(uint64_t word) { words_[next_++ % kCount] = word; }
+  // kCount: it is not there.
+  size_t age(uint64_t word) const {
+    for (size_t age = 0; age < std::min(next_, kCount); ++age) {
+      if (words_[(next_ - 1 - age) % kCount] == word) return age;
+    }
+    return kCount;
+  }
+  bool get(uint64_t age, uint64_t* word) const {
+    if (age >= std::min(next_, kCount)) return false;
+    *word = words_[(next_ - 1 - age) % kCount];
+    return true;
+  }
+
+ private:
+  std::array<uint64_t, kCount> words_;
+  size_t next_ = 0;
+};
+
 // Index of the first difference at or after `i`, or n. Most of a step's parameters are as they were: whole blocks are
 // compared by memcmp.
 size_t skip_equal(const int64_t* a, const int64_t* b, size_t i, size_t n) {
@@ -79,6 +109,7 @@ uint64_t by_rule(const Bindings& last, size_t i, uint64_t base, bool relative) {
 void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std::vector<uint8_t>& out) {
   const size_t n = now.size();
   if (last.size() != n) last.assign(n, 0);
+  Recent recent;
   size_t done = 0;
   for (size_t begin = skip_equal(now.data(), last.data(), 0, n); begin < n;) {
     size_t end = begin + 1;
@@ -86,13 +117,20 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
     put_varint(begin - done, out);
     put_varint(end - begin, out);
     for (size_t i = begin; i < end; ++i) {
-      const uint64_t difference = zigzag(static_cast<uint64_t>(now[i]) - static_cast<uint64_t>(last[i]));
-      if (difference < kMaxDifference) {
+      const auto word = static_cast<uint64_t>(now[i]);
+      const uint64_t difference = zigzag(word - static_cast<uint64_t>(last[i]));
+      if (difference < kSmallDifference) {
         put_varint(difference << 1, out);
+      } else if (const size_t age = recent.age(word); age < Recent::kCount) {
+        put_varint(3 + 2 * age, out);
       } else {
-        out.push_back(1);
-        for (int byte = 0; byte < 8; ++byte)
-          out.push_back(static_cast<uint8_t>(static_cast<uint64_t>(now[i]) >> (8 * byte)));
+        recent.add(word);
+        if (difference < kMaxDifference) {
+          put_varint(difference << 1, out);
+        } else {
+          out.push_back(1);
+          for (int byte = 0; byte < 8; ++byte) out.push_back(static_cast<uint8_t>(word >> (8 * byte)));
+        }
       }
       last[i] = now[i];
     }
@@ -103,6 +141,7 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
 
 Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last, bool* changed) {
   Reader reader(bytes);
+  Recent recent;
   uint64_t i = 0;
   *changed = !reader.at_end();
   while (!reader.at_end()) {
@@ -114,8 +153,13 @@ Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last,
       uint64_t value;
       if (!reader.varint(&value)) return damaged("parameters");
       if (value % 2 == 0) {
+        const bool small = value >> 1 < kSmallDifference;
         value = static_cast<uint64_t>(last[i]) + unzigzag(value >> 1);
-      } else if (value != 1 || !reader.word(&value)) {
+        if (!small) recent.add(value);
+      } else if (value == 1) {
+        if (!reader.word(&value)) return damaged("parameters");
+        recent.add(value);
+      } else if (!recent.get((value - 3) / 2, &value)) {
         return damaged("parameters");
       }
       last[i] = static_cast<int64_t>(value);

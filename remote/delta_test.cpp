@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -50,6 +51,33 @@ TEST(Params, AFewChangesCostAFewBytes) {
   now[100] = bits(0.97e-3);
   now[24999] = -now[24999];
   EXPECT_LE(link.send(now), 24u);
+}
+
+TEST(Params, AWordForManyParametersTravelsOnce) {
+  // Steps as an optimizer takes them: one new number for each of 200 tensors, another for every second of them.
+  std::vector<int64_t> now(400), mine, theirs(400);
+  for (int step = 1; step < 20; ++step) {
+    for (size_t i = 0; i < now.size(); i += 2) {
+      now[i] = std::bit_cast<int64_t>(1.0 / step);
+      now[i + 1] = i % 4 == 0 ? std::bit_cast<int64_t>(0.3 * step) : 7;
+    }
+    std::vector<uint8_t> bytes;
+    encode_params(now, mine, bytes);
+    EXPECT_LT(bytes.size(), step == 1 ? 1000u : 700u);
+    bool changed = false;
+    ASSERT_TRUE(decode_params(bytes, theirs, &changed).ok());
+    EXPECT_EQ(theirs, now);
+  }
+  // The 9th last word is forgotten.
+  std::vector<uint8_t> bytes;
+  for (size_t i = 0; i < now.size(); ++i) now[i] = std::bit_cast<int64_t>(1.0 + static_cast<double>(i % 9));
+  encode_params(now, mine, bytes);
+  bool changed = false;
+  ASSERT_TRUE(decode_params(bytes, theirs, &changed).ok());
+  EXPECT_EQ(theirs, now);
+  EXPECT_GT(bytes.size(), 400u * 7);
+  // A reference to a word that was not sent.
+  EXPECT_FALSE(decode_params(std::vector<uint8_t>{0, 1, 3}, theirs, &changed).ok());
 }
 
 TEST(Params, ExtremeWordsSurvive) {
