@@ -225,6 +225,20 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
   return false;
 }
 
+// What most calls are: two contiguous tensors of floats, of one dtype and the same sizes, and perhaps a real number.
+bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (op.arg_count < 2 || op.arg_count > 3 || op.wraps_number || !args[0].isTensor() || !args[1].isTensor())
+    return false;
+  if (op.arg_count == 3 && !args[2].isInt() && !args[2].isDouble()) return false;
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (!a.defined() || !b.defined() || !is_remote(a) || !is_remote(b)) return false;
+  if (a.dtype() != b.dtype() || !is_plain_float(a.scalar_type())) return false;
+  if (!a.sizes().equals(b.sizes()) || !a.is_contiguous() || !b.is_contiguous()) return false;
+  out.add(a.sizes(), a.scalar_type());
+  return true;
+}
+
 bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
@@ -243,6 +257,7 @@ bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
 
 // add, sub, mul, bitwise and the like: integers stay integers too.
 bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (two_alike(op, args, out)) return true;
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
