@@ -26,7 +26,9 @@ def outcome(net, input, states, wanted, device):
     """Outputs, then the gradients of everything, of a loss over what `wanted` names."""
     leaves = [t.clone().to(device).requires_grad_() for t in (input, *states)]
     output, hidden = net(leaves[0], tuple(leaves[1:]) if len(states) == 2 else leaves[1])
-    results = {"output": output} | dict(zip(("hy", "cy"), hidden if isinstance(hidden, tuple) else (hidden,)))
+    results = {"output": output} | dict(
+        zip(("hy", "cy"), hidden if isinstance(hidden, tuple) else (hidden,), strict=False)
+    )
     loss = sum((results[name] ** 2).sum() for name in wanted if name in results)
     loss.backward()
     gradients = [t.grad for t in (*leaves, *net.parameters())]
@@ -132,5 +134,5 @@ def test_wrong_use_says_so(device):
     _, net = pair("lstm", device)
     with pytest.raises(RuntimeError, match="Expected hidden"):
         net(torch.randn(5, 3, 4).to(device), (torch.zeros(1, 2, 6).to(device), torch.zeros(1, 2, 6).to(device)))
-    with pytest.raises(RuntimeError, match="input.size"):
+    with pytest.raises(RuntimeError, match=r"input\.size"):
         net(torch.randn(5, 3, 9).to(device))

@@ -35,6 +35,9 @@ for device in ("cpu", "remote"):
         losses[device].append(loss.item())
 torch.testing.assert_close(losses["remote"], losses["cpu"], rtol=1e-5, atol=1e-6)
 
+compiled = torch.compile(model.to("remote"), backend="remote")  # an entry point of the package
+torch.testing.assert_close(compiled(x.to("remote")).cpu(), model(x.to("remote")).cpu())
+
 (child,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
 binary = os.readlink(f"/proc/{child}/exe")
 assert binary.startswith(os.path.realpath(sys.prefix)), binary
