@@ -17,27 +17,32 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
+// Sizes may be symbols (torch.compile); one that only a guard could compare is taken for different.
+bool same(const c10::SymInt& a, const c10::SymInt& b) { return TORCH_GUARD_OR_FALSE(a.sym_eq(b)); }
+bool same_size(const Tensor& a, int64_t i, const Tensor& b, int64_t j) { return same(a.sym_size(i), b.sym_size(j)); }
+bool spans(const c10::SymInt& size, const c10::SymInt& wanted) { return same(size, wanted) || same(size, 1); }
+bool is_empty(const Tensor& tensor) { return TORCH_GUARD_OR_FALSE(tensor.sym_numel().sym_eq(0)); }
+
 bool takes_mask(const std::optional<Tensor>& mask, const Tensor& query, const Tensor& key) {
   if (!mask.has_value() || !mask->defined()) return true;
   if (mask->requires_grad() || !is_remote(*mask)) return false;
   if (mask->scalar_type() != c10::kBool && mask->scalar_type() != query.scalar_type()) return false;
   if (mask->dim() != 2 && mask->dim() != 4) return false;
-  return (mask->size(-2) == query.size(-2) || mask->size(-2) == 1) &&
-         (mask->size(-1) == key.size(-2) || mask->size(-1) == 1) &&
-         (mask->dim() == 2 || ((mask->size(0) == query.size(0) || mask->size(0) == 1) &&
-                               (mask->size(1) == query.size(1) || mask->size(1) == 1)));
+  return spans(mask->sym_size(-2), query.sym_size(-2)) && spans(mask->sym_size(-1), key.sym_size(-2)) &&
+         (mask->dim() == 2 ||
+          (spans(mask->sym_size(0), query.sym_size(0)) && spans(mask->sym_size(1), query.sym_size(1))));
 }
 
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool causal, std::optional<double>, bool grouped) {
   const c10::ScalarType dtype = query.scalar_type();
   const bool floating = dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kBFloat16 || dtype == c10::kHalf;
-  const bool flash = floating && !grouped && dropout == 0.0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
-                     key.scalar_type() == dtype && value.scalar_type() == dtype && query.size(3) == key.size(3) &&
-                     query.size(3) == value.size(3) && query.size(1) == key.size(1) && key.size(1) == value.size(1) &&
-                     query.size(0) == key.size(0) && key.size(0) == value.size(0) && key.size(2) == value.size(2) &&
-                     query.numel() > 0 && key.numel() > 0 && query.stride(3) == 1 && key.stride(3) == 1 &&
-                     value.stride(3) == 1 && !(causal && mask.has_value()) && takes_mask(mask, query, key);
+  bool flash = floating && !grouped && dropout == 0.0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+               key.scalar_type() == dtype && value.scalar_type() == dtype && !(causal && mask.has_value());
+  flash = flash && same_size(query, 3, key, 3) && same_size(query, 3, value, 3) && same_size(query, 1, key, 1) &&
+          same_size(key, 1, value, 1) && same_size(query, 0, key, 0) && same_size(key, 0, value, 0) &&
+          same_size(key, 2, value, 2) && !is_empty(query) && !is_empty(key) && takes_mask(mask, query, key);
+  for (const Tensor* t : {&query, &key, &value}) flash = flash && same(t->sym_stride(3), 1);
   return static_cast<int64_t>(flash ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
 }
 

@@ -8,9 +8,12 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/core/op_registration/adaption.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -27,6 +30,7 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 using c10::IValue;
+using c10::SymIntArrayRef;
 
 c10::DeviceIndex index_of(std::optional<c10::Device> device) {
   const c10::DeviceIndex index = device.has_value() && device->has_index() ? device->index() : 0;
@@ -74,14 +78,28 @@ Tensor efficient_zero_tensor(IntArrayRef size, std::optional<c10::ScalarType> dt
 // -- views: metadata
 // ------------------------------------------------------------------------------------------------------
 
-Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
-  const int64_t start = offset.value_or(self.storage_offset());
+// torch.compile calls these on fake tensors too, with symbols for sizes: torch knows how.
+template <typename... Lists>
+bool symbolic(const Tensor& self, const Lists&... lists) {
+  return self.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+         (!c10::asIntArrayRefSlowOpt(lists).has_value() || ...);
+}
+
+Tensor as_strided(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef sym_stride,
+                  std::optional<c10::SymInt> offset) {
+  if (symbolic(self, sym_size, sym_stride)) {
+    return at::native::as_strided_tensorimpl_meta_symint(self, sym_size, sym_stride, std::move(offset));
+  }
+  const IntArrayRef size = C10_AS_INTARRAYREF_SLOW(sym_size), stride = C10_AS_INTARRAYREF_SLOW(sym_stride);
+  const int64_t start = offset.has_value() ? offset->guard_int(__FILE__, __LINE__) : self.storage_offset();
   at::native::checkAsStridedArgs(size, stride, start);
   at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
   return make_view(self, size, stride, start);
 }
 
-Tensor view(const Tensor& self, IntArrayRef size) {
+Tensor view(const Tensor& self, SymIntArrayRef sym_size) {
+  if (symbolic(self, sym_size)) return at::native::view_symint(self, sym_size);
+  const IntArrayRef size = C10_AS_INTARRAYREF_SLOW(sym_size);
   const c10::DimVector inferred = at::infer_size_dv(size, self.numel());
   const auto stride = at::detail::computeStride(self.sizes(), self.strides(), inferred);
   TORCH_CHECK(
@@ -91,7 +109,9 @@ Tensor view(const Tensor& self, IntArrayRef size) {
   return make_view(self, inferred, *stride, self.storage_offset());
 }
 
-Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
+Tensor reshape_alias(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef sym_stride) {
+  if (symbolic(self, sym_size, sym_stride)) return at::native::_reshape_alias_symint(self, sym_size, sym_stride);
+  const IntArrayRef size = C10_AS_INTARRAYREF_SLOW(sym_size), stride = C10_AS_INTARRAYREF_SLOW(sym_stride);
   return make_view(self, size, stride, self.storage_offset());
 }
 
@@ -308,8 +328,13 @@ bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
 
 void record_stream(Tensor&, c10::Stream) {}  // one stream: program order
 
-const Tensor& as_strided_(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
-  const int64_t start = offset.value_or(self.storage_offset());
+const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef sym_stride,
+                          std::optional<c10::SymInt> offset) {
+  if (symbolic(self, sym_size, sym_stride)) {
+    return at::native::as_strided__symint(self, sym_size, sym_stride, std::move(offset));
+  }
+  const IntArrayRef size = C10_AS_INTARRAYREF_SLOW(sym_size), stride = C10_AS_INTARRAYREF_SLOW(sym_stride);
+  const int64_t start = offset.has_value() ? offset->guard_int(__FILE__, __LINE__) : self.storage_offset();
   at::native::checkAsStridedArgs(size, stride, start);
   at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
   self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, start);
