@@ -357,6 +357,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   if (flushed) {
     report_flushes();
     check(status);
+    throttle();
   }
   if (sync_each_op()) synchronize();
 }
@@ -450,6 +451,10 @@ std::string Recorder::take_unexpected_compile() {
                   ", is the first that differs from the known programs");
 }
 
+void Recorder::throttle() {
+  if (remote::Client* worker = existing_client(device_)) check(worker->throttle(keep_waiting));
+}
+
 void Recorder::flush(const char* reason) {
   Status status;
   {
@@ -458,6 +463,7 @@ void Recorder::flush(const char* reason) {
   }
   report_flushes();
   check(status);
+  throttle();
 }
 
 void Recorder::synchronize(bool reset_peak) {
@@ -502,9 +508,12 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
 void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill) {
   uint64_t id = 0;
   check(client(device_).upload(nbytes, fill, &id));
-  std::lock_guard<FastMutex> lock(mutex_);
-  storage->id = id;
-  storage->session = session_;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    storage->id = id;
+    storage->session = session_;
+  }
+  throttle();
 }
 
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {

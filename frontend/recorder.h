@@ -110,6 +110,8 @@ class Recorder {
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
   // GIL).
   Status flush_locked(const char* reason, uint64_t* ticket = nullptr);
+  // Waits, interruptibly, while the worker is far behind. Without the lock.
+  void throttle();
   uint32_t enter_buffer(RemoteStorage* storage);
   // Raises if the storage's contents were lost with a worker.
   void check_not_lost(const RemoteStorage* storage) const;

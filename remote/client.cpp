@@ -50,6 +50,9 @@ class ClientImpl : public Client {
               const KeepWaiting& keep_waiting, OpError* error) override;
   void free(uint64_t id) override;
   Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) override;
+  Status throttle(const KeepWaiting& keep_waiting) override {
+    return abandoned_ ? forked() : replies_.throttle(keep_waiting);
+  }
   Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
 
   Counters counters() const override;

@@ -93,6 +93,10 @@ class Client {
 
   virtual Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) = 0;
 
+  // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
+  // with no lock held.
+  virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
+
   // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
 

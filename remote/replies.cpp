@@ -61,6 +61,14 @@ Status Replies::reserve(size_t messages, size_t bytes) {
   });
 }
 
+Status Replies::throttle(const KeepWaiting& keep_waiting) {
+  std::unique_lock lock(mutex_);
+  if (!lost_) return lost_;
+  return wait_until(lock, &keep_waiting, [&] {
+    return credit_count_ <= credits_.size() / 4 * 3 && unacknowledged_bytes_ <= kMaxUnacknowledgedBytes / 4 * 3;
+  });
+}
+
 void Replies::sending(uint64_t sequence, size_t bytes) {
   std::lock_guard lock(mutex_);
   credits_[(first_credit_ + credit_count_++) % credits_.size()] = {sequence, bytes};

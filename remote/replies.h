@@ -29,6 +29,9 @@ class Replies {
 
   // Waits until `messages` more with `bytes` of uploads may be on their way.
   Status reserve(size_t messages, size_t bytes);
+  // Waits until a quarter of what may be on its way is free: reserve then hardly ever waits. Unlike it, this asks
+  // `keep_waiting`, which takes locks of the caller's (Python's): call it with none held.
+  Status throttle(const KeepWaiting& keep_waiting);
   // This message, the next one, is about to be sent.
   void sending(uint64_t sequence, size_t bytes);
   // Its reply will be waited for.

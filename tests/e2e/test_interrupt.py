@@ -31,6 +31,38 @@ def test_ctrl_c_returns_within_a_second_and_the_session_works_on(script, remote)
     assert float(match[1]) < 1.5
 
 
+def test_ctrl_c_while_the_worker_is_far_behind(script, remote):
+    """Nothing is read: what waits is back-pressure."""
+    result = script(
+        """
+    import os, signal, threading, time, torch, torch_remote
+    x = torch.ones(8, device="remote")
+    x.sum().item()
+    big = torch.randn(1000, 1000, device="remote")
+    torch.remote.synchronize()
+    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = last = time.perf_counter()
+    longest = 0
+    try:
+        while time.perf_counter() < begin + 30:
+            for _ in range(64):
+                x = x + 1
+            torch.remote._C.flush(0)
+            big = big @ big / 1000
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        print("not interrupted")
+    except KeyboardInterrupt:
+        print("interrupted after %.2f s, longest wait %.2f s" % (time.perf_counter() - begin, longest), flush=True)
+    os._exit(0)  # without waiting for what is queued
+    """,
+        timeout=120,
+    )
+    match = re.search(r"interrupted after ([\d.]+) s, longest wait ([\d.]+) s", result.stdout)
+    assert match, result.stdout
+    assert float(match[1]) < 3
+
+
 def test_ctrl_c_does_not_reach_the_worker(script, remote):
     """A terminal sends SIGINT to the whole process group."""
     script(
