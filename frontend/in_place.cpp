@@ -115,8 +115,9 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
     at::assert_no_internal_overlap(self);
   }
   if (op.fills && op.arg_count == 2) {  // fill_, and what takes only a generator
-    // For a single float CPU takes any number.
-    const bool any = self.numel() == 1 && c10::isFloatingType(self.scalar_type());
+    // For a single float CPU takes any real number.
+    const bool real = args[1].isScalar() && !args[1].toScalar().isComplex();
+    const bool any = real && self.numel() == 1 && c10::isFloatingType(self.scalar_type());
     if (args[1].isScalar() && !any) check_fits(self.scalar_type(), args[1].toScalar());
     TORCH_CHECK(!args[1].isTensor() || args[1].toTensor().dim() == 0,
                 "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
