@@ -140,7 +140,7 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
 void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like,
                 MemoryFormat format = MemoryFormat::Contiguous) {
   if (wanted.toBool()) {
-    out.add(sizes, format, like.scalar_type());
+    add_convolved(out, sizes, format, like.scalar_type());
   } else {
     out.add_undefined();
   }
@@ -155,15 +155,8 @@ bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   if (!same_float(grad, input) || !same_float(input, weight) || input.dim() < 3) return false;
   const auto mask = args[10].toListRef();
   const ConvolutionFormat format = convolution_format(input, weight, args + 4);
-  const auto add = [&](bool wanted, const at::Tensor& t, MemoryFormat memory_format) {
-    if (wanted) {
-      add_convolved(out, t.sizes(), memory_format, t.scalar_type());
-    } else {
-      out.add_undefined();
-    }
-  };
-  add(mask[0].toBool(), input, format.result);
-  add(mask[1].toBool(), weight, format.weight_grad);
+  add_wanted(out, mask[0], input.sizes(), input, format.result);
+  add_wanted(out, mask[1], weight.sizes(), weight, format.weight_grad);
   const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
   add_wanted(out, mask[2], {channels}, weight);
   return true;

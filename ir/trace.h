@@ -21,27 +21,23 @@
 //
 //   record  := opcode arg* result*          arguments in schema order, those with role kIgnored left out
 //   arg     := by kind and role, see below
-//   result  := operand                      only results that alias no argument (ResultDesc::alias < 0) and are
-//   tensors;
+//   result  := operand                      only those that alias no argument (ResultDesc::alias < 0) and are tensors;
 //                                           a tensor list: count operand*
 //   operand := slot                         a view this trace has seen: its number, in order of first appearance
 //            | kAbsent                      an optional tensor that was not given, or an undefined result
 //            | kNewView|dtype<<16|origin<<14|rank<<6 [ordinal] mask*
 //                                           a view seen first here; it gets the next slot. origin: ViewOrigin;
-//                                           `ordinal` only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a
-//                                           dimension: 0: size 0, 1: size 1, 2: any other size, 3: not known before the
-//                                           run (kUnknownSize: a result of an op with kOpDynamicShape). params: nbytes
-//                                           (kFreshBuffer only), sizes, strides (elements), offset (elements)
+//                                           `ordinal` only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a dim:
+//                                           0: size 0, 1: size 1, 2: any other size, 3: not known before the run
+//                                           (kUnknownSize: a result of an op with kOpDynamicShape).
+//                                           params: nbytes (kFreshBuffer only); sizes, strides, offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
 //                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the
-//                                           bits of an int64, double or bool as int64), 2 for complex (real, imaginary
-//                                           as doubles)
-//
+//                                           bits of an int64, double or bool as int64), 2 for complex (real,
+//                                           imaginary as doubles)
 //            | kDynamicResult               a result whose dtype, rank and sizes only the run will tell (nonzero,
-//            unique); it
-//                                           gets the next slot, and its buffer the next ordinal. params: none. Only in
-//                                           the last record of a trace. A list of unknown length: kDynamicResult
-//                                           likewise.
+//                                           unique); it gets the next slot, and its buffer the next ordinal. params:
+//                                           none. Only in a trace's last record. A list of unknown length likewise.
 //
 //   kTensor, kOptionalTensor                operand
 //   kTensorList, kOptionalTensorList        count operand*
@@ -50,12 +46,13 @@
 //   structural lists                        count integer*   (floats: two words each)
 //   structural optional                     kAbsent, or as if it was not optional; lists likewise
 //   structural kScalar                      tag (ScalarTag), two words (four for complex)
-//   kString, kDType, kMemoryFormat          one word: interned string, dtype number, memory format number; kAbsent if
-//   not given value kInt, kFloat, kBool               nothing; params: 1 word (int64, or the double's bits) value
-//   optional                          0 or 1; params: the word if 1 value lists                             count
-//   (kAbsent if not given); params: one word each value kScalar                           tag (ScalarTag); params: 1
-//   word, 2 for complex value kScalarList                       count tag*; params likewise kGenerator nothing; params:
-//   seed, offset
+//   kString, kDType, kMemoryFormat          one word: interned string, dtype or memory format; kAbsent if not given
+//   value kInt, kFloat, kBool               nothing; params: 1 word (int64, or the double's bits)
+//   value optional                          0 or 1; params: the word if 1
+//   value lists                             count (kAbsent if not given); params: one word each
+//   value kScalar                           tag (ScalarTag); params: 1 word, 2 for complex
+//   value kScalarList                       count tag*; params likewise
+//   kGenerator                              nothing; params: seed, offset
 namespace torch_remote::ir {
 
 inline constexpr uint32_t kNewView = 0x8000'0000;

@@ -34,26 +34,22 @@ class RemoteInterface(DeviceInterface):
     Event = remote.Event
     Stream = remote.Stream
 
+    current_device = staticmethod(remote.current_device)
+    set_device = staticmethod(remote.set_device)
+    device_count = staticmethod(remote.device_count)
+    is_available = staticmethod(remote.is_available)
+    stream = staticmethod(remote.stream)
+    current_stream = staticmethod(remote.current_stream)
+    set_stream = staticmethod(remote.set_stream)
+    synchronize = staticmethod(remote.synchronize)
+    get_device_properties = staticmethod(remote.get_device_properties)
+    memory_allocated = staticmethod(remote.memory_allocated)
+    is_bf16_supported = staticmethod(remote.is_bf16_supported)
+
     class Worker:
-        @staticmethod
-        def set_device(device: int) -> None:
-            remote.set_device(device)
-
-        @staticmethod
-        def current_device() -> int:
-            return remote.current_device()
-
-        @staticmethod
-        def get_device_properties(device: Any = None) -> Any:
-            return remote.get_device_properties(device)
-
-    @staticmethod
-    def current_device() -> int:
-        return remote.current_device()
-
-    @staticmethod
-    def set_device(device: Any) -> None:
-        remote.set_device(device)
+        set_device = staticmethod(remote.set_device)
+        current_device = staticmethod(remote.current_device)
+        get_device_properties = staticmethod(remote.get_device_properties)
 
     @staticmethod
     def exchange_device(device: int) -> int:
@@ -65,52 +61,16 @@ class RemoteInterface(DeviceInterface):
     maybe_exchange_device = exchange_device
 
     @staticmethod
-    def device_count() -> int:
-        return remote.device_count()
-
-    @staticmethod
-    def is_available() -> bool:
-        return remote.is_available()
-
-    @staticmethod
-    def stream(stream: Any) -> Any:
-        return remote.stream(stream)
-
-    @staticmethod
-    def current_stream() -> Any:
-        return remote.current_stream()
-
-    @staticmethod
-    def set_stream(stream: Any) -> None:
-        remote.set_stream(stream)
-
-    @staticmethod
     def get_raw_stream(device_index: int) -> int:
         return 0
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        remote.synchronize(device)
-
-    @staticmethod
-    def get_device_properties(device: Any = None) -> Any:
-        return remote.get_device_properties(device)
 
     @staticmethod
     def get_compute_capability(device: Any = None) -> int:
         return 0
 
     @staticmethod
-    def is_bf16_supported(including_emulation: bool = False) -> bool:
-        return remote.is_bf16_supported()
-
-    @staticmethod
     def is_dtype_supported(dtype: torch.dtype, including_emulation: bool = False) -> bool:
         return True
-
-    @staticmethod
-    def memory_allocated(device: Any = None) -> int:
-        return remote.memory_allocated(device)
 
 
 def _register_interfaces() -> None:

@@ -48,6 +48,12 @@ struct Direction {
     const int64_t part = steps() * batch() * hidden();
     return reserve.narrow(0, first * part, parts * part).view({steps(), batch(), parts, hidden()});
   }
+  // For the backward pass, if there will be one: the gates, [T, B, G, H], and one part more, [T, B, H].
+  void keep(const Tensor& gates, const Tensor& last) const {
+    if (!reserve.defined()) return;
+    kept(0, gates.size(2)).copy_(gates);
+    kept(gates.size(2), 1).copy_(last.unsqueeze(2));
+  }
   // [T, B, H]: what each step started from.
   Tensor before(const Tensor& first, const Tensor& all) const {
     if (steps() == 1) return first.unsqueeze(0);
@@ -83,10 +89,7 @@ Tensor lstm(const Direction& d, Tensor* cy) {
     h = y;
     c = next;
   }
-  if (d.reserve.defined()) {
-    d.kept(0, 4).copy_(gates);
-    d.kept(4, 1).copy_(cells.unsqueeze(2));
-  }
+  d.keep(gates, cells);
   *cy = c;
   return h;
 }
@@ -109,10 +112,7 @@ Tensor gru(const Direction& d) {
     at::lerp_out(y, fresh, h, g.select(1, 1));
     h = y;
   }
-  if (d.reserve.defined()) {
-    d.kept(0, 3).copy_(gates);
-    d.kept(3, 1).copy_(hidden_n.unsqueeze(2));
-  }
+  d.keep(gates, hidden_n);
   return h;
 }
 
@@ -257,9 +257,8 @@ void run_forward(const SpecialCall& call) {
                         output, call.results[3]);
   for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
     Tensor cy;
-    const Tensor hy = mode == static_cast<int64_t>(RnnMode::kLstm)  ? lstm(all[i], &cy)
-                      : mode == static_cast<int64_t>(RnnMode::kGru) ? gru(all[i])
-                                                                    : simple(all[i]);
+    const Direction& d = all[i];
+    const Tensor hy = d.mode == RnnMode::kLstm ? lstm(d, &cy) : d.mode == RnnMode::kGru ? gru(d) : simple(d);
     if (call.results[1].defined()) call.results[1][i].copy_(hy);
     if (call.results[2].defined() && cy.defined()) call.results[2][i].copy_(cy);
   }
