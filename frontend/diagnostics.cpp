@@ -81,17 +81,21 @@ bool sync_each_op() {
   return on;
 }
 
-Status build_program(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number,
-                     std::vector<uint8_t>* program) {
+Status build_program(const remote::BuildRequest& request, std::vector<uint8_t>* program) {
   static const bool verify = flag("TORCH_REMOTE_VERIFY");
   static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
   ir::Graph graph;
-  if (Status status = ir::import_trace(trace, survivors, &graph); !status) return status;
+  if (request.graph != nullptr) {
+    graph = *request.graph;
+  } else if (Status status = ir::import_trace(*request.trace, *request.survivors, &graph); !status) {
+    return status;
+  }
   passes::PipelineOptions options;
   options.verify = verify;
   if (dump != nullptr && *dump != '\0') {
-    for (const ir::SourceRef& source : trace.sources) graph.sources.push_back(describe_source(source));
-    const std::filesystem::path folder = std::filesystem::path(dump) / ("program_" + std::to_string(number));
+    graph.sources.clear();
+    for (const ir::SourceRef& source : request.sources) graph.sources.push_back(describe_source(source));
+    const std::filesystem::path folder = std::filesystem::path(dump) / ("program_" + std::to_string(request.program));
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) {

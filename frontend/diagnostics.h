@@ -23,9 +23,8 @@ void report_flushes();
 // TORCH_REMOTE_SYNC=1: every op runs before the call returns.
 bool sync_each_op();
 
-// The function that turns a trace into a program: import, passes, encode; dumps if TORCH_REMOTE_DUMP is set.
-Status build_program(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number,
-                     std::vector<uint8_t>* program);
+// The function that turns a trace or a graph into a program: import, passes, encode; dumps if TORCH_REMOTE_DUMP is set.
+Status build_program(const remote::BuildRequest& request, std::vector<uint8_t>* program);
 
 uint64_t now_ns();
 

@@ -43,6 +43,9 @@ class ClientImpl : public Client {
   Status hello();
 
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
+  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, ProgramPtr* program) override;
+  Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+             uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
   Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
   Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
@@ -85,7 +88,11 @@ class ClientImpl : public Client {
   // With order_ held.
   // What came, health, and credits for `messages` and for the list of frees that may precede them.
   Status begin(size_t messages, size_t bytes);
-  std::span<const uint8_t> encode_run(Program& program, const ir::Trace& trace, uint64_t base);
+  // Of inputs_ and what is to be freed.
+  std::span<const uint8_t> encode_run(Program& program, std::span<const int64_t> now, uint64_t base);
+  void count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
+  // The header of the next message, a run, which will be waited for if there is a ticket.
+  wire::Header run_header(uint64_t* ticket);
   Status send_frees();
   // Sends what builder_ holds. `wants_reply`: it will be waited for.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
@@ -189,10 +196,10 @@ Status ClientImpl::send_frees() {
   return send(wire::Type::kFree, false, nullptr, nullptr);
 }
 
-std::span<const uint8_t> ClientImpl::encode_run(Program& program, const ir::Trace& trace, uint64_t base) {
+std::span<const uint8_t> ClientImpl::encode_run(Program& program, std::span<const int64_t> now, uint64_t base) {
   params_.clear();
   bindings_.clear();
-  encode_params(trace.params, program.params, params_);
+  encode_params(now, program.params, params_);
   encode_bindings(inputs_, base, program.bindings, bindings_);
   take_frees();
   builder_.Clear();
@@ -234,13 +241,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     info->first_difference = programs_.first_difference(trace);
     program = programs_.add(key, trace, survivors_);
   }
-  const std::span<const uint8_t> control = encode_run(*program, trace, *base);
-  info->ops = trace.records.size();
-  info->hit = hit;
-  info->program = program->number;
-  info->bytes = sizeof(wire::Header) + control.size();
-  counters_.flushes.fetch_add(1, std::memory_order_relaxed);
-  if (hit) counters_.program_hits.fetch_add(1, std::memory_order_relaxed);
+  const std::span<const uint8_t> control = encode_run(*program, trace.params, *base);
+  count_flush(*program, hit, control, info);
 
   const RunInfo run{program, *base, made};
   std::unique_ptr<BuildJob> job;
@@ -250,20 +252,63 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     job->load_sequence = ++sequence_;
     replies_.sending(job->load_sequence, 0);
   }
+  const wire::Header header = run_header(ticket);
+  if (!hit) {
+    outbox_.build_and_send(std::move(job), header, control, run);
+    return {};
+  }
+  programs_.set_sources(*program, trace.sources);
+  trace.clear();
+  return outbox_.send(header, control, nullptr, &run);
+}
+
+Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
+                        ProgramPtr* program) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  *program = programs_.add(*graph, std::move(sources));
+  auto job = std::make_unique<BuildJob>();
+  job->graph = std::move(graph);
+  job->load_sequence = ++sequence_;
+  replies_.sending(job->load_sequence, 0);
+  outbox_.build(std::move(job), header(wire::Type::kLoadProgram, sequence_, 0), *program);
+  return {};
+}
+
+Status ClientImpl::run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+                       uint64_t* ticket) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  *info = FlushInfo();
+  *base = next_id_;
+  if (program->failed) return program->failure;
+  if (Status status = begin(1, 0); !status) return status;
+  next_id_ += request.made;
+  inputs_.assign(request.inputs.begin(), request.inputs.end());
+  const std::span<const uint8_t> control = encode_run(*program, request.params, *base);
+  count_flush(*program, std::exchange(program->ran, true), control, info);
+  const RunInfo run{program, *base, request.made};
+  return outbox_.send(run_header(ticket), control, nullptr, &run);
+}
+
+void ClientImpl::count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info) {
+  info->ops = program.ops.size();
+  info->hit = hit;
+  info->program = program.number;
+  info->bytes = sizeof(wire::Header) + control.size();
+  counters_.flushes.fetch_add(1, std::memory_order_relaxed);
+  if (hit) counters_.program_hits.fetch_add(1, std::memory_order_relaxed);
+}
+
+wire::Header ClientImpl::run_header(uint64_t* ticket) {
   const uint64_t sequence = ++sequence_;
   replies_.sending(sequence, 0);
   if (ticket) {
     replies_.expect(sequence);
     *ticket = sequence;
   }
-  const wire::Header run_header = header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
-  if (!hit) {
-    outbox_.build_and_send(std::move(job), run_header, control, run);
-    return {};
-  }
-  programs_.set_sources(*program, trace.sources);
-  trace.clear();
-  return outbox_.send(run_header, control, nullptr, &run);
+  return header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
 }
 
 Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {

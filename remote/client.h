@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ir/graph.h"
 #include "ir/status.h"
 #include "ir/trace.h"
 #include "remote/transport.h"
@@ -51,9 +52,28 @@ struct FlushInfo {
   size_t first_difference = 0;
 };
 
+// A program to be built: of a recorded trace, or of a graph that came by another way.
+struct BuildRequest {
+  uint32_t program = 0;  // its number
+  const ir::Trace* trace = nullptr;
+  const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
+  const ir::Graph* graph = nullptr;                  // instead of a trace
+  std::span<const ir::SourceRef> sources;            // one a record
+};
+
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
-using BuildFunction = std::function<Status(const ir::Trace& trace, const std::vector<uint64_t>& survivors,
-                                           uint32_t program_number, std::vector<uint8_t>* program)>;
+using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
+
+// A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
+struct Program;
+using ProgramPtr = std::shared_ptr<Program>;
+
+// One run of such a program.
+struct RunRequest {
+  std::span<const int64_t> params;   // as many as the graph has
+  std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
+  uint64_t made = 0;                 // how many fresh buffers survive
+};
 
 // Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
 // when it comes.
@@ -76,6 +96,14 @@ class Client {
   // die during the call. Does not wait for the worker but for credits. `ticket`: not null for a trace whose last record
   // has dynamic or host results; the run then wants a reply, and the ticket must be passed to wait_results once.
   virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
+
+  // Has a graph built and sent, off this thread: a program for `run`. `sources` has one for each record that the nodes
+  // name. The graph must verify.
+  virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
+                      ProgramPtr* program) = 0;
+  // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
+  virtual Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+                     uint64_t* ticket = nullptr) = 0;
   // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
   virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;
 

@@ -68,13 +68,12 @@ class ClientTest : public testing::TestWithParam<Kind> {
     client = nullptr;
   }
 
-  Status build(const ir::Trace& trace, const std::vector<uint64_t>& survivors, uint32_t number,
-               std::vector<uint8_t>* program) {
+  Status build(const BuildRequest& request, std::vector<uint8_t>* program) {
     ++builds;
     build_gate.wait();
     if (fail_build) return {ErrorCode::kUnsupported, "remote: no such thing"};
     if (throw_in_build) throw std::runtime_error("out of luck");
-    *program = FakeWorker::make_program(trace);
+    *program = request.trace ? FakeWorker::make_program(*request.trace) : FakeWorker::make_program(*request.graph);
     return {};
   }
   void hold_builds() {
@@ -313,6 +312,78 @@ TEST_P(ClientTest, ResultsOfARunComeBack) {
   Words words;
   ASSERT_TRUE(client->wait_results(ticket, &words, kPatient, &error).ok());
   EXPECT_EQ(words, (Words{2, 3, 4}));
+}
+
+// One input, one parameter, one fresh buffer that survives.
+std::shared_ptr<const ir::Graph> small_graph() {
+  auto graph = std::make_shared<ir::Graph>();
+  graph->params = 1;
+  graph->buffers.resize(2);
+  graph->buffers[0].kind = ir::BufferKind::kInput;
+  graph->nodes.resize(1);
+  graph->nodes[0].opcode = 3;
+  return graph;
+}
+
+TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
+  ProgramPtr program;
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  uint64_t base;
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush(&base);
+  for (int64_t step = 0; step < 2; ++step) {
+    const int64_t params[] = {40 + step};
+    const uint64_t inputs[] = {base};
+    uint64_t made;
+    FlushInfo info;
+    ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());
+    EXPECT_EQ(made, base + 1);
+    EXPECT_EQ(info.hit, step == 1);
+    EXPECT_EQ(info.ops, 1u);
+    base = made;
+  }
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kLoadProgram, Type::kRun, Type::kRun, Type::kRun,
+                                        Type::kSynchronize}));
+  const auto run = worker->messages()[4];
+  EXPECT_EQ(run.program, 1u);
+  EXPECT_EQ(run.params, std::vector<int64_t>{41});
+  EXPECT_EQ(run.inputs, std::vector<uint64_t>{base - 1});
+  EXPECT_EQ(run.base, base);
+  EXPECT_EQ(client->counters().programs_built, 2u);
+  EXPECT_EQ(client->counters().program_hits, 1u);
+}
+
+TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
+  ProgramPtr program;
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  worker->on_run([](const FakeWorker::Message&) {
+    return FakeWorker::Failure{{ErrorCode::kOpFailed, "too bad", "ValueError"}, 0};
+  });
+  const int64_t params[] = {1};
+  const uint64_t inputs[] = {9};
+  uint64_t made;
+  FlushInfo info;
+  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.source.instruction, 5);
+  EXPECT_EQ(error.op, ir::op_desc(3).name);
+}
+
+TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
+  hold_builds();
+  fail_build = true;
+  ProgramPtr program;
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  const int64_t params[] = {1};
+  const uint64_t inputs[] = {9};
+  uint64_t made;
+  FlushInfo info;
+  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());  // nobody knows yet
+  release_builds();
+  EXPECT_EQ(synchronize().code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(client->run(program, {params, inputs, 1}, &made, &info).message(), "remote: no such thing");
+  EXPECT_TRUE(synchronize().ok());
 }
 
 TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {

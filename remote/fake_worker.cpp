@@ -23,14 +23,21 @@ flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Stat
                                  status.message().c_str(), program, record, sequence);
 }
 
-}  // namespace
-
-std::vector<uint8_t> FakeWorker::make_program(const ir::Trace& trace) {
-  const uint32_t counts[] = {static_cast<uint32_t>(trace.params.size()),
-                             static_cast<uint32_t>(std::ranges::count(trace.buffers, false, &ir::TraceBuffer::fresh))};
+std::vector<uint8_t> program_of(size_t params, ptrdiff_t inputs) {
+  const uint32_t counts[] = {static_cast<uint32_t>(params), static_cast<uint32_t>(inputs)};
   std::vector<uint8_t> bytes(sizeof(counts));
   std::memcpy(bytes.data(), counts, sizeof(counts));
   return bytes;
+}
+
+}  // namespace
+
+std::vector<uint8_t> FakeWorker::make_program(const ir::Trace& trace) {
+  return program_of(trace.params.size(), std::ranges::count(trace.buffers, false, &ir::TraceBuffer::fresh));
+}
+
+std::vector<uint8_t> FakeWorker::make_program(const ir::Graph& graph) {
+  return program_of(graph.params, std::ranges::count(graph.buffers, ir::BufferKind::kInput, &ir::Buffer::kind));
 }
 
 void FakeWorker::serve() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flatbuffers/flatbuffers.h"
+#include "ir/graph.h"
 #include "ir/trace.h"
 #include "remote/delta.h"
 #include "remote/transport.h"
@@ -46,6 +47,7 @@ class FakeWorker {
 
   // A program is what make_program gives: how many parameters and inputs a run of it has.
   static std::vector<uint8_t> make_program(const ir::Trace& trace);
+  static std::vector<uint8_t> make_program(const ir::Graph& graph);
 
   // While paused nothing is taken from the transport.
   void pause(bool paused) {

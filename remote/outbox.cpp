@@ -66,6 +66,10 @@ void Outbox::build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& h
   push({header, {control.begin(), control.end()}, nullptr, run, std::move(job)});
 }
 
+void Outbox::build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program) {
+  push({header, {}, nullptr, {std::move(program), 0, 0}, std::move(job)});
+}
+
 std::unique_ptr<BuildJob> Outbox::job_for(ir::Trace& trace) {
   std::unique_ptr<BuildJob> job;
   {
@@ -116,6 +120,7 @@ void Outbox::builder_loop() {
     if (item.job) {
       item.job->trace.clear();
       item.job->survivors.clear();
+      item.job->graph = nullptr;
     }
     lock.lock();
     if (item.job && spare_.size() < kSpareJobs) spare_.push_back(std::move(item.job));
@@ -128,11 +133,13 @@ void Outbox::send_item(Item& item) {
   const RunInfo& run = item.run;
   if (item.job) {
     if (Status status = build_program(*item.job, run, item.header); !status) {
+      run.program->failure = status;
       run.program->failed = true;
       return send_failed_run(item, item.job.get(), status);
     }
+    if (item.control.empty()) return;
   } else if (run.program && run.program->failed) {
-    return send_failed_run(item, nullptr, Status::internal("remote: the program of this run could not be built"));
+    return send_failed_run(item, nullptr, run.program->failure);
   }
   if (Status status = send_now(item.header, item.control, std::move(item.attachment)); !status) replies_.lose(status);
 }
@@ -140,7 +147,17 @@ void Outbox::send_item(Item& item) {
 Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Header& header) {
   std::vector<uint8_t> program;
   try {
-    if (Status status = build_(job.trace, job.survivors, run.program->number, &program); !status) return status;
+    BuildRequest request;
+    request.program = run.program->number;
+    if (job.graph) {
+      request.graph = job.graph.get();
+      request.sources = run.program->sources;  // they never change
+    } else {
+      request.trace = &job.trace;
+      request.survivors = &job.survivors;
+      request.sources = job.trace.sources;
+    }
+    if (Status status = build_(request, &program); !status) return status;
   } catch (const std::exception& error) {
     return Status::internal(std::string("remote: building a program failed: ") + error.what());
   }
@@ -162,6 +179,7 @@ void Outbox::send_failed_run(Item& item, const BuildJob* job, const Status& why)
     (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message(nullptr)),
                    nullptr);
   }
+  if (item.control.empty()) return;
   const auto* run = flatbuffers::GetRoot<wire::Run>(item.control.data());
   (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence), span_of(free_message(run->frees())),
                  nullptr);

@@ -24,11 +24,12 @@ struct RunInfo {
   uint64_t made = 0;  // buffers from base on
 };
 
-// A trace whose program the worker does not have.
+// A trace, or a graph, whose program the worker does not have.
 struct BuildJob {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
-  uint64_t load_sequence = 0;  // of its LoadProgram message
+  std::shared_ptr<const ir::Graph> graph;  // null: the trace
+  uint64_t load_sequence = 0;              // of its LoadProgram message
 };
 
 class Outbox {
@@ -44,6 +45,8 @@ class Outbox {
   // One thread at a time calls these two. Messages that wait are copied. For a Run, `run` is set.
   Status send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
               const RunInfo* run = nullptr);
+  // Builds the program and sends LoadProgram; this header is like those of the messages to send.
+  void build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program);
   // Builds the program, sends LoadProgram and then this Run message. If that fails: a Free message in its place, so
   // that the buffers it would have freed are, and Replies::fail.
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
@@ -55,7 +58,7 @@ class Outbox {
  private:
   struct Item {
     wire::Header header;
-    std::vector<uint8_t> control;
+    std::vector<uint8_t> control;  // empty: nothing is sent but the program
     AttachmentPtr attachment;
     RunInfo run;
     std::unique_ptr<BuildJob> job;

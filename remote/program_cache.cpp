@@ -33,14 +33,29 @@ ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std
   program->key = key;
   program->code = trace.code;
   program->survivors.assign(survivors.begin(), survivors.end());
-  program->records.reserve(trace.records.size());
-  for (const ir::TraceRecord& record : trace.records) program->records.push_back(record.code);
+  program->ops.reserve(trace.records.size());
+  for (const ir::TraceRecord& record : trace.records) program->ops.push_back(trace.code[record.code]);
   program->sources = trace.sources;
   by_key_.emplace(key.lo, program);
+  number(program);
+  return program;
+}
+
+ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> sources) {
+  auto program = std::make_shared<Program>();
+  program->sources = std::move(sources);
+  program->ops.assign(program->sources.size(), ir::kInvalidOpcode);
+  for (const ir::Node& node : graph.nodes) {
+    if (node.source < program->ops.size()) program->ops[node.source] = node.opcode;
+  }
+  number(program);
+  return program;
+}
+
+void ProgramCache::number(const ProgramPtr& program) {
   std::lock_guard lock(mutex_);
   by_number_.push_back(program);
   program->number = static_cast<uint32_t>(by_number_.size());
-  return program;
 }
 
 void ProgramCache::remove(const ProgramPtr& program) {
@@ -78,9 +93,9 @@ bool ProgramCache::describe(uint32_t program, uint32_t record, ir::SourceRef* so
   std::lock_guard lock(mutex_);
   if (program == 0 || program > by_number_.size()) return false;
   const Program& found = *by_number_[program - 1];
-  if (record >= found.records.size()) return false;
+  if (record >= found.ops.size() || found.ops[record] == ir::kInvalidOpcode) return false;
   if (record < found.sources.size()) *source = found.sources[record];
-  *op = ir::op_desc(found.code[found.records[record]]).name;
+  *op = ir::op_desc(found.ops[record]).name;
   return true;
 }
 

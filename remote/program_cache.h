@@ -8,7 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ir/graph.h"
 #include "ir/trace.h"
+#include "remote/client.h"
 #include "remote/delta.h"
 
 // The programs that the worker has, found by the traces they were built from.
@@ -19,19 +21,20 @@ struct Program {
   ir::Hash128 key;
   std::vector<uint32_t> code;       // of the trace
   std::vector<uint64_t> survivors;  // bit i: buffer i outlives the trace
-  std::vector<uint32_t> records;    // where each record begins in `code`
+  std::vector<ir::Opcode> ops;      // of each record
 
   // What the worker's end of the delta coding holds. Guarded by whoever orders the messages.
   std::vector<int64_t> params;
   Bindings bindings;
 
-  // The worker will never have it; set by the builder.
+  // The worker will never have it, because of `failure`; set by the builder, last.
   std::atomic<bool> failed = false;
+  Status failure;
+  bool ran = false;  // guarded like params
 
   // Of the latest run. Guarded by the cache.
   std::vector<ir::SourceRef> sources;
 };
-using ProgramPtr = std::shared_ptr<Program>;
 
 // Finding and adding is for one thread at a time; `describe` may run beside them.
 class ProgramCache {
@@ -40,6 +43,8 @@ class ProgramCache {
   ProgramPtr find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const;
   // A new one with the next number. `trace` is copied.
   ProgramPtr add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors);
+  // A new one of a graph: never found, only described.
+  ProgramPtr add(const ir::Graph& graph, std::vector<ir::SourceRef> sources);
   // Forgets one that could not be built, so that the next such trace is built again.
   void remove(const ProgramPtr& program);
 
@@ -52,6 +57,8 @@ class ProgramCache {
   bool describe(uint32_t program, uint32_t record, ir::SourceRef* source, std::string* op) const;
 
  private:
+  void number(const ProgramPtr& program);
+
   std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
   mutable std::mutex mutex_;                              // for what follows and Program::sources
   std::vector<ProgramPtr> by_number_;                     // number - 1

@@ -79,8 +79,8 @@ std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>> unix_pair() {
   return {make_unix_transport(sockets[0]), make_unix_transport(sockets[1])};
 }
 
-Status build(const ir::Trace& trace, const std::vector<uint64_t>&, uint32_t, std::vector<uint8_t>* program) {
-  *program = FakeWorker::make_program(trace);
+Status build(const BuildRequest& request, std::vector<uint8_t>* program) {
+  *program = FakeWorker::make_program(*request.trace);
   return {};
 }
 
