@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include "frontend/compiled_graph.h"
 #include "frontend/cpu_fallback.h"
 #include "frontend/device.h"
 #include "frontend/device_state.h"
@@ -103,6 +104,25 @@ py::object worker_info(int device) {
   return info;
 }
 
+// Ends a graph. `places`: of each node that may be an input, where a call's arguments have it; None: they are the
+// inputs.
+std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
+                                      const std::optional<py::dict>& places) {
+  std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
+  std::vector<size_t> positions;
+  for (const py::handle node : lowering.inputs()) {
+    positions.push_back(places ? py::cast<size_t>((*places)[node]) : positions.size());
+  }
+  return std::make_unique<CompiledGraph>(std::move(spec), std::move(positions));
+}
+
+// A graph as text, with the lines of its nodes.
+std::string print_with_sources(const ir::Graph& graph, const std::vector<ir::SourceRef>& sources) {
+  ir::Graph copy = graph;
+  for (const ir::SourceRef& source : sources) copy.sources.push_back(describe_source(source));
+  return ir::print(copy);
+}
+
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
   TORCH_CHECK(least >= 1 && least <= most, "remote: cut limits must be 1 <= min <= max, got ", least, " and ", most);
   Recorder::get(checked(device)).set_limits({least, most});
@@ -138,6 +158,20 @@ PYBIND11_MODULE(_C, module) {
   module.def("take_unexpected_compile", wrap_pybind_function([](int device) {
                return f::Recorder::get(f::checked(device)).take_unexpected_compile();
              }));
+  py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())
+      .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"))
+      .def_property_readonly("nodes", [](const f::CompiledGraph& g) { return g.spec().graph->nodes.size(); })
+      .def("to_text",
+           [](const f::CompiledGraph& g) { return f::print_with_sources(*g.spec().graph, g.spec().sources); });
+  py::class_<f::Lowering>(module, "Lowering")
+      .def(py::init([](int device) { return std::make_unique<f::Lowering>(f::checked(device)); }))
+      .def("offer", wrap_pybind_function(&f::Lowering::offer))
+      .def("add", wrap_pybind_function(&f::Lowering::add))
+      .def("__contains__", &f::Lowering::contains)
+      .def("__len__", &f::Lowering::size)
+      .def_property_readonly("why_not", &f::Lowering::why_not)
+      .def_property_readonly("inputs", &f::Lowering::inputs)
+      .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
 }

@@ -425,6 +425,50 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
   return {};
 }
 
+void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+                   std::span<RemoteStorage* const> results) {
+  Status status;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    status = flush_locked("compiled graph");
+    for (const RemoteStorage* storage : inputs) check_not_lost(storage);
+    if (status.ok()) status = run_locked(graph, params, inputs, results);
+  }
+  report_flushes();
+  check(status);
+  throttle();
+  if (sync_each_op()) synchronize();
+}
+
+Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+                            std::span<RemoteStorage* const> results) {
+  Status status;
+  remote::Client* worker = connect(device_, &status);
+  if (worker == nullptr) return status;
+  const uint64_t started = now_ns();
+  if (!graph.program || graph.session != session_) {
+    if (status = worker->load(graph.graph, graph.sources, &graph.program); !status) return status;
+    graph.session = session_;
+  }
+  graph.inputs.clear();
+  for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
+  remote::FlushInfo info;
+  uint64_t base = 0;
+  status = worker->run(graph.program, {params, graph.inputs, results.size()}, &base, &info);
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i]->id = status.ok() ? base + i : RemoteStorage::kLost;
+    results[i]->session = session_;
+  }
+  if (!status) return status;
+  const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
+  note_flush({info, "compiled graph", last, now_ns() - started});
+  if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
+    unexpected_compile_ = {"", last, info.ops, info.ops};
+    unexpected_compile_->compiled_graph = true;
+  }
+  return {};
+}
+
 void Recorder::expect_no_compile(bool expect) {
   std::lock_guard<FastMutex> lock(mutex_);
   expect_no_compile_ = expect;
@@ -440,6 +484,10 @@ std::string Recorder::take_unexpected_compile() {
   if (!miss) return {};
   const std::string line = describe_source(miss->source);
   const std::string where = line.empty() ? std::string() : " at " + line;
+  if (miss->compiled_graph) {
+    return c10::str("a program was built: torch.compile made another graph of ", miss->records, " ops, which ends",
+                    where);
+  }
   if (miss->record > miss->records) {
     return c10::str("a program was built: no program was known before; its last op is", where);
   }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -37,12 +38,23 @@ struct RandomState {
   uint64_t offset;
 };
 
+// A graph that runs without being recorded. `run` has it loaded when a worker does not have it yet.
+struct LoadedGraph {
+  std::shared_ptr<const ir::Graph> graph;
+  std::vector<ir::SourceRef> sources;  // of its nodes
+  // Guarded by the recorder.
+  remote::ProgramPtr program;
+  uint32_t session = 0;
+  std::vector<uint64_t> inputs;  // kept for its capacity
+};
+
 // The first miss under expect_no_compile.
 struct UnexpectedCompile {
   std::string op;  // of the first record that differs; empty: only which tensors outlive the trace differs
   ir::SourceRef source;
   size_t record = 0;
   size_t records = 0;
+  bool compiled_graph = false;  // torch.compile's, at its first run
 };
 
 // Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs
@@ -62,6 +74,11 @@ class Recorder {
   // without sizes, which the caller then sets.
   std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                        c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
+
+  // Sends what is recorded, then a run of a graph. `results` are new storages, for its fresh buffers that survive, in
+  // their order. With no lock and without the GIL.
+  void run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+           std::span<RemoteStorage* const> results);
 
   // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ...
   void flush(const char* reason);
@@ -110,6 +127,8 @@ class Recorder {
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
   // GIL).
   Status flush_locked(const char* reason, uint64_t* ticket = nullptr);
+  Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+                    std::span<RemoteStorage* const> results);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
   uint32_t enter_buffer(RemoteStorage* storage);

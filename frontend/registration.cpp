@@ -105,22 +105,27 @@ bool is_prefix(const OpEntry& functional, const OpEntry& other) {
   return true;
 }
 
+OpEntry* entry_of(const c10::OperatorHandle& handle) {
+  std::lock_guard lock(entries().mutex);
+  return make_entry(handle);
+}
+
+bool ask_worker(OpEntry& entry) {
+  OpEntry::Known known = entry.worker_has.load(std::memory_order_relaxed);
+  if (known == OpEntry::Known::kNotAsked) {
+    known = worker_has(entry.handle) ? OpEntry::Known::kYes : OpEntry::Known::kNo;
+    entry.worker_has.store(known, std::memory_order_relaxed);
+  }
+  return known == OpEntry::Known::kYes;
+}
+
 // Ops registered later: custom ops without a kernel for this device.
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-  OpEntry* entry;
-  {
-    std::lock_guard lock(entries().mutex);
-    entry = make_entry(handle);
-  }
+  OpEntry* entry = entry_of(handle);
   if (entry == nullptr) {
     return run_on_client(handle, stack, "has an argument or result of a type that cannot be recorded");
   }
-  OpEntry::Known known = entry->worker_has.load(std::memory_order_relaxed);
-  if (known == OpEntry::Known::kNotAsked) {
-    known = worker_has(handle) ? OpEntry::Known::kYes : OpEntry::Known::kNo;
-    entry->worker_has.store(known, std::memory_order_relaxed);
-  }
-  if (known == OpEntry::Known::kNo) {
+  if (!ask_worker(*entry)) {
     return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
   }
   record_call(*entry, *stack);
@@ -159,6 +164,22 @@ void register_ops() {
       entry.functional = sibling->second;
     }
   }
+}
+
+const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle) {
+  const OpEntry* entry = entry_of(handle);
+  return entry != nullptr ? entry->desc : nullptr;
+}
+
+bool is_recorded(const c10::OperatorHandle& handle) {
+  return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) != ir::kInvalidOpcode);
+}
+
+bool has_other_kernel(std::string_view name) { return is_own_kernel(name); }
+
+bool worker_has_op(const c10::OperatorHandle& handle) {
+  OpEntry* entry = entry_of(handle);
+  return entry != nullptr && ask_worker(*entry);
 }
 
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {

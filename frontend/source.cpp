@@ -9,9 +9,11 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "frontend/source.h"
@@ -167,9 +169,46 @@ ir::SourceRef capture_source(bool* backward) {
   return source;
 }
 
+namespace {
+
+constexpr int32_t kText = -2;  // SourceRef::instruction: `code` is a str
+
+// "  File "train.py", line 12, in forward" of its last entry.
+std::string describe_text(PyObject* text) {
+  const char* utf8 = PyUnicode_AsUTF8(text);
+  if (utf8 == nullptr) return {};
+  const std::string_view trace(utf8);
+  constexpr std::string_view kFile = "File \"", kLine = "\", line ", kIn = ", in ";
+  const size_t file = trace.rfind(kFile);
+  if (file == trace.npos) return {};
+  const size_t line = trace.find(kLine, file), in = trace.find(kIn, line);
+  if (line == trace.npos || in == trace.npos) return {};
+  const size_t end = std::min(trace.find('\n', in), trace.size());
+  const auto part = [&](size_t from, size_t to) { return std::string(trace.substr(from, to - from)); };
+  return part(file + kFile.size(), line) + ":" + part(line + kLine.size(), in) + " in " + part(in + kIn.size(), end);
+}
+
+}  // namespace
+
+ir::SourceRef text_source(PyObject* stack_trace) {
+  static PyObject* const kept = PyDict_New();  // equal texts once; never given back, as code objects are not
+  PyObject* text = PyDict_SetDefault(kept, stack_trace, stack_trace);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  return {reinterpret_cast<uint64_t>(text), kText, 0};
+}
+
 std::string describe_source(const ir::SourceRef& source) {
   if (source.code == 0 || !Py_IsInitialized()) return {};
   const PyGILState_STATE gil = PyGILState_Ensure();
+  if (source.instruction == kText) {
+    const std::string text = describe_text(reinterpret_cast<PyObject*>(source.code));
+    PyErr_Clear();
+    PyGILState_Release(gil);
+    return text;
+  }
   auto* code = reinterpret_cast<PyCodeObject*>(source.code);
   std::string text;
   const char* file = PyUnicode_AsUTF8(code->co_filename);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <Python.h>
+
 #include <cstdint>
 #include <string>
 
@@ -14,6 +16,9 @@ namespace torch_remote::frontend {
 // is kept alive, and that takes the GIL.
 // `backward`: this thread runs a backward node.
 ir::SourceRef capture_source(bool* backward);
+
+// The line that a stack trace as torch.fx keeps it (a str) ends with. With the GIL; the text is kept.
+ir::SourceRef text_source(PyObject* stack_trace);
 
 // "train.py:12 in forward", or "" if nothing is known; "train.py:12 in forward (backward)" for a backward op. Takes the
 // GIL.

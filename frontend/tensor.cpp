@@ -101,12 +101,12 @@ c10::intrusive_ptr<c10::StorageImpl> make_remote_storage(c10::StorageImpl::use_b
 
 const c10::DispatchKeySet kKeySet(c10::DispatchKey::PrivateUse1);
 
+}  // namespace
+
 c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device) {
   return c10::Storage(c10::make_intrusive<RemoteStorage>(c10::SymInt(nbytes), make_token(device),
                                                          c10::GetAllocator(c10::DeviceType::PrivateUse1), true));
 }
-
-}  // namespace
 
 at::DataPtr make_token(c10::DeviceIndex device) {
   return at::DataPtr(token_space().base + take_token() * kTokenStride,

@@ -83,6 +83,9 @@ inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage)
   return storage->stock_view;
 }
 
+// A storage of bytes that nobody has written, for `make_tensor` and the like.
+c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device);
+
 // A new, undefined tensor with a storage of its own that just holds it. Sizes and strides in elements.
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device);

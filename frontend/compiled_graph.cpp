@@ -1,0 +1,208 @@
+#include "frontend/compiled_graph.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <bit>
+
+#include "frontend/device_state.h"
+#include "frontend/generator.h"
+#include "frontend/tensor.h"
+
+namespace torch_remote::frontend {
+
+namespace py = pybind11;
+using ir::Sym;
+
+struct CompiledGraph::Call {
+  std::vector<at::Tensor> tensors;    // by input; undefined for numbers
+  std::vector<at::Tensor> originals;  // of written inputs that were copied to other strides
+  std::vector<int64_t> params;
+  std::vector<int64_t> values;  // of the host's symbols
+  std::vector<RemoteStorage*> inputs;
+  std::vector<c10::Storage> made;
+};
+
+CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<size_t> positions)
+    : spec_(std::move(spec)), positions_(std::move(positions)) {
+  loaded_.graph = spec_->graph;
+  loaded_.sources = spec_->sources;
+}
+
+void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
+  const GraphInput& in = spec_->inputs[index];
+  TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument ", index,
+                   " of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
+  const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
+  TORCH_CHECK(tensor.scalar_type() == in.dtype, "remote: argument ", index, " of a compiled graph must be of dtype ",
+              in.dtype, ", got ", tensor.scalar_type());
+  if (in.kind == GraphInput::Kind::kNumber) {
+    TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument ", index,
+                " of a compiled graph must be a 0-dim tensor on the CPU, got one of ", tensor.dim(), " dims on ",
+                tensor.device());
+    const c10::Scalar value = tensor.item();
+    if (value.isComplex()) {
+      call.params[in.param] = std::bit_cast<int64_t>(value.toComplexDouble().real());
+      call.params[in.param + 1] = std::bit_cast<int64_t>(value.toComplexDouble().imag());
+    } else {
+      call.params[in.param] = value.isFloatingPoint() ? std::bit_cast<int64_t>(value.toDouble()) : value.to<int64_t>();
+    }
+    return;
+  }
+  TORCH_CHECK(is_remote(tensor) && tensor.device().index() == spec_->device, "remote: argument ", index,
+              " of a compiled graph must be on remote:", static_cast<int>(spec_->device), ", got one on ",
+              tensor.device());
+  TORCH_CHECK(tensor.dim() == static_cast<int64_t>(in.sizes.size()), "remote: argument ", index,
+              " of a compiled graph must have ", in.sizes.size(), " dims, got ", tensor.dim());
+  call.params[in.param] = tensor.storage_offset();
+  for (const auto& [dim, param] : in.size_params) call.params[param] = tensor.size(dim);
+  call.tensors[index] = tensor;
+}
+
+void CompiledGraph::take(Call& call, const py::list& arguments) {
+  const size_t count = spec_->inputs.size();
+  call.tensors.resize(count);
+  call.params.resize(spec_->graph->params);
+  for (size_t i = 0; i < count; ++i) {
+    const GraphInput& in = spec_->inputs[i];
+    TORCH_CHECK(positions_[i] < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
+                " arguments, which are too few");
+    const py::handle argument = PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(positions_[i]));
+    switch (in.kind) {
+      case GraphInput::Kind::kTensor:
+      case GraphInput::Kind::kNumber:
+        take_tensor(call, i, argument);
+        break;
+      case GraphInput::Kind::kFloat:
+        call.params[in.param] = std::bit_cast<int64_t>(py::cast<double>(argument));
+        break;
+      case GraphInput::Kind::kBool:
+        call.params[in.param] = py::cast<bool>(argument);
+        break;
+      case GraphInput::Kind::kInt:
+        call.params[in.param] = py::cast<int64_t>(argument);
+        break;
+    }
+  }
+}
+
+void CompiledGraph::fix_strides(Call& call, size_t index) {
+  const GraphInput& in = spec_->inputs[index];
+  at::Tensor& tensor = call.tensors[index];
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  bool same = true;
+  for (size_t d = 0; d < in.sizes.size(); ++d) {
+    TORCH_CHECK(sizes[d] == call.values[in.sizes[d]], "remote: argument ", index, " of a compiled graph has sizes ",
+                sizes, ", but dim ", d, " must be ", call.values[in.sizes[d]]);
+    same = same && (sizes[d] == 1 || strides[d] == call.values[in.strides[d]]);
+  }
+  if (same || tensor.numel() == 0) return;
+  c10::DimVector wanted;
+  for (const Sym stride : in.strides) wanted.push_back(call.values[stride]);
+  const at::Tensor copy = make_tensor(sizes, wanted, tensor.scalar_type(), spec_->device);
+  copy.copy_(tensor);
+  if (in.written) {
+    call.originals.resize(call.tensors.size());
+    call.originals[index] = tensor;
+  }
+  tensor = copy;
+  call.params[in.param] = 0;
+}
+
+void CompiledGraph::draw_random(Call& call) {
+  for (const GraphRandom& random : spec_->randoms) {
+    int64_t elements = 1;
+    for (const Sym count : random.elements) elements = std::max(elements, call.values[count]);
+    const RandomState state = default_generator(spec_->device).get<RemoteGenerator>()->take(elements);
+    call.params[random.seed] = static_cast<int64_t>(state.seed);
+    call.params[random.seed + 1] = static_cast<int64_t>(state.offset);
+  }
+}
+
+py::list CompiledGraph::results(Call& call, const py::list& arguments) {
+  const auto evaluated = [&](const std::vector<Sym>& symbols) {
+    c10::DimVector all;
+    for (const Sym symbol : symbols) all.push_back(call.values[symbol]);
+    return all;
+  };
+  py::list all(spec_->outputs.size());
+  for (size_t i = 0; i < spec_->outputs.size(); ++i) {
+    const GraphOutput& out = spec_->outputs[i];
+    py::object result;
+    switch (out.kind) {
+      case GraphOutput::Kind::kObject:
+        result = out.object;
+        break;
+      case GraphOutput::Kind::kInt:
+        result = py::int_(call.values[out.offset]);
+        break;
+      case GraphOutput::Kind::kInput:
+        result = arguments[positions_[out.index]];
+        break;
+      case GraphOutput::Kind::kInputView: {
+        const at::Tensor& base = call.tensors[out.index];
+        result = py::reinterpret_steal<py::object>(
+            THPVariable_Wrap(make_view(base, evaluated(out.sizes), evaluated(out.strides), call.values[out.offset])));
+        break;
+      }
+      case GraphOutput::Kind::kFresh: {
+        auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(call.made[out.index]),
+                                                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                          c10::scalarTypeToTypeMeta(out.dtype));
+        impl->set_sizes_and_strides(evaluated(out.sizes), evaluated(out.strides), call.values[out.offset]);
+        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(at::Tensor(std::move(impl))));
+        break;
+      }
+    }
+    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
+  }
+  return all;
+}
+
+py::list CompiledGraph::call(py::list& arguments) {
+  check_not_forked();
+  Call call;
+  take(call, arguments);
+  const auto evaluate = [&] { check(ir::evaluate(spec_->host, call.params.data(), &call.values)); };
+  evaluate();
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (call.tensors[i].defined()) fix_strides(call, i);
+  }
+  draw_random(call);
+  evaluate();
+
+  Recorder& recorder = Recorder::get(spec_->device);
+  for (const at::Tensor& tensor : call.tensors) {
+    if (!tensor.defined()) continue;
+    RemoteStorage* storage = storage_of(tensor);
+    // Never written: as undefined as torch.empty's memory.
+    if (storage->id == 0 && !recorder.has_buffer(storage)) {
+      make_view(tensor, c10::Storage(tensor.storage()), caffe2::TypeMeta::Make<uint8_t>(),
+                {static_cast<int64_t>(storage->nbytes())}, {1}, 0)
+          .zero_();
+    }
+    call.inputs.push_back(storage);
+  }
+  std::vector<RemoteStorage*> made;
+  for (const Sym nbytes : spec_->fresh_nbytes) {
+    call.made.push_back(new_storage(call.values[nbytes], spec_->device));
+    made.push_back(storage_of(call.made.back()));
+  }
+  {
+    py::gil_scoped_release release;
+    recorder.run(loaded_, call.params, call.inputs, made);
+  }
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (!spec_->inputs[i].written) continue;
+    if (i < call.originals.size() && call.originals[i].defined()) {
+      call.originals[i].copy_(call.tensors[i]);
+    } else {
+      call.tensors[i].unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  py::list all = results(call, arguments);
+  if (PyList_SetSlice(arguments.ptr(), 0, PY_SSIZE_T_MAX, nullptr) != 0) throw py::error_already_set();
+  return all;
+}
+
+}  // namespace torch_remote::frontend

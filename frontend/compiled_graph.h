@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <vector>
+
+#include "frontend/lowering.h"
+#include "frontend/recorder.h"
+
+namespace torch_remote::frontend {
+
+// A lowered graph as a function of Python's. One message a call; nothing is recorded.
+class CompiledGraph {
+ public:
+  // `positions`: of each of the graph's inputs among the arguments of a call.
+  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<size_t> positions);
+
+  // Takes the arguments out of the list (so that their memory can go as soon as nobody else has them) and returns the
+  // results as a list. Raises for arguments that the graph was not made for.
+  pybind11::list call(pybind11::list& arguments);
+
+  const CompiledGraphSpec& spec() const { return *spec_; }
+
+ private:
+  struct Call;
+  void take(Call& call, const pybind11::list& arguments);
+  void take_tensor(Call& call, size_t index, pybind11::handle argument);
+  void draw_random(Call& call);
+  // Copies an input to the strides that the graph was made for, if it has others.
+  void fix_strides(Call& call, size_t index);
+  pybind11::list results(Call& call, const pybind11::list& arguments);
+
+  const std::unique_ptr<CompiledGraphSpec> spec_;
+  const std::vector<size_t> positions_;
+  LoadedGraph loaded_;
+};
+
+}  // namespace torch_remote::frontend

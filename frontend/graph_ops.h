@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <vector>
+
+#include "ir/op_table.h"
+
+namespace torch_remote::frontend {
+
+// How a node of an FX graph becomes part of an ir::Graph.
+struct GraphOp {
+  enum class How : uint8_t {
+    kNot,     // it does not
+    kRecord,  // a node of the op `desc`
+    kView,    // no node: another view of its first argument
+    kEmpty,   // no node: new memory
+    kCopy,    // new memory and copy_ into it from argument `from`
+    kRandom,  // new memory and `desc`, an op that fills it with random numbers
+    kAttention,
+    kAttentionBackward,
+  };
+  How how = How::kNot;
+  const ir::OpDesc* desc = nullptr;
+  const char* why_not = "";
+  size_t from = 0;  // kCopy
+  struct Argument {
+    pybind11::str name;
+    pybind11::object otherwise;  // its default; null: there is none
+  };
+  std::vector<Argument> arguments;  // of the node's own schema
+};
+
+// Of an FX node's target; remembered. With the GIL.
+const GraphOp& graph_op(pybind11::handle target);
+
+}  // namespace torch_remote::frontend
