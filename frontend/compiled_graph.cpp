@@ -1,6 +1,7 @@
 #include "frontend/compiled_graph.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <bit>
@@ -40,7 +41,7 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
     TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument ", index,
                 " of a compiled graph must be a 0-dim tensor on the CPU, got one of ", tensor.dim(), " dims on ",
                 tensor.device());
-    const c10::Scalar value = tensor.item();
+    const c10::Scalar value = at::native::_local_scalar_dense_cpu(tensor);
     if (value.isComplex()) {
       call.params[in.param] = std::bit_cast<int64_t>(value.toComplexDouble().real());
       call.params[in.param + 1] = std::bit_cast<int64_t>(value.toComplexDouble().imag());

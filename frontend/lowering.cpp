@@ -1,5 +1,6 @@
 #include "frontend/lowering.h"
 
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/MemoryFormat.h>
@@ -40,6 +41,7 @@ struct Value {
   uint32_t view = 0;                               // kTensor
   Sym symbol = kNoSym;                             // kNumber, kInt, kFloat, kBool
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
+  bool host = false;                               // kTensor: one on the CPU, computed in the program too
   std::vector<Value> items;                        // kList: a list, or several results
 };
 
@@ -126,10 +128,12 @@ struct Lowering::State {
 
   // -- symbols --------------------------------------------------------------------------------------------------------
 
-  std::optional<Sym> offered_symbol(py::handle symbol) {
-    PyObject* node = lookup(offered, symbol);
-    if (node == nullptr) return std::nullopt;
-    return input(node).symbol;
+  // Of an expression that a node outside gives, as a number or as a size.
+  std::optional<Sym> offered_symbol(py::handle expr) {
+    PyObject* node = lookup(offered, expr);
+    if (node == nullptr || values.contains(node)) return std::nullopt;
+    input(node);
+    return symbols.defined(expr);
   }
 
   Sym size_of(const c10::SymInt& size) {
@@ -291,10 +295,10 @@ struct Lowering::State {
   // A size of an input: known, or a parameter that it gives.
   Sym told_by(GraphInput& in, const c10::SymInt& size, uint32_t dim) {
     if (const auto known = symbols.find_size(size)) return *known;
-    const auto* node = dynamic_cast<const torch::impl::PythonSymNodeImpl*>(size.toSymNodeImplUnowned());
-    if (node == nullptr) refuse("an input has a size that no program can hold");
+    const py::handle node = Symbols::node_of(size);
+    if (!node) refuse("an input has a size that no program can hold");
     const Sym param = symbols.new_param();
-    symbols.define(const_cast<torch::impl::PythonSymNodeImpl*>(node)->getPyObj(), param);
+    symbols.define(node, param);
     in.size_params.emplace_back(dim, param);
     return symbols.find_size(size).value_or(param);
   }
@@ -377,14 +381,16 @@ struct Lowering::State {
     return count;
   }
 
-  // A new tensor like this fake one.
-  Value fresh(py::handle val) {
+  // A new tensor like this fake one. `host`: it may be one of the CPU's.
+  Value fresh(py::handle val, bool host = false) {
     Value value;
     if (val.is_none()) return value;
     if (!THPVariable_Check(val.ptr())) refuse("a result is no tensor");
     const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
     check_plain(tensor);
-    check_device(device_of(val));
+    const c10::Device on = device_of(val);
+    value.host = host && on.is_cpu() && tensor.dim() == 0;
+    if (!value.host) check_device(on);
     const Geometry g = geometry(tensor);
     const uint32_t buffer = new_buffer(ir::BufferKind::kFresh, extent(g, tensor.element_size()), kNotInput);
     value.kind = Value::Kind::kTensor;
@@ -440,6 +446,7 @@ struct Lowering::State {
       case Value::Kind::kNone:
         return arg;
       case Value::Kind::kTensor:
+        hosts_only &= v.host;
         arg.tag = ArgTag::kView;
         arg.a = v.view;
         if (writes) {
@@ -499,6 +506,7 @@ struct Lowering::State {
           if (v.kind != Value::Kind::kList) refuse("a tensor stands in a list's place");
           for (const Value& item : v.items) {
             if (item.kind != Value::Kind::kTensor) refuse("a list holds something else than tensors");
+            hosts_only &= item.host;
             arg.items.push_back(number(ArgTag::kView, item.view));
           }
           return arg;
@@ -596,7 +604,9 @@ struct Lowering::State {
   }
 
   Value record(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& given) {
+    hosts_only = true;
     std::vector<Arg> args = convert_all(desc, given);
+    const bool host = hosts_only && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
     const bool several = desc.results.size() != 1;
     if (several && !desc.results.empty() && !py::isinstance<py::tuple>(val) && !py::isinstance<py::list>(val)) {
       refuse("its example value is no tuple");
@@ -620,11 +630,11 @@ struct Lowering::State {
           one.kind = Value::Kind::kList;
           results[i].tag = ArgTag::kList;
           for (const py::handle item : its) {
-            one.items.push_back(fresh(item));
+            one.items.push_back(fresh(item, host));
             results[i].items.push_back(result_arg(one.items.back()));
           }
         } else {
-          one = fresh(its);
+          one = fresh(its, host);
           results[i] = result_arg(one);
           if (one.kind == Value::Kind::kTensor && (desc.flags & ir::kOpRandom)) counts.push_back(elements(its));
         }
@@ -655,11 +665,12 @@ struct Lowering::State {
 
   // New memory that an in-place op fills; `rest` follow its first argument.
   Value fill(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& rest) {
+    hosts_only = true;
     std::vector<Arg> args(1);
     for (size_t i = 1; i < desc.args.size(); ++i) {
       args.push_back(convert(desc.args[i], i - 1 < rest.size() ? py::handle(rest[i - 1]) : py::handle()));
     }
-    const Value value = fresh(val);
+    const Value value = fresh(val, hosts_only && !(desc.flags & ir::kOpRandom));
     args[0] = result_arg(value);
     draw(desc, args, {});
     new_node(desc, std::move(args), fx);
@@ -731,14 +742,17 @@ struct Lowering::State {
     }
     const GraphOp& op = graph_op(target);
     if (op.how == How::kNot) refuse(op.why_not);
-    const py::object val = meta_entry(fx, names().val);
-    if (!val) refuse("it has no example value");
+    py::object val = meta_entry(fx, names().val);
+    if (!val) {
+      if (op.how != How::kRecord || !op.desc->results.empty()) refuse("it has no example value");
+      val = py::none();
+    }
     const std::vector<py::object> given = arguments_of(fx, op);
     switch (op.how) {
       case How::kView: {
         if (!is_fx_node(given[0])) refuse("it is a view of no node");
         const Value base = value_of(given[0]);
-        if (base.kind != Value::Kind::kTensor) refuse("it is a view of no tensor of the device");
+        if (base.kind != Value::Kind::kTensor || base.host) refuse("it is a view of no tensor of the device");
         return view_of(base, val);
       }
       case How::kEmpty:
@@ -879,8 +893,9 @@ struct Lowering::State {
   std::unique_ptr<CompiledGraphSpec> spec = std::make_unique<CompiledGraphSpec>();
   Graph graph;
   Symbols symbols{graph};
+  bool hosts_only = false;                // of the node at hand: no tensor of the device was among its arguments
   std::unordered_set<PyObject*> outside;  // nodes that may become inputs
-  py::dict offered;                       // those of them that are ints, by symbol
+  py::dict offered;                       // by the sizes (sympy expressions) that they tell
   std::unordered_map<PyObject*, Value> values;
   std::vector<py::object> kept;  // the nodes in `values`
   py::list input_nodes;
@@ -899,7 +914,14 @@ Lowering::~Lowering() = default;
 
 void Lowering::offer(py::object node) {
   const py::object val = meta_entry(node, names().val);
-  if (val && torch::is_symint(val)) state_->offered[val.attr(names().node).attr("expr")] = node;
+  if (val && torch::is_symint(val)) {
+    state_->offered[val.attr(names().node).attr("expr")] = node;
+  } else if (val && THPVariable_Check(val.ptr())) {
+    for (const c10::SymInt& size : THPVariable_Unpack(val.ptr()).sym_sizes()) {
+      const py::handle symbolic = Symbols::node_of(size);
+      if (symbolic) PyDict_SetDefault(state_->offered.ptr(), symbolic.attr("expr").ptr(), node.ptr());
+    }
+  }
   state_->outside.insert(node.ptr());
   state_->kept.push_back(std::move(node));
 }
@@ -922,7 +944,29 @@ bool Lowering::add(py::object node) {
 }
 
 const std::string& Lowering::why_not() const { return state_->why_not; }
-bool Lowering::contains(py::handle node) const { return state_->values.contains(node.ptr()); }
+
+bool Lowering::is_host(py::handle node) const {
+  const auto found = state_->values.find(node.ptr());
+  if (found == state_->values.end()) return false;
+  const Value* value = &found->second;
+  while (value->kind == Value::Kind::kList && !value->items.empty()) value = &value->items[0];
+  return value->host;
+}
+
+void Lowering::constant(const py::object& node, const at::Tensor& value) {
+  State& s = *state_;
+  Value v;
+  v.kind = Value::Kind::kNumber;
+  v.dtype = value.scalar_type();
+  const c10::Scalar number = at::native::_local_scalar_dense_cpu(value);  // whatever modes are on
+  if (number.isComplex()) {
+    v.symbol = s.complex_constant(py::cast(number.toComplexDouble()));
+  } else {
+    v.symbol = number.isFloatingPoint() ? s.float_constant(number.toDouble()) : s.symbols.constant(number.to<int64_t>());
+  }
+  s.remember(node, std::move(v));
+}
+
 size_t Lowering::size() const { return state_->graph.nodes.size(); }
 py::list Lowering::inputs() const { return state_->input_nodes; }
 

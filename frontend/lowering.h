@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -79,11 +79,15 @@ class Lowering {
 
   // A node whose value a call can be given: it becomes an input when a node, or a size, needs it.
   void offer(pybind11::object node);
+  // A node that is always this 0-dim CPU tensor.
+  void constant(const pybind11::object& node, const at::Tensor& value);
   // Takes a call_function node in. False if it cannot run in a program of this device (another device, data-dependent
   // sizes, numbers for Python, an op that the worker lacks); then nothing has changed, and why_not says why.
   bool add(pybind11::object node);
   const std::string& why_not() const;
-  bool contains(pybind11::handle node) const;
+  // Whether the node is a 0-dim CPU tensor that the program computes beside the CPU, for its own use: such a one cannot
+  // be among the results.
+  bool is_host(pybind11::handle node) const;
   size_t size() const;  // nodes of the graph
 
   // Ends it. `outputs`: nodes, or objects that a call returns as they are. The inputs that a call must be given, as

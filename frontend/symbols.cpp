@@ -40,11 +40,22 @@ void Symbols::define(py::handle node, Sym symbol) {
   may_be_small_[symbol] = !py::bool_(enough);
 }
 
+std::optional<Sym> Symbols::defined(py::handle expr) const {
+  PyObject* found = PyDict_GetItemWithError(by_value_.ptr(), expr.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return found == nullptr ? std::nullopt : std::optional(py::handle(found).cast<Sym>());
+}
+
+py::handle Symbols::node_of(const c10::SymInt& value) {
+  if (value.maybe_as_int()) return {};
+  auto* node = dynamic_cast<torch::impl::PythonSymNodeImpl*>(value.toSymNodeImplUnowned());
+  return node == nullptr ? py::handle() : node->getPyObj();
+}
+
 std::optional<Sym> Symbols::find(const c10::SymInt& value) {
   if (const auto known = value.maybe_as_int()) return constant(*known);
-  const auto* node = dynamic_cast<const torch::impl::PythonSymNodeImpl*>(value.toSymNodeImplUnowned());
-  if (node == nullptr) return std::nullopt;
-  return find_node(const_cast<torch::impl::PythonSymNodeImpl*>(node)->getPyObj());
+  const py::handle node = node_of(value);
+  return node ? find_node(node) : std::nullopt;
 }
 
 std::optional<Sym> Symbols::find_node(py::handle node) {
@@ -64,12 +75,10 @@ std::optional<Sym> Symbols::find_size(const c10::SymInt& value) {
 std::optional<Sym> Symbols::find_expr(py::handle expr) {
   const auto known = by_object_.find(expr.ptr());
   if (known != by_object_.end()) return known->second;
-  std::optional<Sym> symbol;
-  if (PyObject* found = PyDict_GetItemWithError(by_value_.ptr(), expr.ptr())) {
-    symbol = py::handle(found).cast<Sym>();
-  } else {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  std::optional<Sym> symbol = defined(expr);
+  if (!symbol) {
     symbol = convert(expr);
+    if (!symbol && on_unknown) symbol = on_unknown(expr);
     if (symbol) by_value_[expr] = py::int_(*symbol);
   }
   if (symbol) {
@@ -92,7 +101,7 @@ std::optional<Sym> Symbols::fold(ExprKind kind, const py::tuple& args) {
 // What torch makes sizes of (torch.utils._sympy.functions); they are never negative where that matters.
 std::optional<Sym> Symbols::convert(py::handle expr) {
   if (is_true(expr, names().is_integer)) return constant(py::int_(py::reinterpret_borrow<py::object>(expr)));
-  if (is_true(expr, names().is_symbol)) return on_unknown ? on_unknown(expr) : std::nullopt;
+  if (is_true(expr, names().is_symbol)) return std::nullopt;
   const std::string function = py::cast<std::string>(py::type::handle_of(expr).attr(names().name));
   const py::tuple args = expr.attr(names().args);
   if (function == "Add") return fold(ExprKind::kAdd, args);

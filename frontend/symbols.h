@@ -27,6 +27,10 @@ class Symbols {
 
   // This expression has this value. `node`: a torch SymNode with it, for what the ShapeEnv knows of its range.
   void define(pybind11::handle node, ir::Sym symbol);
+  // What was defined, nothing more.
+  std::optional<ir::Sym> defined(pybind11::handle expr) const;
+  // The SymNode of a symbolic size; null of a plain one.
+  static pybind11::handle node_of(const c10::SymInt& value);
   // The symbol of a size; none if it is made of symbols that nothing defines or by functions that a graph lacks.
   std::optional<ir::Sym> find(const c10::SymInt& value);
   // Likewise of a Python SymInt's `.node`.
@@ -34,8 +38,8 @@ class Symbols {
   // As find, for a tensor's size: one that may be 0 or 1 is told from those that may not (see ir::View).
   std::optional<ir::Sym> find_size(const c10::SymInt& value);
 
-  // Asked for the value of a plain symbol that is not defined.
-  std::function<std::optional<ir::Sym>(pybind11::handle symbol)> on_unknown;
+  // Asked for the value of an expression that is not made of what is defined.
+  std::function<std::optional<ir::Sym>(pybind11::handle expr)> on_unknown;
 
   // Ends the numbering: what `symbol` is from now on.
   void close();

@@ -99,22 +99,31 @@ class _Splitter:
     """Turns an FX graph into programs and, where it must be, what runs between them in this process.
 
     A node that no program can hold (another device, results whose size depends on data, numbers for Python, higher
-    order operators) is called as eager code would call it. Nodes keep their order, but for one that has nothing to do
-    with the device: it runs before the program that is being built.
+    order operators) is called as eager code would call it. Nodes keep their order, but for those that have nothing to
+    do with the device: they run before the program that is being built, or after it if they write.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self.outer = fx.Graph(module)
-        self.calls: set[fx.Node] = set()  # of programs
         self.values: dict[fx.Node, fx.Node] = {}  # what the outer graph has, by the module's nodes
+        self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
+        self.effects: set[fx.Node] = set()  # outer nodes that must run
         self.begin()
 
     def begin(self) -> None:
         self.program = _C.Lowering(remote.current_device())
         self.members: dict[fx.Node, None] = {}  # of the program
         self.numbers: dict[fx.Node, None] = {}  # that follow from the sizes of members
+        self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors
+        self.written: set[fx.Node] = set()  # those tensors, and the nodes of `later`
         for node in self.values:
+            self.offer(node)
+
+    def offer(self, node: fx.Node) -> None:
+        if node in self.constants:
+            self.program.constant(node, self.constants[node])
+        else:
             self.program.offer(node)
 
     def run(self) -> Callable[..., Any]:
@@ -127,41 +136,75 @@ class _Splitter:
             if node.op not in ("placeholder", "output"):
                 self.take(node)
         results = self.module.graph.output_node().args[0]
-        if len(self.values) == len(arguments) and isinstance(results, list | tuple):
+        if self.is_whole(arguments, results):
             compiled = self.program.finish(list(results), arguments)
             compiled._boxed_call = True  # it takes its arguments out of a list
             return compiled
         self.close()
         self.outer.output(fx.map_arg(results, self.outer_node))
-        self.outer.eliminate_dead_code(is_impure_node=lambda node: node in self.calls or node.is_impure())
+        self.outer.eliminate_dead_code(is_impure_node=lambda node: node in self.effects or node.is_impure())
         return make_boxed_func(fx.GraphModule(self.module, self.outer).forward)
 
+    def is_whole(self, arguments: dict[fx.Node, int], results: Any) -> bool:
+        """Whether the program is all that there is to do."""
+        if self.effects or self.later or not isinstance(results, list | tuple):
+            return False
+        if any(node not in arguments for node in self.program.inputs):
+            return False
+        outputs = [node for node in results if isinstance(node, fx.Node) and node not in arguments]
+        return all(
+            not self.program.is_host(node) and (node in self.members or isinstance(node.meta["val"], torch.SymInt | int))
+            for node in outputs
+        )
+
+    def add(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or not self.program.add(node):
+            return False
+        self.members[node] = None
+        return True
+
     def take(self, node: fx.Node) -> None:
-        if node.op == "call_function" and self.program.add(node):
-            self.members[node] = None
+        inputs = node.all_input_nodes
+        if any(i in self.written for i in inputs):
+            self.close()
+        if self.add(node):
             return
         reason = self.program.why_not if node.op == "call_function" else node.op
-        if any(i in self.members or i in self.numbers for i in node.all_input_nodes):
-            if isinstance(
-                node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-            ) and not _reads_data(node):
+        needs = any((i in self.members and not self.program.is_host(i)) or i in self.numbers for i in inputs)
+        if isinstance(node.meta.get("val"), _NUMBERS) and not _reads_data(node):
+            if needs:
                 self.numbers[node] = None
-                return
-            self.close()
-        elif _writes(node) or _on_device(node) or any(_on_device(i) for i in node.all_input_nodes):
-            if node.op != "get_attr":
-                self.close()
-        if node.op == "call_function" and not self.members and self.program.add(node):
-            self.members[node] = None  # it only could not be in the program before
+            else:
+                self.emit(node)
             return
+        written = _written(node)
+        near = _on_device(node) or any(_on_device(i) for i in inputs)
+        if written and not needs and not near:
+            self.later[node] = None
+            self.written.update([node, *written])
+            return
+        effect = written or isinstance(node.target, torch._ops.HigherOrderOperator)
+        if needs or effect or (near and node.op != "get_attr"):
+            log.debug("a program ends before %s: %s", node.format_node(), reason)
+            self.close()
+            if self.add(node):  # it only could not be in the program before
+                return
         log.debug("%s runs outside of a program: %s", node.format_node(), reason)
         self.emit(node)
+        if effect:
+            self.effects.add(self.values[node])
 
     def emit(self, node: fx.Node) -> None:
         self.values[node] = self.outer.node_copy(node, self.outer_node)
-        self.program.offer(node)
+        if node.op == "get_attr":
+            value = operator.attrgetter(node.target)(self.module)
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
+                self.constants[node] = value
+        self.offer(node)
 
     def outer_node(self, node: fx.Node) -> fx.Node:
+        if node not in self.values:  # a number, or one of the CPU's that a program computes for itself
+            self.values[node] = self.outer.node_copy(node, self.outer_node)
         return self.values[node]
 
     def close(self) -> None:
@@ -171,30 +214,32 @@ class _Splitter:
                 for user in node.users:
                     if user.target is operator.getitem and user not in self.members and self.program.add(user):
                         self.members[user] = None
-        if len(self.program) == 0:  # nothing but views
-            emitted = [*self.members, *self.numbers]
-            emitted.sort()
-            for node in emitted:
-                self.values[node] = self.outer.node_copy(node, self.outer_node)
-            self.begin()
-            return
+        if len(self.program) > 0:
+            self.call()
+        for node in self.later:
+            self.effects.add(self.outer_node(node))
+        self.begin()
+
+    def call(self) -> None:
         outputs = [
             node
             for node in self.members
-            if not isinstance(node.meta.get("val"), list | tuple) and any(u not in self.members for u in node.users)
+            if not isinstance(node.meta.get("val"), list | tuple)
+            and not self.program.is_host(node)
+            and any(user not in self.members for user in node.users)
         ]
         compiled = self.program.finish(outputs, None)
 
         def program(arguments: list[Any]) -> list[Any]:
             return compiled(arguments)
 
-        call = self.outer.call_function(program, ([self.values[node] for node in self.program.inputs],))
-        self.calls.add(call)
+        call = self.outer.call_function(program, ([self.outer_node(node) for node in self.program.inputs],))
+        self.effects.add(call)
         for i, node in enumerate(outputs):
             self.values[node] = self.outer.call_function(operator.getitem, (call, i))
-        for node in self.numbers:
-            self.values[node] = self.outer.node_copy(node, self.outer_node)
-        self.begin()
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def _on_device(node: fx.Node) -> bool:
@@ -203,8 +248,16 @@ def _on_device(node: fx.Node) -> bool:
     return any(isinstance(v, torch.Tensor) and v.device.type == "remote" for v in values)
 
 
-def _writes(node: fx.Node) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose tensors it changes."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    found: list[fx.Node] = []
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.is_write:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            fx.map_arg(value, found.append)
+    return found
 
 
 def _reads_data(node: fx.Node) -> bool:
