@@ -53,11 +53,8 @@ def test_times_that_do_not_fit_are_refused(tmp_path, text, message):
     path = tmp_path / "bench.json"
     path.write_text(text)
     result = run(VIZ, "--times", path, GRAPH)
-    assert (
-        result.returncode == 2
-        and result.stderr.startswith("remote-viz: ")
-        and message in " ".join(result.stderr.split())
-    )
+    assert result.returncode == 2 and result.stderr.startswith("remote-viz: ")
+    assert message in " ".join(result.stderr.split())
 
 
 def test_bad_use_exits_with_2():
