@@ -90,7 +90,7 @@ GRAPH = """graph(s0) {
 """
 
 
-@pytest.mark.parametrize("tool", ["remote-opt", "remote-viz"])
+@pytest.mark.parametrize("tool", ["remote-dump", "remote-opt", "remote-viz"])
 def test_the_tools_run_without_torch(environment, tool):
     folder, clean = environment
     result = subprocess.run(

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <variant>
 
 namespace torch_remote::tools {
 namespace {
@@ -100,11 +102,29 @@ Status verify_error(const Input& input, const std::string& message, const ir::Te
   return Status::invalid(input.name + ": " + message);
 }
 
+Status named(const Input& input, const Status& status) {
+  return {status.code(), input.name + ": " + without_prefix(status.message())};
+}
+
+Status load_from_capture(const Input& input, const Choice& choice, ir::Graph* graph) {
+  std::unique_ptr<remote::CaptureReader> reader;
+  remote::CapturedProgramPtr program;
+  if (Status status = open_capture(input, &reader); !status.ok()) return status;
+  if (Status status = find_program(input, *reader, choice, &program); !status.ok()) return status;
+  if (choice.before_passes && !program->source.has_value()) {
+    return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program->number) +
+                           " before the passes");
+  }
+  *graph = choice.before_passes ? *program->source : program->graph;
+  return {};
+}
+
 }  // namespace
 
 Status read_input(const std::string& path, Input* input) {
   const bool standard = path.empty() || path == "-";
   input->name = standard ? "<stdin>" : path;
+  input->is_file = !standard;
   input->bytes.clear();
   const std::unique_ptr<std::FILE, Close> file(standard ? stdin : std::fopen(path.c_str(), "rb"));
   if (file == nullptr) return Status::invalid("cannot open " + path + ": " + std::strerror(errno));
@@ -129,7 +149,11 @@ Status read_input(const std::string& path, Input* input) {
   return {};
 }
 
-Status load_graph(const Input& input, ir::Graph* graph) {
+Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph) {
+  if (input.format == Format::kCapture) return load_from_capture(input, choice, graph);
+  if (choice.before_passes) {
+    return Status::invalid(input.name + ": only a capture has the graphs before the passes; this is one graph");
+  }
   if (input.format == Format::kText) {
     ir::TextLines lines;
     if (const Status status = ir::parse_graph(input.bytes, graph, &lines); !status.ok()) {
@@ -140,8 +164,53 @@ Status load_graph(const Input& input, ir::Graph* graph) {
   }
   const auto* data = reinterpret_cast<const uint8_t*>(input.bytes.data());
   const Status status = ir::decode_program(data, input.bytes.size(), graph);
-  if (status.ok()) return status;
-  return {status.code(), input.name + ": " + without_prefix(status.message())};
+  return status.ok() ? status : named(input, status);
+}
+
+Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* reader) {
+  Status status;
+  if (input.is_file) {
+    status = remote::CaptureReader::open(input.name, reader);
+  } else {
+    const auto* data = reinterpret_cast<const std::byte*>(input.bytes.data());
+    status = remote::CaptureReader::parse({data, data + input.bytes.size()}, reader);
+  }
+  return status.ok() ? status : named(input, status);
+}
+
+Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program) {
+  std::optional<remote::CaptureEvent> event;
+  program->reset();
+  do {
+    if (Status status = reader.next(&event); !status.ok()) return named(input, status);
+    if (!event.has_value()) return {};
+    if (const auto* found = std::get_if<remote::ProgramEvent>(&event->what)) *program = found->program;
+  } while (*program == nullptr);
+  return {};
+}
+
+Status find_program(const Input& input, remote::CaptureReader& reader, const Choice& choice,
+                    remote::CapturedProgramPtr* program) {
+  remote::CapturedProgramPtr found, next;
+  std::string numbers;
+  size_t count = 0;
+  do {
+    if (Status status = next_program(input, reader, &next); !status.ok()) return status;
+    if (next == nullptr) break;
+    ++count;
+    numbers += (count == 1 ? "" : ", ") + std::to_string(next->number);
+    if (choice.program == 0 || next->number == choice.program) found = next;
+  } while (choice.program == 0 || found == nullptr);
+  if (found == nullptr && choice.program != 0) {
+    return Status::invalid(input.name + ": has no program " + std::to_string(choice.program) + "; it has " +
+                           (numbers.empty() ? "none" : numbers));
+  }
+  if (count != 1 && choice.program == 0) {
+    return Status::invalid(input.name + ": has " + std::to_string(count) + " programs" +
+                           (count == 0 ? "" : "; choose one with --program: " + numbers));
+  }
+  *program = std::move(found);
+  return {};
 }
 
 }  // namespace torch_remote::tools

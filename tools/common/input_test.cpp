@@ -15,18 +15,18 @@ std::string written(const std::string& name, std::string_view bytes) {
   return path;
 }
 
-Input input_of(std::string text) { return {"net.txt", Format::kText, std::move(text)}; }
+Input input_of(std::string text) { return {"net.txt", Format::kText, std::move(text), false}; }
 
 std::string error_of(std::string text) {
   ir::Graph graph;
-  return load_graph(input_of(std::move(text)), &graph).message();
+  return load_graph(input_of(std::move(text)), {}, &graph).message();
 }
 
 constexpr const char* kText = "graph(s0) {\n  b0: input survives\n  %0: f32[s0]{1} @b0\n  aten::relu_(%0!)\n}\n";
 
 TEST(Input, TheFirstBytesTellWhatItIs) {
   ir::Graph graph;
-  ASSERT_TRUE(load_graph(input_of(kText), &graph).ok());
+  ASSERT_TRUE(load_graph(input_of(kText), {}, &graph).ok());
   const std::vector<uint8_t> program = ir::encode_program(graph);
   Input input;
   ASSERT_TRUE(read_input(written("graph.txt", kText), &input).ok());
@@ -35,7 +35,7 @@ TEST(Input, TheFirstBytesTellWhatItIs) {
       read_input(written("graph.bin", {reinterpret_cast<const char*>(program.data()), program.size()}), &input).ok());
   EXPECT_EQ(input.format, Format::kProgram);
   ir::Graph back;
-  ASSERT_TRUE(load_graph(input, &back).ok());
+  ASSERT_TRUE(load_graph(input, {}, &back).ok());
   EXPECT_EQ(back, graph);
   ASSERT_TRUE(read_input(written("graph.rreplay", "TRREPLAY and more"), &input).ok());
   EXPECT_EQ(input.format, Format::kCapture);
@@ -74,16 +74,16 @@ TEST(Input, OfALongLineThePartAroundThePlaceIsShown) {
 
 TEST(Input, AProgramOfAnotherVersionIsNamed) {
   ir::Graph graph;
-  ASSERT_TRUE(load_graph(input_of(kText), &graph).ok());
+  ASSERT_TRUE(load_graph(input_of(kText), {}, &graph).ok());
   const std::vector<uint8_t> program = ir::encode_program(graph);
-  Input input{"net.bin", Format::kProgram, {program.begin(), program.end()}};
+  Input input{"net.bin", Format::kProgram, {program.begin(), program.end()}, false};
   // The version is the first field written: a 32-bit 1.
   const size_t at = input.bytes.find(std::string("\1\0\0\0", 4), 8);
   size_t refused = 0;
   for (size_t i = at; i != std::string::npos; i = input.bytes.find(std::string("\1\0\0\0", 4), i + 1)) {
     Input changed = input;
     changed.bytes[i] = 3;
-    const Status status = load_graph(changed, &graph);
+    const Status status = load_graph(changed, {}, &graph);
     if (status.message().find("format version 3") != std::string::npos) ++refused;
     EXPECT_TRUE(status.ok() || status.message().starts_with("net.bin: ")) << status.message();
   }

@@ -15,8 +15,8 @@ namespace {
 constexpr const char* kName = "remote-opt";
 constexpr const char* kAbout = R"(Runs optimisation passes over a graph and prints the result.
 
-The input is the text form of a graph (docs/ir.md; TORCH_REMOTE_DUMP=folder writes it) or a program. Without --passes the
-whole pipeline runs, as on a client.)";
+The input is the text form of a graph (docs/ir.md; TORCH_REMOTE_DUMP=folder writes it), a program, or a capture
+(TORCH_REMOTE_CAPTURE=file). Without --passes the whole pipeline runs, as on a client.)";
 constexpr const char* kExamples = R"(Examples:
   remote-opt graph.txt                         what the pipeline makes of it
   remote-opt --passes lift,dce --verify < graph.txt
@@ -34,6 +34,7 @@ struct Options {
   std::string input, output;
   std::vector<std::string> passes;
   std::string emit = "text";
+  uint32_t program = 0;
   bool verify = false, before_all = false, after_all = false, time = false, list = false;
 };
 
@@ -45,11 +46,14 @@ struct Timing {
 bool read_options(int argc, char** argv, Options* options, int* exit) {
   CLI::App app(kAbout, kName);
   app.footer(kExamples);
-  app.add_option("input", options->input, "the graph; - or nothing: the standard input")->type_name("FILE");
+  app.add_option("input", options->input, "text, program or capture; - or nothing: the standard input")
+      ->type_name("FILE");
   app.add_option("--passes", options->passes, "passes in the order to run them, with commas between; none: no pass")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAMES");
+  app.add_option("--program", options->program, "which program of a capture: its graph before the passes")
+      ->type_name("N");
   app.add_option("--emit", options->emit, "form of the result: text, program or json")
       ->check(CLI::IsMember({"text", "program", "json"}))
       ->type_name("FORM");
@@ -138,10 +142,11 @@ int run(int argc, char** argv) {
   if (const Status status = choose_passes(options.passes, &chosen); !status.ok()) return fail(kName, status);
   Input input;
   if (const Status status = read_input(options.input, &input); !status.ok()) return fail(kName, status);
+  const Choice choice{options.program, /*before_passes=*/input.format == Format::kCapture};
   std::vector<Timing> timings;
   ir::Graph graph;
   Clock::time_point begin = Clock::now();
-  if (const Status status = load_graph(input, &graph); !status.ok()) return fail(kName, status);
+  if (const Status status = load_graph(input, choice, &graph); !status.ok()) return fail(kName, status);
   timings.push_back({"(parse)", microseconds_since(begin)});
   const size_t nodes = graph.nodes.size();
   if (const Status status = run_passes(chosen, options, graph, &timings); !status.ok()) {

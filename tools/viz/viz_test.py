@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from tool import GRAPHS, output, run
+from tool import GRAPHS, capture, output, run
 
 VIZ = "remote-viz"
 GRAPH = GRAPHS / "perceptron_100.txt"
@@ -17,13 +17,25 @@ def page_data(page: str) -> dict:
 def test_a_page_of_a_text_and_of_a_program(tmp_path):
     page = output(VIZ, GRAPH)
     data = page_data(page)
-    assert data["title"] == str(GRAPH) and data["graph"]["nodes"][0]["source"] == "train.py:10 in forward"
+    assert data["title"] == "testing/perceptron_100.txt"
+    assert data["graph"]["nodes"][0]["source"] == "train.py:10 in forward"
     assert len(data["memory"]["live"]) == len(data["graph"]["nodes"]) and not data["memory"]["sizes_known"]
     program, file = tmp_path / "program.bin", tmp_path / "page.html"
     output("remote-opt", "--passes", "none", "--emit", "program", "-o", program, GRAPH)
-    assert output(VIZ, program, "--title", GRAPH, "-o", file) == ""
+    assert output(VIZ, program, "--title", "testing/perceptron_100.txt", "-o", file) == ""
     assert file.read_text() == page
     assert page_data(output(VIZ, stdin=GRAPH.read_text()))["title"] == "<stdin>"
+
+
+def test_a_run_of_a_capture_tells_sizes(tmp_path):
+    session = capture(tmp_path / "train.rreplay")
+    data = page_data(output(VIZ, session, "--program", 1))
+    assert data["title"] == "train.rreplay, program 1"
+    assert data["values"][0] == 32 and data["memory"]["sizes_known"] and data["bytes"][0] == 2 * 4 * 32
+    third = page_data(output(VIZ, session, "--program", 1, "--run", 3, "--before-passes"))
+    assert third["values"][0] == 17 and len(third["graph"]["nodes"]) == 5
+    result = run(VIZ, session, "--program", 1, "--run", 4)
+    assert result.returncode == 2 and "program 1 has 3 runs, there is no run 4" in result.stderr
 
 
 def times(*entries: tuple) -> str:

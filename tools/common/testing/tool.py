@@ -22,6 +22,12 @@ def run(tool: str, *arguments: object, stdin: str | bytes = b"", timeout: float 
     return result
 
 
+def capture(path: Path, *arguments: str) -> Path:
+    """Writes a capture there; session.cpp says which."""
+    subprocess.run([str(GRAPHS / "session"), str(path), *arguments], check=True)
+    return path
+
+
 def output(tool: str, *arguments: object, stdin: str | bytes = b"") -> str:
     """The standard output of a run that must succeed in silence."""
     result = run(tool, *arguments, stdin=stdin)

@@ -90,7 +90,10 @@ function part(level, label, first, last, parent) {
 
 function splitSource(source) {
   const match = /^(.*):(\d+) in (.*)$/.exec(source || "");
-  return match ? { place: `${match[3]}  ${match[1]}`, line: source } : { place: source || "", line: source || "" };
+  if (!match) return { place: source || "", line: source || "", placeLabel: source || "", lineLabel: source || "" };
+  const [, path, number, name] = match;
+  const file = path.replace(/^.*\//, "");
+  return { place: `${name} ${path}`, line: source, placeLabel: `${name}  ${file}`, lineLabel: `${file}:${number} in ${name}` };
 }
 
 // Consecutive nodes with the same key, or blocks of so many nodes if no key is known.
@@ -109,7 +112,7 @@ function buildTree() {
   const place = nodes.map((node) => splitSource(node.source));
   const label = (level, first, last) => {
     if (!known) return `ops ${first} to ${last}`;
-    return (level === 0 ? place[first].place : place[first].line) || "(no line known)";
+    return (level === 0 ? place[first].placeLabel : place[first].lineLabel) || "(no line known)";
   };
   const roots = [];
   for (const [first, last] of runs(0, nodes.length - 1, known && ((n) => place[n].place), 64)) {
