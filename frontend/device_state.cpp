@@ -71,6 +71,8 @@ std::unique_ptr<remote::Transport> serve_inproc(Connection& connection, Status* 
 Status start(Connection& connection) {
   const char* setting = std::getenv("TORCH_REMOTE_WORKER");
   const std::string where = setting != nullptr && *setting != '\0' ? setting : "local";
+  std::shared_ptr<remote::CaptureWriter> capture;
+  if (Status status = open_capture(&capture); !status) return status;
   std::unique_ptr<remote::Transport> transport;
   if (where == "local") {
     const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
@@ -88,7 +90,11 @@ Status start(Connection& connection) {
                            "' is not a worker; use 'local' (the default), 'inproc' or 'unix://path'");
   }
   if (connection.worker) transport = connection.worker->take_transport();
-  return remote::Client::connect(std::move(transport), build_program, &connection.client);
+  if (capture) transport = remote::capture_frames(std::move(transport), capture);
+  const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
+    return build_program(request, capture.get(), program);
+  };
+  return remote::Client::connect(std::move(transport), build, &connection.client);
 }
 
 void stop(Connection& connection) {

@@ -1,5 +1,7 @@
 #include "frontend/diagnostics.h"
 
+#include <torch/version.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -81,7 +83,19 @@ bool sync_each_op() {
   return on;
 }
 
-Status build_program(const remote::BuildRequest& request, std::vector<uint8_t>* program) {
+Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer) {
+  remote::CaptureOptions options;
+  options.torch_version = TORCH_VERSION;
+  if (Status status = remote::capture_options(std::getenv("TORCH_REMOTE_CAPTURE"),
+                                              std::getenv("TORCH_REMOTE_CAPTURE_LIMIT"), &options);
+      !status || options.path.empty()) {
+    return status;
+  }
+  return remote::CaptureWriter::open(options, writer);
+}
+
+Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
+                     std::vector<uint8_t>* program) {
   static const bool verify = flag("TORCH_REMOTE_VERIFY");
   static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
   ir::Graph graph;
@@ -92,9 +106,13 @@ Status build_program(const remote::BuildRequest& request, std::vector<uint8_t>* 
   }
   passes::PipelineOptions options;
   options.verify = verify;
-  if (dump != nullptr && *dump != '\0') {
+  const bool dumps = dump != nullptr && *dump != '\0';
+  if (dumps || capture != nullptr) {
     graph.sources.clear();
     for (const ir::SourceRef& source : request.sources) graph.sources.push_back(describe_source(source));
+  }
+  if (capture != nullptr) capture->source_graph(request.program, ir::encode_program(graph));
+  if (dumps) {
     const std::filesystem::path folder = std::filesystem::path(dump) / ("program_" + std::to_string(request.program));
     std::error_code error;
     std::filesystem::create_directories(folder, error);

@@ -189,8 +189,14 @@ struct PrintOptions {
   bool plan = true;
 };
 std::string print(const Graph& graph, const PrintOptions& options = {});
+// Where a text declares what a graph consists of: lines, from 1.
+struct TextLines {
+  std::vector<uint32_t> buffers;
+  std::vector<uint32_t> views;
+  std::vector<uint32_t> nodes;
+};
 // On an error the message starts with "line:column: ".
-Status parse_graph(std::string_view text, Graph* graph);
+Status parse_graph(std::string_view text, Graph* graph, TextLines* lines = nullptr);
 
 // Flatbuffer (ir/program.fbs). `encode_program` wants a graph that verifies. `decode_program` verifies: flatbuffer,
 // format version, fingerprint, then `verify`. It accepts any bytes: kInvalid for damaged ones, kUnsupported for another

@@ -37,8 +37,10 @@ int64_t numbered(std::string_view word, char letter) {
 
 class Parser {
  public:
-  Parser(std::string_view text, Graph* graph) : text_size_(text.size()), lexer_(text), graph_(*graph) {
+  Parser(std::string_view text, Graph* graph, TextLines* lines)
+      : text_size_(text.size()), lexer_(text), graph_(*graph), where_(*lines) {
     graph_ = Graph{};
+    where_ = TextLines{};
     token_ = lexer_.next();
     ahead_ = lexer_.next();
   }
@@ -358,6 +360,7 @@ class Parser {
     if (numbered(token_.text, 'b') != static_cast<int64_t>(graph_.buffers.size())) {
       return fail("expected b" + std::to_string(graph_.buffers.size()) + ": buffers are numbered in order");
     }
+    where_.buffers.push_back(token_.line);
     advance();
     advance();
     Buffer& buffer = graph_.buffers.emplace_back();
@@ -438,9 +441,11 @@ class Parser {
     if (index >= declared_.size()) {
       declared_.resize(index + 1);
       graph_.views.resize(index + 1);
+      where_.views.resize(index + 1);
     }
     if (declared_[index]) return fail_at(at, "view %" + std::to_string(index) + " is declared twice");
     declared_[index] = true;
+    where_.views[index] = at.line;
     graph_.views[index] = std::move(view);
     out.tag = ArgTag::kView;
     out.a = index;
@@ -505,6 +510,7 @@ class Parser {
     node.source = static_cast<uint32_t>(graph_.nodes.size());
     if (token_.is("loc") && !token_.first_on_line && !location(node.source)) return false;
     graph_.nodes.push_back(std::move(node));
+    where_.nodes.push_back(at.line);
     return true;
   }
 
@@ -697,6 +703,7 @@ class Parser {
   const size_t text_size_;
   text::Lexer lexer_;
   Graph& graph_;
+  TextLines& where_;
   Token token_;
   Token ahead_;
   std::unordered_map<std::string, Sym> names_;
@@ -706,6 +713,9 @@ class Parser {
 
 }  // namespace
 
-Status parse_graph(std::string_view text, Graph* graph) { return Parser(text, graph).run(); }
+Status parse_graph(std::string_view text, Graph* graph, TextLines* lines) {
+  TextLines unwanted;
+  return Parser(text, graph, lines == nullptr ? &unwanted : lines).run();
+}
 
 }  // namespace torch_remote::ir

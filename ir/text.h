@@ -6,7 +6,7 @@
 
 #include "ir/graph.h"
 
-// Names that printer and parser share. The grammar is in docs/ir.md.
+// Names that printer, parser and tools share. The grammar is in docs/ir.md.
 namespace torch_remote::ir::text {
 
 // Indexed by ArgKind; written in signatures of opaque ops.

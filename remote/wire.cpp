@@ -31,9 +31,9 @@ constexpr Tables make_tables() {
 constexpr Tables kTables = make_tables();
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t size) {
+__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t size, uint32_t before) {
   const auto* p = static_cast<const uint8_t*>(data);
-  uint64_t crc = 0xFFFFFFFF;
+  uint64_t crc = static_cast<uint32_t>(~before);
   for (; size >= 8; p += 8, size -= 8) {
     uint64_t word;
     std::memcpy(&word, p, 8);
@@ -47,9 +47,9 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t
 
 }  // namespace
 
-uint32_t crc32c_portable(const void* data, size_t size) {
+uint32_t crc32c_portable(const void* data, size_t size, uint32_t before) {
   const auto* p = static_cast<const uint8_t*>(data);
-  uint32_t crc = 0xFFFFFFFF;
+  uint32_t crc = ~before;
   for (; size >= 8; p += 8, size -= 8) {
     uint32_t next = 0;
     for (size_t i = 0; i < 4; ++i) {
@@ -62,12 +62,12 @@ uint32_t crc32c_portable(const void* data, size_t size) {
   return ~crc;
 }
 
-uint32_t crc32c(const void* data, size_t size) {
+uint32_t crc32c(const void* data, size_t size, uint32_t before) {
 #if defined(__x86_64__)
   static const bool hardware = __builtin_cpu_supports("sse4.2");
-  if (hardware) return crc32c_sse42(data, size);
+  if (hardware) return crc32c_sse42(data, size, before);
 #endif
-  return crc32c_portable(data, size);
+  return crc32c_portable(data, size, before);
 }
 
 }  // namespace torch_remote::wire

@@ -50,9 +50,10 @@ static_assert(sizeof(Header) == 32);
 
 inline constexpr uint32_t kMaxControl = 256u << 20;
 
-// CRC-32C (Castagnoli, RFC 3720 appendix B.4), with the processor's instruction where there is one.
-uint32_t crc32c(const void* data, size_t size);
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4), with the processor's instruction where there is one. `before`: of the
+// bytes that come before these.
+uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
 // The same without it.
-uint32_t crc32c_portable(const void* data, size_t size);
+uint32_t crc32c_portable(const void* data, size_t size, uint32_t before = 0);
 
 }  // namespace torch_remote::wire

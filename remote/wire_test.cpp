@@ -32,6 +32,14 @@ TEST(Crc32c, HardwareAndPortableAgreeAtAnyLengthAndAlignment) {
   }
 }
 
+TEST(Crc32c, GoesOnFromWhatCameBefore) {
+  const std::string text = "a message in three pieces";
+  for (const auto crc : {crc32c, crc32c_portable}) {
+    const uint32_t whole = crc(text.data(), text.size(), 0);
+    EXPECT_EQ(crc(text.data() + 9, text.size() - 9, crc(text.data() + 2, 7, crc(text.data(), 2, 0))), whole);
+  }
+}
+
 TEST(Message, DamagedBytesDoNotVerify) {
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(CreateHello(builder, 1, builder.CreateString("table"), 2));

@@ -82,9 +82,27 @@ def test_a_script_runs_from_the_installed_wheel(environment):
     assert result.returncode == 0 and result.stdout == "ok\n", result.stdout + result.stderr
 
 
+GRAPH = """graph(s0) {
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  aten::relu_(%0!)
+}
+"""
+
+
+@pytest.mark.parametrize("tool", ["remote-dump", "remote-opt", "remote-viz"])
+def test_the_tools_run_without_torch(environment, tool):
+    folder, clean = environment
+    result = subprocess.run(
+        [str(folder / "bin" / tool)], input=GRAPH, env=clean, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0 and "aten::relu_" in result.stdout, result.stdout + result.stderr
+
+
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for needed in (
+        "torch_remote_tools.py",
         "torch_remote/__init__.py",
         "torch_remote/py.typed",
         "torch_remote/_C.so",

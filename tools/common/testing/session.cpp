@@ -1,0 +1,93 @@
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "passes/pass.h"
+#include "passes/testing/random_program.h"
+#include "remote/session_writer.h"
+
+// session FILE [OP]: writes a capture, as a client would. Program 1 is a small one of a batch and a rate, with three
+// runs; program 2 is a hundred ops of training, with one run. OP: another op for the relu of program 1.
+namespace torch_remote {
+namespace {
+
+constexpr const char* kSmall = R"(graph(batch, rate) {
+  bytes = batch * 4
+  b0: input
+  b1: input survives
+  b2: fresh(bytes)
+  b3: fresh(bytes)
+  b4: fresh(bytes) survives
+  %0: f32[batch] @b0
+  %1: f32[batch] @b1
+  %2: f32[batch] @b2 = aten::neg(%0) loc("train.py:12 in forward")
+  %3: f32[batch] @b3 = aten::neg(%0) loc("train.py:13 in forward")
+  aten::RELU_(%3!) loc("train.py:14 in forward")
+  %4: f32[batch] @b4 = aten::add.Tensor(%2, %3, alpha=1) loc("train.py:15 in forward")
+  aten::add_.Tensor(%1!, %4, alpha=float(rate)) loc("train.py:20 in step")
+}
+)";
+
+void check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+ir::Graph optimized(ir::Graph graph) {
+  check(passes::run_pipeline(graph, {.verify = true}));
+  return graph;
+}
+
+ir::Graph small(const std::string& op) {
+  std::string text = kSmall;
+  text.replace(text.find("RELU"), 4, op);
+  ir::Graph graph;
+  check(ir::parse_graph(text, &graph));
+  return graph;
+}
+
+ir::Graph training(const ir::Trace& trace) {
+  ir::Graph graph;
+  check(ir::import_trace(trace, trace.survivors(), &graph));
+  return graph;
+}
+
+void write(const std::string& path, const std::string& op) {
+  std::shared_ptr<remote::CaptureWriter> writer;
+  check(remote::CaptureWriter::open({.path = path, .torch_version = "2.13.0"}, &writer));
+  remote::SessionWriter session(std::move(writer));
+  const std::vector<std::byte> bytes(128);
+  session.upload(1, bytes);
+  session.upload(2, bytes);
+  const ir::Graph first = small(op);
+  session.load(1, &first, optimized(first));
+  const auto run = [&](int64_t batch, double rate, uint64_t base, std::vector<uint64_t> frees = {}) {
+    const std::vector<int64_t> params = {batch, std::bit_cast<int64_t>(rate)};
+    session.run(1, params, std::vector<uint64_t>{1, 2}, base, std::move(frees));
+  };
+  run(32, 0.5, 3);
+  run(32, 0.25, 4, {3});
+  run(17, 0.25, 5);
+  session.read(5, 4, std::vector<int64_t>{17}, std::vector<int64_t>{1}, 0, {bytes.data(), 68});
+  const ir::Trace trace = passes::testing::perceptron_program(100);
+  const ir::Graph second = training(trace);
+  std::vector<uint64_t> inputs;
+  for (const ir::Buffer& buffer : second.buffers) {
+    if (buffer.kind == ir::BufferKind::kInput) inputs.push_back(100 + inputs.size());
+  }
+  session.load(2, &second, optimized(second));
+  session.run(2, trace.params, inputs, 1000);
+}
+
+}  // namespace
+}  // namespace torch_remote
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  torch_remote::write(argv[1], argc > 2 ? argv[2] : "relu");
+  return 0;
+}

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "remote/capture.h"
+#include "tools/common/graph_json.h"
+#include "tools/dump/capture_summary.h"
+
+// The texts and JSON objects of remote-dump; docs/tools.md describes the JSON.
+namespace torch_remote::tools {
+
+inline constexpr const char* kCaptureSchema = "torch-remote.capture/1";
+
+// A graph with a comment above it: how many ops, buffers and parameters. remote-opt reads it. `numbers`: each op with
+// its number in a comment behind it.
+std::string graph_text(const ir::Graph& graph, bool numbers);
+
+std::string capture_text(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);
+Json capture_json(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);
+
+// Comments: a program's runs, and its parameters: those that differ between the runs, or all of them.
+std::string params_text(const ProgramSummary& program, const ir::Graph& graph, bool all);
+// One object a parameter.
+Json params_json(const ProgramSummary& program, const ir::Graph& graph);
+
+// One line an event.
+std::string event_text(const remote::CaptureEvent& event);
+Json event_json(const remote::CaptureEvent& event);
+
+}  // namespace torch_remote::tools

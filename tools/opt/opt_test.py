@@ -1,0 +1,109 @@
+"""remote-opt, as a user calls it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tool import GRAPHS, output, run
+
+OPT = "remote-opt"
+BIG = GRAPHS / "perceptron_5000.txt"
+EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
+
+TWICE = """graph(s0..s2) {
+  s3 = 4
+  s4 = s0 * 4
+  b0: input survives
+  b1: fresh(s4)
+  b2: fresh(s4) survives
+  b3: fresh(s4)
+  %0: f32[s0]{1} @b0 + s1
+  %1: f32[s0]{1} @b1 = aten::neg(%0)
+  %2: f32[s0]{1} @b3 = aten::neg(%0)
+  %3: f32[s0]{1} @b2 = aten::add.Tensor(%1, %2, alpha=1)
+}
+"""
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_without_passes_the_text_is_as_it_was(example):
+    assert output(OPT, "--passes", "none", stdin=example) == example
+    assert output(OPT, "--passes", "none", "-", stdin=example) == example
+
+
+def test_the_whole_pipeline_is_the_default():
+    text = output(OPT, stdin=TWICE)
+    assert text.count("aten::neg") == 1 and "live" in text
+    names = output(OPT, "--list")
+    assert [line.split()[0] for line in names.splitlines()] == ["lift", "canonicalize", "cse", "dce", "plan"]
+    assert text == output(OPT, "--passes", "lift,canonicalize,cse,dce,plan", "--verify", stdin=TWICE)
+
+
+def test_some_passes():
+    text = output(OPT, "--passes", "lift,cse", stdin=TWICE)
+    assert text.count("aten::neg") == 1 and "live" not in text
+    assert output(OPT, "--passes", "plan", stdin=TWICE).count("aten::neg") == 2
+
+
+def test_forms_of_the_result(tmp_path):
+    program = tmp_path / "program.bin"
+    assert output(OPT, "--emit", "program", "-o", program, stdin=TWICE) == ""
+    assert output(OPT, "--passes", "none", program) == output(OPT, stdin=TWICE)
+    graph = json.loads(output(OPT, "--emit", "json", "--passes", "none", stdin=TWICE))
+    assert [node["op"] for node in graph["nodes"]] == ["aten::neg", "aten::neg", "aten::add.Tensor"]
+
+
+def test_graphs_and_times_go_to_stderr():
+    result = run(OPT, "--print-before-all", "--print-after-all", "--time-passes", stdin=TWICE)
+    assert result.stdout == output(OPT, stdin=TWICE)
+    steps = re.findall(r"^// (before|after) (\w+)$", result.stderr, re.M)
+    assert len(steps) == 10 and steps[:2] == [("before", "lift"), ("after", "lift")]
+    assert re.search(r"^cse +\d+\.\d +\d+\.\d%$", result.stderr, re.M), result.stderr
+
+
+def test_errors_point_at_their_place(tmp_path):
+    path = tmp_path / "net.txt"
+    path.write_text(TWICE.replace("neg(%0)", "neg(%7)"))
+    result = run(OPT, path)
+    assert result.returncode == 2 and result.stdout == ""
+    line = "  %1: f32[s0]{1} @b1 = aten::neg(%7)"
+    assert result.stderr == f"remote-opt: {path}:9:34: view %7 is not declared\n{line}\n{'^':>34}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce plan"),
+        (["--emit", "yaml"], "yaml"),
+        (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),
+        (["--unknown"], "see remote-opt --help"),
+        (["-o", "/nonexistent/graph.txt"], "cannot write /nonexistent/graph.txt: No such file or directory"),
+    ],
+)
+def test_bad_use_exits_with_2(arguments, message):
+    result = run(OPT, *arguments, stdin=TWICE)
+    assert result.returncode == 2 and result.stderr.startswith("remote-opt: ") and message in result.stderr
+
+
+def test_damaged_programs_are_refused(tmp_path):
+    program = tmp_path / "program.bin"
+    output(OPT, "--emit", "program", "-o", program, stdin=TWICE)
+    data = program.read_bytes()
+    for size in range(8, len(data), 7):
+        result = run(OPT, "--passes", "none", stdin=data[:size])
+        assert result.returncode == 2 or size + 8 > len(data), size
+        assert result.returncode == 0 or result.stderr.startswith("remote-opt: <stdin>: "), result.stderr
+
+
+def test_five_thousand_ops_take_milliseconds():
+    result = run(OPT, "--time-passes", "-o", "/dev/null", BIG)
+    total = float(re.search(r"^total +([\d.]+) ", result.stderr, re.M)[1])
+    assert re.search(r"5\d\d\d nodes", result.stderr), result.stderr
+    assert total < 500_000, result.stderr  # 30 ms on an idle machine; sanitizers and neighbours may slow it
+
+
+def test_help_is_for_newcomers():
+    text = output(OPT, "--help")
+    assert "Examples:" in text and "--passes" in text
+    assert output(OPT, "--version").startswith("remote-opt")

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace torch_remote::tools {
+
+// Pairs (earlier node, later node) where the later one reads what the earlier one has written last, or writes over it.
+// Sorted, each once.
+std::vector<std::pair<uint32_t, uint32_t>> dependencies(const ir::Graph& graph);
+
+}  // namespace torch_remote::tools

@@ -1,0 +1,39 @@
+// Colours come from the style sheet, so that they follow the system's light or dark mode.
+const hues = {
+  pointwise: 210, reduction: 35, view: 0, matmul: 275, conv: 300, index: 165, scatter: 150, rng: 340, factory: 60,
+  copy: 190, multi_tensor: 240, norm: 95, attention: 320, composite: 20, opaque: 0,
+};
+const theme = {};
+
+function readTheme() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["back", "panel", "ink", "quiet", "line", "edge", "accent", "hit", "box-ink", "saturation", "lightness", "rim"]) {
+    theme[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+}
+
+const plainFamily = (family) => family === "opaque" || family === "view";
+const fillOf = (hue, plain) => `hsl(${hue} ${plain ? "4%" : theme.saturation} ${theme.lightness})`;
+const rimOf = (hue, plain) => `hsl(${hue} ${plain ? "4%" : theme.saturation} ${theme.rim})`;
+
+// The family of most of its ops.
+function familyOf(p) {
+  const count = {};
+  let best = nodes[p.first].family;
+  for (let n = p.first; n <= p.last; ++n) {
+    const family = nodes[n].family;
+    count[family] = (count[family] || 0) + 1;
+    if (count[family] > (count[best] || 0)) best = family;
+  }
+  return best;
+}
+
+const colourings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
+// From blue (nothing) to red (the largest), by the square root, so that the middle is visible.
+function byAmount(amount) {
+  return (p, largest) => ({ hue: 230 - 230 * Math.sqrt(amount(p) / (largest || 1)), plain: amount(p) === 0 });
+}
+const amounts = {};
+if (data.times.length > 0) amounts.time = (p) => timeOf(p.first, p.last);
+if (data.bytes.length > 0) amounts.bytes = (p) => data.bytes.slice(p.first, p.last + 1).reduce((a, b) => a + b, 0);
+for (const name of Object.keys(amounts)) colourings[name] = byAmount(amounts[name]);

@@ -1,0 +1,156 @@
+// What the page shows. The data:
+//   title    string
+//   graph    the JSON of a graph, as docs/tools.md describes it
+//   edges    [earlier node, later node]: the later one needs the earlier one
+//   memory   sizes_known, height (bytes), peak (node), bars: [buffer, first node, last node, offset, bytes],
+//            live: bytes at each node
+//   values   of the symbols in one run, or empty
+//   times    [p50, p99] in microseconds of each node, or null; empty if there are none
+//   bytes    that each node reads and writes; empty if sizes are not known
+const data = JSON.parse(document.getElementById("data").textContent);
+const nodes = data.graph.nodes;
+const symbolsByName = new Map(data.graph.symbols.map((symbol) => [symbol.name, symbol]));
+const buffersByName = new Map(data.graph.buffers.map((buffer) => [buffer.name, buffer]));
+const inputsOf = nodes.map(() => []);
+const usersOf = nodes.map(() => []);
+for (const [from, to] of data.edges) {
+  inputsOf[to].push(from);
+  usersOf[from].push(to);
+}
+
+// -- text ---------------------------------------------------------------------------------------------------------------
+
+const shortName = (op) => op.replace(/^aten::/, "");
+
+function formatBytes(bytes) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (bytes >= 1000 && unit < units.length - 1) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return `${unit === 0 ? bytes : bytes.toPrecision(3)} ${units[unit]}`;
+}
+
+const formatTime = (us) => (us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : `${us.toPrecision(3)} µs`);
+
+// A symbol as an expression over parameters, if that is short.
+function expression(value, depth = 0) {
+  const symbol = symbolsByName.get(value);
+  if (!symbol) return String(value);
+  if (symbol.op === "const") return String(symbol.value);
+  if (depth > 3) return value;
+  const a = expression(symbol.a, depth + 1);
+  const b = expression(symbol.b, depth + 1);
+  const infix = { add: "+", sub: "-", mul: "*" }[symbol.op];
+  const text = infix ? `${a}${infix}${b}` : `${symbol.op}(${a}, ${b})`;
+  return text.length > 40 ? value : depth > 0 && infix ? `(${text})` : text;
+}
+
+// Its number, where a run is known, and the name.
+function symbolText(value) {
+  if (typeof value !== "string" || !/^s\d+$/.test(value)) return String(value);
+  if (data.values.length === 0) return expression(value);
+  return `${data.values[Number(value.slice(1))]}`;
+}
+
+function tensorText(tensor) {
+  if (tensor.shape === null) return `size known after the run, ${tensor.buffer}`;
+  return `${tensor.dtype}[${tensor.shape.map(symbolText).join(", ")}]`;
+}
+
+function argumentText(arg) {
+  switch (arg.kind) {
+    case "none": return "none";
+    case "tensor": return tensorText(arg);
+    case "list": return `[${arg.items.map(argumentText).join(", ")}]`;
+    case "philox": return `philox(${symbolText(arg.seed)}, ${symbolText(arg.offset)})`;
+    case "complex": return `${symbolText(arg.value[0])} + ${symbolText(arg.value[1])}i`;
+    case "number": case "scalar_tensor": return `${arg.dtype}(${[arg.value].flat().map(symbolText).join(", ")})`;
+    case "string": return JSON.stringify(arg.value);
+    case "alias": return `argument ${arg.arg}`;
+    default: return symbolText(arg.value);
+  }
+}
+
+function layoutText(tensor) {
+  if (tensor.shape === null) return "";
+  return `%${tensor.view} ${tensor.buffer}, strides (${tensor.strides.map(symbolText).join(", ")}), offset ${symbolText(tensor.offset)}`;
+}
+
+const tensorsIn = (arg) => (arg.kind === "tensor" ? [arg] : arg.kind === "list" ? arg.items.flatMap(tensorsIn) : []);
+const firstResult = (node) => node.results.flatMap(tensorsIn)[0] || node.args.flatMap(tensorsIn).find((t) => t.writes);
+
+// -- the tree: functions, lines, ops -------------------------------------------------------------------------------------
+
+// A part of the program: the nodes first to last, in program order. Such parts never depend on each other in a circle.
+function part(level, label, first, last, parent) {
+  return { level, label, first, last, parent, open: false, children: [] };
+}
+
+function splitSource(source) {
+  const match = /^(.*):(\d+) in (.*)$/.exec(source || "");
+  if (!match) return { place: source || "", line: source || "", placeLabel: source || "", lineLabel: source || "" };
+  const [, path, number, name] = match;
+  const file = path.replace(/^.*\//, "");
+  return { place: `${name} ${path}`, line: source, placeLabel: `${name}  ${file}`, lineLabel: `${file}:${number} in ${name}` };
+}
+
+// Consecutive nodes with the same key, or blocks of so many nodes if no key is known.
+function runs(first, last, key, block) {
+  const out = [];
+  for (let n = first; n <= last; ++n) {
+    const begins = n === first || (key ? key(n) !== key(n - 1) : (n - first) % block === 0);
+    if (begins) out.push([n, n]);
+    out[out.length - 1][1] = n;
+  }
+  return out;
+}
+
+function buildTree() {
+  const known = nodes.some((node) => node.source);
+  const place = nodes.map((node) => splitSource(node.source));
+  const label = (level, first, last) => {
+    if (!known) return `ops ${first} to ${last}`;
+    return (level === 0 ? place[first].placeLabel : place[first].lineLabel) || "(no line known)";
+  };
+  const roots = [];
+  for (const [first, last] of runs(0, nodes.length - 1, known && ((n) => place[n].place), 64)) {
+    const outer = part(0, label(0, first, last), first, last, null);
+    for (const [from, to] of runs(first, last, known && ((n) => place[n].line), 8)) {
+      const inner = part(1, label(1, from, to), from, to, outer);
+      for (let n = from; n <= to; ++n) inner.children.push(part(2, shortName(nodes[n].op), n, n, inner));
+      outer.children.push(inner);
+    }
+    roots.push(outer);
+  }
+  return roots;
+}
+
+const levelNames = nodes.some((node) => node.source) ? ["functions", "lines", "ops"] : ["parts", "blocks", "ops"];
+const tree = buildTree();
+
+// What is drawn as one box: parts that are closed, below open ones. A part with one child is its child.
+function visibleParts() {
+  const out = [];
+  const visit = (p) => {
+    if (p.children.length > 0 && (p.open || p.children.length === 1)) p.children.forEach(visit);
+    else out.push(p);
+  };
+  tree.forEach(visit);
+  return out;
+}
+
+function openTo(level) {
+  const visit = (p) => {
+    p.open = p.level < level;
+    p.children.forEach(visit);
+  };
+  tree.forEach(visit);
+}
+
+function timeOf(first, last) {
+  let sum = 0;
+  for (let n = first; n <= last; ++n) sum += data.times[n] ? data.times[n][0] : 0;
+  return sum;
+}

@@ -1,0 +1,46 @@
+#include "tools/viz/times.h"
+
+#include <fstream>
+
+namespace torch_remote::tools {
+namespace {
+
+bool is_count(const Json& entry, const char* field) {
+  return entry.contains(field) && entry[field].is_number_unsigned();
+}
+
+bool is_time(const Json& entry, const char* field) { return entry.contains(field) && entry[field].is_number(); }
+
+}  // namespace
+
+Status read_times(const std::string& path, uint32_t program, size_t nodes,
+                  std::vector<std::optional<NodeTime>>* times) {
+  std::ifstream file(path);
+  if (!file) return Status::invalid("cannot open " + path);
+  Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object() && json.contains("times")) json = Json(json["times"]);
+  if (!json.is_array())
+    return Status::invalid(path + ": not the JSON array of times that remote-replay --bench writes");
+  times->assign(nodes, std::nullopt);
+  size_t found = 0;
+  for (const Json& entry : json) {
+    const bool good = entry.is_object() && is_count(entry, "program") && is_count(entry, "node") &&
+                      is_time(entry, "p50_us") && is_time(entry, "p99_us");
+    if (!good) {
+      return Status::invalid(path + ": " + dump(entry, -1).substr(0, 200) +
+                             " is no time: it needs program, node, p50_us and p99_us");
+    }
+    if (entry["program"].get<uint64_t>() != program) continue;
+    const auto node = entry["node"].get<uint64_t>();
+    if (node >= nodes) {
+      return Status::invalid(path + ": has a time of node " + std::to_string(node) + ", but the graph has " +
+                             std::to_string(nodes) + " nodes; is it of another program?");
+    }
+    (*times)[node] = {entry["p50_us"].get<double>(), entry["p99_us"].get<double>()};
+    ++found;
+  }
+  if (found != 0) return {};
+  return Status::invalid(path + ": has no times of program " + std::to_string(program) + "; choose with --program");
+}
+
+}  // namespace torch_remote::tools
