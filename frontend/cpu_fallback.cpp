@@ -12,6 +12,7 @@
 
 #include "frontend/cpu_fallback.h"
 #include "frontend/device_state.h"
+#include "frontend/profile.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -65,6 +66,7 @@ bool worker_has(const c10::OperatorHandle& op) {
   if (name.starts_with("aten::")) return true;
   bool known = false;
   remote::OpError error;
+  const WaitSpan span("has op", wait_line());
   const Status status = client(0).has_op(name, keep_waiting, &known, &error);
   if (!error.status.ok()) raise(error);
   check(status);

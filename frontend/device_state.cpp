@@ -13,7 +13,9 @@
 
 #include "frontend/device_state.h"
 #include "frontend/diagnostics.h"
+#include "frontend/profile.h"
 #include "frontend/source.h"
+#include "remote/event_log.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -144,13 +146,17 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     }
     Connection connection;
-    *status = start(connection);
+    {
+      const remote::EventSpan span(remote::Event::Kind::kConnect);
+      *status = start(connection);
+    }
     if (!status->ok()) {
       stop(connection);
       return nullptr;
     }
     s.connections[device] = std::move(connection);
     remote::Client* client = s.connections[device].client.get();
+    profile_connected(*client);
     s.clients[device].store(client, std::memory_order_release);
     return client;
   } catch (const std::exception& error) {

@@ -15,9 +15,13 @@
 #include "frontend/source.h"
 #include "ir/graph.h"
 #include "passes/pass.h"
+#include "remote/event_log.h"
 
 namespace torch_remote::frontend {
 namespace {
+
+using remote::Event;
+using remote::EventLog;
 
 bool flag(const char* name) {
   const char* value = std::getenv(name);
@@ -94,18 +98,50 @@ Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer) {
   return remote::CaptureWriter::open(options, writer);
 }
 
+namespace {
+
+// The steps of a build, for a profile.
+class BuildSteps {
+ public:
+  explicit BuildSteps(uint32_t program) : program_(program) { next(); }
+  // The next one begins now.
+  void next() { began_ = now_ns(); }
+  void done(std::string_view name) {
+    if (!EventLog::on()) return;
+    Event step;
+    step.kind = Event::Kind::kPass;
+    step.name = name;
+    step.program = program_;
+    step.begin = began_;
+    step.end = now_ns();
+    EventLog::add(std::move(step));
+    next();
+  }
+
+ private:
+  const uint32_t program_;
+  uint64_t began_ = 0;
+};
+
+}  // namespace
+
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program) {
   static const bool verify = flag("TORCH_REMOTE_VERIFY");
   static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
+  BuildSteps steps(request.program);
   ir::Graph graph;
   if (request.graph != nullptr) {
     graph = *request.graph;
   } else if (Status status = ir::import_trace(*request.trace, *request.survivors, &graph); !status) {
     return status;
   }
+  steps.done("import");
   passes::PipelineOptions options;
   options.verify = verify;
+  options.observe = [&](std::string_view name, const ir::Graph&) {
+    if (name != "input") steps.done(name);
+  };
   const bool dumps = dump != nullptr && *dump != '\0';
   if (dumps || capture != nullptr) {
     graph.sources.clear();
@@ -119,13 +155,17 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
     if (error) {
       return Status::invalid("remote: TORCH_REMOTE_DUMP: cannot make " + folder.string() + ": " + error.message());
     }
-    options.observe = [folder, step = 0](std::string_view name, const ir::Graph& g) mutable {
+    options.observe = [observe = std::move(options.observe), &steps, folder, step = 0](std::string_view name,
+                                                                                       const ir::Graph& g) mutable {
+      observe(name, g);
       std::ofstream(folder / (std::to_string(step++) + "_" + std::string(name) + ".txt")) << ir::print(g);
+      steps.next();
     };
   }
   if (Status status = passes::run_pipeline(graph, options); !status) return status;
   graph.sources.clear();
   *program = ir::encode_program(graph);
+  steps.done("encode");
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "frontend/device.h"
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
+#include "frontend/profile.h"
 #include "frontend/recorder.h"
 #include "frontend/registration.h"
 #include "frontend/source.h"
@@ -175,4 +176,5 @@ PYBIND11_MODULE(_C, module) {
       .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
+  f::bind_profile(module);
 }

@@ -6,10 +6,15 @@
 #include <cstring>
 
 #include "frontend/diagnostics.h"
+#include "frontend/profile.h"
 #include "frontend/source.h"
+#include "remote/event_log.h"
 
 namespace torch_remote::frontend {
 namespace {
+
+using remote::Event;
+using remote::EventLog;
 
 std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
 
@@ -325,13 +330,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   bool flushed = false;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    if (backward != backward_) {  // between forward and backward, and between backward and optimizer
-      backward_ = backward;
-      if (trace_.at_boundary(limits_)) {
-        status = flush_locked("boundary");
-        flushed = true;
-      }
-    }
+    const Pass pass = backward ? Pass::kBackward : Pass::kForward;
+    if (pass != pass_) status = enter_pass(pass, &flushed);
     begin_record(op, args, source, random);
     const at::Tensor* result = results.data();
     const uint32_t* length = list_lengths.data();
@@ -362,6 +362,21 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   if (sync_each_op()) synchronize();
 }
 
+// Between forward and backward, and between backward and optimizer.
+Status Recorder::enter_pass(Pass pass, bool* flushed) {
+  Status status;
+  if (trace_.at_boundary(limits_)) {
+    status = flush_locked("boundary");
+    *flushed = true;
+  }
+  if (trace_.empty() && EventLog::on()) {
+    trace_began_ = now_ns();
+    trace_thread_ = EventLog::this_thread();
+  }
+  pass_ = pass;
+  return status;
+}
+
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                                c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
   bool backward = false;
@@ -384,13 +399,14 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   check(status);
   std::vector<int64_t> words;
   remote::OpError error;
+  const WaitSpan span("dynamic", source);
   status = client(device_).wait_results(ticket, &words, keep_waiting, &error);
   if (!error.status.ok()) raise(error);
   check(status);
   return words;
 }
 
-Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
+Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::SourceRef& line) {
   if (trace_.empty()) return {};
   survivors_.clear();
   for (const ir::TraceBuffer& buffer : trace_.buffers) {
@@ -417,6 +433,7 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket) {
   }
   if (!status.ok()) return status;
   note_flush({info, reason, last, now_ns() - started});
+  if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -462,11 +479,51 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, now_ns() - started});
+  if (EventLog::on()) log_flush("compiled graph", info, last, started);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
     unexpected_compile_->compiled_graph = true;
   }
   return {};
+}
+
+void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
+                         uint64_t started) {
+  Event flush;
+  flush.kind = Event::Kind::kFlush;
+  flush.name = reason;
+  flush.begin = started;
+  flush.end = now_ns();
+  flush.sequence = info.sequence;
+  flush.program = info.program;
+  flush.ops = static_cast<uint32_t>(info.ops);
+  flush.source = line;
+  if (const remote::Client* worker = existing_client(device_)) flush.session = worker->session();
+  if (trace_began_ != 0) {
+    Event recording = flush;
+    recording.kind = Event::Kind::kRecording;
+    recording.thread = trace_thread_;
+    recording.begin = trace_began_;
+    recording.end = started;
+    EventLog::add(std::move(recording));
+  }
+  EventLog::add(std::move(flush));
+  trace_began_ = 0;
+  pass_ = Pass::kUnknown;
+}
+
+void Recorder::profile_starts() {
+  std::lock_guard<FastMutex> lock(mutex_);
+  trace_began_ = 0;
+  pass_ = Pass::kUnknown;
+}
+
+void Recorder::profile_ends(const ir::SourceRef& line) {
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    (void)flush_locked("profile ends", nullptr, line);
+  }
+  report_flushes();
 }
 
 void Recorder::expect_no_compile(bool expect) {
@@ -504,10 +561,11 @@ void Recorder::throttle() {
 }
 
 void Recorder::flush(const char* reason) {
+  const ir::SourceRef line = wait_line();
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason);
+    status = flush_locked(reason, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -519,6 +577,7 @@ void Recorder::synchronize(bool reset_peak) {
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   remote::OpError error;
+  const WaitSpan span("synchronize", wait_line());
   const Status status = worker->synchronize(keep_waiting, reset_peak, &error);
   if (!error.status.ok()) raise(error);
   check(status);
@@ -528,11 +587,12 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   const size_t nbytes = tensor.numel() * tensor.element_size();
   if (nbytes == 0) return;
   RemoteStorage* storage = storage_of(tensor);
+  const ir::SourceRef line = wait_line();
   uint64_t id;
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason);
+    status = flush_locked(reason, nullptr, line);
     id = storage->id;
     if (status.ok()) check_not_lost(storage);
   }
@@ -547,6 +607,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
     std::memcpy(destination, bytes.data(), nbytes);
   };
   remote::OpError error;
+  const WaitSpan span(reason, line);
   status = client(device_).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
                                 span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
   if (!error.status.ok()) raise(error);
@@ -555,7 +616,15 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
 
 void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill) {
   uint64_t id = 0;
-  check(client(device_).upload(nbytes, fill, &id));
+  remote::Client& worker = client(device_);
+  {
+    remote::EventSpan span(Event::Kind::kUpload);
+    if (Event* event = span.event()) {
+      event->attachment = nbytes;
+      event->source = user_line();
+    }
+    check(worker.upload(nbytes, fill, &id));
+  }
   {
     std::lock_guard<FastMutex> lock(mutex_);
     storage->id = id;
@@ -594,6 +663,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 
 void Recorder::restart() {
   std::lock_guard<FastMutex> lock(mutex_);
+  if (remote::Client* worker = existing_client(device_)) profile_ending(*worker);
   forget_trace();
   ++session_;
   frontend::restart(device_);

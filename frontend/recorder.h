@@ -105,6 +105,11 @@ class Recorder {
   // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
   void restart();
 
+  // For torch.remote.profile, which tells when a trace begins from now on.
+  void profile_starts();
+  // Sends what is recorded, at this line of the user's; raises nothing.
+  void profile_ends(const ir::SourceRef& line);
+
   void set_limits(const ir::CutLimits& limits) { limits_ = limits; }
   // Notes the first miss from now on.
   void expect_no_compile(bool expect);
@@ -114,6 +119,10 @@ class Recorder {
   c10::DeviceIndex device() const { return device_; }
 
  private:
+  // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
+  // trace begins, at no cost for other records.
+  enum class Pass : uint8_t { kForward, kBackward, kUnknown };
+
   explicit Recorder(c10::DeviceIndex device) : device_(device) {}
 
   void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
@@ -125,10 +134,13 @@ class Recorder {
   void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
                     std::optional<RandomState> random);
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
-  // GIL).
-  Status flush_locked(const char* reason, uint64_t* ticket = nullptr);
+  // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
+  Status flush_locked(const char* reason, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                     std::span<RemoteStorage* const> results);
+  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started);
+  // A record of another pass than the last one comes. Cuts if this is a good place.
+  Status enter_pass(Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
   uint32_t enter_buffer(RemoteStorage* storage);
@@ -145,7 +157,9 @@ class Recorder {
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
   ir::CutLimits limits_;
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
-  bool backward_ = false;                  // the last record was a backward pass's
+  Pass pass_ = Pass::kForward;             // the last record's
+  uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
+  uint32_t trace_thread_ = 0;              // that recorded the first op
   bool expect_no_compile_ = false;
   std::optional<UnexpectedCompile> unexpected_compile_;
   std::atomic<uint64_t> ops_recorded_{0};

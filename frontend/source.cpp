@@ -200,6 +200,11 @@ ir::SourceRef text_source(PyObject* stack_trace) {
   return {reinterpret_cast<uint64_t>(text), kText, 0};
 }
 
+ir::SourceRef user_line() {
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  return state != nullptr ? frame_source(state) : ir::SourceRef();
+}
+
 std::string describe_source(const ir::SourceRef& source) {
   if (source.code == 0 || !Py_IsInitialized()) return {};
   const PyGILState_STATE gil = PyGILState_Ensure();

@@ -20,6 +20,9 @@ ir::SourceRef capture_source(bool* backward);
 // The line that a stack trace as torch.fx keeps it (a str) ends with. With the GIL; the text is kept.
 ir::SourceRef text_source(PyObject* stack_trace);
 
+// The innermost such frame, for what is no record: a wait.
+ir::SourceRef user_line();
+
 // "train.py:12 in forward", or "" if nothing is known; "train.py:12 in forward (backward)" for a backward op. Takes the
 // GIL.
 std::string describe_source(const ir::SourceRef& source);

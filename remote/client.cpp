@@ -9,6 +9,7 @@
 
 #include "ir/op_table.h"
 #include "remote/delta.h"
+#include "remote/event_log.h"
 #include "remote/message.h"
 #include "remote/outbox.h"
 #include "remote/program_cache.h"
@@ -58,6 +59,9 @@ class ClientImpl : public Client {
   }
   Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
 
+  Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                 WorkerProfile* profile) override;
+
   Counters counters() const override;
   void reset_counters() override;
   Status health() const override { return abandoned_ ? forked() : replies_.health(); }
@@ -92,7 +96,8 @@ class ClientImpl : public Client {
   std::span<const uint8_t> encode_run(Program& program, std::span<const int64_t> now, uint64_t base);
   void count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
   // The header of the next message, a run, which will be waited for if there is a ticket.
-  wire::Header run_header(uint64_t* ticket);
+  wire::Header run_header(uint64_t* ticket, FlushInfo* info);
+  void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
   Status send_frees();
   // Sends what builder_ holds. `wants_reply`: it will be waited for.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
@@ -252,7 +257,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     job->load_sequence = ++sequence_;
     replies_.sending(job->load_sequence, 0);
   }
-  const wire::Header header = run_header(ticket);
+  const wire::Header header = run_header(ticket, info);
+  if (EventLog::on()) log_run(*info, hit ? trace.sources : program->sources);
   if (!hit) {
     outbox_.build_and_send(std::move(job), header, control, run);
     return {};
@@ -289,7 +295,9 @@ Status ClientImpl::run(const ProgramPtr& program, const RunRequest& request, uin
   const std::span<const uint8_t> control = encode_run(*program, request.params, *base);
   count_flush(*program, std::exchange(program->ran, true), control, info);
   const RunInfo run{program, *base, request.made};
-  return outbox_.send(run_header(ticket), control, nullptr, &run);
+  const wire::Header header = run_header(ticket, info);
+  if (EventLog::on()) log_run(*info, program->sources);
+  return outbox_.send(header, control, nullptr, &run);
 }
 
 void ClientImpl::count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info) {
@@ -301,14 +309,30 @@ void ClientImpl::count_flush(const Program& program, bool hit, std::span<const u
   if (hit) counters_.program_hits.fetch_add(1, std::memory_order_relaxed);
 }
 
-wire::Header ClientImpl::run_header(uint64_t* ticket) {
+wire::Header ClientImpl::run_header(uint64_t* ticket, FlushInfo* info) {
   const uint64_t sequence = ++sequence_;
+  info->sequence = sequence;
   replies_.sending(sequence, 0);
   if (ticket) {
     replies_.expect(sequence);
     *ticket = sequence;
   }
   return header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
+}
+
+void ClientImpl::log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const {
+  Event event;
+  event.kind = Event::Kind::kRun;
+  event.hit = info.hit;
+  event.program = info.program;
+  event.ops = static_cast<uint32_t>(info.ops);
+  event.begin = event.end = monotonic_ns();
+  event.session = session_;
+  event.sequence = info.sequence;
+  event.bytes = info.bytes;
+  event.first_difference = info.first_difference;
+  event.sources = EventLog::share(session_, info.program, sources);
+  EventLog::add(std::move(event));
 }
 
 Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {
@@ -341,6 +365,11 @@ void ClientImpl::free(uint64_t id) {
 
 Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
   counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
+  EventSpan span(Event::Kind::kReply);
+  if (Event* event = span.event()) {
+    event->session = session_;
+    event->sequence = sequence;
+  }
   return replies_.wait(sequence, keep_waiting, reply, error);
 }
 
@@ -427,6 +456,23 @@ Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting
   const auto* reply = wire::verify<wire::HasOpReply>(frame.control);
   *known = reply->known();
   return {};
+}
+
+Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                           WorkerProfile* profile) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  const uint64_t sent = monotonic_ns();
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    builder_.Clear();
+    builder_.Finish(wire::CreateProfile(builder_, static_cast<wire::ProfileCommand>(command), limit));
+    if (Status status = send(wire::Type::kProfile, true, nullptr, &sequence); !status) return status;
+  }
+  Frame frame;
+  if (Status status = replies_.wait_for_this(sequence, keep_waiting, &frame); !status) return status;
+  return decode_worker_profile(frame, sent, monotonic_ns(), profile);
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------

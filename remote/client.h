@@ -11,6 +11,7 @@
 #include "ir/status.h"
 #include "ir/trace.h"
 #include "remote/transport.h"
+#include "remote/worker_profile.h"
 
 // The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
 namespace torch_remote::remote {
@@ -46,7 +47,8 @@ struct FlushInfo {
   size_t ops = 0;
   bool hit = false;
   uint32_t program = 0;
-  size_t bytes = 0;  // control bytes of the run message
+  size_t bytes = 0;       // control bytes of the run message
+  uint64_t sequence = 0;  // of the run message
   // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a
   // known one only differs in which buffers outlive it; SIZE_MAX if there is no other program.
   size_t first_difference = 0;
@@ -127,6 +129,11 @@ class Client {
 
   // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
+
+  // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. Failures that were
+  // not reported yet stay for the next wait. `limit`: events that it may keep.
+  virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                         WorkerProfile* profile) = 0;
 
   virtual Counters counters() const = 0;
   virtual void reset_counters() = 0;

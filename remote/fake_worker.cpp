@@ -205,6 +205,23 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kHasOpReply, builder, nullptr);
       break;
     }
+    case wire::Type::kProfile: {
+      const auto* request = wire::verify<wire::Profile>(frame.control);
+      const bool stop = request->command() == wire::ProfileCommand::Stop;
+      AttachmentPtr attachment;
+      if (stop && !profile_.empty()) {
+        attachment = transport_->allocate(profile_.size() * sizeof(wire::ProfileEvent));
+        std::memcpy(attachment->bytes().data(), profile_.data(), attachment->bytes().size());
+      }
+      const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
+      const auto label_vector = builder.CreateVector(labels);
+      const auto records = builder.CreateVector(std::vector<uint32_t>{0});
+      const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records)};
+      builder.Finish(
+          wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
+      answer(wire::Type::kProfileReply, builder, std::move(attachment));
+      break;
+    }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};

@@ -77,6 +77,12 @@ class FakeWorker {
     hold_replies_ = hold;
     if (transport_) transport_->wake();
   }
+  // The events of its profile; the one program that it describes is number 1, of one node.
+  void set_profile(std::vector<wire::ProfileEvent> events) {
+    std::lock_guard lock(mutex_);
+    profile_ = std::move(events);
+  }
+  static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // what its clock says, always
   // Sends this frame as it is.
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
   // Without the log, messages and what they upload are forgotten.
@@ -114,6 +120,7 @@ class FakeWorker {
   std::atomic<bool> hold_replies_ = false, log_ = true;
   std::function<Failure(const Message&)> on_run_;
   std::vector<int64_t> words_;
+  std::vector<wire::ProfileEvent> profile_;
   std::vector<Message> messages_;
 
   // The thread's own.

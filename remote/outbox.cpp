@@ -3,6 +3,7 @@
 #include <cstring>
 #include <exception>
 
+#include "remote/event_log.h"
 #include "remote/message.h"
 
 namespace torch_remote::remote {
@@ -95,6 +96,14 @@ void Outbox::push(Item item) {
 }
 
 Status Outbox::send_now(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment) {
+  EventSpan span(Event::Kind::kSend);
+  if (Event* event = span.event()) {
+    event->name = wire::name(static_cast<wire::Type>(header.type));
+    event->session = header.session;
+    event->sequence = header.sequence;
+    event->bytes = sizeof(header) + control.size();
+    event->attachment = attachment ? attachment->bytes().size() : 0;
+  }
   Status status = transport_.send(header, control, std::move(attachment));
   if (status.ok()) {
     bytes_sent_.fetch_add(sizeof(header) + control.size(), std::memory_order_relaxed);
@@ -156,6 +165,11 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
       request.trace = &job.trace;
       request.survivors = &job.survivors;
       request.sources = job.trace.sources;
+    }
+    EventSpan span(Event::Kind::kBuild);
+    if (Event* event = span.event()) {
+      event->program = request.program;
+      event->session = header.session;
     }
     if (Status status = build_(request, &program); !status) return status;
   } catch (const std::exception& error) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "remote/event_log.h"
 #include "remote/message.h"
 
 namespace torch_remote::remote {
@@ -12,6 +13,15 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxMissing = 64;  // failed builds that reads still hear of
 
 bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
+
+void log_acknowledged(const wire::Header& header) {
+  Event event;
+  event.kind = Event::Kind::kAcknowledged;
+  event.begin = event.end = monotonic_ns();
+  event.session = header.session;
+  event.sequence = header.sequence;
+  EventLog::add(std::move(event));
+}
 
 }  // namespace
 
@@ -55,18 +65,24 @@ Status Replies::wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting
 Status Replies::reserve(size_t messages, size_t bytes) {
   std::unique_lock lock(mutex_);
   if (!lost_) return lost_;
-  return wait_until(lock, nullptr, [&] {
+  const auto there_is_room = [&] {
     if (credit_count_ + messages > credits_.size()) return false;
     return unacknowledged_bytes_ == 0 || unacknowledged_bytes_ + bytes <= kMaxUnacknowledgedBytes;
-  });
+  };
+  if (there_is_room()) return {};
+  const EventSpan span(Event::Kind::kBackPressure);
+  return wait_until(lock, nullptr, there_is_room);
 }
 
 Status Replies::throttle(const KeepWaiting& keep_waiting) {
   std::unique_lock lock(mutex_);
   if (!lost_) return lost_;
-  return wait_until(lock, &keep_waiting, [&] {
+  const auto there_is_room = [&] {
     return credit_count_ <= credits_.size() / 4 * 3 && unacknowledged_bytes_ <= kMaxUnacknowledgedBytes / 4 * 3;
-  });
+  };
+  if (there_is_room()) return {};
+  const EventSpan span(Event::Kind::kBackPressure);
+  return wait_until(lock, &keep_waiting, there_is_room);
 }
 
 void Replies::sending(uint64_t sequence, size_t bytes) {
@@ -88,14 +104,29 @@ void Replies::drain() {
   }
 }
 
-Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
-  std::unique_lock lock(mutex_);
+Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
+                     Slot* result) {
   const auto slot = slots_.find(sequence);
   if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
-  const Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
-  Slot result = std::move(slot->second);
+  Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
+  *result = std::move(slot->second);
   slots_.erase(slot);
-  if (!status) return status;
+  return status;
+}
+
+Status Replies::wait_for_this(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply) {
+  std::unique_lock lock(mutex_);
+  Slot result;
+  if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
+  if (result.error) return result.error->status;
+  *reply = std::move(result.reply);
+  return {};
+}
+
+Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+  std::unique_lock lock(mutex_);
+  Slot result;
+  if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
   if (deferred_) {
     *error = *std::exchange(deferred_, std::nullopt);
   } else if (result.error) {
@@ -112,6 +143,7 @@ Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* 
 Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
   if (Status status = acknowledge(frame.header.sequence); !status) return status;
+  if (EventLog::on()) log_acknowledged(frame.header);
   switch (static_cast<wire::Type>(frame.header.type)) {
     case wire::Type::kRunReply:
       return handle_reply<wire::RunReply>(frame);
@@ -119,6 +151,8 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::ReadReply>(frame);
     case wire::Type::kHasOpReply:
       return handle_reply<wire::HasOpReply>(frame);
+    case wire::Type::kProfileReply:
+      return handle_reply<wire::ProfileReply>(frame);
     case wire::Type::kSynchronizeReply:
       if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
         totals_.worker_bytes = reply->allocated();

@@ -43,6 +43,9 @@ class Replies {
   // one that was not reported yet, which may be another message's.
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
 
+  // The same, but failures that were not reported yet stay for the next `wait`.
+  Status wait_for_this(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply);
+
   // A run that cannot be sent: `error` is reported by the next wait, by that of this run (`sequence`), and by reads of
   // the buffers [base, base + count) that it should have made.
   void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
@@ -81,6 +84,9 @@ class Replies {
   template <class Done>
   Status wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting* keep_waiting, Done done);
   Status receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
+
+  // What came for this message, which is then forgotten.
+  Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, Slot* result);
 
   // With mutex_ held.
   Status handle(Frame& frame);

@@ -47,6 +47,42 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t
 
 }  // namespace
 
+const char* name(Type type) {
+  switch (type) {
+    case Type::kHello:
+    case Type::kHelloReply:
+      return "hello";
+    case Type::kLoadProgram:
+      return "load program";
+    case Type::kRun:
+    case Type::kRunReply:
+      return "run";
+    case Type::kUpload:
+      return "upload";
+    case Type::kFree:
+      return "free";
+    case Type::kRead:
+    case Type::kReadReply:
+      return "read";
+    case Type::kSynchronize:
+    case Type::kSynchronizeReply:
+      return "synchronize";
+    case Type::kProgress:
+      return "progress";
+    case Type::kGoodbye:
+      return "goodbye";
+    case Type::kHasOp:
+    case Type::kHasOpReply:
+      return "has op";
+    case Type::kProfile:
+    case Type::kProfileReply:
+      return "profile";
+    case Type::kTransport:
+      break;
+  }
+  return "message";
+}
+
 uint32_t crc32c_portable(const void* data, size_t size, uint32_t before) {
   const auto* p = static_cast<const uint8_t*>(data);
   uint32_t crc = ~before;

@@ -25,8 +25,13 @@ enum class Type : uint8_t {
   kGoodbye,  // the client is done; no control message
   kHasOp,
   kHasOpReply,
+  kProfile,
+  kProfileReply,
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
 };
+
+// For people: "run", "upload", ...; "message" for a number that is none.
+const char* name(Type type);
 
 enum Flags : uint16_t {
   kWantsReply = 1,
@@ -47,6 +52,18 @@ struct Header {
   uint32_t checksum = 0;  // CRC-32C of the control message
 };
 static_assert(sizeof(Header) == 32);
+
+// What a worker recorded: ProfileReply's attachment is an array of these. Times are its CLOCK_MONOTONIC, in ns.
+struct ProfileEvent {
+  static constexpr uint32_t kMessage = 0xFFFFFFFF;
+
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t sequence = 0;        // of the message; of an op: of the Run message that it belongs to
+  uint32_t program = kMessage;  // an op: index in ProfileReply::programs. kMessage: a whole message
+  uint32_t node = 0;            // an op: of that program. A message: its Type
+};
+static_assert(sizeof(ProfileEvent) == 32);
 
 inline constexpr uint32_t kMaxControl = 256u << 20;
 

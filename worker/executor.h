@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 2
+#define TR_EXECUTOR_ABI 3
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
@@ -59,6 +59,9 @@ typedef struct tr_run {
   int64_t* words;
   uint32_t word_capacity;
   uint32_t word_count;  // out
+  // Null, or where the executor says when each node began: last - first + 1 times, CLOCK_MONOTONIC in ns; the last one
+  // is when the last node ended. After a failure those behind error->node are as they were.
+  uint64_t* times;
 } tr_run;
 
 typedef struct tr_executor_api {

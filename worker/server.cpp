@@ -3,12 +3,14 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "ir/op_table.h"
 #include "remote/message.h"
 #include "worker/memory.h"
+#include "worker/profile.h"
 #include "worker/session.h"
 
 namespace torch_remote::worker {
@@ -68,6 +70,7 @@ class Server {
   Status create_executor();
   Status next(Frame* frame);
   Status handle(Frame& frame);
+  Status handle_profiled(Frame& frame);
 
   Status load_program(Frame& frame);
   Status run_program(Frame& frame);
@@ -76,6 +79,7 @@ class Server {
   Status read(Frame& frame);
   Status synchronize(Frame& frame);
   Status has_op(Frame& frame);
+  Status profile(Frame& frame);
   Status acknowledge();
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
@@ -89,6 +93,7 @@ class Server {
   tr_host host_{};
   tr_executor* executor_ = nullptr;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<Profile> profile_;  // while one is recorded
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
@@ -106,7 +111,7 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
-    Status status = handle(frame);
+    Status status = profile_ ? handle_profiled(frame) : handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
     if (!status.ok()) return status;
     done_ = frame.header.sequence;
@@ -232,10 +237,21 @@ Status Server::handle(Frame& frame) {
       return synchronize(frame);
     case Type::kHasOp:
       return has_op(frame);
+    case Type::kProfile:
+      return profile(frame);
     default:
       return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
                              ", which the worker does not expect");
   }
+}
+
+Status Server::handle_profiled(Frame& frame) {
+  const uint64_t begin = monotonic_ns();
+  Status status = handle(frame);
+  if (profile_) {
+    profile_->message(static_cast<Type>(frame.header.type), frame.header.sequence, begin, monotonic_ns());
+  }
+  return status;
 }
 
 Status Server::load_program(Frame& frame) {
@@ -348,6 +364,39 @@ Status Server::has_op(Frame& frame) {
   builder_.Clear();
   builder_.Finish(wire::CreateHasOpReply(builder_, 0, options_.executor->has_op(executor_, message->name()->c_str())));
   return reply(Type::kHasOpReply, frame);
+}
+
+Status Server::profile(Frame& frame) {
+  const uint64_t received = monotonic_ns();
+  const auto* message = wire::verify<wire::Profile>(frame.control);
+  if (!message) return damaged("profile");
+  std::unique_ptr<Profile> done;
+  if (message->command() == wire::ProfileCommand::Start) {
+    profile_ = std::make_unique<Profile>(message->limit());
+  } else if (message->command() == wire::ProfileCommand::Stop) {
+    done = std::move(profile_);
+  }
+  session_->set_profile(profile_.get());
+  builder_.Clear();
+  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> programs;
+  AttachmentPtr events;
+  uint64_t dropped = 0;
+  if (done) {
+    const std::span<const std::byte> bytes = std::as_bytes(done->events());
+    dropped = done->dropped();
+    if (!bytes.empty()) events = transport_.allocate(bytes.size());
+    if (events) {
+      std::ranges::copy(bytes, events->bytes().begin());
+      programs = done->encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); });
+    } else {
+      dropped += done->events().size();  // no memory to send them
+    }
+  }
+  builder_.Finish(wire::CreateProfileReply(builder_, 0, static_cast<uint32_t>(getpid()), received, monotonic_ns(),
+                                           dropped, programs));
+  Status status = reply(Type::kProfileReply, frame, std::move(events));
+  builder_.Reset();  // what it held may have been large
+  return status;
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace {
 using flatbuffers::FlatBufferBuilder;
 using remote::AttachmentPtr;
 using remote::Frame;
+using wire::ProfileEvent;
 using wire::Type;
 
 // x + x, of s0 elements in s1 bytes.
@@ -146,6 +147,21 @@ class ServerTest : public ::testing::Test {
     return reply->error() ? reply->error()->message()->str() : "";
   }
 
+  // The reply, and the events in it.
+  Frame profile(wire::ProfileCommand command, std::vector<ProfileEvent>* recorded, uint64_t limit = 0) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateProfile(builder, command, limit));
+    send(Type::kProfile, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kProfileReply, &frame));
+    recorded->clear();
+    if (frame.attachment) {
+      recorded->resize(frame.attachment->bytes().size() / sizeof(ProfileEvent));
+      std::memcpy(recorded->data(), frame.attachment->bytes().data(), frame.attachment->bytes().size());
+    }
+    return frame;
+  }
+
   using Floats = std::vector<float>;
   std::unique_ptr<remote::Transport> client;
   std::thread thread;
@@ -248,6 +264,82 @@ TEST_F(ServerTest, EverythingIsFreedWhenTheClientGoes) {
   EXPECT_TRUE(result.ok()) << result.message();
 }
 
+TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  load(2, kFails);
+  upload(1, {1, 2, 3});
+  run(1, {3, 12}, {1}, 100);
+  std::vector<ProfileEvent> events;
+  Frame frame = profile(wire::ProfileCommand::Start, &events, 100);
+  const uint64_t before = frame.header.sequence;
+  EXPECT_TRUE(events.empty());
+  run(1, {3, 12}, {1}, 101);
+  upload(2, {1, 2});
+  run(1, {2, 8}, {2}, 102);
+  run(2, {2}, {2}, 103);
+  run(1, {2, 8}, {2}, 104);  // of the buffer that program 2 failed to write: skipped
+  frame = profile(wire::ProfileCommand::Stop, &events);
+  const auto* reply = wire::verify<wire::ProfileReply>(frame.control);
+  EXPECT_EQ(reply->dropped(), 0u);
+  EXPECT_LE(reply->received(), reply->sent());
+
+  std::vector<std::string> labels;
+  std::vector<uint64_t> sequences, messages;
+  for (const ProfileEvent& event : events) {
+    EXPECT_GT(event.begin, 0u);
+    EXPECT_LE(event.begin, event.end);
+    EXPECT_LE(event.end, reply->sent());
+    if (event.program == ProfileEvent::kMessage) {
+      messages.push_back(event.sequence);
+      continue;
+    }
+    sequences.push_back(event.sequence);
+    labels.push_back(reply->programs()->Get(event.program)->labels()->Get(event.node)->str());
+  }
+  EXPECT_EQ(labels, (std::vector<std::string>{"aten::add.Tensor(f32[3], f32[3])", "aten::add.Tensor(f32[2], f32[2])",
+                                              "aten::neg_(f32[2])"}));
+  EXPECT_EQ(sequences, (std::vector<uint64_t>{before + 1, before + 3, before + 4}));
+  EXPECT_EQ(messages, (std::vector<uint64_t>{before + 1, before + 2, before + 3, before + 4, before + 5}));
+  EXPECT_EQ(reply->programs()->Get(2)->program(), 2u);
+
+  profile(wire::ProfileCommand::Stop, &events);  // nothing is recorded any more
+  EXPECT_TRUE(events.empty());
+}
+
+TEST_F(ServerTest, AProfileIsBounded) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  upload(1, {1, 2, 3});
+  std::vector<ProfileEvent> events;
+  profile(wire::ProfileCommand::Start, &events, 5);
+  for (int i = 0; i < 10; ++i) run(1, {3, 12}, {1}, 100);
+  const Frame frame = profile(wire::ProfileCommand::Stop, &events);
+  EXPECT_EQ(events.size(), 5u);
+  EXPECT_EQ(wire::verify<wire::ProfileReply>(frame.control)->dropped(), 2 * 10 - 5u);
+}
+
+TEST_F(ServerTest, AProfileSurvivesAProgramThatIsReplaced) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  upload(1, {1, 2, 3});
+  std::vector<ProfileEvent> events;
+  profile(wire::ProfileCommand::Start, &events, 100);
+  run(1, {3, 12}, {1}, 100);
+  load(1, kFails);
+  last_params.clear();
+  last_bindings.clear();
+  run(1, {3}, {1}, 101);
+  const Frame frame = profile(wire::ProfileCommand::Stop, &events);
+  const auto* programs = wire::verify<wire::ProfileReply>(frame.control)->programs();
+  ASSERT_EQ(programs->size(), 2u);
+  EXPECT_EQ(programs->Get(0)->labels()->size(), 0u);
+  EXPECT_EQ(programs->Get(1)->labels()->Get(0)->str(), "aten::neg_(f32[3])");
+}
+
 // Messages of random bytes end the session with an error, or do nothing; they never crash it.
 TEST_F(ServerTest, HostileMessages) {
   std::mt19937 random(11);
@@ -263,7 +355,10 @@ TEST_F(ServerTest, HostileMessages) {
     for (int i = 0; i < 5; ++i) {
       FlatBufferBuilder builder;
       std::vector<uint8_t> control;
-      if (random() % 2) {
+      if (random() % 8 == 0) {
+        const auto command = static_cast<wire::ProfileCommand>(random() % 4);
+        builder.Finish(wire::CreateProfile(builder, command, random() % 3 ? random() : ~uint64_t{0}));
+      } else if (random() % 2) {
         std::vector<uint8_t> noise(random() % 12);
         for (auto& byte : noise) byte = static_cast<uint8_t>(random());
         const auto v = builder.CreateVector(noise);
@@ -275,7 +370,7 @@ TEST_F(ServerTest, HostileMessages) {
       control.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
       if (random() % 3 == 0) control[random() % control.size()] ^= 1 << random() % 8;
       wire::Header header;
-      header.type = static_cast<uint8_t>(random() % 2 ? random() % 14 : static_cast<unsigned>(Type::kRun));
+      header.type = static_cast<uint8_t>(random() % 2 ? random() % 18 : static_cast<unsigned>(Type::kRun));
       header.flags = wire::kWantsReply;
       header.sequence = ++sequence;
       (void)client->send(header, control, nullptr);

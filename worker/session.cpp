@@ -106,7 +106,13 @@ void Session::put(uint64_t id, Entry entry) {
 }
 
 void Session::load_program(uint32_t number, std::span<const uint8_t> bytes) {
+  if (profile_) profile_->forget(number);
   programs_[number] = worker::load_program(number, api_, executor_, bytes.data(), bytes.size());
+}
+
+const LoadedProgram* Session::find_program(uint32_t number) const {
+  const auto found = programs_.find(number);
+  return found != programs_.end() && found->second->decoded ? found->second.get() : nullptr;
 }
 
 Status Session::upload(uint64_t id, MemoryPtr memory) {
@@ -296,9 +302,11 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   call.buffer_count = static_cast<uint32_t>(run.buffers.size());
   call.words = run.words->data() + run.words_used;
   call.word_capacity = static_cast<uint32_t>(run.words->size() - run.words_used);
+  if (profile_) call.times = profile_->times(last - first);
   error_.struct_size = sizeof(error_);
   error_.node = first;
   const bool good = api_->run(executor_, program.handle, &call, &error_) == 0;
+  if (profile_) profile_->ops(program, run.request.sequence, first, last);
   program.executor_is_current = true;
   run.words_used += call.word_count;
   run.next = last;

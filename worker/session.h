@@ -13,6 +13,7 @@
 #include "worker/executor.h"
 #include "worker/id_map.h"
 #include "worker/memory.h"
+#include "worker/profile.h"
 #include "worker/program.h"
 
 // What a worker keeps for one client: its buffers and programs. One thread.
@@ -107,6 +108,11 @@ class Session {
     if (unreported_ == failure) unreported_ = nullptr;
   }
 
+  // From now on the executor is asked when its ops run; null: no longer.
+  void set_profile(Profile* profile) { profile_ = profile; }
+  // Null if there is no such program, or it could not be decoded.
+  const LoadedProgram* find_program(uint32_t number) const;
+
   size_t buffers() const { return buffers_.size(); }
 
  private:
@@ -134,6 +140,7 @@ class Session {
   const tr_executor_api* api_;
   tr_executor* executor_;
   CachingAllocator* memory_;
+  Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
   FailurePtr unreported_;

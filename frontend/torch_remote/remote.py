@@ -9,6 +9,7 @@ import torch
 
 from torch_remote import _C
 from torch_remote.errors import UnexpectedCompile, WorkerLost
+from torch_remote.profiler import profile
 
 __all__ = [
     "Event",
@@ -40,6 +41,7 @@ __all__ = [
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
+    "profile",
     "reset_peak_memory_stats",
     "reset_stats",
     "restart",

@@ -237,6 +237,27 @@ TEST(Executor, TheProgramsStridesCount) {
   }
 }
 
+TEST(Executor, SaysWhenEachNodeRanIfAsked) {
+  TestExecutor executor;
+  GraphBuilder builder;
+  const at::Tensor a = at::randn({3}), negative = at::empty({3}), bad = at::empty({1});
+  builder.call("aten::neg", {a}, {negative});
+  builder.call("aten::index_select", {a, 0, at::tensor({7}, at::kLong)}, {bad});
+  TestExecutor::Loaded loaded(executor, builder);
+  loaded.fill_inputs();
+  const TestExecutor::Outcome good = loaded.run(0, 1, true, true);
+  ASSERT_EQ(good.code, 0) << good.error.message;
+  EXPECT_GT(good.times[0], 0u);
+  EXPECT_LE(good.times[0], good.times[1]);
+  loaded.fill_inputs();
+  const TestExecutor::Outcome failed = loaded.run(0, 2, true, true);
+  EXPECT_NE(failed.code, 0);
+  EXPECT_EQ(failed.error.node, 1u);
+  EXPECT_LE(failed.times[0], failed.times[1]);
+  EXPECT_EQ(failed.times[2], 0u);
+  loaded.release();
+}
+
 TEST(Executor, NewSizesAndScalarsWithoutANewProgram) {
   TestExecutor executor;
   const at::Tensor a = at::arange(6, at::kFloat).reshape({2, 3});

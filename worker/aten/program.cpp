@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <optional>
 
@@ -218,11 +219,23 @@ void Program::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
+  if (run.times) {
+    run_nodes<true>(run, node, missing);
+  } else {
+    run_nodes<false>(run, node, missing);
+  }
+}
+
+template <bool timed>
+void Program::run_nodes(tr_run& run, uint32_t* node, bool missing) {
+  const auto now = [] { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); };
   for (uint32_t n = run.first; n < run.last; ++n) {
     *node = n;
+    if constexpr (timed) run.times[n - run.first] = now();
     if (missing) allocate_missing(run, n);
     run_node(run, n);
   }
+  if constexpr (timed) run.times[run.last - run.first] = now();
 }
 
 // Memory for what the node writes or reads and nobody has made: its results, and fresh buffers that no node makes.

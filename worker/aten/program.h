@@ -49,6 +49,8 @@ class Program {
   void update_scalars(const int64_t* symbols);
 
   void bind(uint32_t buffer, const tr_buffer& memory);
+  template <bool timed>
+  void run_nodes(tr_run& run, uint32_t* node, bool missing);
   void run_node(tr_run& run, uint32_t index);
   void call_out(tr_run& run, uint32_t index);
   void resolve_written(const ir::Node& node);

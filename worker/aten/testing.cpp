@@ -358,7 +358,7 @@ TestExecutor::Outcome TestExecutor::Loaded::run(bool changed) {
   return run(0, static_cast<uint32_t>(builder_.graph.nodes.size()), changed);
 }
 
-TestExecutor::Outcome TestExecutor::Loaded::run(uint32_t first, uint32_t last, bool changed) {
+TestExecutor::Outcome TestExecutor::Loaded::run(uint32_t first, uint32_t last, bool changed, bool timed) {
   Outcome outcome;
   if (!program) {
     outcome.code = 1;
@@ -380,6 +380,8 @@ TestExecutor::Outcome TestExecutor::Loaded::run(uint32_t first, uint32_t last, b
   run.buffer_count = static_cast<uint32_t>(buffers.size());
   run.words = outcome.words.data();
   run.word_capacity = 256;
+  if (timed) outcome.times.assign(last - first + 1, 0);
+  run.times = timed ? outcome.times.data() : nullptr;
   outcome.code = executor_.api->run(executor_.executor, program, &run, &outcome.error);
   outcome.words.resize(run.word_count);
   return outcome;

@@ -49,6 +49,7 @@ class TestExecutor {
     int code = 0;
     tr_error error{};
     std::vector<int64_t> words;
+    std::vector<uint64_t> times;  // of the nodes, if wanted
   };
 
   // A program with its memory; buffers are filled from the builder's tensors before each run, results compared by the
@@ -58,7 +59,7 @@ class TestExecutor {
     Loaded(TestExecutor& executor, GraphBuilder& builder);
     ~Loaded();
     Outcome run(bool changed = true);
-    Outcome run(uint32_t first, uint32_t last, bool changed);
+    Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);
     // The result of a view of the graph, as a copy.
     at::Tensor tensor(uint32_t view) const;
     void fill_inputs();

@@ -1,6 +1,7 @@
 #include "worker/testing/fake_executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -129,9 +130,16 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
   g_changes += run->symbols_changed;
   run->word_count = 0;
   Runner runner(executor, program->graph, *run, error);
+  const auto note_time = [&](uint32_t n) {
+    if (run->times) {
+      run->times[n - run->first] = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    }
+  };
   for (uint32_t n = run->first; n < run->last; ++n) {
+    note_time(n);
     if (const int result = runner.node(n)) return result;
   }
+  note_time(run->last);
   return 0;
 }
 

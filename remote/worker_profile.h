@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ir/status.h"
+#include "remote/transport.h"
+#include "remote/wire.h"
+
+// What a worker says about a profile (wire.fbs, ProfileReply).
+namespace torch_remote::remote {
+
+struct WorkerProfile {
+  struct Program {
+    uint32_t program = 0;
+    std::vector<std::string> labels;  // of each node: "aten::relu(f32[4])"
+    std::vector<uint32_t> records;    // of each node: the record of the trace
+  };
+
+  uint32_t process = 0;
+  // When this exchange began and ended here, ns. The worker's clock is ahead of ours by at least clock_least and at
+  // most clock_most ns: it took the message after we sent it, and replied before we had the reply.
+  uint64_t begin = 0, end = 0;
+  int64_t clock_least = 0, clock_most = 0;
+  // Of Stop. Each event names a program of `programs` and a node of it, or is a message.
+  std::vector<wire::ProfileEvent> events;
+  std::vector<Program> programs;
+  uint64_t dropped = 0;
+};
+
+// A Profile message: command is a wire::ProfileCommand.
+enum class ProfileCommand : uint8_t { kClock, kStart, kStop };
+
+// Decodes a ProfileReply that has been verified, and checks what its events name.
+Status decode_worker_profile(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile);
+
+}  // namespace torch_remote::remote

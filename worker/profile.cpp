@@ -1,0 +1,107 @@
+#include "worker/profile.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace torch_remote::worker {
+namespace {
+
+// Of one reply. Nodes beyond it are named without their operands.
+constexpr size_t kMaxLabelBytes = size_t{64} << 20;
+
+std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
+  std::vector<ir::Sym> symbols;
+  for (const ir::View& view : graph.views) symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
+  std::ranges::sort(symbols);
+  symbols.erase(std::ranges::unique(symbols).begin(), symbols.end());
+  return symbols;
+}
+
+}  // namespace
+
+uint64_t monotonic_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// All the room at once, so that recording moves nothing; pages that are not touched take no memory.
+Profile::Profile(uint64_t limit) : limit_(std::min(limit, kMaxEvents)) { events_.reserve(limit_); }
+
+void Profile::add(const wire::ProfileEvent& event) {
+  if (events_.size() < limit_) {
+    events_.push_back(event);
+  } else {
+    ++dropped_;
+  }
+}
+
+void Profile::message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end) {
+  add({begin, end, sequence, wire::ProfileEvent::kMessage, static_cast<uint32_t>(type)});
+}
+
+uint64_t* Profile::times(size_t nodes) {
+  times_.assign(nodes + 1, 0);
+  return times_.data();
+}
+
+void Profile::ops(const LoadedProgram& program, uint64_t sequence, uint32_t first, uint32_t last) {
+  const uint64_t now = monotonic_ns();
+  if (events_.size() == limit_) {
+    dropped_ += last - first;
+    return;
+  }
+  const uint32_t variant = variant_of(program);
+  for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
+    const uint64_t end = times_[n - first + 1];  // 0: the node failed
+    add({times_[n - first], end ? end : now, sequence, variant, n});
+  }
+}
+
+uint32_t Profile::variant_of(const LoadedProgram& program) {
+  auto [found, is_new] = known_.try_emplace(program.number);
+  Known& known = found->second;
+  if (is_new) known.symbols = size_symbols(program.graph);
+  sizes_.clear();
+  for (const ir::Sym symbol : known.symbols) sizes_.push_back(program.values[symbol]);
+  if (is_new || variants_[known.variant].sizes != sizes_) {
+    known.variant = static_cast<uint32_t>(variants_.size());
+    variants_.push_back({program.number, sizes_});
+  }
+  return known.variant;
+}
+
+void Profile::forget(uint32_t program) {
+  known_.erase(program);
+  for (Variant& variant : variants_) {
+    if (variant.program == program) variant.program = 0;
+  }
+}
+
+flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> Profile::encode_programs(
+    flatbuffers::FlatBufferBuilder& builder, const Find& find) const {
+  std::vector<flatbuffers::Offset<wire::ProfileProgram>> programs;
+  std::vector<int64_t> values;
+  for (const Variant& variant : variants_) {
+    std::vector<flatbuffers::Offset<flatbuffers::String>> labels;
+    std::vector<uint32_t> records;
+    if (const LoadedProgram* program = find(variant.program)) {
+      const std::vector<ir::Sym>& symbols = known_.at(variant.program).symbols;
+      values.assign(program->graph.symbols(), 0);
+      for (size_t i = 0; i < symbols.size(); ++i) values[symbols[i]] = variant.sizes[i];
+      for (const ir::Node& node : program->graph.nodes) {
+        labels.push_back(builder.CreateSharedString(builder.GetSize() < kMaxLabelBytes
+                                                        ? describe_node(program->graph, node, values)
+                                                        : std::string(ir::op_desc(node.opcode).name)));
+        records.push_back(node.source);
+      }
+    }
+    const auto label_vector = builder.CreateVector(labels);
+    const auto record_vector = builder.CreateVector(records);
+    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_vector));
+  }
+  return builder.CreateVector(programs);
+}
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/graph.h"
+#include "remote/wire.h"
+#include "remote/wire_generated.h"
+#include "worker/program.h"
+
+// What a worker did and when, while a client records a profile. One thread. Memory is bounded: events that are too many
+// are counted and dropped. Nothing is described while it is recorded: the sizes that a run's ops had are kept as
+// numbers, and become text when the client asks.
+namespace torch_remote::worker {
+
+uint64_t monotonic_ns();
+
+class Profile {
+ public:
+  // Keeps at most `limit` events, and no more than kMaxEvents.
+  explicit Profile(uint64_t limit);
+  static constexpr uint64_t kMaxEvents = uint64_t{1} << 22;
+
+  void message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end);
+
+  // Where an executor puts the times of `nodes` nodes (tr_run::times), all 0.
+  uint64_t* times(size_t nodes);
+  // The nodes [first, last) of a program have run, as far as `times` says.
+  void ops(const LoadedProgram& program, uint64_t sequence, uint32_t first, uint32_t last);
+
+  // Another program takes this number: the ops of the one that had it lose their names.
+  void forget(uint32_t program);
+
+  std::span<const wire::ProfileEvent> events() const { return events_; }
+  uint64_t dropped() const { return dropped_; }
+
+  // ProfileReply::programs. `find` gives a program by its number, or null if there is none.
+  using Find = std::function<const LoadedProgram*(uint32_t number)>;
+  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> encode_programs(
+      flatbuffers::FlatBufferBuilder& builder, const Find& find) const;
+
+ private:
+  // A program with one set of sizes.
+  struct Variant {
+    uint32_t program = 0;        // 0: forgotten
+    std::vector<int64_t> sizes;  // of Known::symbols
+  };
+  struct Known {
+    std::vector<ir::Sym> symbols;  // that are sizes of its views, each once
+    uint32_t variant = 0;          // of its last run
+  };
+
+  void add(const wire::ProfileEvent& event);
+  uint32_t variant_of(const LoadedProgram& program);
+
+  const size_t limit_;
+  std::vector<wire::ProfileEvent> events_;
+  uint64_t dropped_ = 0;
+  std::vector<uint64_t> times_;
+  std::vector<Variant> variants_;
+  std::unordered_map<uint32_t, Known> known_;  // by number
+  std::vector<int64_t> sizes_;                 // scratch
+};
+
+}  // namespace torch_remote::worker
