@@ -8,6 +8,7 @@
 
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
+#include "frontend/kernels.h"
 #include "frontend/tensor.h"
 
 namespace torch_remote::frontend {
@@ -147,11 +148,8 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
         break;
       }
       case GraphOutput::Kind::kFresh: {
-        auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(call.made[out.index]),
-                                                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                          c10::scalarTypeToTypeMeta(out.dtype));
-        impl->set_sizes_and_strides(evaluated(out.sizes), evaluated(out.strides), call.values[out.offset]);
-        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(at::Tensor(std::move(impl))));
+        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor_on(
+            call.made[out.index], out.dtype, evaluated(out.sizes), evaluated(out.strides), call.values[out.offset])));
         break;
       }
     }
@@ -175,14 +173,8 @@ py::list CompiledGraph::call(py::list& arguments) {
   Recorder& recorder = Recorder::get(spec_->device);
   for (const at::Tensor& tensor : call.tensors) {
     if (!tensor.defined()) continue;
-    RemoteStorage* storage = storage_of(tensor);
-    // Never written: as undefined as torch.empty's memory.
-    if (storage->id == 0 && !recorder.has_buffer(storage)) {
-      make_view(tensor, c10::Storage(tensor.storage()), caffe2::TypeMeta::Make<uint8_t>(),
-                {static_cast<int64_t>(storage->nbytes())}, {1}, 0)
-          .zero_();
-    }
-    call.inputs.push_back(storage);
+    fill_if_unwritten(tensor);
+    call.inputs.push_back(storage_of(tensor));
   }
   std::vector<RemoteStorage*> made;
   for (const Sym nbytes : spec_->fresh_nbytes) {

@@ -374,10 +374,15 @@ Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
 Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
-  auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(storage),
-                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
-  impl->set_sizes_and_strides(sizes, strides);
-  return Tensor(std::move(impl));
+  return tensor_on(storage, dtype, sizes, strides, 0);
+}
+
+void fill_if_unwritten(const Tensor& tensor) {
+  RemoteStorage* storage = storage_of(tensor);
+  if (storage->id != 0 || Recorder::get(tensor.device().index()).has_buffer(storage)) return;
+  make_view(tensor, c10::Storage(tensor.storage()), caffe2::TypeMeta::Make<uint8_t>(),
+            {static_cast<int64_t>(storage->nbytes())}, {1}, 0)
+      .zero_();
 }
 
 void resize_storage_bytes(const c10::Storage& storage, size_t nbytes) { resize_storage(storage, nbytes); }

@@ -20,4 +20,8 @@ void resize_storage_bytes(const c10::Storage& storage, size_t nbytes);
 at::Tensor adopt_storage(const c10::Storage& storage, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          c10::ScalarType dtype);
 
+// For those who send a tensor's buffer without recording: one that nobody has written is filled, with zeros, as
+// undefined as torch.empty's memory.
+void fill_if_unwritten(const at::Tensor& tensor);
+
 }  // namespace torch_remote::frontend

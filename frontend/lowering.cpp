@@ -122,7 +122,7 @@ ArgTag tag_of(ArgKind kind) {
 }  // namespace
 
 struct Lowering::State {
-  explicit State(c10::DeviceIndex index) : device(index) {
+  State(c10::DeviceIndex index, bool trust_ranges) : device(index), symbols(graph, trust_ranges) {
     symbols.on_unknown = [this](py::handle symbol) { return offered_symbol(symbol); };
   }
 
@@ -620,6 +620,9 @@ struct Lowering::State {
       Value one;
       if (mask != nullptr && i < mask->items.size() && mask->items[i].a == symbols.constant(0)) {
         // not wanted
+      } else if (i > 0 && is_batch_norm_at_rest(desc, args)) {
+        // The CPU's op returns no statistics then, whatever the example says; nobody's result depends on them.
+        one = fresh(val[py::int_(i)]);
       } else if (result.alias >= 0) {
         one.kind = Value::Kind::kTensor;
         if (args[result.alias].tag != ArgTag::kView) refuse("it returns an argument that is no tensor of the device");
@@ -657,6 +660,15 @@ struct Lowering::State {
       if (desc.args[i].kind == ArgKind::kBoolList && desc.args[i].name.ends_with("put_mask")) return &args[i];
     }
     return nullptr;
+  }
+
+  // Batch norm that is not training.
+  bool is_batch_norm_at_rest(const ir::OpDesc& desc, const std::vector<Arg>& args) {
+    if (!desc.name.starts_with("aten::_native_batch_norm") && desc.name != "aten::native_batch_norm") return false;
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (desc.args[i].name == "training") return args[i].a == symbols.constant(0);
+    }
+    return desc.name.find("no_training") != std::string_view::npos;
   }
 
   static Arg result_arg(const Value& value) {
@@ -892,7 +904,7 @@ struct Lowering::State {
   const c10::DeviceIndex device;
   std::unique_ptr<CompiledGraphSpec> spec = std::make_unique<CompiledGraphSpec>();
   Graph graph;
-  Symbols symbols{graph};
+  Symbols symbols;
   bool hosts_only = false;                // of the node at hand: no tensor of the device was among its arguments
   std::unordered_set<PyObject*> outside;  // nodes that may become inputs
   py::dict offered;                       // by the sizes (sympy expressions) that they tell
@@ -909,7 +921,8 @@ struct Lowering::State {
   std::string why_not;
 };
 
-Lowering::Lowering(c10::DeviceIndex device) : state_(std::make_unique<State>(device)) {}
+Lowering::Lowering(c10::DeviceIndex device, bool trust_ranges)
+    : state_(std::make_unique<State>(device, trust_ranges)) {}
 Lowering::~Lowering() = default;
 
 void Lowering::offer(py::object node) {
@@ -962,7 +975,8 @@ void Lowering::constant(const py::object& node, const at::Tensor& value) {
   if (number.isComplex()) {
     v.symbol = s.complex_constant(py::cast(number.toComplexDouble()));
   } else {
-    v.symbol = number.isFloatingPoint() ? s.float_constant(number.toDouble()) : s.symbols.constant(number.to<int64_t>());
+    v.symbol =
+        number.isFloatingPoint() ? s.float_constant(number.toDouble()) : s.symbols.constant(number.to<int64_t>());
   }
   s.remember(node, std::move(v));
 }

@@ -74,7 +74,8 @@ struct CompiledGraphSpec {
 // Builds one graph out of FX nodes, in their order. With the GIL.
 class Lowering {
  public:
-  explicit Lowering(c10::DeviceIndex device);
+  // `trust_ranges`: see Symbols.
+  Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
   // A node whose value a call can be given: it becomes an input when a node, or a size, needs it.

@@ -7,6 +7,7 @@
 #include "frontend/device.h"
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
+#include "frontend/graph_object.h"
 #include "frontend/profile.h"
 #include "frontend/recorder.h"
 #include "frontend/registration.h"
@@ -159,13 +160,16 @@ PYBIND11_MODULE(_C, module) {
   module.def("take_unexpected_compile", wrap_pybind_function([](int device) {
                return f::Recorder::get(f::checked(device)).take_unexpected_compile();
              }));
+  f::bind_graphs(module);
   py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())
       .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"))
       .def_property_readonly("nodes", [](const f::CompiledGraph& g) { return g.spec().graph->nodes.size(); })
       .def("to_text",
            [](const f::CompiledGraph& g) { return f::print_with_sources(*g.spec().graph, g.spec().sources); });
   py::class_<f::Lowering>(module, "Lowering")
-      .def(py::init([](int device) { return std::make_unique<f::Lowering>(f::checked(device)); }))
+      .def(py::init([](int device, bool trust_ranges) {
+        return std::make_unique<f::Lowering>(f::checked(device), trust_ranges);
+      }))
       .def("offer", wrap_pybind_function(&f::Lowering::offer))
       .def("add", wrap_pybind_function(&f::Lowering::add))
       .def("constant", wrap_pybind_function(&f::Lowering::constant))

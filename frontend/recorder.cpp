@@ -420,6 +420,7 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
     sources = trace_.sources;
     for (const ir::TraceRecord& record : trace_.records) ops.push_back(trace_.code[record.code]);
   }
+  if (tracing_) traced_.push_back({trace_, trace_.survivors(), nullptr});
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = now_ns();
@@ -466,6 +467,12 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   if (!graph.program || graph.session != session_) {
     if (status = worker->load(graph.graph, graph.sources, &graph.program); !status) return status;
     graph.session = session_;
+  }
+  if (tracing_) {
+    TracedRun& run = traced_.emplace_back();
+    run.graph = graph.graph;
+    run.trace.params.assign(params.begin(), params.end());
+    run.trace.sources = graph.sources;
   }
   graph.inputs.clear();
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
@@ -524,6 +531,22 @@ void Recorder::profile_ends(const ir::SourceRef& line) {
     (void)flush_locked("profile ends", nullptr, line);
   }
   report_flushes();
+}
+
+void Recorder::start_tracing() {
+  flush("trace");
+  std::lock_guard<FastMutex> lock(mutex_);
+  TORCH_CHECK(!tracing_, "remote: torch.remote.trace() is on already");
+  tracing_ = true;
+  limits_before_ = std::exchange(limits_, {1u << 30, 1u << 30});
+}
+
+std::vector<TracedRun> Recorder::stop_tracing() {
+  flush("trace");
+  std::lock_guard<FastMutex> lock(mutex_);
+  tracing_ = false;
+  limits_ = limits_before_;
+  return std::exchange(traced_, {});
 }
 
 void Recorder::expect_no_compile(bool expect) {

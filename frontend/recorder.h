@@ -48,6 +48,13 @@ struct LoadedGraph {
   std::vector<uint64_t> inputs;  // kept for its capacity
 };
 
+// What was sent while tracing: a trace, or a run of a graph with `trace`'s parameters and sources.
+struct TracedRun {
+  ir::Trace trace;
+  std::vector<uint64_t> survivors;
+  std::shared_ptr<const ir::Graph> graph;  // null: the trace
+};
+
 // The first miss under expect_no_compile.
 struct UnexpectedCompile {
   std::string op;  // of the first record that differs; empty: only which tensors outlive the trace differs
@@ -111,6 +118,9 @@ class Recorder {
   void profile_ends(const ir::SourceRef& line);
 
   void set_limits(const ir::CutLimits& limits) { limits_ = limits; }
+  // Keeps what is sent from now on, and cuts nowhere but where the code waits. Both flush. Without the GIL.
+  void start_tracing();
+  std::vector<TracedRun> stop_tracing();
   // Notes the first miss from now on.
   void expect_no_compile(bool expect);
   // What was noted: where the trace that missed differs from what is known. Empty if nothing missed.
@@ -161,6 +171,9 @@ class Recorder {
   uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
   uint32_t trace_thread_ = 0;              // that recorded the first op
   bool expect_no_compile_ = false;
+  bool tracing_ = false;
+  std::vector<TracedRun> traced_;
+  ir::CutLimits limits_before_;  // tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
   std::atomic<uint64_t> ops_recorded_{0};
 };

@@ -29,7 +29,7 @@ void Symbols::define(py::handle node, Sym symbol) {
   const py::object expr = node.attr(names().expr);
   by_value_[expr] = py::int_(symbol);
   if (may_be_small_.size() <= symbol) may_be_small_.resize(symbol + 1, true);
-  if (!is_true(expr, names().is_symbol)) return;
+  if (!trust_ranges_ || !is_true(expr, names().is_symbol)) return;
   const py::object ranges = node.attr(names().shape_env).attr(names().var_to_range);
   PyObject* range = PyDict_GetItemWithError(ranges.ptr(), expr.ptr());
   if (range == nullptr) {

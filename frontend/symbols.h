@@ -19,7 +19,11 @@ class Symbols {
   // neighbours.
   static constexpr ir::Sym kFirstExpr = 1u << 22;
 
-  explicit Symbols(ir::Graph& graph) : graph_(graph) { graph_.params = kFirstExpr; }
+  // `trust_ranges`: sizes are as large as the ShapeEnv says they are at least. Dynamo's guards see to it;
+  // torch.export's checks let 0 and 1 pass where it says 2.
+  Symbols(ir::Graph& graph, bool trust_ranges) : graph_(graph), trust_ranges_(trust_ranges) {
+    graph_.params = kFirstExpr;
+  }
 
   ir::Sym new_param() { return params_++; }
   ir::Sym constant(int64_t value) { return graph_.constant(value); }
@@ -51,6 +55,7 @@ class Symbols {
   std::optional<ir::Sym> fold(ir::ExprKind kind, const pybind11::tuple& args);
 
   ir::Graph& graph_;
+  const bool trust_ranges_;
   ir::Sym params_ = 0;
   std::vector<bool> may_be_small_;                    // by parameter: 0 or 1 is possible
   std::unordered_map<PyObject*, ir::Sym> by_object_;  // of expressions in `kept_`

@@ -194,6 +194,13 @@ at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeM
   return at::Tensor(std::move(impl));
 }
 
+at::Tensor tensor_on(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset) {
+  auto impl = c10::make_intrusive<RemoteTensorImpl>(std::move(storage), kKeySet, c10::scalarTypeToTypeMeta(dtype));
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  return at::Tensor(std::move(impl));
+}
+
 at::Tensor make_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   return make_view(base, c10::Storage(base.storage()), base.dtype(), sizes, strides, offset);
 }

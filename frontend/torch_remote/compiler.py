@@ -103,8 +103,9 @@ class _Splitter:
     do with the device: they run before the program that is being built, or after it if they write.
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, guarded: bool) -> None:
         self.module = module
+        self.guarded = guarded
         self.outer = fx.Graph(module)
         self.values: dict[fx.Node, fx.Node] = {}  # what the outer graph has, by the module's nodes
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
@@ -112,7 +113,7 @@ class _Splitter:
         self.begin()
 
     def begin(self) -> None:
-        self.program = _C.Lowering(remote.current_device())
+        self.program = _C.Lowering(remote.current_device(), self.guarded)
         self.members: dict[fx.Node, None] = {}  # of the program
         self.numbers: dict[fx.Node, None] = {}  # that follow from the sizes of members
         self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors
@@ -153,7 +154,8 @@ class _Splitter:
             return False
         outputs = [node for node in results if isinstance(node, fx.Node) and node not in arguments]
         return all(
-            not self.program.is_host(node) and (node in self.members or isinstance(node.meta["val"], torch.SymInt | int))
+            not self.program.is_host(node)
+            and (node in self.members or isinstance(node.meta["val"], torch.SymInt | int))
             for node in outputs
         )
 
@@ -266,8 +268,14 @@ def _reads_data(node: fx.Node) -> bool:
     return tensors and not (isinstance(node.target, torch._ops.OpOverload) and "sym_" in node.target.name())
 
 
+def compile_graph(module: fx.GraphModule, *, guarded: bool) -> Callable[[list[Any]], Any]:
+    """A functional graph of ATen ops, each node with its example value in meta["val"], as a function of a list, which
+    it empties. `guarded`: it is called only with sizes in the ranges that its ShapeEnv knows."""
+    return _Splitter(module, guarded).run()
+
+
 def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return _Splitter(module).run()
+    return compile_graph(module, guarded=True)
 
 
 def backend(

@@ -57,7 +57,9 @@ class profile:  # noqa: N801 (called like a function)
         if raw["interrupted"]:
             raise KeyboardInterrupt
 
-    def _recorded(self) -> Recording:
+    @property
+    def recording(self) -> Recording:
+        """What was recorded, as it came."""
         if self._recording is None:
             raise RuntimeError("torch.remote.profile: nothing is recorded before the block ends")
         return self._recording
@@ -66,16 +68,16 @@ class profile:  # noqa: N801 (called like a function)
     def events(self) -> list[dict[str, Any]]:
         """The trace, as Chrome trace events."""
         if self._events is None:
-            self._events = chrome_events(self._recorded())
+            self._events = chrome_events(self.recording)
         return self._events
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace as JSON."""
-        dropped = self._recorded().dropped + sum(worker.dropped for worker in self._recorded().workers)
+        dropped = self.recording.dropped + sum(worker.dropped for worker in self.recording.workers)
         trace = {"traceEvents": self.events, "displayTimeUnit": "ns", "otherData": {"events_dropped": dropped}}
         with open(path, "w") as file:
             json.dump(trace, file)
 
     def summary(self, rows: int = 15) -> str:
         """Where the time went, as text: client, waits by line, builds, worker, ops; at most `rows` lines and ops."""
-        return summary(self._recorded(), rows)
+        return summary(self.recording, rows)

@@ -9,10 +9,13 @@ import torch
 
 from torch_remote import _C
 from torch_remote.errors import UnexpectedCompile, WorkerLost
+from torch_remote.explanation import explain
+from torch_remote.graphs import Graph, from_text, trace
 from torch_remote.profiler import profile
 
 __all__ = [
     "Event",
+    "Graph",
     "Stream",
     "UnexpectedCompile",
     "WorkerLost",
@@ -24,6 +27,8 @@ __all__ = [
     "device_of",
     "empty_cache",
     "expect_no_compile",
+    "explain",
+    "from_text",
     "get_amp_supported_dtype",
     "get_device_name",
     "get_device_properties",
@@ -34,6 +39,7 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_initialized",
+    "load_exported",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -54,6 +60,7 @@ __all__ = [
     "stats",
     "stream",
     "synchronize",
+    "trace",
 ]
 
 _Device = torch.device | str | int | None
@@ -69,6 +76,16 @@ def _index(device: _Device) -> int:
     if device.type != "remote":
         raise ValueError(f"Expected a remote device, but got: {device}")
     return _C.current_device() if device.index is None else device.index
+
+
+def load_exported(program: Any, device: torch.device | str = "remote") -> torch.nn.Module:
+    """Puts an ExportedProgram, or a file of one, on the device: a module that is called as the exported one was.
+
+    See torch_remote.exported.load_exported.
+    """
+    from torch_remote.exported import load_exported  # torch.export takes a while to import
+
+    return load_exported(program, device)
 
 
 _initialized = True  # torch.utils.checkpoint asks: this device needs no set-up

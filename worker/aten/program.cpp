@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
@@ -36,6 +37,10 @@ c10::Storage make_storage(void* data, size_t nbytes) {
                                                             c10::DataPtr(data, c10::Device(c10::kCPU)), nullptr,
                                                             /*resizable=*/false));
 }
+
+struct NoWarnings final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
 
 at::ScalarType scalar_type(ir::DType dtype) { return static_cast<at::ScalarType>(dtype); }
 
@@ -272,6 +277,9 @@ void Program::call_out(tr_run& run, uint32_t index) {
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
   try {
+    // A resized result is ours to mend, nothing to warn of.
+    NoWarnings silent;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     operation.call(stack_);
     state.proven = results_untouched(node, run.symbols);
   } catch (const c10::OutOfMemoryError&) {

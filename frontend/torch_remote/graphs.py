@@ -1,0 +1,149 @@
+"""Graphs to look at, keep and run: `torch.remote.trace`, `torch.remote.from_text`."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from torch_remote import _C
+
+_VALUES = "// parameters:"
+
+
+class Graph:
+    """What the device does, as docs/ir.md describes it: buffers, views of them, and ops in program order.
+
+    A graph that was recorded knows the parameters (sizes, strides, offsets, numbers) of the run that it was recorded
+    from. It holds no tensor's bytes.
+    """
+
+    def __init__(self, native: _C.Graph) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        """Number of ops."""
+        return self._native.nodes
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"<torch.remote.Graph of {len(self)} ops>"
+
+    @property
+    def ops(self) -> dict[str, int]:
+        """How often each op is there."""
+        return dict(self._native.ops())
+
+    @property
+    def params(self) -> list[int]:
+        """The parameters of the run that it was recorded from; floats by the bits of a double."""
+        return self._native.params
+
+    def to_text(self) -> str:
+        """The text form, with the user's lines; `from_text` reads it."""
+        values = f"{_VALUES} {' '.join(map(str, self.params))}\n" if self.params else ""
+        return values + self._native.to_text()
+
+    def optimized(self) -> Graph:
+        """The graph after the passes."""
+        return Graph(self._native.optimized())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it for the tools (remote-opt, remote-dump, remote-viz): a flatbuffer if the name ends in .program,
+        else text."""
+        path = Path(path)
+        if path.suffix == ".program":
+            path.write_bytes(self._native.to_program())
+        else:
+            path.write_text(self.to_text())
+
+    def run(
+        self, *inputs: torch.Tensor, params: Mapping[int, int | float] | Iterable[int] | None = None
+    ) -> list[torch.Tensor]:
+        """Runs it.
+
+        Args:
+            inputs: one tensor on the device for each input buffer, in order; written where the graph writes them.
+            params: values by number, or all of them. Those that are not given are told by the inputs' sizes, strides
+                and offsets, or else are the recorded run's.
+
+        Returns:
+            A tensor for each fresh buffer that survives, in order.
+
+        Raises:
+            ValueError: inputs or parameters do not fit the graph, or are missing.
+        """
+        if params is None:
+            params = {}
+        elif not isinstance(params, Mapping):
+            params = dict(enumerate(params))
+        bits = {
+            int(i): struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else int(value)
+            for i, value in params.items()
+        }
+        return self._native.run(list(inputs), bits)
+
+
+def from_text(text: str) -> Graph:
+    """The graph of a text form (docs/ir.md).
+
+    Raises:
+        ValueError: "line:column: what is wrong".
+    """
+    native = _C.Graph.from_text(text)
+    values = re.search(rf"^{_VALUES}(.*)$", text, re.MULTILINE)
+    if values is not None:
+        native.params = [int(value) for value in values[1].split()]
+    return Graph(native)
+
+
+class trace:  # noqa: N801 (called like a function)
+    """Context manager: what is recorded in the block, as graphs.
+
+    >>> with torch.remote.trace() as trace:
+    ...     y = torch.relu(x @ w)
+    >>> print(trace.graph)
+
+    The ops run as ever. They are one graph, unless the block waits for results in between or calls compiled functions.
+    """
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        self._device = _C.current_device() if device is None else device
+        if not isinstance(self._device, int):
+            self._device = torch.device(self._device).index or 0
+        self._graphs: list[Graph] | None = None
+
+    def __enter__(self) -> trace:
+        _C.start_tracing(self._device)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._graphs = [Graph(native) for native in _C.take_traced(self._device)]
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """All graphs, in order."""
+        if self._graphs is None:
+            raise RuntimeError("torch.remote.trace: the graphs are there after the block")
+        return self._graphs
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, if there is one only."""
+        if len(self.graphs) != 1:
+            raise ValueError(f"torch.remote.trace: the block recorded {len(self.graphs)} graphs; see .graphs")
+        return self.graphs[0]
+
+    def to_text(self) -> str:
+        """The graph's text."""
+        return self.graph.to_text()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the graph; see Graph.save."""
+        self.graph.save(path)

@@ -1,0 +1,157 @@
+"""Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._pytree import tree_map
+
+
+def loop(x):
+    start = torch.zeros((), dtype=torch.int64, device=x.device)
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 1.5 + 1), (start, x))
+
+
+def size_of_data(x, n):
+    count = n.item()
+    torch._check(count >= 0)
+    torch._check(count <= x.shape[0])
+    return x[:count] * 2, torch.zeros(count, device=x.device) + 1
+
+
+FUNCTIONS = {
+    "while_loop": (loop, [torch.randn(4)]),
+    "scan": (
+        lambda x: scan(lambda carry, y: (carry + y, (carry * y).clone()), torch.zeros(3, device=x.device), x),
+        [torch.randn(5, 3)],
+    ),
+    "map": (lambda x: map_(lambda y: y.sin() + 1, x), [torch.randn(5, 3)]),
+    "associative scan": (
+        lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"),
+        [torch.randn(5, 3)],
+    ),
+    "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), [torch.randn(4)]),
+    "nonzero": (lambda x: (x.nonzero().float() * 2).sum(0), [torch.tensor([1.0, 0, 3, 0])]),
+    "item": (lambda x: x * x.sum().item(), [torch.randn(4)]),
+    "size of data": (size_of_data, [torch.randn(6), torch.tensor(4)]),
+    "mask": (lambda x: x[x > 0].exp(), [torch.randn(20)]),
+    "unique": (lambda x: torch.unique(x) + 1, [torch.tensor([3.0, 1, 1, 2])]),
+    "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * 2j).sum(), [torch.randn(3, 2)]),
+    "lists of views": (lambda x: [*(a * 2 for a in x.split(2)), *x.chunk(3)], [torch.randn(6, 2)]),
+    "a bool": (lambda x, up: x + 1 if up else x - 1, [torch.randn(3), True]),
+    "an int": (lambda x, n: x * n + x.shape[0], [torch.randn(3), 7]),
+    "a float": (lambda x, f: x * f + f, [torch.randn(3), 0.37]),
+    "in place": (lambda x: (x.add_(1), x.view(-1).mul_(2), x.t())[2] + 0, [torch.randn(3, 2)]),
+    "views of inputs": (lambda x: (x.expand(4, 3), x[None], x), [torch.randn(3)]),
+    "sizes of convolution": (lambda x: F.conv2d(x, x[:1, :, :3, :3], stride=2), [torch.randn(2, 3, 9, 9)]),
+    "index_put": (
+        lambda x, i: x.index_put((i,), torch.ones((), device=x.device), accumulate=True),
+        [torch.randn(5), torch.tensor([1, 1, 3])],
+    ),
+    "vmap": (lambda x: torch.vmap(lambda row: row.dot(row))(x), [torch.randn(3, 4)]),
+    "grad": (lambda x: torch.func.grad(lambda y: (y**3).sum())(x), [torch.randn(3)]),
+    "memory nobody wrote": (lambda x: torch.empty_like(x).fill_(2) + x, [torch.randn(3)]),
+    "constants": (lambda x: x + torch.tensor([1.0, 2, 3], device=x.device) + torch.tensor(2.5), [torch.randn(3)]),
+    "numbers of the CPU": (lambda x, n: x * n.sqrt() + n, [torch.randn(3), torch.tensor(2.25)]),
+}
+
+
+@pytest.fixture(autouse=True)
+def data_dependent():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        yield
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_same_as_on_cpu(remote, name, dynamic):
+    function, arguments = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="remote", fullgraph=True, dynamic=dynamic)
+    keep = {"numbers of the CPU": 1, "size of data": 1}.get(name)
+    for _ in range(2):
+        here = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+        there = [a.to(remote) if isinstance(a, torch.Tensor) and i != keep else a for i, a in enumerate(here)]
+        result = compiled(*there)
+        expected = function(*here)
+        to_cpu = tree_map(lambda r: r.cpu() if isinstance(r, torch.Tensor) else r, [result, there])
+        torch.testing.assert_close(to_cpu, [expected, here], rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_partly_on_cpu(remote):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near, self.far = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            far = self.far.weight.device
+            return self.far(torch.relu(self.near(x)).to(far)).to(x.device)
+
+    torch.manual_seed(0)
+    here, split = Net(), Net()
+    split.load_state_dict(here.state_dict())
+    split.far.to(remote)
+    x = torch.randn(3, 4)
+    torch.compile(split, backend="remote")(x).sum().backward()
+    here(x).sum().backward()
+    for mine, its in zip(split.parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), its.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_what_torch_refuses_is_said(remote):
+    q = torch.randn(1, 2, 16, 8, device=remote)
+    with pytest.raises(ValueError, match="FlexAttention is only supported on"):
+        torch.compile(flex_attention, backend="remote")(q, q, q)
+
+
+def test_other_strides_than_the_graph_was_made_for(remote):
+    """A tensor that the graph writes and that was not laid out like the example is copied, and copied back."""
+    compiled = torch.compile(lambda x: x.mul_(2).sum(), backend="remote", dynamic=False)
+    for x in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]):
+        there = x.to(remote)
+        result = compiled(there)
+        torch.testing.assert_close(there.cpu(), x * 2)
+        torch.testing.assert_close(result.cpu(), (x * 2).sum())
+
+
+def test_one_message_a_call(remote, counted):
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(15))).to(remote)
+    x = torch.randn(5, 8, device=remote)
+    compiled = torch.compile(layers, backend="remote", dynamic=True)
+    with torch.no_grad():
+        compiled(x)
+        with counted() as c:
+            y = compiled(x)
+        assert c["flushes"] == c["program_hits"] == 1
+        assert c["ops_recorded"] == c["programs_built"] == c["round_trips"] == 0
+        assert c["bytes_sent"] < 200
+        # Recorded ops before and after are in the same queue.
+        z = compiled(x + 1) - y
+    torch.testing.assert_close(z.cpu(), (layers(x + 1) - layers(x)).detach().cpu(), rtol=1e-3, atol=1e-5)
+
+
+def test_an_error_names_the_line(remote):
+    def function(x, i):
+        return x[i] * 2
+
+    compiled = torch.compile(function, backend="remote")
+    x = torch.randn(4, device=remote)
+    with pytest.raises(IndexError, match=r"out of bounds[^\0]*recorded at .*test_compile_semantics.py:\d+ in function"):
+        compiled(x, torch.tensor([7], device=remote)).cpu()
+    assert compiled(x, torch.tensor([3], device=remote)).cpu() == x[3].cpu() * 2
+
+
+def test_after_a_restart(remote):
+    compiled = torch.compile(lambda x: x * 3, backend="remote")
+    x = torch.randn(4, device=remote)
+    compiled(x)
+    torch.remote.restart()
+    with pytest.raises(RuntimeError, match="lost with the worker"):
+        compiled(x)
+    assert torch.equal(compiled(torch.ones(4, device=remote)).cpu(), torch.full((4,), 3.0))

@@ -1,0 +1,74 @@
+"""torch.remote.load_exported."""
+
+import pytest
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, *, scale=2.0):
+        self.calls += 1
+        y = torch.relu(self.norm(self.inner(x))) * scale
+        z, _ = self.attention(y[None], y[None], y[None], need_weights=False)
+        return {"y": y, "rows": y.shape[0], "z": z}
+
+
+@pytest.fixture(scope="module")
+def exported():
+    torch.manual_seed(0)
+    net = Net().eval()
+    rows = torch.export.Dim("rows", min=2, max=100)
+    return net, torch.export.export(net, (torch.randn(5, 8),), dynamic_shapes=({0: rows},))
+
+
+def test_all_sizes_with_one_program(exported, remote):
+    net, program = exported
+    loaded = torch.remote.load_exported(program)
+    for _ in range(2):  # what reads the results builds programs of its own
+        results = loaded(torch.randn(5, 8, device=remote))
+        results["y"].cpu(), results["z"].cpu()
+    with torch.remote.expect_no_compile():
+        for rows in (2, 7, 64, 100):
+            x = torch.randn(rows, 8)
+            mine, its = loaded(x.to(remote)), net(x)
+            assert mine["rows"] == rows
+            for name in "yz":
+                torch.testing.assert_close(mine[name].cpu(), its[name], rtol=1e-4, atol=1e-5)
+    assert loaded.calls.item() == 6  # buffers change as exported
+    assert set(loaded.state_dict()) == set(net.state_dict())
+    assert all(tensor.device.type == "cpu" for tensor in program.state_dict.values())
+
+
+def test_from_a_file(exported, remote, tmp_path):
+    net, program = exported
+    torch.export.save(program, tmp_path / "net.pt2")
+    loaded = torch.remote.load_exported(tmp_path / "net.pt2", "remote:0")
+    x = torch.randn(6, 8)
+    torch.testing.assert_close(loaded(x.to(remote))["y"].cpu(), net(x)["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda: (torch.randn(101, 8, device="remote"),), RuntimeError, "to be <= 100, but got 101"),
+        (lambda: (torch.randn(5, 7, device="remote"),), RuntimeError, "to be equal to 8, but got 7"),
+        (lambda: (torch.randn(5, 8),), RuntimeError, "must be on remote:0, got one on cpu"),
+        (lambda: (), ValueError, "was exported for 1 positional arguments and keywords none"),
+    ],
+)
+def test_wrong_calls(exported, remote, arguments, error, message):
+    loaded = torch.remote.load_exported(exported[1])
+    with pytest.raises(error, match=message):
+        loaded(*arguments())
+
+
+def test_only_onto_the_device(exported):
+    with pytest.raises(ValueError, match="expected a remote device, got cpu"):
+        torch.remote.load_exported(exported[1], "cpu")
