@@ -123,7 +123,7 @@ Bytes made_up(ir::DType dtype, uint64_t nbytes, std::mt19937_64& random) {
 }
 
 Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
-  if (Status status = load_graph(input, &run->graph); !status) return status;
+  if (Status status = load_graph(input, {}, &run->graph); !status) return status;
   if (options.params.size() != run->graph.params) {
     return Status::invalid(input.name + ": the graph has " + std::to_string(run->graph.params) +
                            " parameters, --params gives " + std::to_string(options.params.size()));
@@ -153,12 +153,6 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
   return {};
 }
 
-Status open_capture(const Input& input, const std::string& path, std::unique_ptr<remote::CaptureReader>* capture) {
-  if (!path.empty() && path != "-") return remote::CaptureReader::open(path, capture);
-  const auto bytes = std::as_bytes(std::span(input.bytes));
-  return remote::CaptureReader::parse({bytes.begin(), bytes.end()}, capture);
-}
-
 // The wanted run of a capture; *found: the first that is interesting, if none is wanted.
 Status case_of_capture(remote::CaptureReader& capture, Worker& worker, Test& test, uint64_t wanted, RunCase* found,
                        uint64_t* number) {
@@ -173,11 +167,11 @@ Status case_of_capture(remote::CaptureReader& capture, Worker& worker, Test& tes
     if (!event) break;
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (run && (++runs == wanted || wanted == 0)) {
-      bool yes = true;
-      if (Status status = replayer.extract(*run, found); !status) return status;
-      if (wanted == 0) {
-        if (Status status = test.interesting(*found, &yes); !status) return status;
-      }
+      bool yes = wanted != 0;
+      Status status = replayer.extract(*run, found);
+      if (status.ok() && wanted == 0) status = test.interesting(*found, &yes);
+      // A run that cannot be taken out, because another one failed, is not the one to look at.
+      if (!status && (wanted != 0 || status.code() != ErrorCode::kInvalid)) return status;
       if (yes) {
         *number = runs;
         return {};
@@ -210,7 +204,7 @@ int run(int argc, char** argv) {
   if (input.format == Format::kCapture) {
     std::unique_ptr<remote::CaptureReader> capture;
     uint64_t number = 0;
-    Status status = open_capture(input, options.input, &capture);
+    Status status = open_capture(input, &capture);
     if (status.ok()) status = case_of_capture(*capture, worker, *test, options.run, &found, &number);
     if (!status) return fail(kName, status);
     if (number == 0) {

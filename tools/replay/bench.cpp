@@ -227,20 +227,17 @@ Status Bench::program(const remote::RunEvent& run, const Inputs& inputs, std::ve
 
 void print(const std::vector<Row>& rows, bool json) {
   if (json) {
-    nlohmann::ordered_json all = nlohmann::json::array();
+    nlohmann::ordered_json programs = nlohmann::json::array(), nodes = nlohmann::json::array();
     for (const Row& row : rows) {
       nlohmann::ordered_json entry = {{"program", row.program}};
-      if (row.node >= 0) {
-        entry["node"] = row.node;
-      } else {
-        entry["node"] = nullptr;
-      }
+      if (row.node >= 0) entry["node"] = row.node;
       entry["p50_us"] = row.times.p50;
       entry["p99_us"] = row.times.p99;
-      entry["op"] = row.what;
-      entry["line"] = row.line;
-      all.push_back(std::move(entry));
+      entry["what"] = row.what;
+      if (row.node >= 0) entry["line"] = row.line;
+      (row.node >= 0 ? nodes : programs).push_back(std::move(entry));
     }
+    const nlohmann::ordered_json all = {{"programs", programs}, {"times", nodes}};
     std::printf("%s\n", all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     return;
   }
@@ -268,8 +265,9 @@ Status bench(remote::CaptureReader& capture, Device& device, const Options& opti
     if (run) ++runs;
     if (run && (options.run == 0 ? done.insert(run->program->number).second : runs == options.run)) {
       Inputs inputs;
-      if (Status status = replayer.inputs(*run, &inputs); !status) return status;
-      if (Status status = bench.program(*run, inputs, &rows); !status) return status;
+      if (replayer.inputs(*run, &inputs)) {
+        if (Status status = bench.program(*run, inputs, &rows); !status) return status;
+      }
     }
     if (Status status = replayer.perform(*event); !status) return status;
   }

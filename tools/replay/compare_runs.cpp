@@ -143,12 +143,11 @@ Status compare_runs(remote::CaptureReader& capture, Device& device, Device& othe
     if (!event) break;
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (run && (++runs == options.run || options.run == 0)) {
+      Inputs inputs;
       if (options.compare == Compare::kPasses && !run->program->source) {
         ++without_source;
-      } else {
-        Inputs inputs;
+      } else if (replayer.inputs(*run, &inputs)) {
         std::optional<Finding> finding;
-        if (Status status = replayer.inputs(*run, &inputs); !status) return status;
         if (Status status = comparer.compare_run(*run, inputs, &finding); !status) return status;
         ++compared;
         if (finding) {

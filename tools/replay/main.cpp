@@ -87,18 +87,6 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   return wrong == nullptr;
 }
 
-Status open_capture(const std::string& path, std::unique_ptr<remote::CaptureReader>* capture) {
-  Input input;
-  if (Status status = read_input(path, &input); !status) return status;
-  if (input.format != Format::kCapture) {
-    return Status::invalid(input.name + " is a " + (input.format == Format::kText ? "graph" : "program") +
-                           ", not a capture; TORCH_REMOTE_CAPTURE=file.rreplay makes one");
-  }
-  if (!path.empty() && path != "-") return remote::CaptureReader::open(path, capture);
-  const auto bytes = std::as_bytes(std::span(input.bytes));
-  return remote::CaptureReader::parse({bytes.begin(), bytes.end()}, capture);
-}
-
 std::span<const passes::Pass> tool_passes;
 
 int run(int argc, char** argv) {
@@ -107,8 +95,14 @@ int run(int argc, char** argv) {
   int exit = kExitOk;
   if (!read_options(argc, argv, &options, &extracts, &exit)) return exit;
   options.passes = tool_passes;
+  Input input;
+  if (const Status status = read_input(options.input, &input); !status) return fail(kName, status);
+  if (input.format != Format::kCapture) {
+    return fail(kName, input.name + " is a " + (input.format == Format::kText ? "graph" : "program") +
+                           ", not a capture; TORCH_REMOTE_CAPTURE=file.rreplay makes one");
+  }
   std::unique_ptr<remote::CaptureReader> capture;
-  if (const Status status = open_capture(options.input, &capture); !status) return fail(kName, status);
+  if (const Status status = open_capture(input, &capture); !status) return fail(kName, status);
   std::unique_ptr<Device> device, other;
   if (const Status status = Device::open(options.worker, options.threads, &device); !status) return fail(kName, status);
   if (!options.other.empty()) {

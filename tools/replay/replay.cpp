@@ -75,6 +75,7 @@ Status replay(remote::CaptureReader& capture, Device& device, const Options& opt
     nlohmann::ordered_json json = {{"ending", ending(capture.ending())},
                                    {"programs", counts.programs},
                                    {"runs", counts.runs},
+                                   {"runs_left_out", counts.left_out},
                                    {"ops", counts.ops},
                                    {"uploads", counts.uploads},
                                    {"bytes_uploaded", counts.bytes_uploaded},
@@ -97,6 +98,10 @@ Status replay(remote::CaptureReader& capture, Device& device, const Options& opt
   std::printf("worker     %s\n", device.description().c_str());
   std::printf("programs   %llu\nruns       %llu, %llu ops\n", static_cast<unsigned long long>(counts.programs),
               static_cast<unsigned long long>(counts.runs), static_cast<unsigned long long>(counts.ops));
+  if (counts.left_out > 0) {
+    std::printf("left out   %llu runs: an input of theirs is not in the capture\n",
+                static_cast<unsigned long long>(counts.left_out));
+  }
   std::printf("uploads    %llu, %llu bytes\nreads      %llu, %llu bytes\n",
               static_cast<unsigned long long>(counts.uploads), static_cast<unsigned long long>(counts.bytes_uploaded),
               static_cast<unsigned long long>(counts.reads), static_cast<unsigned long long>(counts.bytes_read));

@@ -58,31 +58,27 @@ Status Replayer::load(const CapturedProgramPtr& program) {
   return device_.load({program, &program->graph}, &programs_[program->number]);
 }
 
-Status Replayer::inputs(const RunEvent& run, Inputs* inputs) const {
+bool Replayer::inputs(const RunEvent& run, Inputs* inputs) const {
   *inputs = {};
   for (const uint64_t id : run.inputs) {
     const auto found = buffers_.find(id);
-    if (found == buffers_.end()) {
-      return Status::invalid("a run of program " + std::to_string(run.program->number) + " reads buffer " +
-                             std::to_string(id) + ", which the capture did not make or has freed");
-    }
+    if (found == buffers_.end()) return false;
     inputs->ids.push_back(found->second.id);
     inputs->nbytes.push_back(found->second.nbytes);
   }
-  return {};
+  return true;
 }
 
 Status Replayer::extract(const RunEvent& run, RunCase* found) {
   Inputs inputs;
-  if (Status status = this->inputs(run, &inputs); !status) return status;
-  found->graph = run.program->source ? *run.program->source : run.program->graph;
-  found->optimised = run.program->graph;
-  found->params = run.params;
+  if (!this->inputs(run, &inputs)) return Status::invalid("an input of the run is not in the capture");
+  *found = {run.program->source ? *run.program->source : run.program->graph, run.program->graph, run.params, {}};
   found->inputs.resize(inputs.ids.size());
   for (size_t i = 0; i < inputs.ids.size(); ++i) {
     WorkerError error;
-    if (Status status = device_.read(inputs.ids[i], inputs.nbytes[i], &found->inputs[i], &error); !status)
+    if (Status status = device_.read(inputs.ids[i], inputs.nbytes[i], &found->inputs[i], &error); !status) {
       return status;
+    }
     if (error) return Status::invalid("an input of the run cannot be read: " + error->status.message());
   }
   return {};
@@ -92,7 +88,11 @@ Status Replayer::run(const RunEvent& event) {
   const CapturedProgram& program = *event.program;
   expect(event.error);
   Inputs inputs;
-  if (Status status = this->inputs(event, &inputs); !status) return status;
+  if (!this->inputs(event, &inputs)) {
+    ++counts_.left_out;
+    for (const uint64_t id : event.frees) free(id);
+    return {};
+  }
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(program.graph, event.params.data(), &values); !status) return status;
   uint64_t base;

@@ -16,7 +16,7 @@
 namespace torch_remote::tools {
 
 struct ReplayCounts {
-  uint64_t programs = 0, runs = 0, ops = 0, uploads = 0, reads = 0;
+  uint64_t programs = 0, runs = 0, left_out = 0, ops = 0, uploads = 0, reads = 0;
   uint64_t bytes_uploaded = 0, bytes_read = 0;
 };
 
@@ -29,9 +29,10 @@ class Replayer {
   // Waits for everything.
   Status finish();
 
-  // The inputs of a run that comes next, as buffers of the device. Invalid if the capture lacks one.
-  Status inputs(const remote::RunEvent& run, Inputs* inputs) const;
-  // With their bytes.
+  // The inputs of a run that comes next, as buffers of the device. False if the capture lacks one: it was to be made by
+  // a program that could not be built, or by a run that lacked one itself. Such runs are left out.
+  bool inputs(const remote::RunEvent& run, Inputs* inputs) const;
+  // The run with its inputs' bytes. kInvalid if one is not there, or an op that failed should have made it.
   Status extract(const remote::RunEvent& run, RunCase* found);
 
   const ReplayCounts& counts() const { return counts_; }
