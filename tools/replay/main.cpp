@@ -75,8 +75,8 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   *extracts = !extract.empty();
   if (*extracts) options->run = run_number(extract);
   const char* wrong = nullptr;
-  if (*extracts && options->run == 0) wrong = "--extract wants run:N, N counted from 1";
   if (*extracts == options->output.empty()) wrong = "--extract and --out go together";
+  if (*extracts && options->run == 0) wrong = "--extract wants run:N, N counted from 1";
   if ((options->compare == Compare::kWorker) == options->other.empty()) {
     wrong = "--compare worker and --other go together";
   }
