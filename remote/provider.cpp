@@ -211,7 +211,8 @@ Status start_worker(const std::string& name, const WorkerFiles& files, int threa
   if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
   if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
   return Status::invalid("remote: '" + name +
-                         "' is not a worker; use 'local' (the default), 'inproc' or 'unix://path'");
+                         "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc' or "
+                         "'unix://path'");
 }
 
 }  // namespace torch_remote::remote
