@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "ir/text.h"
+
 namespace torch_remote::tools {
 namespace {
 
@@ -21,11 +23,9 @@ void for_each_symbol(ir::Arg& arg, F&& f) {
     case ir::ArgTag::kGenerator:
       f(arg.a, true);
       break;
-    case ir::ArgTag::kScalarTensor: {
-      const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-      f(arg.a, dtype == ir::DType::kComplex32 || dtype == ir::DType::kComplex64 || dtype == ir::DType::kComplex128);
+    case ir::ArgTag::kScalarTensor:
+      f(arg.a, ir::text::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
       break;
-    }
     case ir::ArgTag::kList:
       for (ir::Arg& item : arg.items) for_each_symbol(item, f);
       break;

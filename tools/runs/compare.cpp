@@ -7,15 +7,15 @@
 #include <cstring>
 #include <limits>
 
+#include "ir/text.h"
+
 namespace torch_remote::tools {
 namespace {
 
 using ir::DType;
 
 // Parts of an element: complex numbers have two.
-int parts(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128 ? 2 : 1;
-}
+int parts(DType dtype) { return ir::text::is_complex(dtype) ? 2 : 1; }
 
 double half(uint16_t bits) {
   const int exponent = bits >> 10 & 0x1F;

@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <utility>
+
+#include "ir/text.h"
 
 namespace torch_remote::tools {
 namespace {
+
+using ir::text::is_complex;
+using ir::text::is_float;
 
 // Declares a packed view with the sizes of `like`, of a fresh buffer that survives.
 uint32_t packed_view(ir::Graph& graph, uint32_t like) {
@@ -62,9 +68,9 @@ std::string describe(const ir::Graph& graph, const ir::Arg& arg, std::span<const
     }
     case ir::ArgTag::kScalarTensor: {
       const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-      const bool floating = dtype == ir::DType::kFloat64 || dtype == ir::DType::kFloat32 ||
-                            dtype == ir::DType::kFloat16 || dtype == ir::DType::kBFloat16;
-      return (floating ? real(value(arg.a)) : std::to_string(value(arg.a))) + ": " + std::string(ir::name(dtype));
+      const std::string type = ": " + std::string(ir::name(dtype));
+      if (is_complex(dtype)) return "complex(" + real(value(arg.a)) + ", " + real(value(arg.a + 1)) + ")" + type;
+      return (is_float(dtype) ? real(value(arg.a)) : std::to_string(value(arg.a))) + type;
     }
     case ir::ArgTag::kList: {
       constexpr size_t kShown = 8;
