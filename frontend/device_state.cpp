@@ -1,7 +1,6 @@
 #include <torch/csrc/python_headers.h>
 // Python's headers first.
 #include <c10/core/AutogradState.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -9,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <thread>
 
 #include "frontend/device_state.h"
 #include "frontend/diagnostics.h"
@@ -21,9 +19,8 @@ namespace torch_remote::frontend {
 namespace {
 
 struct Connection {
-  std::unique_ptr<remote::Worker> worker;  // null for inproc
+  std::unique_ptr<remote::Worker> worker;
   std::unique_ptr<remote::Client> client;
-  std::thread server;  // inproc: runs the worker's loop
 };
 
 struct State {
@@ -49,49 +46,18 @@ void after_fork_in_child() {
   }
 }
 
-std::unique_ptr<remote::Transport> serve_inproc(Connection& connection, Status* status) {
-  void* library = dlopen(paths().inproc.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    *status =
-        Status::invalid(std::string("remote: TORCH_REMOTE_WORKER=inproc needs ") + paths().inproc + ": " + dlerror());
-    return nullptr;
-  }
-  using Serve = void (*)(void* transport, const char* plugin, int threads);
-  auto* serve = reinterpret_cast<Serve>(dlsym(library, "torch_remote_inproc_serve"));
-  if (serve == nullptr) {
-    *status = Status::invalid(std::string("remote: ") + paths().inproc + " is of another version: " + dlerror());
-    return nullptr;
-  }
-  auto [ours, theirs] = remote::make_inproc_transport();
-  connection.server = std::thread([serve, transport = theirs.release()] {
-    serve(transport, paths().plugin.c_str(), 0);
-    delete transport;
-  });
-  return std::move(ours);
-}
-
 Status start(Connection& connection) {
   const char* setting = std::getenv("TORCH_REMOTE_WORKER");
   const std::string where = setting != nullptr && *setting != '\0' ? setting : "local";
   std::shared_ptr<remote::CaptureWriter> capture;
   if (Status status = open_capture(&capture); !status) return status;
-  std::unique_ptr<remote::Transport> transport;
-  if (where == "local") {
-    const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
-    remote::LocalWorkerOptions options{paths().worker, paths().plugin, paths().torch_lib,
-                                       threads != nullptr ? std::atoi(threads) : 0};
-    if (Status status = remote::start_local_worker(options, &connection.worker); !status) return status;
-  } else if (where == "inproc") {
-    Status status;
-    transport = serve_inproc(connection, &status);
-    if (!status) return status;
-  } else if (where.starts_with("unix://")) {
-    if (Status status = remote::connect_unix_worker(where.substr(7), &connection.worker); !status) return status;
-  } else {
-    return Status::invalid("remote: TORCH_REMOTE_WORKER='" + where +
-                           "' is not a worker; use 'local' (the default), 'inproc' or 'unix://path'");
+  const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
+  if (Status status =
+          remote::start_worker(where, paths(), threads != nullptr ? std::atoi(threads) : 0, &connection.worker);
+      !status) {
+    return status;
   }
-  if (connection.worker) transport = connection.worker->take_transport();
+  std::unique_ptr<remote::Transport> transport = connection.worker->take_transport();
   if (capture) transport = remote::capture_frames(std::move(transport), capture);
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
@@ -101,7 +67,6 @@ Status start(Connection& connection) {
 
 void stop(Connection& connection) {
   connection.client.reset();  // says goodbye
-  if (connection.server.joinable()) connection.server.join();
   connection.worker.reset();
 }
 
@@ -121,8 +86,8 @@ thread_local std::unique_ptr<python_error> interrupted;
 
 }  // namespace
 
-Paths& paths() {
-  static auto* instance = new Paths;
+remote::WorkerFiles& paths() {
+  static auto* instance = new remote::WorkerFiles;
   return *instance;
 }
 

@@ -15,13 +15,7 @@ namespace torch_remote::frontend {
 inline constexpr int kDeviceCount = 1;
 
 // Set once, by the Python package, before first use.
-struct Paths {
-  std::string worker;     // bin/torch-remote-worker
-  std::string plugin;     // lib/libaten_plugin.so
-  std::string inproc;     // lib/libtorch_remote_inproc.so
-  std::string torch_lib;  // folder of libtorch_cpu.so
-};
-Paths& paths();
+remote::WorkerFiles& paths();
 
 // The device's client; starts the worker if there is none. Throws (torch's exceptions) if that fails: the message names
 // the fix. Thread safe. Never call with the recorder's lock held by this thread from inside storage_died.

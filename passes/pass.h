@@ -23,6 +23,7 @@ std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
 struct PipelineOptions {
+  std::span<const Pass> passes = pipeline();
   bool verify = false;  // after each pass (tests, TORCH_REMOTE_VERIFY=1)
   // Called with the graph before the first and after each pass ("input", "lift", ...): TORCH_REMOTE_DUMP, remote-opt.
   std::function<void(std::string_view name, const ir::Graph& graph)> observe = {};

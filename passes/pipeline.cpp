@@ -29,7 +29,7 @@ const Pass* find_pass(std::string_view name) {
 
 Status run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
   if (options.observe) options.observe("input", graph);
-  for (const Pass& pass : kPipeline) {
+  for (const Pass& pass : options.passes) {
     if (Status status = pass.run(graph); !status) return status;
     if (options.observe) options.observe(pass.name, graph);
     if (!options.verify) continue;

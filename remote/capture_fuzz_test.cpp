@@ -109,7 +109,9 @@ Status read_all(Bytes bytes) {
     if (!event) return {};
     if (const auto* load = std::get_if<ProgramEvent>(&event->what)) {
       EXPECT_TRUE(ir::verify(load->program->graph).ok());
-      if (load->program->source) EXPECT_TRUE(ir::verify(*load->program->source).ok());
+      if (load->program->source) {
+        EXPECT_TRUE(ir::verify(*load->program->source).ok());
+      }
     } else if (const auto* run = std::get_if<RunEvent>(&event->what)) {
       EXPECT_EQ(run->params.size(), run->program->graph.params);
       EXPECT_EQ(run->inputs.size(), run->program->inputs.size());
@@ -134,7 +136,9 @@ TEST(CaptureFuzz, DamagedCapturesGiveErrors) {
     for (int i = 0; i < 100; ++i, ++tried) {
       const Status status = read_all(damaged(rng, whole));
       accepted += status.ok();
-      if (!status.ok()) EXPECT_TRUE(status.message().starts_with("remote: ")) << status.message();
+      if (!status.ok()) {
+        EXPECT_TRUE(status.message().starts_with("remote: ")) << status.message();
+      }
     }
   }
   std::filesystem::remove(name);

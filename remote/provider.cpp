@@ -1,5 +1,6 @@
 #include "remote/provider.h"
 
+#include <dlfcn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -7,6 +8,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
+#include <thread>
 
 #include "remote/child_process.h"
 
@@ -93,6 +96,33 @@ class ListeningWorker : public Worker {
   std::unique_ptr<Transport> transport_;
 };
 
+class InprocWorker : public Worker {
+ public:
+  using Serve = int (*)(void* transport, const char* plugin, int threads);
+
+  InprocWorker(Serve serve, const std::string& plugin) {
+    auto [ours, theirs] = make_inproc_transport();
+    transport_ = std::move(ours);
+    thread_ =
+        std::thread([serve, plugin, transport = std::move(theirs)] { serve(transport.get(), plugin.c_str(), 0); });
+  }
+  ~InprocWorker() override {
+    transport_ = nullptr;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
+  int process() const override { return -1; }
+  void abandon() override {
+    thread_.detach();  // there is none in the child
+    if (transport_) transport_.release()->abandon();
+  }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  std::thread thread_;
+};
+
 Status check_file(const std::string& path, int access_mode, const char* what, const char* fix) {
   if (access(path.c_str(), access_mode) == 0) return {};
   return {ErrorCode::kUnsupported,
@@ -139,6 +169,17 @@ Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Wor
   return {};
 }
 
+Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker) {
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    return Status::invalid("remote: a worker in this process (inproc) needs " + library + ": " + dlerror());
+  }
+  const auto serve = reinterpret_cast<InprocWorker::Serve>(dlsym(handle, "torch_remote_inproc_serve"));
+  if (serve == nullptr) return Status::invalid("remote: " + library + " is of another version: " + dlerror());
+  *worker = std::make_unique<InprocWorker>(serve, plugin);
+  return {};
+}
+
 Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -162,6 +203,16 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
   }
   *worker = std::make_unique<ListeningWorker>(socket);
   return {};
+}
+
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker) {
+  constexpr std::string_view kUnix = "unix://";
+  if (name == "local") return start_local_worker({files.worker, files.plugin, files.torch_lib, threads}, worker);
+  if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
+  if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
+  return Status::invalid("remote: '" + name +
+                         "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc' or "
+                         "'unix://path'");
 }
 
 }  // namespace torch_remote::remote

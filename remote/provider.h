@@ -32,7 +32,22 @@ struct LocalWorkerOptions {
 // executable and say how to mend it. May be called while other threads run.
 Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
 
+// A worker on a thread of this process: the library that has it (lib/libtorch_remote_inproc.so of the package), and the
+// executor's plugin. The thread ends when the transport is destroyed.
+Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker);
+
 // unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).
 Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker);
+
+// Where the parts of an installed package lie.
+struct WorkerFiles {
+  std::string worker;     // bin/torch-remote-worker
+  std::string plugin;     // lib/libaten_plugin.so
+  std::string inproc;     // lib/libtorch_remote_inproc.so
+  std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if it lies beside the package
+};
+
+// A worker by the name that users have for it: "local", "inproc" or "unix://path". `threads` is a local one's.
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker);
 
 }  // namespace torch_remote::remote

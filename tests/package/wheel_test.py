@@ -99,6 +99,22 @@ def test_the_tools_run_without_torch(environment, tool):
     assert result.returncode == 0 and "aten::relu_" in result.stdout, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("tool", ["remote-reduce", "remote-replay"])
+def test_the_tools_that_run_programs_find_worker_and_torch(environment, tool):
+    folder, clean = environment
+    script = folder / "captured.py"
+    script.write_text('import torch, torch_remote\nprint((torch.ones(3, device="remote") * 2).sum().item())')
+    capture = {**clean, "TORCH_REMOTE_CAPTURE": str(folder / "captured.rreplay")}
+    subprocess.run([str(folder / "bin/python"), str(script)], env=capture, check=True, timeout=120)
+    arguments = {"remote-replay": ["--compare", "recorded"], "remote-reduce": ["--mismatch"]}[tool]
+    result = subprocess.run(
+        [str(folder / "bin" / tool), "captured.rreplay", *arguments],
+        env=clean, cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    expected = {"remote-replay": (0, "compared   1 reads, 0 differ"), "remote-reduce": (1, "none of its runs fails")}
+    assert (result.returncode, True) == (expected[tool][0], expected[tool][1] in result.stdout + result.stderr), result
+
+
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for needed in (
@@ -111,6 +127,11 @@ def test_contents(wheel):
     ):
         assert needed in names
     assert not [n for n in names if "test" in n or n.endswith((".cpp", ".h"))]
+
+
+def test_the_bug_made_for_tests_is_not_inside(wheel):
+    for name in (archive := zipfile.ZipFile(wheel)).namelist():
+        assert b"test-miscompile" not in archive.read(name), name
 
 
 def test_nothing_of_the_build_machine_is_inside(wheel):

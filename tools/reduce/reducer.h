@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "tools/reduce/interesting.h"
+#include "tools/runs/case.h"
+
+// Makes a run smaller for as long as it stays interesting: delta debugging (Zeller and Hildebrandt 2002) over the ops,
+// the buffers that survive and the sizes, to a point where no single step helps.
+namespace torch_remote::tools::reduce {
+
+struct Progress {
+  std::string step;
+  size_t ops = 0;
+  uint64_t input_bytes = 0;
+  uint64_t tests = 0;
+};
+
+class Reducer {
+ public:
+  // `reference` computes what nodes that are left out would have made.
+  Reducer(Worker& reference, Test& test, std::function<void(const Progress&)> progress)
+      : reference_(reference), test_(test), progress_(std::move(progress)) {}
+
+  // kInvalid if the run is not interesting to begin with.
+  Status reduce(RunCase* run);
+  uint64_t tests() const { return tests_; }
+
+ private:
+  Status interesting(const RunCase& run, bool* yes);
+  // Takes `candidate` for the run if it is interesting.
+  Status attempt(const char* step, RunCase candidate, bool* taken);
+  Status attempt_nodes(const char* step, const std::vector<bool>& keep, bool* taken);
+
+  Status drop_nodes();
+  Status drop_survivors();
+  Status shrink_sizes();
+
+  Worker& reference_;
+  Test& test_;
+  const std::function<void(const Progress&)> progress_;
+  RunCase run_;
+  uint64_t tests_ = 0;
+};
+
+}  // namespace torch_remote::tools::reduce

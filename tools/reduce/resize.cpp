@@ -1,0 +1,169 @@
+#include "tools/reduce/resize.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <set>
+
+#include "tools/runs/snapshots.h"
+
+namespace torch_remote::tools::reduce {
+namespace {
+
+// Strides of a dense view with new sizes, in the old ones' order of dims. False if the old ones are not dense; dims of
+// stride 0 (expanded) stay so.
+bool dense_strides(std::span<const int64_t> old_sizes, std::span<const int64_t> old_strides,
+                   std::span<const int64_t> sizes, std::vector<int64_t>* strides) {
+  std::vector<size_t> dims(sizes.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  std::ranges::stable_sort(dims, {}, [&](size_t d) { return std::pair(old_strides[d], -static_cast<int64_t>(d)); });
+  strides->assign(sizes.size(), 0);
+  int64_t expected = 1, next = 1;
+  for (const size_t d : dims) {
+    if (old_strides[d] == 0) continue;
+    if (old_sizes[d] != 1 && old_strides[d] != expected) return false;
+    (*strides)[d] = next;
+    expected *= old_sizes[d];
+    next *= sizes[d];
+  }
+  return true;
+}
+
+// Elements from the first one on that a view reaches.
+int64_t extent(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return last + 1;
+}
+
+struct Placed {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+};
+
+Placed placed(const ir::View& view, std::span<const int64_t> values) {
+  Placed result;
+  for (const ir::Sym symbol : view.sizes) result.sizes.push_back(values[symbol]);
+  for (const ir::Sym symbol : view.strides) result.strides.push_back(values[symbol]);
+  result.offset = values[view.offset];
+  return result;
+}
+
+class Resizer {
+ public:
+  Resizer(const RunCase& run, int64_t from, int64_t to) : run_(run), from_(from), to_(to), params_(run.params) {}
+
+  bool run(RunCase* changed) {
+    const ir::Graph& graph = run_.graph;
+    if (!ir::evaluate(graph, run_.params.data(), &before_)) return false;
+    std::set<ir::Sym> sized;
+    for (const ir::View& view : graph.views) {
+      for (const ir::Sym symbol : view.sizes) sized.insert(symbol);
+    }
+    for (const ir::Node& node : graph.nodes) {
+      for (const ir::Arg& arg : node.args) collect_ints(arg, sized);
+    }
+    for (const ir::Sym symbol : sized) {
+      if (symbol < graph.params && params_[symbol] == from_) params_[symbol] = to_;
+    }
+    if (!ir::evaluate(graph, params_.data(), &after_)) return false;
+    for (const ir::View& view : graph.views) {
+      if (!view.dynamic && !set_strides(view)) return false;
+    }
+    if (!ir::evaluate(graph, params_.data(), &after_)) return false;
+    *changed = {graph, {}, {}, {}};
+    set_bytes(&changed->inputs);
+    changed->params = params_;
+    return true;
+  }
+
+ private:
+  void collect_ints(const ir::Arg& arg, std::set<ir::Sym>& symbols) {
+    if (arg.tag == ir::ArgTag::kInt) symbols.insert(arg.a);
+    for (const ir::Arg& item : arg.items) collect_ints(item, symbols);
+  }
+
+  bool set_strides(const ir::View& view) {
+    const Placed old = placed(view, before_);
+    std::vector<int64_t> sizes, strides;
+    for (const ir::Sym symbol : view.sizes) sizes.push_back(after_[symbol]);
+    if (sizes == old.sizes) return true;
+    if (old.offset != 0 || !dense_strides(old.sizes, old.strides, sizes, &strides)) return false;
+    for (size_t d = 0; d < strides.size(); ++d) {
+      if (view.strides[d] < params_.size()) params_[view.strides[d]] = strides[d];
+    }
+    return true;
+  }
+
+  // Fresh buffers get as many bytes as their views reach; inputs the elements of their largest view.
+  void set_bytes(std::vector<Bytes>* inputs) {
+    const ir::Graph& graph = run_.graph;
+    size_t input = 0;
+    for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
+      uint64_t bytes = 0;
+      const ir::View* largest = nullptr;
+      for (const ir::View& view : graph.views) {
+        if (view.buffer != b || view.dynamic) continue;
+        const Placed now = placed(view, after_);
+        const uint64_t reached =
+            static_cast<uint64_t>(now.offset + extent(now.sizes, now.strides)) * ir::item_size(view.dtype);
+        bytes = std::max(bytes, reached);
+        if (!largest || view_bytes(view, before_) > view_bytes(*largest, before_)) largest = &view;
+      }
+      const ir::Sym nbytes = graph.buffers[b].nbytes;
+      if (graph.buffers[b].kind == ir::BufferKind::kInput) {
+        const Bytes& old = run_.inputs[input++];
+        inputs->push_back(largest ? moved(*largest, old, bytes) : old);
+      } else if (nbytes != ir::kNoSym && nbytes < params_.size()) {
+        params_[nbytes] = static_cast<int64_t>(bytes);
+      }
+    }
+  }
+
+  // The elements of a view that are still there, where they are now.
+  Bytes moved(const ir::View& view, const Bytes& old, uint64_t nbytes) {
+    const Placed from = placed(view, before_), to = placed(view, after_);
+    if (from.sizes == to.sizes) return old;
+    const int64_t item = ir::item_size(view.dtype);
+    Bytes result(nbytes);
+    std::function<void(size_t, int64_t, int64_t)> copy = [&](size_t d, int64_t source, int64_t target) {
+      if (d == to.sizes.size()) {
+        if ((source + 1) * item <= static_cast<int64_t>(old.size()) &&
+            (target + 1) * item <= static_cast<int64_t>(nbytes)) {
+          std::memcpy(result.data() + target * item, old.data() + source * item, static_cast<size_t>(item));
+        }
+        return;
+      }
+      for (int64_t i = 0; i < to.sizes[d]; ++i) copy(d + 1, source + i * from.strides[d], target + i * to.strides[d]);
+    };
+    copy(0, from.offset, to.offset);
+    return result;
+  }
+
+  const RunCase& run_;
+  const int64_t from_, to_;
+  std::vector<int64_t> params_;
+  std::vector<int64_t> before_, after_;  // values of the symbols
+};
+
+}  // namespace
+
+std::vector<int64_t> sizes_of(const RunCase& run) {
+  std::set<int64_t, std::greater<>> sizes;
+  for (const ir::View& view : run.graph.views) {
+    for (const ir::Sym symbol : view.sizes) {
+      if (symbol < run.graph.params) sizes.insert(run.params[symbol]);
+    }
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
+bool with_size(const RunCase& run, int64_t from, int64_t to, RunCase* changed) {
+  return Resizer(run, from, to).run(changed);
+}
+
+}  // namespace torch_remote::tools::reduce

@@ -1,0 +1,67 @@
+#include "tools/reduce/resize.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tools/reduce/subset.h"
+
+namespace torch_remote::tools::reduce {
+namespace {
+
+// A transposed input of 4 x 6, added to a row, which is expanded.
+RunCase example() {
+  RunCase run;
+  const Status status = ir::parse_graph(R"(graph(rows, columns, row_stride, bytes) {
+  b0: input
+  b1: input
+  b2: fresh(bytes) survives
+  %0: f32[rows, columns]{1, row_stride} @b0
+  %1: f32[rows, columns]{0, 1} @b1
+  %2: f32[rows, columns]{columns, 1} @b2 = aten::add.Tensor(%0, %1, alpha=1)
+})",
+                                        &run.graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  run.params = {4, 6, 4, 96};
+  for (const size_t count : {24, 6}) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i);
+    const auto bytes = std::as_bytes(std::span(values));
+    run.inputs.emplace_back(bytes.begin(), bytes.end());
+  }
+  return run;
+}
+
+std::vector<float> floats(const Bytes& bytes) {
+  std::vector<float> values(bytes.size() / 4);
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+TEST(Resize, TheLargestSizeComesFirst) { EXPECT_EQ(sizes_of(example()), (std::vector<int64_t>{6, 4})); }
+
+TEST(Resize, StridesBytesAndElementsFollow) {
+  const RunCase run = example();
+  ASSERT_TRUE(is_sound(run));
+  RunCase columns, both;
+  ASSERT_TRUE(with_size(run, 6, 2, &columns));
+  EXPECT_TRUE(is_sound(columns));
+  EXPECT_EQ(columns.params, (std::vector<int64_t>{4, 2, 4, 32}));
+  EXPECT_EQ(floats(columns.inputs[0]), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(floats(columns.inputs[1]), (std::vector<float>{0, 1}));
+  ASSERT_TRUE(with_size(columns, 4, 3, &both));
+  EXPECT_TRUE(is_sound(both));
+  EXPECT_EQ(both.params, (std::vector<int64_t>{3, 2, 3, 24}));
+  EXPECT_EQ(floats(both.inputs[0]), (std::vector<float>{0, 1, 2, 4, 5, 6}));
+}
+
+TEST(Resize, ViewsThatAreNotDenseAreLeftAlone) {
+  RunCase run = example();
+  run.params[2] = 5;  // gaps between the columns
+  run.inputs[0].resize(120);
+  RunCase changed;
+  EXPECT_FALSE(with_size(run, 6, 2, &changed));
+}
+
+}  // namespace
+}  // namespace torch_remote::tools::reduce

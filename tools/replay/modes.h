@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "passes/pass.h"
+#include "remote/capture.h"
+#include "tools/runs/compare.h"
+#include "tools/runs/device.h"
+
+// What remote-replay can do with a capture. Each mode prints its findings on the standard output.
+namespace torch_remote::tools::replay {
+
+enum class Compare : uint8_t { kNothing, kRecorded, kPasses, kWorker };
+
+struct Options {
+  std::string input;
+  std::string worker = "local", other;
+  int threads = 0;
+  Compare compare = Compare::kNothing;
+  bool rebuild = false;  // kPasses: with this program's passes instead of the graph that was sent
+  Tolerance tolerance;
+  uint64_t memory = uint64_t{1} << 30;  // bytes of intermediate results that are kept at a time
+  uint64_t run = 0;                     // only this one, counted from 1; 0: all
+  bool bench = false;
+  int rounds = 50;
+  std::string output;  // of --extract
+  bool json = false;
+  std::span<const passes::Pass> passes;
+};
+
+// Nothing is wrong with the capture or the worker: *good tells whether nothing was found, either.
+Status replay(remote::CaptureReader& capture, Device& device, const Options& options, bool* good);
+// kPasses and kWorker. `other` is the second worker, or `device` itself.
+Status compare_runs(remote::CaptureReader& capture, Device& device, Device& other, const Options& options, bool* good);
+Status bench(remote::CaptureReader& capture, Device& device, const Options& options);
+Status extract(remote::CaptureReader& capture, Device& device, const Options& options);
+
+}  // namespace torch_remote::tools::replay

@@ -1,0 +1,174 @@
+#include "tools/runs/compact.h"
+
+#include <algorithm>
+#include <map>
+
+#include "ir/text.h"
+
+namespace torch_remote::tools {
+namespace {
+
+constexpr uint32_t kUnused = 0xFFFFFFFF;
+
+// Calls f(symbol) for each symbol that an argument names.
+template <class F>
+void for_each_symbol(ir::Arg& arg, F&& f) {
+  switch (arg.tag) {
+    case ir::ArgTag::kInt:
+    case ir::ArgTag::kFloat:
+    case ir::ArgTag::kBool:
+      f(arg.a, false);
+      break;
+    case ir::ArgTag::kComplex:
+    case ir::ArgTag::kGenerator:
+      f(arg.a, true);
+      break;
+    case ir::ArgTag::kScalarTensor:
+      f(arg.a, ir::text::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
+      break;
+    case ir::ArgTag::kList:
+      for (ir::Arg& item : arg.items) for_each_symbol(item, f);
+      break;
+    default:
+      break;
+  }
+}
+
+class Compactor {
+ public:
+  Compactor(const ir::Graph& graph, std::span<const ir::Node> nodes)
+      : in_(graph),
+        symbols_(graph.symbols(), kUnused),
+        buffers_(graph.buffers.size(), kUnused),
+        views_(graph.views.size(), kUnused) {
+    out_.nodes.assign(nodes.begin(), nodes.end());
+  }
+
+  ir::Graph run(Kept* kept) {
+    mark();
+    number(kept);
+    for (ir::Node& node : out_.nodes) rewrite(node);
+    sources();
+    return std::move(out_);
+  }
+
+ private:
+  void use(ir::Sym symbol) {
+    if (symbol != ir::kNoSym) symbols_[symbol] = 0;
+  }
+  void use_all(std::vector<ir::Arg>& args) {
+    for (ir::Arg& arg : args) {
+      for_each_symbol(arg, [&](uint32_t symbol, bool pair) {
+        use(symbol);
+        if (pair) use(symbol + 1);
+      });
+    }
+  }
+
+  void mark() {
+    for (ir::Node& node : out_.nodes) {
+      ir::for_each_view(node, [&](uint32_t view, bool) { views_[view] = 0; });
+      use_all(node.args);
+      use_all(node.results);
+    }
+    for (size_t v = 0; v < views_.size(); ++v) {
+      if (views_[v] == kUnused) continue;
+      const ir::View& view = in_.views[v];
+      buffers_[view.buffer] = 0;
+      for (const ir::Sym symbol : view.sizes) use(symbol);
+      for (const ir::Sym symbol : view.strides) use(symbol);
+      use(view.offset);
+    }
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      if (buffers_[b] != kUnused) use(in_.buffers[b].nbytes);
+    }
+    for (size_t i = in_.exprs.size(); i-- > 0;) {
+      if (symbols_[in_.params + i] == kUnused || in_.exprs[i].kind == ir::ExprKind::kConst) continue;
+      use(in_.exprs[i].a);
+      use(in_.exprs[i].b);
+    }
+  }
+
+  void number(Kept* kept) {
+    *kept = {};
+    uint32_t next = 0;
+    for (uint32_t s = 0; s < symbols_.size(); ++s) {
+      if (symbols_[s] == kUnused) continue;
+      symbols_[s] = next++;
+      if (s < in_.params) {
+        kept->params.push_back(s);
+        continue;
+      }
+      ir::Expr expr = in_.exprs[s - in_.params];
+      if (expr.kind != ir::ExprKind::kConst) {
+        expr.a = symbols_[expr.a];
+        expr.b = symbols_[expr.b];
+      }
+      out_.exprs.push_back(expr);
+    }
+    out_.params = static_cast<uint32_t>(kept->params.size());
+    uint32_t input = 0;
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      const bool is_input = in_.buffers[b].kind == ir::BufferKind::kInput;
+      if (buffers_[b] != kUnused) {
+        kept->buffers.push_back(static_cast<uint32_t>(b));
+        buffers_[b] = static_cast<uint32_t>(out_.buffers.size());
+        out_.buffers.push_back(in_.buffers[b]);
+        if (out_.buffers.back().nbytes != ir::kNoSym) {
+          out_.buffers.back().nbytes = symbols_[out_.buffers.back().nbytes];
+        }
+        if (is_input) kept->inputs.push_back(input);
+      }
+      input += is_input;
+    }
+    for (size_t v = 0; v < views_.size(); ++v) {
+      if (views_[v] == kUnused) continue;
+      views_[v] = static_cast<uint32_t>(out_.views.size());
+      ir::View view = in_.views[v];
+      view.buffer = buffers_[view.buffer];
+      for (ir::Sym& symbol : view.sizes) symbol = symbols_[symbol];
+      for (ir::Sym& symbol : view.strides) symbol = symbols_[symbol];
+      if (view.offset != ir::kNoSym) view.offset = symbols_[view.offset];
+      out_.views.push_back(std::move(view));
+    }
+  }
+
+  void rewrite(ir::Arg& arg) {
+    if (arg.tag == ir::ArgTag::kView) arg.a = views_[arg.a];
+    if (arg.tag == ir::ArgTag::kList) {
+      for (ir::Arg& item : arg.items) rewrite(item);
+    } else {
+      for_each_symbol(arg, [&](uint32_t& symbol, bool) { symbol = symbols_[symbol]; });
+    }
+  }
+  void rewrite(ir::Node& node) {
+    for (ir::Arg& arg : node.args) rewrite(arg);
+    for (ir::Arg& result : node.results) rewrite(result);
+  }
+
+  // Records without holes, so that no line is kept of what is gone.
+  void sources() {
+    std::map<uint32_t, uint32_t> records;
+    for (const ir::Node& node : out_.nodes) records[node.source] = 0;
+    uint32_t next = 0;
+    for (auto& [record, number] : records) {
+      number = next++;
+      if (!in_.sources.empty()) out_.sources.push_back(record < in_.sources.size() ? in_.sources[record] : "");
+    }
+    for (ir::Node& node : out_.nodes) node.source = records[node.source];
+  }
+
+  const ir::Graph& in_;
+  ir::Graph out_;
+  std::vector<uint32_t> symbols_, buffers_, views_;  // the new index, or kUnused
+};
+
+}  // namespace
+
+ir::Graph compact(const ir::Graph& graph, Kept* kept) { return compact(graph, graph.nodes, kept); }
+
+ir::Graph compact(const ir::Graph& graph, std::span<const ir::Node> nodes, Kept* kept) {
+  return Compactor(graph, nodes).run(kept);
+}
+
+}  // namespace torch_remote::tools

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <span>
+
+#include "passes/pass.h"
+
+// A pipeline with a bug, for tests of the tools that find such. Only test programs are linked with it.
+namespace torch_remote::tools::testing {
+
+// After `canonicalize` comes a pass that exchanges the operands of aten::sub.Tensor where an aten::mul.Tensor reads the
+// difference.
+std::span<const passes::Pass> miscompiling_pipeline();
+
+}  // namespace torch_remote::tools::testing

@@ -1,0 +1,6 @@
+#include "tools/replay/main.h"
+#include "tools/testing/miscompile.h"
+
+int main(int argc, char** argv) {
+  return torch_remote::tools::replay::main(torch_remote::tools::testing::miscompiling_pipeline(), argc, argv);
+}
