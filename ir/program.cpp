@@ -308,7 +308,8 @@ class Decoder {
       if (arg.tag != ArgTag::kString) continue;
       if (arg.a != next_string_ || next_string_ == size(program_.strings())) return false;
       arg.text = program_.strings()->Get(next_string_++)->str();
-      if ((string_bytes_ += arg.text.size()) > kMaxSourceBytes) return false;
+      string_bytes_ += arg.text.size();
+      if (string_bytes_ > kMaxSourceBytes) return false;
       arg.a = 0;
     }
     return true;

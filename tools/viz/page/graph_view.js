@@ -111,12 +111,16 @@ function drawEdges(context, top, bottom) {
         if (Math.max(box.y, other.y) < top || Math.min(box.y, other.y) > bottom) continue;
         const [x1, y1] = toScreen(other.x, other.y + boxHeight / 2);
         const [x2, y2] = toScreen(box.x, box.y - boxHeight / 2);
-        const far = Math.abs(box.y - other.y) > 6 * rowHeight;
-        context.globalAlpha = strong ? 1 : far ? 0.16 : focus ? 0.35 : 0.7;
+        const rows = Math.abs(box.y - other.y) / rowHeight;
+        context.globalAlpha = strong ? 1 : rows > 6 ? 0.2 : focus ? 0.35 : 0.7;
         const bend = Math.min(Math.abs(y2 - y1) / 2, 60 * view.scale) + 4 * view.scale;
+        // One that passes other rows goes around what stands between.
+        const side = box.x < other.x ? -1 : 1;
+        const around = rows > 1.5 && Math.abs(x2 - x1) < boxWidth * view.scale;
+        const aside = around ? side * boxWidth * view.scale * Math.min(1.6, 0.75 + 0.03 * rows) : 0;
         context.beginPath();
         context.moveTo(x1, y1);
-        context.bezierCurveTo(x1, y1 + bend, x2, y2 - bend, x2, y2);
+        context.bezierCurveTo(x1 + aside, y1 + bend, x2 + aside, y2 - bend, x2, y2);
         context.stroke();
       }
     }
