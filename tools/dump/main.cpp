@@ -48,7 +48,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   auto* program = app.add_option("--program", options->choice.program, "of a capture: this program")->type_name("N");
   app.add_flag("--all", options->all, "of a capture: all programs")->excludes(program);
   app.add_flag("--before-passes", options->choice.before_passes, "of a capture: graphs as they were recorded");
-  app.add_flag("--params", options->params, "of a capture: all parameters, not only those that differ");
+  app.add_flag("--params", options->params, "of a capture: all parameters in use, not only those that differ");
   app.add_flag("--events,--runs", options->events, "of a capture: runs, uploads, reads and errors, one a line");
   app.add_flag("--numbers", options->numbers, "put each op's number behind it");
   app.add_flag("--diff", options->diff, "compare two inputs: the first op that differs, and a unified diff");
