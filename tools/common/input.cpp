@@ -111,12 +111,7 @@ Status load_from_capture(const Input& input, const Choice& choice, ir::Graph* gr
   remote::CapturedProgramPtr program;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
   if (Status status = find_program(input, *reader, choice, &program); !status.ok()) return status;
-  if (choice.before_passes && !program->source.has_value()) {
-    return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program->number) +
-                           " before the passes");
-  }
-  *graph = choice.before_passes ? *program->source : program->graph;
-  return {};
+  return graph_of(input, *program, choice.before_passes, graph);
 }
 
 }  // namespace
@@ -175,6 +170,19 @@ Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* 
     status = remote::CaptureReader::parse({data, data + input.bytes.size()}, reader);
   }
   return status.ok() ? status : named(input, status);
+}
+
+Status graph_of(const Input& input, const remote::CapturedProgram& program, bool before_passes, ir::Graph* graph) {
+  const std::optional<ir::Graph>& source = program.source;
+  if (!before_passes) {
+    *graph = program.graph;
+  } else if (source.has_value()) {
+    *graph = *source;
+  } else {
+    return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program.number) +
+                           " before the passes");
+  }
+  return {};
 }
 
 Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program) {

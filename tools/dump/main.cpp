@@ -73,12 +73,9 @@ Status show_graph(const Input& input, const Options& options, std::string* out) 
 
 Status add_program(const Input& input, const Options& options, const ProgramSummary& program, std::string* text,
                    Json* json) {
-  const bool before = options.choice.before_passes;
-  if (before && !program.program->source.has_value()) {
-    return Status::invalid(input.name + ": does not have the graph of program " +
-                           std::to_string(program.program->number) + " before the passes");
-  }
-  const ir::Graph& graph = before ? *program.program->source : program.program->graph;
+  ir::Graph graph;
+  const Status status = graph_of(input, *program.program, options.choice.before_passes, &graph);
+  if (!status.ok()) return status;
   if (options.json) {
     json->push_back({{"program", program.program->number},
                      {"runs", program.runs},
@@ -158,12 +155,9 @@ Status load_graphs(const Input& input, const Choice& choice, std::vector<NamedGr
   for (remote::CapturedProgramPtr program;;) {
     if (Status status = next_program(input, *reader, &program); !status.ok()) return status;
     if (program == nullptr) return {};
-    if (choice.before_passes && !program->source.has_value()) {
-      return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program->number) +
-                             " before the passes");
-    }
-    graphs->push_back({input.name + " program " + std::to_string(program->number),
-                       choice.before_passes ? *program->source : program->graph});
+    NamedGraph& named = graphs->emplace_back();
+    named.name = input.name + " program " + std::to_string(program->number);
+    if (Status status = graph_of(input, *program, choice.before_passes, &named.graph); !status.ok()) return status;
   }
 }
 
