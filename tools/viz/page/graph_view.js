@@ -139,13 +139,14 @@ function clipped(context, text, width) {
   return text.slice(0, low) + "…";
 }
 
+// Its name, and below that what it makes and, at the right, its time.
 function boxLines(box) {
   const p = box.part;
   const time = data.times.length > 0 ? timeOf(p.first, p.last) : 0;
-  const spent = time > 0 ? `  ${formatTime(time)}` : "";
-  if (p.children.length > 0) return [p.label, `${p.last - p.first + 1} ops${spent}`];
+  const spent = time > 0 ? formatTime(time) : "";
+  if (p.children.length > 0) return [p.label, `${p.last - p.first + 1} ops`, spent];
   const result = firstResult(nodes[p.first]);
-  return [p.label, (result ? tensorText(result) : "") + spent];
+  return [p.label, result ? tensorText(result) : "", spent];
 }
 
 function drawBox(context, box) {
@@ -172,13 +173,15 @@ function drawBox(context, box) {
   context.lineWidth = (hit || chosen || box === hovered ? 2.6 : 1) * Math.max(0.5, view.scale);
   context.stroke();
   if (view.scale < 0.33) return;
-  const [first, second] = boxLines(box);
+  const [first, second, right] = boxLines(box);
   context.fillStyle = theme["box-ink"];
   context.font = `600 ${12 * view.scale}px system-ui, sans-serif`;
   context.fillText(clipped(context, first, width - 14 * view.scale), x + 7 * view.scale, y + 15 * view.scale);
   context.fillStyle = theme.quiet;
   context.font = `${10.5 * view.scale}px ui-monospace, "DejaVu Sans Mono", monospace`;
-  context.fillText(clipped(context, second, width - 14 * view.scale), x + 7 * view.scale, y + 30 * view.scale);
+  const taken = right === "" ? 0 : context.measureText(right).width + 8 * view.scale;
+  context.fillText(clipped(context, second, width - 14 * view.scale - taken), x + 7 * view.scale, y + 30 * view.scale);
+  context.fillText(right, x + width - 7 * view.scale - taken + 8 * view.scale, y + 30 * view.scale);
 }
 
 function drawGraph() {
