@@ -24,6 +24,9 @@ struct Input {
 // three.
 Status read_input(const std::string& path, Input* input);
 
+// The message of a failure, with the name of the input that is to blame.
+Status blame(const Input& input, const Status& status);
+
 // Which graph of a capture is meant. Texts and programs have one.
 struct Choice {
   uint32_t program = 0;  // the client's number; 0: the only one

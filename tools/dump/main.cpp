@@ -74,8 +74,9 @@ Status show_graph(const Input& input, const Options& options, std::string* out) 
 Status add_program(const Input& input, const Options& options, const ProgramSummary& program, std::string* text,
                    Json* json) {
   ir::Graph graph;
-  const Status status = graph_of(input, *program.program, options.choice.before_passes, &graph);
-  if (!status.ok()) return status;
+  if (Status status = graph_of(input, *program.program, options.choice.before_passes, &graph); !status.ok()) {
+    return status;
+  }
   if (options.json) {
     json->push_back({{"program", program.program->number},
                      {"runs", program.runs},
@@ -92,9 +93,7 @@ Status add_events(const Input& input, const Options& options, remote::CaptureRea
                   Json* json) {
   reader.rewind();
   for (std::optional<remote::CaptureEvent> event;;) {
-    if (Status status = reader.next(&event); !status.ok()) {
-      return Status(status.code(), input.name + ": " + status.message());
-    }
+    if (Status status = reader.next(&event); !status.ok()) return blame(input, status);
     if (!event.has_value()) return {};
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (options.choice.program != 0 && (run == nullptr || run->program->number != options.choice.program)) continue;
@@ -110,9 +109,7 @@ Status show_capture(const Input& input, const Options& options, std::string* out
   std::unique_ptr<remote::CaptureReader> reader;
   CaptureSummary summary;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
-  if (Status status = summarize(*reader, &summary); !status.ok()) {
-    return Status(status.code(), input.name + ": " + status.message());
-  }
+  if (Status status = summarize(*reader, &summary); !status.ok()) return blame(input, status);
   std::string text = capture_text(input.name, *reader, summary);
   Json json = capture_json(input.name, *reader, summary);
   if (options.choice.program != 0) {
