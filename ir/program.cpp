@@ -150,7 +150,7 @@ class Encoder {
 };
 
 Status damaged(const std::string& what) {
-  return Status::invalid("remote: the program is damaged: " + what + "; it must be sent again");
+  return Status::invalid("remote: the program is damaged: " + what + "; it must be made again");
 }
 
 // Reads a buffer that flatbuffers' verifier accepted: offsets are good, vectors may be absent, and nothing else is
@@ -242,7 +242,9 @@ class Decoder {
     std::vector<ResultDesc> results;
     for (const fbs::OpaqueResult& result : elements(op.results())) {
       if (result.kind() > static_cast<uint8_t>(ResultKind::kScalar)) return damaged("a result of unknown kind");
-      if (result.alias() >= static_cast<int>(args.size())) return damaged("a result that is no argument");
+      if (result.alias() < -1 || result.alias() >= static_cast<int>(args.size())) {
+        return damaged("a result that is no argument");
+      }
       results.push_back({static_cast<ResultKind>(result.kind()), result.alias()});
     }
     return declare_opaque(name, args, results, op.flags(), opcode);
@@ -306,7 +308,8 @@ class Decoder {
       if (arg.tag != ArgTag::kString) continue;
       if (arg.a != next_string_ || next_string_ == size(program_.strings())) return false;
       arg.text = program_.strings()->Get(next_string_++)->str();
-      if ((string_bytes_ += arg.text.size()) > kMaxSourceBytes) return false;
+      string_bytes_ += arg.text.size();
+      if (string_bytes_ > kMaxSourceBytes) return false;
       arg.a = 0;
     }
     return true;
@@ -339,9 +342,10 @@ Status decode_aligned(const uint8_t* data, size_t size, Graph* graph) {
   if (!fbs::VerifyProgramBuffer(verifier)) return damaged("it is no flatbuffer of a program");
   const fbs::Program& program = *fbs::GetProgram(data);
   if (program.version() != kFormatVersion) {
-    return {ErrorCode::kUnsupported, "remote: the program has format version " + std::to_string(program.version()) +
-                                         ", but this side reads version " + std::to_string(kFormatVersion) +
-                                         "; install the same torch-remote on both sides"};
+    return {ErrorCode::kUnsupported,
+            "remote: the program has format version " + std::to_string(program.version()) +
+                ", but this side reads version " + std::to_string(kFormatVersion) +
+                "; use the same torch-remote on both sides, or for a file the one that wrote it"};
   }
   if (program.fingerprint() != op_table_fingerprint()) {
     std::string theirs = program.table_version() == nullptr ? "" : program.table_version()->str().substr(0, 100);
@@ -350,9 +354,9 @@ Status decode_aligned(const uint8_t* data, size_t size, Graph* graph) {
       std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(program.fingerprint()));
       theirs = text;
     }
-    return {ErrorCode::kUnsupported, "remote: the program was made with another op table (" + theirs +
-                                         "; this side has " + op_table_version() +
-                                         "); install the same torch-remote on both sides"};
+    return {ErrorCode::kUnsupported,
+            "remote: the program was made with another op table (" + theirs + "; this side has " + op_table_version() +
+                "); use the same torch-remote on both sides, or for a file the one that wrote it"};
   }
   if (Status status = Decoder(program, graph).run(); !status) return status;
   return verify(*graph);

@@ -128,6 +128,18 @@ TEST(Program, AnOpOutsideTheTableIsRegisteredFromTheProgram) {
   EXPECT_EQ(op_desc(opcode).flags, kOpPure);
 }
 
+TEST(Program, AResultThatIsNoArgumentIsRefused) {
+  // All numbers below 0 would mean the same, and the text form knows one of them.
+  for (const int8_t alias : {1, 127, -2, -128}) {
+    static int8_t changed;
+    changed = alias;
+    const Status status = decode_changed([](fbs::ProgramT& program) {
+      described(program, "test::aliased", 0)->opaque_ops[0]->results[0] = fbs::OpaqueResult(0, changed);
+    });
+    EXPECT_EQ(status.code(), ErrorCode::kInvalid) << static_cast<int>(alias);
+  }
+}
+
 TEST(Program, AnOpWithTwoSignaturesIsRefused) {
   EXPECT_TRUE(decode_changed([](fbs::ProgramT& program) { described(program, "test::two", 0); }).ok());
   const Status status = decode_changed([](fbs::ProgramT& program) { described(program, "test::two", kOpRandom); });

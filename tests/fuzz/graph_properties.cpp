@@ -35,7 +35,7 @@ std::string check_graph(const ir::Graph& graph) {
   if (!(back == graph)) return "its program is another graph:\n" + text + ir::print(back);
   for (const passes::Pass& pass : passes::pipeline()) {
     const std::string wrong = check_pass(pass, back);
-    if (!wrong.empty()) return "pass " + std::string(pass.name) + wrong + "\n" + text;
+    if (!wrong.empty()) return std::string("pass ").append(pass.name).append(wrong).append("\n").append(text);
   }
   return {};
 }

@@ -48,10 +48,10 @@ Status write_output(const std::string& path, std::string_view bytes) {
   std::signal(SIGPIPE, SIG_IGN);
   std::FILE* file = standard ? stdout : std::fopen(path.c_str(), "wb");
   if (file == nullptr) return Status::invalid("cannot write " + path + ": " + std::strerror(errno));
-  bool good = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
-  good = (standard ? std::fflush(file) : std::fclose(file)) == 0 && good;
-  if (good || (standard && errno == EPIPE)) return {};
-  return Status::invalid("cannot write " + (standard ? "the standard output" : path) + ": " + std::strerror(errno));
+  int error = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() ? 0 : errno;
+  if ((standard ? std::fflush(file) : std::fclose(file)) != 0 && error == 0) error = errno;
+  if (error == 0 || (standard && error == EPIPE)) return {};
+  return Status::invalid("cannot write " + (standard ? "the standard output" : path) + ": " + std::strerror(error));
 }
 
 }  // namespace torch_remote::tools

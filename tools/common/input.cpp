@@ -102,21 +102,12 @@ Status verify_error(const Input& input, const std::string& message, const ir::Te
   return Status::invalid(input.name + ": " + message);
 }
 
-Status named(const Input& input, const Status& status) {
-  return {status.code(), input.name + ": " + without_prefix(status.message())};
-}
-
 Status load_from_capture(const Input& input, const Choice& choice, ir::Graph* graph) {
   std::unique_ptr<remote::CaptureReader> reader;
   remote::CapturedProgramPtr program;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
   if (Status status = find_program(input, *reader, choice, &program); !status.ok()) return status;
-  if (choice.before_passes && !program->source.has_value()) {
-    return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program->number) +
-                           " before the passes");
-  }
-  *graph = choice.before_passes ? *program->source : program->graph;
-  return {};
+  return graph_of(input, *program, choice.before_passes, graph);
 }
 
 }  // namespace
@@ -129,12 +120,11 @@ Status read_input(const std::string& path, Input* input) {
   const std::unique_ptr<std::FILE, Close> file(standard ? stdin : std::fopen(path.c_str(), "rb"));
   if (file == nullptr) return Status::invalid("cannot open " + path + ": " + std::strerror(errno));
   std::string piece(1 << 16, '\0');
-  for (bool first = true;; first = false) {
-    const size_t size = std::fread(piece.data(), 1, piece.size(), file.get());
-    if (size == 0) break;
+  size_t size = 0;
+  do {
+    size = std::fread(piece.data(), 1, piece.size(), file.get());
     input->bytes.append(piece, 0, size);
-    if (first && !standard && input->bytes.starts_with(kCaptureMagic)) break;
-  }
+  } while (size == piece.size() && (standard || !input->bytes.starts_with(kCaptureMagic)));
   if (std::ferror(file.get()) != 0) return Status::invalid("cannot read " + input->name + ": " + std::strerror(errno));
   const std::string_view bytes = input->bytes;
   if (bytes.starts_with(kCaptureMagic)) {
@@ -147,6 +137,10 @@ Status read_input(const std::string& path, Input* input) {
     return Status::invalid(input->name + ": neither the text of a graph, nor a program, nor a capture (.rreplay)");
   }
   return {};
+}
+
+Status blame(const Input& input, const Status& status) {
+  return {status.code(), input.name + ": " + without_prefix(status.message())};
 }
 
 Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph) {
@@ -164,7 +158,7 @@ Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph) {
   }
   const auto* data = reinterpret_cast<const uint8_t*>(input.bytes.data());
   const Status status = ir::decode_program(data, input.bytes.size(), graph);
-  return status.ok() ? status : named(input, status);
+  return status.ok() ? status : blame(input, status);
 }
 
 Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* reader) {
@@ -175,14 +169,27 @@ Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* 
     const auto* data = reinterpret_cast<const std::byte*>(input.bytes.data());
     status = remote::CaptureReader::parse({data, data + input.bytes.size()}, reader);
   }
-  return status.ok() ? status : named(input, status);
+  return status.ok() ? status : blame(input, status);
+}
+
+Status graph_of(const Input& input, const remote::CapturedProgram& program, bool before_passes, ir::Graph* graph) {
+  const std::optional<ir::Graph>& source = program.source;
+  if (!before_passes) {
+    *graph = program.graph;
+  } else if (source.has_value()) {
+    *graph = *source;
+  } else {
+    return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program.number) +
+                           " before the passes");
+  }
+  return {};
 }
 
 Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program) {
   std::optional<remote::CaptureEvent> event;
   program->reset();
   do {
-    if (Status status = reader.next(&event); !status.ok()) return named(input, status);
+    if (Status status = reader.next(&event); !status.ok()) return blame(input, status);
     if (!event.has_value()) return {};
     if (const auto* found = std::get_if<remote::ProgramEvent>(&event->what)) *program = found->program;
   } while (*program == nullptr);

@@ -24,6 +24,9 @@ struct Input {
 // three.
 Status read_input(const std::string& path, Input* input);
 
+// The message of a failure, with the name of the input that is to blame.
+Status blame(const Input& input, const Status& status);
+
 // Which graph of a capture is meant. Texts and programs have one.
 struct Choice {
   uint32_t program = 0;  // the client's number; 0: the only one
@@ -38,6 +41,9 @@ Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph);
 
 // Opens an input that is a capture. The reader needs `input` no more, unless it came from the standard input.
 Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* reader);
+
+// The graph of a program of a capture: as the worker got it, or before the passes; kInvalid if the capture lacks that.
+Status graph_of(const Input& input, const remote::CapturedProgram& program, bool before_passes, ir::Graph* graph);
 
 // The next event that is a program, if a capture has one more. Messages begin with the input's name.
 Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program);

@@ -11,7 +11,7 @@ void count(ParamValues& values, int64_t value) {
   const auto found = std::ranges::find(values.counts, value, &std::pair<int64_t, uint64_t>::first);
   if (found != values.counts.end()) {
     ++found->second;
-  } else if (values.counts.size() < kMaxValues) {
+  } else if (values.counts.size() + 1 < kMaxValues) {
     values.counts.emplace_back(value, 1);
   } else {
     ++values.others;
@@ -24,14 +24,16 @@ class Counter {
 
   void operator()(const remote::ProgramEvent& event) {
     places_[event.program->number] = summary_.programs.size();
-    summary_.programs.push_back({.program = event.program, .params = {}});
+    summary_.programs.push_back({.program = event.program, .first = {}, .changed = {}});
   }
   void operator()(const remote::RunEvent& event) {
     ++summary_.runs;
     ProgramSummary& program = summary_.programs[places_.at(event.program->number)];
     ++program.runs;
-    program.params.resize(event.params.size());
-    for (size_t i = 0; i < event.params.size(); ++i) count(program.params[i], event.params[i]);
+    if (program.runs == 1) program.first = event.params;
+    for (uint32_t i = 0; i < event.params.size(); ++i) {
+      if (event.params[i] != program.first[i]) count(program.changed[i], event.params[i]);
+    }
     note(event.error);
   }
   void operator()(const remote::UploadEvent& event) {
@@ -76,8 +78,20 @@ Status summarize(remote::CaptureReader& reader, CaptureSummary* summary) {
   }
 }
 
-size_t differing(const ProgramSummary& program) {
-  return static_cast<size_t>(std::ranges::count_if(program.params, &ParamValues::differs));
+ParamValues ProgramSummary::values(uint32_t param) const {
+  ParamValues all;
+  if (param >= first.size()) return all;
+  all.counts.emplace_back(first[param], runs);
+  const auto found = changed.find(param);
+  if (found == changed.end()) return all;
+  all.others = found->second.others;
+  uint64_t other_runs = all.others;
+  for (const auto& value : found->second.counts) {
+    all.counts.push_back(value);
+    other_runs += value.second;
+  }
+  all.counts[0].second -= other_runs;
+  return all;
 }
 
 }  // namespace torch_remote::tools

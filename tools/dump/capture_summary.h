@@ -15,14 +15,18 @@ inline constexpr size_t kMaxValues = 8;  // of a parameter that are told apart
 struct ParamValues {
   std::vector<std::pair<int64_t, uint64_t>> counts;  // value, in how many runs; in the order of their first runs
   uint64_t others = 0;                               // runs with values beyond the first kMaxValues
-  bool differs() const { return counts.size() > 1; }
 };
 
 struct ProgramSummary {
   remote::CapturedProgramPtr program;
   uint64_t runs = 0;
-  uint64_t errors = 0;              // that the worker reported about it
-  std::vector<ParamValues> params;  // one a parameter; empty without runs
+  uint64_t errors = 0;         // that the worker reported about it
+  std::vector<int64_t> first;  // parameters of the first run
+  // Of the parameters that had another value in another run: these values.
+  std::map<uint32_t, ParamValues> changed;
+
+  // All values of a parameter, the first run's first; none without runs.
+  ParamValues values(uint32_t param) const;
 };
 
 struct CaptureSummary {
@@ -36,8 +40,5 @@ struct CaptureSummary {
 
 // Goes through the whole capture, from its beginning.
 Status summarize(remote::CaptureReader& reader, CaptureSummary* summary);
-
-// Parameters that differ between the runs.
-size_t differing(const ProgramSummary& program);
 
 }  // namespace torch_remote::tools

@@ -50,6 +50,8 @@ std::string counted(uint64_t count, const std::string& what) {
 // One line, without the marks of a message that has several.
 std::string one_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+const ParamUse kNotUsed = {.what = "not used"};
+
 // "32 in 18 runs, 17 in 1 run", the first few of many.
 std::string values_text(const ParamUse& use, const ParamValues& values) {
   constexpr size_t kShown = 4;
@@ -63,7 +65,7 @@ std::string values_text(const ParamUse& use, const ParamValues& values) {
     }
     if (i > 0) out += ", ";
     out += param_text(use, value);
-    if (values.differs()) out += " in " + counted(runs, "run");
+    if (values.counts.size() > 1) out += " in " + counted(runs, "run");
   }
   return others == 0 ? out : out + ", others in " + counted(others, "run");
 }
@@ -220,8 +222,8 @@ std::string capture_text(const std::string& name, const remote::CaptureReader& r
   for (const ProgramSummary& program : summary.programs) {
     const ir::Graph& graph = program.program->graph;
     std::snprintf(line, sizeof(line), "%8u %6zu %8zu %11u %8zu %7llu%s\n", program.program->number, graph.nodes.size(),
-                  graph.buffers.size(), graph.params, differing(program), static_cast<unsigned long long>(program.runs),
-                  program.errors == 0 ? "" : "  failed");
+                  graph.buffers.size(), graph.params, program.changed.size(),
+                  static_cast<unsigned long long>(program.runs), program.errors == 0 ? "" : "  failed");
     out += line;
   }
   return out;
@@ -252,7 +254,7 @@ Json capture_json(const std::string& name, const remote::CaptureReader& reader, 
                                {"ops", graph.nodes.size()},
                                {"buffers", graph.buffers.size()},
                                {"params", graph.params},
-                               {"params_that_differ", differing(program)},
+                               {"params_that_differ", program.changed.size()},
                                {"runs", program.runs},
                                {"errors", program.errors}});
   }
@@ -261,18 +263,23 @@ Json capture_json(const std::string& name, const remote::CaptureReader& reader, 
 
 std::string params_text(const ProgramSummary& program, const ir::Graph& graph, bool all) {
   std::string out = "// program " + std::to_string(program.program->number) + ": " + counted(program.runs, "run") +
-                    ", " + counted(differing(program), "parameter") + " with different values\n";
-  if (program.params.empty()) return out;
-  const std::vector<ParamUse> uses = param_uses(graph);
-  const size_t count = std::min(uses.size(), program.params.size());
-  for (size_t i = 0; i < count;) {
-    const std::string what = " (" + uses[i].what + "): " + values_text(uses[i], program.params[i]);
+                    ", " + counted(program.changed.size(), "parameter") + " with different values\n";
+  const ParamUses uses = param_uses(graph);
+  // " (size 0 of %3): 32 in 2 runs, 17 in 1 run"; nothing for one that is not shown.
+  const auto describe = [&](uint32_t param) -> std::string {
+    const auto use = uses.find(param);
+    const bool shown = param < program.first.size() && (all || program.changed.contains(param));
+    if (!shown || (use == uses.end() && !program.changed.contains(param))) return {};
+    const ParamUse& known = use == uses.end() ? kNotUsed : use->second;
+    return " (" + known.what + "): " + values_text(known, program.values(param)) + "\n";
+  };
+  for (uint32_t i = 0; i < program.first.size();) {
+    const std::string what = describe(i);
     // An optimizer passes one number for each of its tensors.
-    size_t end = i + 1;
-    while (end < count && " (" + uses[end].what + "): " + values_text(uses[end], program.params[end]) == what) ++end;
-    if (all || program.params[i].differs()) {
-      out += "//   s" + std::to_string(i) + (end - i > 1 ? "..s" + std::to_string(end - 1) : "") + what + "\n";
-    }
+    uint32_t end = i + 1;
+    while (!what.empty() && describe(end) == what) ++end;
+    if (!what.empty())
+      out += "//   s" + std::to_string(i) + (end - i > 1 ? "..s" + std::to_string(end - 1) : "") + what;
     i = end;
   }
   return out;
@@ -280,16 +287,17 @@ std::string params_text(const ProgramSummary& program, const ir::Graph& graph, b
 
 Json params_json(const ProgramSummary& program, const ir::Graph& graph) {
   Json out = Json::array();
-  const std::vector<ParamUse> uses = param_uses(graph);
-  for (size_t i = 0; i < uses.size(); ++i) {
-    Json param{{"name", "s" + std::to_string(i)}, {"use", uses[i].what}};
-    param["values"] = Json::array();
-    if (i < program.params.size()) {
-      for (const auto& [value, runs] : program.params[i].counts) {
-        param["values"].push_back({{"value", param_value(uses[i], value)}, {"runs", runs}});
-      }
-      param["runs_with_others"] = program.params[i].others;
+  const ParamUses uses = param_uses(graph);
+  for (uint32_t i = 0; i < graph.params; ++i) {
+    const auto use = uses.find(i);
+    if (use == uses.end() && !program.changed.contains(i)) continue;
+    const ParamUse& known = use == uses.end() ? kNotUsed : use->second;
+    const ParamValues values = program.values(i);
+    Json param{{"name", "s" + std::to_string(i)}, {"use", known.what}, {"values", Json::array()}};
+    for (const auto& [value, runs] : values.counts) {
+      param["values"].push_back({{"value", param_value(known, value)}, {"runs", runs}});
     }
+    param["runs_with_others"] = values.others;
     out.push_back(std::move(param));
   }
   return out;

@@ -19,9 +19,9 @@ std::string graph_text(const ir::Graph& graph, bool numbers);
 std::string capture_text(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);
 Json capture_json(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);
 
-// Comments: a program's runs, and its parameters: those that differ between the runs, or all of them.
+// Comments: a program's runs, and its parameters: those that differ between the runs, or all that the graph uses.
 std::string params_text(const ProgramSummary& program, const ir::Graph& graph, bool all);
-// One object a parameter.
+// One object a parameter that the graph uses, or that differs between the runs.
 Json params_json(const ProgramSummary& program, const ir::Graph& graph);
 
 // One line an event.

@@ -295,6 +295,7 @@ class Comparison {
 
   static std::vector<uint64_t> keys(const ir::Graph& graph) {
     std::vector<uint64_t> out;
+    out.reserve(graph.nodes.size());
     NodeKey key(graph);
     for (const ir::Node& node : graph.nodes) out.push_back(key.of(node));
     return out;

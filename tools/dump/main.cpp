@@ -48,7 +48,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   auto* program = app.add_option("--program", options->choice.program, "of a capture: this program")->type_name("N");
   app.add_flag("--all", options->all, "of a capture: all programs")->excludes(program);
   app.add_flag("--before-passes", options->choice.before_passes, "of a capture: graphs as they were recorded");
-  app.add_flag("--params", options->params, "of a capture: all parameters, not only those that differ");
+  app.add_flag("--params", options->params, "of a capture: all parameters in use, not only those that differ");
   app.add_flag("--events,--runs", options->events, "of a capture: runs, uploads, reads and errors, one a line");
   app.add_flag("--numbers", options->numbers, "put each op's number behind it");
   app.add_flag("--diff", options->diff, "compare two inputs: the first op that differs, and a unified diff");
@@ -73,12 +73,10 @@ Status show_graph(const Input& input, const Options& options, std::string* out) 
 
 Status add_program(const Input& input, const Options& options, const ProgramSummary& program, std::string* text,
                    Json* json) {
-  const bool before = options.choice.before_passes;
-  if (before && !program.program->source.has_value()) {
-    return Status::invalid(input.name + ": does not have the graph of program " +
-                           std::to_string(program.program->number) + " before the passes");
+  ir::Graph graph;
+  if (Status status = graph_of(input, *program.program, options.choice.before_passes, &graph); !status.ok()) {
+    return status;
   }
-  const ir::Graph& graph = before ? *program.program->source : program.program->graph;
   if (options.json) {
     json->push_back({{"program", program.program->number},
                      {"runs", program.runs},
@@ -95,9 +93,7 @@ Status add_events(const Input& input, const Options& options, remote::CaptureRea
                   Json* json) {
   reader.rewind();
   for (std::optional<remote::CaptureEvent> event;;) {
-    if (Status status = reader.next(&event); !status.ok()) {
-      return Status(status.code(), input.name + ": " + status.message());
-    }
+    if (Status status = reader.next(&event); !status.ok()) return blame(input, status);
     if (!event.has_value()) return {};
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (options.choice.program != 0 && (run == nullptr || run->program->number != options.choice.program)) continue;
@@ -113,9 +109,7 @@ Status show_capture(const Input& input, const Options& options, std::string* out
   std::unique_ptr<remote::CaptureReader> reader;
   CaptureSummary summary;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
-  if (Status status = summarize(*reader, &summary); !status.ok()) {
-    return Status(status.code(), input.name + ": " + status.message());
-  }
+  if (Status status = summarize(*reader, &summary); !status.ok()) return blame(input, status);
   std::string text = capture_text(input.name, *reader, summary);
   Json json = capture_json(input.name, *reader, summary);
   if (options.choice.program != 0) {
@@ -158,12 +152,9 @@ Status load_graphs(const Input& input, const Choice& choice, std::vector<NamedGr
   for (remote::CapturedProgramPtr program;;) {
     if (Status status = next_program(input, *reader, &program); !status.ok()) return status;
     if (program == nullptr) return {};
-    if (choice.before_passes && !program->source.has_value()) {
-      return Status::invalid(input.name + ": does not have the graph of program " + std::to_string(program->number) +
-                             " before the passes");
-    }
-    graphs->push_back({input.name + " program " + std::to_string(program->number),
-                       choice.before_passes ? *program->source : program->graph});
+    NamedGraph& named = graphs->emplace_back();
+    named.name = input.name + " program " + std::to_string(program->number);
+    if (Status status = graph_of(input, *program, choice.before_passes, &named.graph); !status.ok()) return status;
   }
 }
 

@@ -10,9 +10,9 @@ namespace {
 
 class Finder {
  public:
-  explicit Finder(const ir::Graph& graph) : graph_(graph), uses_(graph.params) {}
+  explicit Finder(const ir::Graph& graph) : graph_(graph) {}
 
-  std::vector<ParamUse> run() {
+  ParamUses run() {
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) node(n);
     for (uint32_t v = 0; v < graph_.views.size(); ++v) view(v);
     for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
@@ -23,15 +23,12 @@ class Finder {
       note(graph_.exprs[i].a, what, false);
       note(graph_.exprs[i].b, what, false);
     }
-    for (ParamUse& use : uses_) {
-      if (use.what.empty()) use.what = "not used";
-    }
     return std::move(uses_);
   }
 
  private:
   void note(ir::Sym symbol, const std::string& what, bool is_double) {
-    if (symbol < uses_.size() && uses_[symbol].what.empty()) uses_[symbol] = {what, is_double};
+    if (symbol < graph_.params) uses_.try_emplace(symbol, ParamUse{what, is_double});
   }
 
   void node(uint32_t index) {
@@ -83,12 +80,12 @@ class Finder {
   }
 
   const ir::Graph& graph_;
-  std::vector<ParamUse> uses_;
+  ParamUses uses_;
 };
 
 }  // namespace
 
-std::vector<ParamUse> param_uses(const ir::Graph& graph) { return Finder(graph).run(); }
+ParamUses param_uses(const ir::Graph& graph) { return Finder(graph).run(); }
 
 std::string param_text(const ParamUse& use, int64_t word) {
   if (!use.is_double) return std::to_string(word);

@@ -83,6 +83,7 @@ struct Edit {
 std::vector<Edit> edits_of(const std::vector<std::string_view>& a, const std::vector<std::string_view>& b) {
   const auto hashes = [](const std::vector<std::string_view>& lines) {
     std::vector<uint64_t> out;
+    out.reserve(lines.size());
     for (const std::string_view line : lines) out.push_back(std::hash<std::string_view>()(line));
     return out;
   };

@@ -83,9 +83,9 @@ Status choose_passes(const std::vector<std::string>& names, std::vector<const pa
   for (const std::string& name : names) {
     chosen->push_back(passes::find_pass(name));
     if (chosen->back() != nullptr) continue;
-    std::string known;
-    for (const passes::Pass& pass : passes::pipeline()) known += " " + std::string(pass.name);
-    return Status::invalid("there is no pass '" + name + "'; there are:" + known);
+    std::string message = "there is no pass '" + name + "'; there are:";
+    for (const passes::Pass& pass : passes::pipeline()) message.append(" ").append(pass.name);
+    return Status::invalid(message);
   }
   return {};
 }

@@ -8,7 +8,6 @@ import pytest
 from tool import GRAPHS, output, run
 
 OPT = "remote-opt"
-BIG = GRAPHS / "perceptron_5000.txt"
 EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
 
 TWICE = """graph(s0..s2) {
@@ -96,11 +95,15 @@ def test_damaged_programs_are_refused(tmp_path):
         assert result.returncode == 0 or result.stderr.startswith("remote-opt: <stdin>: "), result.stderr
 
 
-def test_five_thousand_ops_take_milliseconds():
-    result = run(OPT, "--time-passes", "-o", "/dev/null", BIG)
-    total = float(re.search(r"^total +([\d.]+) ", result.stderr, re.M)[1])
-    assert re.search(r"5\d\d\d nodes", result.stderr), result.stderr
-    assert total < 500_000, result.stderr  # 30 ms on an idle machine; sanitizers and neighbours may slow it
+def microseconds(graph: Path) -> float:
+    """The least of three runs: the machine has other work."""
+    runs = [run(OPT, "--time-passes", "-o", "/dev/null", graph).stderr for _ in range(3)]
+    return min(float(re.search(r"^total +([\d.]+) ", text, re.M)[1]) for text in runs)
+
+
+def test_fifty_times_as_many_ops_take_about_fifty_times_as_long():
+    # 13 ms for 5,000 ops; a sanitizer may slow both, something quadratic would give 2,500.
+    assert microseconds(GRAPHS / "perceptron_5000.txt") < 200 * microseconds(GRAPHS / "perceptron_100.txt")
 
 
 def test_help_is_for_newcomers():

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "worker/layout.h"
 
@@ -63,7 +64,7 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     change[life.first] -= static_cast<int64_t>(nbytes[from] / unit);
     change[life.first + 1] += static_cast<int64_t>(nbytes[from] / unit);
   }
-  std::ranges::stable_sort(chart.bars, {}, &MemoryBar::first);
+  std::ranges::sort(chart.bars, {}, [](const MemoryBar& bar) { return std::pair(bar.first, bar.buffer); });
   int64_t live = 0;
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     live += change[n];

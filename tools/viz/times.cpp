@@ -17,7 +17,12 @@ Status read_times(const std::string& path, uint32_t program, size_t nodes,
                   std::vector<std::optional<NodeTime>>* times) {
   std::ifstream file(path);
   if (!file) return Status::invalid("cannot open " + path);
-  Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  Json json;
+  try {
+    json = Json::parse(file);
+  } catch (const Json::parse_error& error) {  // says line and column
+    return Status::invalid(path + ": " + error.what());
+  }
   if (json.is_object() && json.contains("times")) json = Json(json["times"]);
   if (!json.is_array())
     return Status::invalid(path + ": not the JSON array of times that remote-replay --bench writes");

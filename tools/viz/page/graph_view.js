@@ -111,12 +111,16 @@ function drawEdges(context, top, bottom) {
         if (Math.max(box.y, other.y) < top || Math.min(box.y, other.y) > bottom) continue;
         const [x1, y1] = toScreen(other.x, other.y + boxHeight / 2);
         const [x2, y2] = toScreen(box.x, box.y - boxHeight / 2);
-        const far = Math.abs(box.y - other.y) > 6 * rowHeight;
-        context.globalAlpha = strong ? 1 : far ? 0.16 : focus ? 0.35 : 0.7;
+        const rows = Math.abs(box.y - other.y) / rowHeight;
+        context.globalAlpha = strong ? 1 : rows > 6 ? 0.2 : focus ? 0.35 : 0.7;
         const bend = Math.min(Math.abs(y2 - y1) / 2, 60 * view.scale) + 4 * view.scale;
+        // One that passes other rows goes around what stands between.
+        const side = box.x < other.x ? -1 : 1;
+        const around = rows > 1.5 && Math.abs(x2 - x1) < boxWidth * view.scale;
+        const aside = around ? side * boxWidth * view.scale * Math.min(1.6, 0.75 + 0.03 * rows) : 0;
         context.beginPath();
         context.moveTo(x1, y1);
-        context.bezierCurveTo(x1, y1 + bend, x2, y2 - bend, x2, y2);
+        context.bezierCurveTo(x1 + aside, y1 + bend, x2 + aside, y2 - bend, x2, y2);
         context.stroke();
       }
     }
@@ -135,13 +139,14 @@ function clipped(context, text, width) {
   return text.slice(0, low) + "…";
 }
 
+// Its name, and below that what it makes and, at the right, its time.
 function boxLines(box) {
   const p = box.part;
   const time = data.times.length > 0 ? timeOf(p.first, p.last) : 0;
-  const spent = time > 0 ? `  ${formatTime(time)}` : "";
-  if (p.children.length > 0) return [p.label, `${p.last - p.first + 1} ops${spent}`];
+  const spent = time > 0 ? formatTime(time) : "";
+  if (p.children.length > 0) return [p.label, `${p.last - p.first + 1} ops`, spent];
   const result = firstResult(nodes[p.first]);
-  return [p.label, (result ? tensorText(result) : "") + spent];
+  return [p.label, result ? tensorText(result) : "", spent];
 }
 
 function drawBox(context, box) {
@@ -168,13 +173,15 @@ function drawBox(context, box) {
   context.lineWidth = (hit || chosen || box === hovered ? 2.6 : 1) * Math.max(0.5, view.scale);
   context.stroke();
   if (view.scale < 0.33) return;
-  const [first, second] = boxLines(box);
+  const [first, second, right] = boxLines(box);
   context.fillStyle = theme["box-ink"];
   context.font = `600 ${12 * view.scale}px system-ui, sans-serif`;
   context.fillText(clipped(context, first, width - 14 * view.scale), x + 7 * view.scale, y + 15 * view.scale);
   context.fillStyle = theme.quiet;
   context.font = `${10.5 * view.scale}px ui-monospace, "DejaVu Sans Mono", monospace`;
-  context.fillText(clipped(context, second, width - 14 * view.scale), x + 7 * view.scale, y + 30 * view.scale);
+  const taken = right === "" ? 0 : context.measureText(right).width + 8 * view.scale;
+  context.fillText(clipped(context, second, width - 14 * view.scale - taken), x + 7 * view.scale, y + 30 * view.scale);
+  context.fillText(right, x + width - 7 * view.scale - taken + 8 * view.scale, y + 30 * view.scale);
 }
 
 function drawGraph() {

@@ -1,6 +1,6 @@
 // Layered layout (Sugiyama et al. 1981): layers by the longest path, order by barycentres, then x by isotonic regression
 // towards the middle of the neighbours. Layers that are too wide (an optimizer's thousand updates) are wrapped.
-const boxWidth = 172, boxHeight = 38, gapX = 22, rowHeight = 84;
+const boxWidth = 190, boxHeight = 38, gapX = 22, rowHeight = 84;
 
 function layout(parts) {
   const boxOf = new Int32Array(nodes.length);
