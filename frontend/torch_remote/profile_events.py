@@ -20,7 +20,8 @@ class _Writer:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.ids = itertools.count(1)
-        self.messages: dict[tuple[int, int], int] = {}  # flow and async ids, by worker and sequence
+        # Numbers of messages, by worker and sequence: ids of async events. Arrows have ids of their own, two a message.
+        self.messages: dict[tuple[int, int], int] = {}
         taken = {recording.process}
         self.pids = []
         for worker in recording.workers:
@@ -47,7 +48,8 @@ class _Writer:
         }
 
     def arrow(self, number: int, start: bool, pid: int, tid: int, at: int, name: str) -> Event:
-        event = {"name": name, "cat": "wire", "ph": "s" if start else "f", "id": number, "ts": self.time(at)}
+        identity = 2 * number + (name == "reply")
+        event = {"name": name, "cat": "wire", "ph": "s" if start else "f", "id": identity, "ts": self.time(at)}
         if not start:
             event["bp"] = "e"
         return {**event, "pid": pid, "tid": tid}
@@ -103,7 +105,7 @@ class _Writer:
                 yield span("reply", message=e.sequence)
                 number = self.messages.get((e.worker, e.sequence))
                 if number is not None:
-                    yield self.arrow(-number, False, self.recording.process, e.thread, e.end - 1, "reply")
+                    yield self.arrow(number, False, self.recording.process, e.thread, e.end - 1, "reply")
             case "send":
                 number = self.messages[e.worker, e.sequence] = next(self.ids)
                 yield span(f"send {e.name}", message=e.sequence, bytes=e.bytes, attachment=e.attachment or None)
@@ -157,7 +159,7 @@ class _Writer:
             }  # fmt: skip
             arrived = self.replies.get((index, message.sequence))
             if arrived is not None:  # often before the worker, preempted by us, is done with it
-                yield self.arrow(-number, True, pid, pid, min(message.end, arrived) - 1, "reply")
+                yield self.arrow(number, True, pid, pid, min(message.end, arrived) - 1, "reply")
         for op in worker.ops:
             operands = op.label[len(op.name) :]
             yield self.span(
