@@ -55,7 +55,8 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   if (name == "aten::_scaled_dot_product_fused_attention_overrideable_backward") {
     return known(How::kAttentionBackward, "aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   }
-  if (name == "prims::convert_element_type" || name == "aten::clone" || name == "aten::_to_copy" || name == "aten::lift_fresh_copy") {
+  if (name == "prims::convert_element_type" || name == "aten::clone" || name == "aten::_to_copy" ||
+      name == "aten::lift_fresh_copy") {
     return known(How::kCopy, "aten::copy_");
   }
   if (name == "aten::copy") {
