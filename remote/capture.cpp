@@ -36,8 +36,9 @@ std::optional<CapturedError> captured(const wire::Error* error) {
 
 // The verifier does not ask where the elements of a vector are aligned.
 std::vector<int64_t> copied(const flatbuffers::Vector<int64_t>* vector) {
-  std::vector<int64_t> result(vector ? vector->size() : 0);
-  if (!result.empty()) std::memcpy(result.data(), vector->Data(), result.size() * sizeof(int64_t));
+  if (vector == nullptr || vector->size() == 0) return {};
+  std::vector<int64_t> result(vector->size());
+  std::memcpy(result.data(), vector->Data(), result.size() * sizeof(int64_t));
   return result;
 }
 
@@ -200,7 +201,7 @@ wire::Header frame_header(std::span<const uint8_t> control) {
 std::span<const uint8_t> message_of(std::span<const uint8_t> control) { return control.subspan(sizeof(wire::Header)); }
 
 Status decode(std::span<const std::byte> bytes, uint64_t offset, ir::Graph* graph) {
-  const Status status = ir::decode_program(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), graph);
+  Status status = ir::decode_program(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), graph);
   if (status.ok() || status.code() == ErrorCode::kUnsupported) return status;
   return damaged(offset, status.message());
 }
@@ -316,12 +317,13 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
   find_interface(*program);
   if (const auto source = source_graphs_.find(program->number); source != source_graphs_.end()) {
     const Chunk& before = source->second;
-    program->source.emplace();
-    if (Status status = decode(before.attachment, before.offset, &*program->source); !status) return status;
-    if (!same_interface(*program->source, program->graph)) {
+    ir::Graph graph;
+    if (Status status = decode(before.attachment, before.offset, &graph); !status) return status;
+    if (!same_interface(graph, program->graph)) {
       return damaged(before.offset, "a graph that another program was made from");
     }
-    program->graph.sources = program->source->sources;
+    program->graph.sources = graph.sources;
+    program->source = std::move(graph);
     source_graphs_.erase(source);
   }
   ProgramState& state = programs_[program->number];
@@ -427,8 +429,9 @@ Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, Capture
 Status CaptureReader::progress(const Chunk& chunk, CaptureEvent* event, bool* is_event) {
   const auto* message = wire::verify<wire::Progress>(message_of(chunk.control));
   if (!message) return damaged(chunk.offset, "an acknowledgement that is none");
-  *is_event = message->error() != nullptr;
-  if (*is_event) event->what = ErrorEvent{*captured(message->error())};
+  const std::optional<CapturedError> error = captured(message->error());
+  *is_event = error.has_value();
+  if (error) event->what = ErrorEvent{*error};
   return {};
 }
 

@@ -44,16 +44,15 @@ void SessionWriter::run(uint32_t number, std::span<const int64_t> params, std::s
 void SessionWriter::read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
                          std::span<const int64_t> strides, int64_t offset, std::span<const std::byte> bytes) {
   flatbuffers::FlatBufferBuilder builder;
-  const auto s = builder.CreateVector(sizes.data(), sizes.size());
-  const auto t = builder.CreateVector(strides.data(), strides.size());
-  builder.Finish(wire::CreateRead(builder, buffer, item_size, s, t, offset));
+  const std::vector<int64_t> s(sizes.begin(), sizes.end()), t(strides.begin(), strides.end());
+  builder.Finish(wire::CreateReadDirect(builder, buffer, item_size, &s, &t, offset));
   wire::Header header;
   header.sequence = send(wire::Type::kRead, builder, {}, wire::kWantsReply);
   header.type = static_cast<uint8_t>(wire::Type::kReadReply);
   header.flags = wire::kAttachment;
-  builder.Clear();
-  builder.Finish(wire::CreateReadReply(builder));
-  writer_->received(header, {builder.GetBufferPointer(), builder.GetSize()}, bytes);
+  flatbuffers::FlatBufferBuilder reply;
+  reply.Finish(wire::CreateReadReply(reply));
+  writer_->received(header, {reply.GetBufferPointer(), reply.GetSize()}, bytes);
 }
 
 }  // namespace torch_remote::remote

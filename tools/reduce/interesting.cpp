@@ -57,7 +57,7 @@ class Mismatch : public Test {
  private:
   static Status outcome(Worker& worker, const ir::Graph& graph, const RunCase& run, std::span<const OutputView> views,
                         Outcome* outcome, bool* gone) {
-    Device* device;
+    Device* device = nullptr;
     if (Status status = worker.get(&device); !status) return status;
     Status status = outcome_of(*device, graph, run, views, outcome);
     *gone = worker.lost(status);

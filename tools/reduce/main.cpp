@@ -156,7 +156,7 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
 // The wanted run of a capture; *found: the first that is interesting, if none is wanted.
 Status case_of_capture(remote::CaptureReader& capture, Worker& worker, Test& test, uint64_t wanted, RunCase* found,
                        uint64_t* number) {
-  Device* device;
+  Device* device = nullptr;
   if (Status status = worker.get(&device); !status) return status;
   Replayer replayer(*device);
   uint64_t runs = 0;

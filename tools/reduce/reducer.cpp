@@ -32,10 +32,10 @@ Status Reducer::attempt(const char* step, RunCase candidate, bool* taken) {
 
 Status Reducer::attempt_nodes(const char* step, const std::vector<bool>& keep, bool* taken) {
   *taken = false;
-  Device* device;
+  Device* device = nullptr;
   if (Status status = reference_.get(&device); !status) return status;
   RunCase part;
-  const Status status = subset(*device, run_, keep, &part);
+  Status status = subset(*device, run_, keep, &part);
   if (reference_.lost(status) || status.code() == ErrorCode::kInvalid) return {};
   if (!status) return status;
   return attempt(step, std::move(part), taken);

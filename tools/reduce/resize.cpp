@@ -17,7 +17,7 @@ bool dense_strides(std::span<const int64_t> old_sizes, std::span<const int64_t> 
                    std::span<const int64_t> sizes, std::vector<int64_t>* strides) {
   std::vector<size_t> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), 0);
-  std::ranges::stable_sort(dims, {}, [&](size_t d) { return std::pair(old_strides[d], -static_cast<int64_t>(d)); });
+  std::ranges::sort(dims, {}, [&](size_t d) { return std::pair(old_strides[d], -static_cast<int64_t>(d)); });
   strides->assign(sizes.size(), 0);
   int64_t expected = 1, next = 1;
   for (const size_t d : dims) {

@@ -162,6 +162,8 @@ Status Bench::node(const ir::Graph& graph, uint32_t index, std::span<const int64
     const auto small = std::make_shared<const ir::Graph>(alone(graph, index, copies, &kept, &buffers));
     std::vector<int64_t> values;
     std::vector<uint64_t> inputs;
+    values.reserve(kept.size());
+    inputs.reserve(buffers.size());
     for (const uint32_t param : kept) values.push_back(params[param]);
     for (const uint32_t b : buffers) inputs.push_back(ids[b]);
     return time(small, values, inputs, rounds, &samples);

@@ -46,10 +46,10 @@ Status RunComparer::pair_of(const remote::CapturedProgramPtr& program, Pair** pa
   known = program;
   made.second = {program, &program->graph};
   made.first = made.second;
-  if (options_.compare == Compare::kPasses) {
-    made.first = {program, &*program->source};
+  if (const auto& source = program->source; source && options_.compare == Compare::kPasses) {
+    made.first = {program, &*source};
     if (options_.rebuild) {
-      ir::Graph graph = *program->source;
+      ir::Graph graph = *source;
       if (Status status = passes::run_pipeline(graph, {options_.passes, /*verify=*/true, {}}); !status) return status;
       made.second = std::make_shared<const ir::Graph>(std::move(graph));
     }

@@ -59,8 +59,7 @@ bool is_packed(const OutputView& view) {
 void drop_covered(std::set<OutputView>& views, uint64_t nbytes) {
   for (const OutputView& view : views) {
     if (!is_packed(view) || elements(view) * ir::item_size(view.dtype) != nbytes) continue;
-    const OutputView whole = view;
-    views = {whole};
+    views = std::set<OutputView>{view};
     return;
   }
 }
