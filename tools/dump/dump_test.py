@@ -4,11 +4,11 @@ import json
 import re
 
 import pytest
-from tool import GRAPHS, capture, output, run
+from tool import capture, output, perceptron, run
 
 DUMP = "remote-dump"
 OPT = "remote-opt"
-GRAPH = GRAPHS / "perceptron_100.txt"
+GRAPH = perceptron(100)
 
 
 @pytest.fixture(scope="module")

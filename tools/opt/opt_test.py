@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tool import GRAPHS, output, run
+from tool import output, perceptron, run
 
 OPT = "remote-opt"
 EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
@@ -103,7 +103,7 @@ def microseconds(graph: Path) -> float:
 
 def test_fifty_times_as_many_ops_take_about_fifty_times_as_long():
     # 13 ms for 5,000 ops; a sanitizer may slow both, something quadratic would give 2,500.
-    assert microseconds(GRAPHS / "perceptron_5000.txt") < 200 * microseconds(GRAPHS / "perceptron_100.txt")
+    assert microseconds(perceptron(5000)) < 200 * microseconds(perceptron(100))
 
 
 def test_help_is_for_newcomers():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
-from tool import GRAPHS, output
+from tool import output, perceptron
 
-GRAPH = GRAPHS / "perceptron_5000.txt"
+GRAPH = perceptron(5000)
 
 
 @pytest.fixture(scope="module")

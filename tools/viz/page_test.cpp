@@ -1,5 +1,8 @@
 #include "tools/viz/page.h"
 
+#include <cstdint>
+#include <iterator>
+
 #include "gtest/gtest.h"
 #include "ir/testing/random_graph.h"
 #include "passes/pass.h"
@@ -72,6 +75,20 @@ TEST(Memory, WhatIsTakenOverCountsOnce) {
   const MemoryChart chart = memory_chart(graph, {});
   EXPECT_FALSE(chart.sizes_known);
   EXPECT_EQ(chart.live[2], 2u) << ir::print(graph);  // the sum lies where one of its operands lay
+}
+
+TEST(Memory, AnyValuesOfTheSymbolsAreSafe) {
+  constexpr int64_t kEdges[] = {0, 1, -1, 7, 1 << 20, int64_t{1} << 40, INT64_MAX, INT64_MIN};
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    ir::testing::Rng rng(seed);
+    const ir::Graph graph = ir::testing::random_graph(rng);
+    std::vector<int64_t> values(graph.symbols());
+    for (int64_t& value : values) value = kEdges[rng() % std::size(kEdges)];
+    const MemoryChart chart = memory_chart(graph, values);
+    ASSERT_EQ(chart.live.size(), graph.nodes.size());
+    for (const MemoryBar& bar : chart.bars) ASSERT_LE(bar.offset + bar.bytes, chart.height);
+    for (uint32_t n = 0; n < graph.nodes.size(); ++n) (void)bytes_of_node(graph, n, values);
+  }
 }
 
 TEST(Memory, BytesOfANode) { EXPECT_EQ(bytes_of_node(small(), 2, {10, 0, 4, 40, 1, 0}), 120u); }

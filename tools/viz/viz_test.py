@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from tool import GRAPHS, capture, output, run
+from tool import capture, output, perceptron, run
 
 VIZ = "remote-viz"
-GRAPH = GRAPHS / "perceptron_100.txt"
+GRAPH = perceptron(100)
 
 
 def page_data(page: str) -> dict:
@@ -17,12 +17,12 @@ def page_data(page: str) -> dict:
 def test_a_page_of_a_text_and_of_a_program(tmp_path):
     page = output(VIZ, GRAPH)
     data = page_data(page)
-    assert data["title"] == "testing/perceptron_100.txt"
+    assert data["title"] == f"{GRAPH.parent.name}/perceptron_100.txt"
     assert data["graph"]["nodes"][0]["source"] == "train.py:10 in forward"
     assert len(data["memory"]["live"]) == len(data["graph"]["nodes"]) and not data["memory"]["sizes_known"]
     program, file = tmp_path / "program.bin", tmp_path / "page.html"
     output("remote-opt", "--passes", "none", "--emit", "program", "-o", program, GRAPH)
-    assert output(VIZ, program, "--title", "testing/perceptron_100.txt", "-o", file) == ""
+    assert output(VIZ, program, "--title", data["title"], "-o", file) == ""
     assert file.read_text() == page
     assert page_data(output(VIZ, stdin=GRAPH.read_text()))["title"] == "<stdin>"
 

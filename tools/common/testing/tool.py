@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 BINARIES = Path("frontend/torch_remote/bin")
-GRAPHS = Path("tools/common/testing")
+INPUTS = Path("tools/common/testing")
 
 
 def run(tool: str, *arguments: object, stdin: str | bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess:
@@ -22,9 +25,17 @@ def run(tool: str, *arguments: object, stdin: str | bytes = b"", timeout: float 
     return result
 
 
+@functools.cache
+def perceptron(ops: int) -> Path:
+    """A file with the text of a graph of about so many ops; perceptron.cpp says which."""
+    path = Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))) / f"perceptron_{ops}.txt"
+    path.write_bytes(subprocess.run([str(INPUTS / "perceptron"), str(ops)], check=True, stdout=subprocess.PIPE).stdout)
+    return path
+
+
 def capture(path: Path, *arguments: str) -> Path:
     """Writes a capture there; session.cpp says which."""
-    subprocess.run([str(GRAPHS / "session"), str(path), *arguments], check=True)
+    subprocess.run([str(INPUTS / "session"), str(path), *arguments], check=True)
     return path
 
 
