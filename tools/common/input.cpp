@@ -120,11 +120,11 @@ Status read_input(const std::string& path, Input* input) {
   const std::unique_ptr<std::FILE, Close> file(standard ? stdin : std::fopen(path.c_str(), "rb"));
   if (file == nullptr) return Status::invalid("cannot open " + path + ": " + std::strerror(errno));
   std::string piece(1 << 16, '\0');
-  size_t size = 0;
-  do {
-    size = std::fread(piece.data(), 1, piece.size(), file.get());
+  while (std::feof(file.get()) == 0 && std::ferror(file.get()) == 0) {
+    const size_t size = std::fread(piece.data(), 1, piece.size(), file.get());
     input->bytes.append(piece, 0, size);
-  } while (size == piece.size() && (standard || !input->bytes.starts_with(kCaptureMagic)));
+    if (!standard && input->bytes.starts_with(kCaptureMagic)) break;
+  }
   if (std::ferror(file.get()) != 0) return Status::invalid("cannot read " + input->name + ": " + std::strerror(errno));
   const std::string_view bytes = input->bytes;
   if (bytes.starts_with(kCaptureMagic)) {
