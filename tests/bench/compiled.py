@@ -1,0 +1,150 @@
+"""What torch.compile(backend="remote") costs and gives, by model: markdown tables for docs/benchmarks.md.
+
+bazel run //tests/bench:compiled                      all models
+bazel run //tests/bench:compiled -- gpt2 resnet       some
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zoo
+from torch._dynamo.utils import counters
+
+import torch_remote  # noqa: F401
+import torch_remote.compiler as compiler
+
+REMOTE, CPU = torch.device("remote"), torch.device("cpu")
+MODELS = ["llama", "gpt2", "bert", "vit", "resnet", "unet"]
+SIZES = [(2 + i % 5 + i // 5, 8 + i) for i in range(10)]  # ten, all different
+
+
+class Spent:
+    """Seconds in our share of compilation, and in our share of each call."""
+
+    def __init__(self) -> None:
+        self.compile = 0.0
+        self.nodes = 0
+        self.calls: list[float] = []
+
+    def __enter__(self) -> Spent:
+        self._compile_graph = compiler.compile_graph
+        compiler.compile_graph = self._timed
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        compiler.compile_graph = self._compile_graph
+
+    def _timed(self, module: torch.fx.GraphModule, **options: Any) -> Callable[[list[Any]], Any]:
+        begin = time.perf_counter()
+        compiled = self._compile_graph(module, **options)
+        self.compile += time.perf_counter() - begin
+        self.nodes += len(module.graph.nodes)
+
+        def call(arguments: list[Any]) -> Any:
+            begin = time.perf_counter()
+            results = compiled(arguments)
+            self.calls.append(time.perf_counter() - begin)
+            return results
+
+        call._boxed_call = True
+        return call
+
+
+def step_of(model: zoo.Model, net: torch.nn.Module, run: Any, optimizer: torch.optim.Optimizer) -> Callable[..., float]:
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = model.loss(run, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def first_step(name: str, device: torch.device, backend: str) -> float:
+    """Seconds of the first compiled step, with its compilation."""
+    torch._dynamo.reset()
+    model = zoo.MODELS[name]
+    torch.manual_seed(0)
+    net = model.make().to(device)
+    step = step_of(
+        model, net, torch.compile(net, backend=backend, dynamic=True), torch.optim.SGD(net.parameters(), 0.01)
+    )
+    batch = {key: value.to(device) for key, value in model.batch(4, 16).items()}
+    begin = time.perf_counter()
+    step(batch).item()
+    return time.perf_counter() - begin
+
+
+def measure(name: str, rounds: int) -> str:
+    torch._dynamo.reset()
+    counters.clear()
+    model = zoo.MODELS[name]
+    torch.manual_seed(0)
+    net = model.make().to(REMOTE)
+    lazily = step_of(model, net, net, torch.optim.SGD(net.parameters(), 0.0))
+    batches = [{key: value.to(REMOTE) for key, value in model.batch(*size).items()} for size in SIZES]
+    lazily(batches[0]).item()
+
+    with Spent() as spent:
+        run = torch.compile(net, backend="remote", dynamic=True)
+        compiled = step_of(model, net, run, torch.optim.SGD(net.parameters(), 0.0))
+        begin = time.perf_counter()
+        compiled(batches[0]).item()
+        whole = time.perf_counter() - begin
+    compiled(batches[1]).item()
+    before = torch.remote.stats()["programs_built"]
+    for batch in batches[2:]:
+        compiled(batch).item()
+    built = torch.remote.stats()["programs_built"] - before
+
+    def sample(step: Callable[..., torch.Tensor]) -> float:
+        begin = time.perf_counter()
+        for _ in range(5):
+            loss = step(batches[0])
+        loss.item()
+        return (time.perf_counter() - begin) / 5
+
+    for step in (compiled, lazily):
+        sample(step)
+    spent.calls.clear()
+    pairs = [(sample(compiled), sample(lazily)) for _ in range(rounds)]
+    with_graphs, without = (statistics.median(times) for times in zip(*pairs, strict=True))
+    breaks = sum(counters["graph_break"].values())
+    call = statistics.median(spent.calls) * 1e6
+    return (
+        f"| {name} | {breaks} | {built} | {call:.0f} µs | {spent.compile * 1e3:.0f} ms "
+        f"({spent.compile / spent.nodes * 1e6:.1f} µs a node) | {whole:.1f} s | {{inductor}} "
+        f"| {with_graphs * 1e3:.2f} ms | {without * 1e3:.2f} ms | {with_graphs / without:.2f} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, help=f"of {', '.join(zoo.MODELS)}")
+    parser.add_argument("--rounds", type=int, default=11, help="pairs of step times")
+    parser.add_argument("--inductor", action="store_true", help="also the first step with Inductor on the CPU (slow)")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print(
+        "| model | graph breaks | programs built at sizes 3 to 10 | our share of a call | our compilation "
+        "| first step | first step, Inductor on CPU | compiled step | recorded step | ratio |\n"
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    for name in args.models:
+        line = measure(name, args.rounds)
+        inductor = f"{first_step(name, CPU, 'inductor'):.1f} s" if args.inductor else ""
+        print(line.format(inductor=inductor), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
