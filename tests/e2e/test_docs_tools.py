@@ -33,7 +33,7 @@ def comparable(text):
     text = re.sub(r"\.py:(\d+)", lambda m: ".py:" + "".join(chr(ord("a") + int(d)) for d in m[1]), text)
     text = re.sub(r"\bnode \d+", "node", text)
     text = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?( (ns|µs|ms|s|KB|B)\b)?", "N", text)
-    return [" ".join(line.split()) for line in text.splitlines()]
+    return [" ".join(line.split()) for line in text.rstrip().splitlines()]
 
 
 def matches(expected, actual):
