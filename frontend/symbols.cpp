@@ -47,13 +47,13 @@ std::optional<Sym> Symbols::defined(py::handle expr) const {
 }
 
 py::handle Symbols::node_of(const c10::SymInt& value) {
-  if (value.maybe_as_int()) return {};
+  if (!value.is_heap_allocated()) return {};  // maybe_as_int would ask sympy, at length
   auto* node = dynamic_cast<torch::impl::PythonSymNodeImpl*>(value.toSymNodeImplUnowned());
   return node == nullptr ? py::handle() : node->getPyObj();
 }
 
 std::optional<Sym> Symbols::find(const c10::SymInt& value) {
-  if (const auto known = value.maybe_as_int()) return constant(*known);
+  if (!value.is_heap_allocated()) return constant(value.as_int_unchecked());
   const py::handle node = node_of(value);
   return node ? find_node(node) : std::nullopt;
 }
