@@ -232,7 +232,7 @@ TEST_P(ClientTest, AProfileLeavesFailuresForTheNextWait) {
   WorkerProfile profile;
   EXPECT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
   EXPECT_EQ(synchronize().message(), "no");
-  worker->die();
+  worker = nullptr;
   EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);
 }
 
