@@ -36,7 +36,10 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
   TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument ", index,
                    " of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
-  TORCH_CHECK(tensor.scalar_type() == in.dtype, "remote: argument ", index, " of a compiled graph must be of dtype ",
+  // (A Python float that Dynamo made a tensor of is of another precision than its example.)
+  const bool number = in.kind == GraphInput::Kind::kNumber && c10::isFloatingType(in.dtype) &&
+                      c10::isFloatingType(tensor.scalar_type());
+  TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument ", index, " of a compiled graph must be of dtype ",
               in.dtype, ", got ", tensor.scalar_type());
   if (in.kind == GraphInput::Kind::kNumber) {
     TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument ", index,

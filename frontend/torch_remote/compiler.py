@@ -223,7 +223,7 @@ class _Splitter:
                 for user in node.users:
                     if user.target is operator.getitem and user not in self.members and self.program.add(user):
                         self.members[user] = None
-        if len(self.program) > 0:
+        if len(self.program) > 0 and any(not self.program.is_host(node) for node in self.members):
             self.call()
         for node in self.later:
             self.effects.add(self.outer_node(node))
