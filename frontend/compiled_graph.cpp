@@ -39,8 +39,8 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
   // (A Python float that Dynamo made a tensor of is of another precision than its example.)
   const bool number = in.kind == GraphInput::Kind::kNumber && c10::isFloatingType(in.dtype) &&
                       c10::isFloatingType(tensor.scalar_type());
-  TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument ", index, " of a compiled graph must be of dtype ",
-              in.dtype, ", got ", tensor.scalar_type());
+  TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument ", index,
+              " of a compiled graph must be of dtype ", in.dtype, ", got ", tensor.scalar_type());
   if (in.kind == GraphInput::Kind::kNumber) {
     TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument ", index,
                 " of a compiled graph must be a 0-dim tensor on the CPU, got one of ", tensor.dim(), " dims on ",
