@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "frontend/lowering.h"
+#include "frontend/compiled_graph_spec.h"
 #include "frontend/recorder.h"
 
 namespace torch_remote::frontend {

@@ -1,19 +1,15 @@
 #include "frontend/lowering.h"
 
 #include <ATen/ops/_local_scalar_dense_native.h>
-#include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/python_symnode.h>
 
-#include <algorithm>
-#include <bit>
-#include <unordered_set>
-
+#include "frontend/fx.h"
+#include "frontend/graph_builder.h"
 #include "frontend/graph_ops.h"
 #include "frontend/source.h"
-#include "frontend/symbols.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -27,55 +23,6 @@ using ir::Graph;
 using ir::kNoSym;
 using ir::Sym;
 using How = GraphOp::How;
-
-// Raised within add(): the node stays out.
-struct Refused {
-  std::string why;
-};
-[[noreturn]] void refuse(std::string why) { throw Refused{std::move(why)}; }
-
-// What a node stands for.
-struct Value {
-  enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kList };
-  Kind kind = Kind::kNone;
-  uint32_t view = 0;                               // kTensor
-  Sym symbol = kNoSym;                             // kNumber, kInt, kFloat, kBool
-  c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
-  bool host = false;                               // kTensor: one on the CPU, computed in the program too
-  std::vector<Value> items;                        // kList: a list, or several results
-};
-
-struct Names {
-  py::str meta{"meta"}, val{"val"}, target{"target"}, args{"args"}, kwargs{"kwargs"}, node{"node"},
-      fake_device{"fake_device"}, stack_trace{"stack_trace"};
-  py::object fx_node = py::module_::import("torch.fx").attr("Node");
-  py::object getitem = py::module_::import("operator").attr("getitem");
-};
-
-const Names& names() {
-  static const auto* instance = new Names;
-  return *instance;
-}
-
-bool is_fx_node(py::handle object) { return PyObject_IsInstance(object.ptr(), names().fx_node.ptr()) == 1; }
-
-// The entry of a dict, or null; borrowed.
-PyObject* lookup(py::handle dict, py::handle key) {
-  PyObject* found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
-  if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return found;
-}
-
-py::object meta_entry(py::handle node, const py::str& key) {
-  PyObject* value = lookup(node.attr(names().meta), key);
-  return value == nullptr ? py::object() : py::reinterpret_borrow<py::object>(value);
-}
-
-c10::Device device_of(py::handle tensor) {
-  const py::object device = py::getattr(tensor, names().fake_device, py::none());
-  return device.is_none() ? THPVariable_Unpack(tensor.ptr()).device()
-                          : reinterpret_cast<THPDevice*>(device.ptr())->device;
-}
 
 Arg number(ArgTag tag, Sym symbol) {
   Arg arg;
@@ -121,315 +68,8 @@ ArgTag tag_of(ArgKind kind) {
 
 }  // namespace
 
-struct Lowering::State {
-  State(c10::DeviceIndex index, bool trust_ranges) : device(index), symbols(graph, trust_ranges) {
-    symbols.on_unknown = [this](py::handle symbol) { return offered_symbol(symbol); };
-  }
-
-  // -- symbols --------------------------------------------------------------------------------------------------------
-
-  // Of an expression that a node outside gives, as a number or as a size.
-  std::optional<Sym> offered_symbol(py::handle expr) {
-    PyObject* node = lookup(offered, expr);
-    if (node == nullptr || values.contains(node)) return std::nullopt;
-    input(node);
-    return symbols.defined(expr);
-  }
-
-  Sym size_of(const c10::SymInt& size) {
-    const auto found = symbols.find_size(size);
-    if (!found) refuse("a size is an expression that no program can hold");
-    return *found;
-  }
-
-  // The symbol of a Python number, SymInt or node in a place for `tag` (kNone: whatever it is, which is then set).
-  Sym number_symbol(py::handle value, ArgTag& tag) {
-    if (is_fx_node(value)) {
-      const Value& v = value_of(value);
-      const ArgTag its = v.kind == Value::Kind::kInt     ? ArgTag::kInt
-                         : v.kind == Value::Kind::kFloat ? ArgTag::kFloat
-                         : v.kind == Value::Kind::kBool  ? ArgTag::kBool
-                                                         : ArgTag::kNone;
-      if (its == ArgTag::kNone) refuse("a tensor stands in a number's place");
-      if (tag == ArgTag::kNone) tag = its;
-      if (tag != its && (tag == ArgTag::kFloat || its == ArgTag::kFloat)) {
-        int64_t known = 0;
-        if (its == ArgTag::kInt && graph.is_constant(v.symbol, &known))
-          return float_constant(static_cast<double>(known));
-        refuse("an int or a float that is known only at the call stands in the other's place");
-      }
-      return v.symbol;
-    }
-    if (PyBool_Check(value.ptr())) {
-      if (tag == ArgTag::kNone) tag = ArgTag::kBool;
-      if (tag == ArgTag::kFloat) return float_constant(value.ptr() == Py_True);
-      return symbols.constant(value.ptr() == Py_True);
-    }
-    if (PyLong_Check(value.ptr())) {
-      if (tag == ArgTag::kFloat) return float_constant(PyLong_AsDouble(value.ptr()));
-      if (tag == ArgTag::kNone) tag = ArgTag::kInt;
-      const int64_t number = PyLong_AsLongLong(value.ptr());
-      if (number == -1 && PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
-        refuse("an int does not fit 64 bits");
-      }
-      return symbols.constant(number);
-    }
-    if (PyFloat_Check(value.ptr())) {
-      if (tag == ArgTag::kNone) tag = ArgTag::kFloat;
-      if (tag != ArgTag::kFloat) refuse("a float stands in an int's place");
-      return float_constant(PyFloat_AsDouble(value.ptr()));
-    }
-    if (PyComplex_Check(value.ptr())) {
-      if (tag != ArgTag::kNone) refuse("a complex number stands in another's place");
-      tag = ArgTag::kComplex;
-      return complex_constant(value);
-    }
-    if (torch::is_symint(value)) {
-      if (tag == ArgTag::kNone) tag = ArgTag::kInt;
-      const auto found = symbols.find_node(value.attr(names().node));
-      if (found && tag == ArgTag::kInt) return *found;
-    }
-    refuse("a number of type " + std::string(Py_TYPE(value.ptr())->tp_name) + " cannot be told before the call");
-  }
-
-  Sym float_constant(double value) { return symbols.constant(std::bit_cast<int64_t>(value)); }
-
-  // Real and imaginary part, neighbours: not shared with equal constants.
-  Sym complex_constant(py::handle value) {
-    const double parts[] = {PyComplex_RealAsDouble(value.ptr()), PyComplex_ImagAsDouble(value.ptr())};
-    const Sym first = Symbols::kFirstExpr + static_cast<Sym>(graph.exprs.size());
-    for (const double part : parts) {
-      graph.exprs.push_back({ExprKind::kConst, kNoSym, kNoSym, std::bit_cast<int64_t>(part)});
-    }
-    return first;
-  }
-
-  // -- values ---------------------------------------------------------------------------------------------------------
-
-  void remember(py::handle node, Value value) {
-    kept.push_back(py::reinterpret_borrow<py::object>(node));
-    values.insert_or_assign(node.ptr(), std::move(value));
-  }
-
-  // Of a node that is in the graph, or becomes its input.
-  const Value& value_of(py::handle node) {
-    const auto found = values.find(node.ptr());
-    if (found != values.end()) return found->second;
-    // A number that sizes tell, whoever computes it.
-    const py::object val = meta_entry(node, names().val);
-    if (val && torch::is_symint(val)) {
-      if (const auto symbol = symbols.find_node(val.attr(names().node))) {
-        Value value;
-        value.kind = Value::Kind::kInt;
-        value.symbol = *symbol;
-        remember(node, std::move(value));
-        return values.at(node.ptr());
-      }
-    }
-    return input(node);
-  }
-
-  const Value& input(py::handle node) {
-    if (!outside.contains(node.ptr())) refuse("it needs what the program computes, as a number");
-    const py::object val = meta_entry(node, names().val);
-    if (!val) refuse("a node has no example value");
-    GraphInput in;
-    Value value;
-    if (THPVariable_Check(val.ptr())) {
-      tensor_input(val, in, value);
-    } else {
-      in.param = symbols.new_param();
-      value.symbol = in.param;
-      if (torch::is_symint(val) || (PyLong_Check(val.ptr()) && !PyBool_Check(val.ptr()))) {
-        in.kind = GraphInput::Kind::kInt;
-        value.kind = Value::Kind::kInt;
-        if (torch::is_symint(val)) symbols.define(val.attr(names().node), in.param);
-      } else if (torch::is_symfloat(val) || PyFloat_Check(val.ptr())) {
-        in.kind = GraphInput::Kind::kFloat;
-        value.kind = Value::Kind::kFloat;
-      } else if (torch::is_symbool(val) || PyBool_Check(val.ptr())) {
-        in.kind = GraphInput::Kind::kBool;
-        value.kind = Value::Kind::kBool;
-      } else {
-        refuse("an input is of type " + std::string(Py_TYPE(val.ptr())->tp_name));
-      }
-    }
-    spec->inputs.push_back(std::move(in));
-    input_nodes.append(node);
-    remember(node, std::move(value));
-    return values.at(node.ptr());
-  }
-
-  void tensor_input(py::handle val, GraphInput& in, Value& value) {
-    const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-    check_plain(tensor);
-    const c10::Device on = device_of(val);
-    in.dtype = tensor.scalar_type();
-    if (on.is_cpu() && tensor.dim() == 0) {
-      in.kind = GraphInput::Kind::kNumber;
-      in.param = symbols.new_param();
-      if (c10::isComplexType(in.dtype)) symbols.new_param();
-      value.kind = Value::Kind::kNumber;
-      value.symbol = in.param;
-      value.dtype = in.dtype;
-      return;
-    }
-    check_device(on);
-    in.kind = GraphInput::Kind::kTensor;
-    const auto sizes = tensor.sym_sizes(), strides = tensor.sym_strides();
-    for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(told_by(in, sizes[i], static_cast<uint32_t>(i)));
-    for (size_t i = 0; i < strides.size(); ++i) {
-      const auto stride = symbols.find(strides[i]);
-      if (!stride) refuse("an input has a stride that no program can hold");
-      in.strides.push_back(*stride);
-    }
-    in.param = symbols.new_param();
-    const uint32_t buffer = new_buffer(ir::BufferKind::kInput, kNoSym, static_cast<uint32_t>(spec->inputs.size()));
-    value.kind = Value::Kind::kTensor;
-    value.view = new_view(buffer, tensor.scalar_type(), in.sizes, in.strides, in.param);
-    starts.resize(spec->inputs.size() + 1);
-    starts.back() = {value.view, tensor.sym_storage_offset()};
-  }
-
-  // A size of an input: known, or a parameter that it gives.
-  Sym told_by(GraphInput& in, const c10::SymInt& size, uint32_t dim) {
-    if (const auto known = symbols.find_size(size)) return *known;
-    const py::handle node = Symbols::node_of(size);
-    if (!node) refuse("an input has a size that no program can hold");
-    const Sym param = symbols.new_param();
-    symbols.define(node, param);
-    in.size_params.emplace_back(dim, param);
-    return symbols.find_size(size).value_or(param);
-  }
-
-  static void check_plain(const at::Tensor& tensor) {
-    if (tensor.layout() != c10::kStrided) refuse("a tensor is not strided");
-    if (tensor.is_conj() || tensor.is_neg()) refuse("a tensor is a lazy conjugate or negative");
-    if (!ir::is_valid(static_cast<ir::DType>(tensor.scalar_type())))
-      refuse("a tensor has a dtype that no program holds");
-  }
-
-  void check_device(c10::Device on) const {
-    if (on.type() != c10::DeviceType::PrivateUse1 || (on.has_index() && on.index() != device)) {
-      refuse("a tensor is on " + on.str());
-    }
-  }
-
-  // -- buffers and views ----------------------------------------------------------------------------------------------
-
-  uint32_t new_buffer(ir::BufferKind kind, Sym nbytes, uint32_t input_index) {
-    ir::Buffer buffer;
-    buffer.kind = kind;
-    buffer.survives = kind == ir::BufferKind::kInput;
-    buffer.nbytes = nbytes;
-    graph.buffers.push_back(buffer);
-    input_of_buffer.push_back(input_index);
-    return static_cast<uint32_t>(graph.buffers.size() - 1);
-  }
-
-  uint32_t new_view(uint32_t buffer, c10::ScalarType dtype, const std::vector<Sym>& sizes,
-                    const std::vector<Sym>& strides, Sym offset) {
-    ir::View view;
-    view.buffer = buffer;
-    view.dtype = static_cast<ir::DType>(dtype);
-    view.sizes = sizes;
-    view.strides = strides;
-    view.offset = offset;
-    graph.views.push_back(std::move(view));
-    return static_cast<uint32_t>(graph.views.size() - 1);
-  }
-
-  struct Geometry {
-    std::vector<Sym> sizes, strides;
-  };
-  Geometry geometry(const at::Tensor& tensor) {
-    Geometry g;
-    for (const c10::SymInt& size : tensor.sym_sizes()) g.sizes.push_back(size_of(size));
-    for (const c10::SymInt& stride : tensor.sym_strides()) {
-      const auto found = symbols.find(stride);
-      if (!found) refuse("a stride is an expression that no program can hold");
-      g.strides.push_back(*found);
-    }
-    return g;
-  }
-
-  // Bytes of the memory that a tensor reaches from offset 0.
-  Sym extent(const Geometry& g, size_t item_size) {
-    Sym last = symbols.constant(0);
-    bool symbolic = false;
-    for (size_t i = 0; i < g.sizes.size(); ++i) {
-      int64_t size = 0;
-      if (graph.is_constant(g.sizes[i], &size)) {
-        if (size == 0) return symbols.constant(0);
-      } else {
-        symbolic = true;
-      }
-      const Sym steps = symbols.expr(ExprKind::kSub, g.sizes[i], symbols.constant(1));
-      last = symbols.expr(ExprKind::kAdd, last, symbols.expr(ExprKind::kMul, steps, g.strides[i]));
-    }
-    const Sym count = symbols.expr(ExprKind::kAdd, last, symbols.constant(1));
-    const Sym bytes = symbols.expr(ExprKind::kMul, count, symbols.constant(static_cast<int64_t>(item_size)));
-    return symbolic ? symbols.expr(ExprKind::kMax, bytes, symbols.constant(0)) : bytes;
-  }
-
-  Sym elements(py::handle val) {
-    Sym count = symbols.constant(1);
-    for (const c10::SymInt& size : THPVariable_Unpack(val.ptr()).sym_sizes()) {
-      count = symbols.expr(ExprKind::kMul, count, size_of(size));
-    }
-    return count;
-  }
-
-  // A new tensor like this fake one. `host`: it may be one of the CPU's.
-  Value fresh(py::handle val, bool host = false) {
-    Value value;
-    if (val.is_none()) return value;
-    if (!THPVariable_Check(val.ptr())) refuse("a result is no tensor");
-    const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-    check_plain(tensor);
-    const c10::Device on = device_of(val);
-    value.host = host && on.is_cpu() && tensor.dim() == 0;
-    if (!value.host) check_device(on);
-    const Geometry g = geometry(tensor);
-    const uint32_t buffer = new_buffer(ir::BufferKind::kFresh, extent(g, tensor.element_size()), kNotInput);
-    value.kind = Value::Kind::kTensor;
-    value.view = new_view(buffer, tensor.scalar_type(), g.sizes, g.strides, symbols.constant(0));
-    return value;
-  }
-
-  // A view of `base`'s buffer, like this fake tensor (or list of them).
-  Value view_of(const Value& base, py::handle val) {
-    Value value;
-    if (py::isinstance<py::list>(val) || py::isinstance<py::tuple>(val)) {
-      value.kind = Value::Kind::kList;
-      for (const py::handle item : val) value.items.push_back(view_of(base, item));
-      return value;
-    }
-    if (!THPVariable_Check(val.ptr())) refuse("a view is no tensor");
-    const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-    check_plain(tensor);
-    check_device(device_of(val));
-    const Geometry g = geometry(tensor);
-    // Fake tensors count offsets from where their input's begins; so far may that itself be from the storage's.
-    const uint32_t buffer = graph.views[base.view].buffer;
-    const uint32_t in = input_of_buffer[buffer];
-    const auto offset = symbols.find(tensor.sym_storage_offset());
-    if (!offset) refuse("a storage offset is an expression that no program can hold");
-    Sym at = *offset;
-    if (in != kNotInput) {
-      const auto start = symbols.find(starts[in].offset);
-      if (!start) refuse("a storage offset is an expression that no program can hold");
-      at = symbols.expr(ExprKind::kSub, at, *start);
-      at = symbols.expr(ExprKind::kAdd, spec->inputs[in].param, at);
-    }
-    if (static_cast<ir::DType>(tensor.scalar_type()) != graph.views[base.view].dtype && in != kNotInput) {
-      refuse("a view of an input has another dtype");  // its offset counts other elements
-    }
-    value.kind = Value::Kind::kTensor;
-    value.view = new_view(buffer, tensor.scalar_type(), g.sizes, g.strides, at);
-    return value;
-  }
+struct Lowering::State : GraphBuilder {
+  using GraphBuilder::GraphBuilder;
 
   // -- arguments ------------------------------------------------------------------------------------------------------
 
@@ -451,7 +91,7 @@ struct Lowering::State {
         arg.a = v.view;
         if (writes) {
           const uint32_t in = input_of_buffer[graph.views[v.view].buffer];
-          if (in != kNotInput) spec->inputs[in].written = true;
+          if (in != kNotInput) written.push_back(in);
         }
         return arg;
       case Value::Kind::kNumber:
@@ -569,6 +209,7 @@ struct Lowering::State {
   }
 
   ir::Node& new_node(const ir::OpDesc& desc, std::vector<Arg> args, py::handle fx) {
+    for (const uint32_t in : written) spec->inputs[in].written = true;
     ir::Node& node = graph.nodes.emplace_back();
     node.opcode = desc.opcode;
     node.args = std::move(args);
@@ -743,6 +384,7 @@ struct Lowering::State {
   }
 
   Value lower(py::handle fx) {
+    written.clear();
     const py::object target = fx.attr(names().target);
     if (target.is(names().getitem)) {
       const py::tuple args = fx.attr(names().args);
@@ -825,99 +467,7 @@ struct Lowering::State {
     return out;
   }
 
-  // -- the end --------------------------------------------------------------------------------------------------------
-
-  void close_arg(Arg& arg) {
-    switch (arg.tag) {
-      case ArgTag::kScalarTensor:
-      case ArgTag::kInt:
-      case ArgTag::kFloat:
-      case ArgTag::kBool:
-      case ArgTag::kComplex:
-      case ArgTag::kGenerator:
-        arg.a = symbols.closed(arg.a);
-        break;
-      case ArgTag::kList:
-        for (Arg& item : arg.items) close_arg(item);
-        break;
-      default:
-        break;
-    }
-  }
-
-  // Copies what `symbol` is made of to the host's graph; the symbol there.
-  Sym on_host(Sym symbol) {
-    if (symbol == kNoSym || symbol < graph.params) return symbol;
-    const auto known = host_symbols.find(symbol);
-    if (known != host_symbols.end()) return known->second;
-    ir::Expr expr = graph.exprs[symbol - graph.params];
-    if (expr.kind != ExprKind::kConst) {
-      expr.a = on_host(expr.a);
-      expr.b = on_host(expr.b);
-    }
-    const Sym copy = spec->host.symbols();
-    spec->host.exprs.push_back(expr);
-    host_symbols.emplace(symbol, copy);
-    return copy;
-  }
-  void on_host(std::vector<Sym>& list) {
-    for (Sym& symbol : list) symbol = on_host(symbols.closed(symbol));
-  }
-
-  void close() {
-    symbols.close();
-    for (ir::Buffer& buffer : graph.buffers) {
-      if (buffer.nbytes != kNoSym) buffer.nbytes = symbols.closed(buffer.nbytes);
-    }
-    for (ir::View& view : graph.views) {
-      for (Sym& size : view.sizes) size = symbols.closed(size);
-      for (Sym& stride : view.strides) stride = symbols.closed(stride);
-      view.offset = symbols.closed(view.offset);
-    }
-    for (ir::Node& node : graph.nodes) {
-      for (Arg& arg : node.args) close_arg(arg);
-    }
-    spec->host.params = graph.params;
-    for (GraphInput& in : spec->inputs) {
-      on_host(in.sizes);
-      on_host(in.strides);
-    }
-    for (GraphOutput& out : spec->outputs) {
-      on_host(out.sizes);
-      on_host(out.strides);
-      if (out.offset != kNoSym) out.offset = on_host(symbols.closed(out.offset));
-    }
-    for (GraphRandom& random : spec->randoms) on_host(random.elements);
-    std::unordered_map<uint32_t, uint32_t> places;  // of surviving buffers
-    for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
-      if (graph.buffers[b].kind != ir::BufferKind::kFresh || !graph.buffers[b].survives) continue;
-      places.emplace(b, static_cast<uint32_t>(spec->fresh_nbytes.size()));
-      spec->fresh_nbytes.push_back(on_host(graph.buffers[b].nbytes));
-    }
-    for (GraphOutput& out : spec->outputs) {
-      if (out.kind == GraphOutput::Kind::kFresh) out.index = places.at(out.index);
-    }
-  }
-
-  static constexpr uint32_t kNotInput = 0xFFFFFFFF;
-
-  const c10::DeviceIndex device;
-  std::unique_ptr<CompiledGraphSpec> spec = std::make_unique<CompiledGraphSpec>();
-  Graph graph;
-  Symbols symbols;
-  bool hosts_only = false;                // of the node at hand: no tensor of the device was among its arguments
-  std::unordered_set<PyObject*> outside;  // nodes that may become inputs
-  py::dict offered;                       // by the sizes (sympy expressions) that they tell
-  std::unordered_map<PyObject*, Value> values;
-  std::vector<py::object> kept;  // the nodes in `values`
-  py::list input_nodes;
-  std::vector<uint32_t> input_of_buffer;  // or kNotInput
-  struct Start {
-    uint32_t view = 0;
-    c10::SymInt offset;  // the fake tensor's
-  };
-  std::vector<Start> starts;  // by input; of tensors
-  std::unordered_map<Sym, Sym> host_symbols;
+  std::vector<uint32_t> written;  // inputs that the node at hand writes
   std::string why_not;
 };
 

@@ -8,6 +8,7 @@
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
 #include "frontend/graph_object.h"
+#include "frontend/lowering.h"
 #include "frontend/profile.h"
 #include "frontend/recorder.h"
 #include "frontend/registration.h"

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <torch/csrc/utils/pybind.h>
+
+// Nodes of torch.fx graphs. With the GIL.
+namespace torch_remote::frontend {
+
+// Strings and objects of Python's that are needed again and again.
+struct FxNames {
+  pybind11::str meta{"meta"}, val{"val"}, target{"target"}, args{"args"}, kwargs{"kwargs"}, node{"node"},
+      fake_device{"fake_device"}, stack_trace{"stack_trace"};
+  pybind11::object fx_node = pybind11::module_::import("torch.fx").attr("Node");
+  pybind11::object getitem = pybind11::module_::import("operator").attr("getitem");
+};
+const FxNames& names();
+
+bool is_fx_node(pybind11::handle object);
+// The entry of a dict, or null; borrowed.
+PyObject* lookup(pybind11::handle dict, pybind11::handle key);
+// An entry of a node's `meta`; null: there is none.
+pybind11::object meta_entry(pybind11::handle node, const pybind11::str& key);
+// The device that a fake tensor stands for.
+c10::Device device_of(pybind11::handle tensor);
+
+}  // namespace torch_remote::frontend
