@@ -19,8 +19,10 @@ from generator import generate
 from program import Session
 
 # What asks Python for a value or looks at a tensor from outside is for programs that are not compiled.
+# And torch's fake tensors take the power of a bool for an int64.
 _OUTSIDE = re.compile(
     r"\b(read|check|same_storage|synchronize|backward|grad|requires_grad\w*|deepcopy|pickle|item|data)\b"
+    r"|pow.*\b(True|False)\b"
 )
 _LEAF = re.compile(r"(\w+) = (leaf\(.*\))\.to\(device\)$")
 
