@@ -145,7 +145,7 @@ std::vector<int64_t> GraphObject::bind(const std::vector<at::Tensor>& inputs,
     TORCH_CHECK_VALUE(known[i] || i < params_.size(), "remote: parameter s", i,
                       " of the graph has no value; give it with params={", i,
                       ": ...} (the bits of a double for a float)");
-    values[i] = known[i] ? *known[i] : params_[i];
+    values[i] = known[i].value_or(i < params_.size() ? params_[i] : 0);
   }
   return values;
 }

@@ -105,9 +105,9 @@ const GraphOp& graph_op(py::handle target) {
         {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
     if (handle) {
       for (const c10::Argument& argument : handle->schema().arguments()) {
-        op.arguments.push_back({py::str(argument.name()), argument.default_value()
-                                                              ? torch::jit::toPyObject(*argument.default_value())
-                                                              : py::object()});
+        const auto& otherwise = argument.default_value();
+        op.arguments.push_back({py::str(argument.name()),
+                                otherwise.has_value() ? torch::jit::toPyObject(otherwise.value()) : py::object()});
       }
       classify(*handle, name, op);
     }

@@ -489,7 +489,7 @@ void Lowering::offer(py::object node) {
   state_->kept.push_back(std::move(node));
 }
 
-bool Lowering::add(py::object node) {
+bool Lowering::add(const py::object& node) {
   State& s = *state_;
   // Inputs that are met on the way stay; a node and its results are all or nothing.
   const size_t nodes = s.graph.nodes.size(), sources = s.spec->sources.size(), randoms = s.spec->randoms.size();

@@ -26,7 +26,7 @@ class Lowering {
   void constant(const pybind11::object& node, const at::Tensor& value);
   // Takes a call_function node in. False if it cannot run in a program of this device (another device, data-dependent
   // sizes, numbers for Python, an op that the worker lacks); then nothing has changed, and why_not says why.
-  bool add(pybind11::object node);
+  bool add(const pybind11::object& node);
   const std::string& why_not() const;
   // Whether the node is a 0-dim CPU tensor that the program computes beside the CPU, for its own use: such a one cannot
   // be among the results.

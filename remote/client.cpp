@@ -357,7 +357,7 @@ void ClientImpl::free(uint64_t id) {
   try {
     frees_.push_back(id);
   } catch (const std::bad_alloc&) {
-    // The worker keeps the buffer until the session ends: better than an exception in a destructor.
+    return;  // the worker keeps the buffer until the session ends: better than an exception in a destructor
   }
 }
 
@@ -402,12 +402,11 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   Frame frame;
   if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
     // A program that could not be built did not make this buffer; the worker only knows that it is not there.
-    if (std::optional<OpError> missing;
-        status.code() != ErrorCode::kInterrupted && (missing = replies_.missing(buffer))) {
-      *error = *std::move(missing);
-      return error->status;
-    }
-    return status;
+    if (status.code() == ErrorCode::kInterrupted) return status;
+    std::optional<OpError> missing = replies_.missing(buffer);
+    if (!missing) return status;
+    *error = *std::move(missing);
+    return error->status;
   }
   uint64_t expected = item_size;
   for (int64_t size : sizes) {

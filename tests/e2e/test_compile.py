@@ -138,6 +138,48 @@ def test_autocast(remote):
         torch.testing.assert_close(fast(x).cpu(), module(x).cpu(), rtol=0.02, atol=0.02)
 
 
+def test_autocast_inside_and_scaled_gradients(remote):
+    module = net().to(remote)
+
+    def function(x):
+        with torch.autocast("remote", torch.bfloat16):
+            return module(x).float().square().sum()
+
+    x = torch.randn(5, 8, device=remote)
+    scaler = torch.amp.GradScaler("remote", init_scale=8.0)
+
+    def gradients(function):
+        module.zero_grad()
+        scaler.scale(function(x)).backward()
+        return [p.grad.cpu() for p in module.parameters()]
+
+    for mine, its in zip(gradients(compiled(function)), gradients(function), strict=True):
+        torch.testing.assert_close(mine, its, rtol=0.05, atol=0.05)
+
+
+def test_hooks(remote):
+    module = net().to(remote)
+    seen = []
+    handles = [
+        module[0].register_forward_hook(lambda module, args, result: result * 2),
+        module.register_full_backward_hook(lambda module, inputs, outputs: seen.append(len(outputs))),
+        module[0].weight.register_hook(lambda grad: grad * 3),
+    ]
+    x = torch.randn(5, 8, device=remote)
+
+    def run(function):
+        module.zero_grad()
+        result = function(x)
+        result.sum().backward()
+        return [result.detach().cpu(), *(p.grad.cpu() for p in module.parameters())]
+
+    for mine, its in zip(run(compiled(module)), run(module), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    assert len(seen) == 2
+    for handle in handles:
+        handle.remove()
+
+
 def test_checkpointing(remote):
     module = net().to(remote)
     x = torch.randn(5, 8, device=remote)
