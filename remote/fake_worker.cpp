@@ -76,7 +76,7 @@ void FakeWorker::progress() {
   acknowledged_ = done_;
 }
 
-void FakeWorker::answer(wire::Type type, const FlatBufferBuilder& builder, AttachmentPtr attachment) {
+void FakeWorker::answer(wire::Type type, const FlatBufferBuilder& builder, const AttachmentPtr& attachment) {
   const auto control = finished(builder);
   answer_ = [this, type, bytes = std::vector(control.begin(), control.end()), attachment] {
     reply(type, done_, bytes, attachment);

@@ -109,7 +109,7 @@ class FakeWorker {
   void run(Frame& frame, Message& message);
   void reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment);
   // Replies to the message at hand, once it is in messages().
-  void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, AttachmentPtr attachment);
+  void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, const AttachmentPtr& attachment);
   void progress();
 
   std::unique_ptr<Transport> transport_;
