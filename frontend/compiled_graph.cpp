@@ -141,6 +141,9 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
       case GraphOutput::Kind::kInt:
         result = py::int_(call.values[out.offset]);
         break;
+      case GraphOutput::Kind::kSame:
+        result = all[out.index];
+        break;
       case GraphOutput::Kind::kInput:
         result = arguments[positions_[out.index]];
         break;

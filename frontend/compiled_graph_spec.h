@@ -38,6 +38,7 @@ struct GraphOutput {
     kInputView,  // a view of the index-th argument
     kInput,      // the index-th argument itself
     kInt,        // the number `offset`
+    kSame,       // the index-th result again: the same object
     kObject,     // `object`: None or a constant
   };
   Kind kind = Kind::kObject;

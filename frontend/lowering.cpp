@@ -537,7 +537,16 @@ py::list Lowering::inputs() const { return state_->input_nodes; }
 std::unique_ptr<CompiledGraphSpec> Lowering::finish(const py::list& outputs) {
   State& s = *state_;
   try {
-    for (const py::handle object : outputs) s.spec->outputs.push_back(s.output(object));
+    std::unordered_map<PyObject*, uint32_t> seen;
+    for (const py::handle object : outputs) {
+      const auto place = static_cast<uint32_t>(s.spec->outputs.size());
+      const auto [first, is_new] = seen.emplace(object.ptr(), place);
+      s.spec->outputs.push_back(s.output(object));
+      if (is_new || !is_fx_node(object)) continue;
+      s.spec->outputs.back() = {};
+      s.spec->outputs.back().kind = GraphOutput::Kind::kSame;
+      s.spec->outputs.back().index = first->second;
+    }
   } catch (const Refused& refused) {
     TORCH_CHECK(false, "remote: a compiled graph's result cannot be returned: ", refused.why);
   }

@@ -1,5 +1,7 @@
 """Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +120,24 @@ def test_other_strides_than_the_graph_was_made_for(remote):
         result = compiled(there)
         torch.testing.assert_close(there.cpu(), x * 2)
         torch.testing.assert_close(result.cpu(), (x * 2).sum())
+
+
+def test_a_result_that_is_returned_twice_is_one_tensor(remote):
+    """Of an aliased result AOTAutograd keeps the base beside it; what resizes one must resize the other."""
+
+    def function(a, b):
+        count = torch.count_nonzero(a, 0)
+        view = count.view(1)
+        torch.eq(b, b, out=count)
+        return count, view
+
+    for device in ("cpu", remote):
+        compiled = torch.compile(function, backend="remote" if device == remote else "aot_eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # out= is resized
+            count, view = compiled(torch.ones(3, device=device), torch.ones(7, device=device))
+        assert (count.shape, view.shape) == ((7,), (1,))
+        assert count.cpu().tolist() == [1] * 7
 
 
 def test_one_message_a_call(remote, counted):
