@@ -20,8 +20,6 @@ class CompiledGraph {
   // results as a list. Raises for arguments that the graph was not made for.
   pybind11::list call(pybind11::list& arguments);
 
-  const CompiledGraphSpec& spec() const { return *spec_; }
-
  private:
   struct Call;
   void take(Call& call, const pybind11::list& arguments);

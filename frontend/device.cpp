@@ -14,6 +14,7 @@
 #include "frontend/generator.h"
 #include "frontend/kernels.h"
 #include "frontend/recorder.h"
+#include "remote/event_log.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -186,7 +187,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) *event = new Event;
     auto* e = static_cast<Event*>(*event);
     e->device = device < 0 ? stream.device_index() : device;
-    e->recorded_ns = now_ns();
+    e->recorded_ns = remote::monotonic_ns();
     e->done = false;
   }
   void block(void*, const Stream&) const override {}
@@ -200,7 +201,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     if (e == nullptr || e->done) return;
     Recorder::get(e->device).synchronize();
     e->done = true;
-    e->done_ns = now_ns();
+    e->done_ns = remote::monotonic_ns();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {

@@ -55,12 +55,6 @@ std::string why(const remote::FlushInfo& info) {
 
 }  // namespace
 
-uint64_t now_ns() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
-
 void note_flush(const FlushNote& note) {
   if (!log_flushes()) return;
   std::lock_guard lock(notes().mutex);
@@ -105,7 +99,7 @@ class BuildSteps {
  public:
   explicit BuildSteps(uint32_t program) : program_(program) { next(); }
   // The next one begins now.
-  void next() { began_ = now_ns(); }
+  void next() { began_ = remote::monotonic_ns(); }
   void done(std::string_view name) {
     if (!EventLog::on()) return;
     Event step;
@@ -113,7 +107,7 @@ class BuildSteps {
     step.name = name;
     step.program = program_;
     step.begin = began_;
-    step.end = now_ns();
+    step.end = remote::monotonic_ns();
     EventLog::add(std::move(step));
     next();
   }
@@ -144,8 +138,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
   };
   const bool dumps = dump != nullptr && *dump != '\0';
   if (dumps || capture != nullptr) {
-    graph.sources.clear();
-    for (const ir::SourceRef& source : request.sources) graph.sources.push_back(describe_source(source));
+    graph.sources = describe_sources(request.sources);
   }
   if (capture != nullptr) capture->source_graph(request.program, ir::encode_program(graph));
   if (dumps) {

@@ -34,6 +34,4 @@ Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer);
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program);
 
-uint64_t now_ns();
-
 }  // namespace torch_remote::frontend

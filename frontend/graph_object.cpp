@@ -53,9 +53,7 @@ std::vector<bool> written_buffers(const ir::Graph& graph) {
 
 GraphObject::GraphObject(ir::Graph graph, std::vector<ir::SourceRef> sources, std::vector<int64_t> params)
     : graph_(std::move(graph)), sources_(std::move(sources)), params_(std::move(params)) {
-  if (graph_.sources.empty()) {
-    for (const ir::SourceRef& source : sources_) graph_.sources.push_back(describe_source(source));
-  }
+  if (graph_.sources.empty()) graph_.sources = describe_sources(sources_);
 }
 
 std::unique_ptr<GraphObject> GraphObject::from_text(const std::string& text) {

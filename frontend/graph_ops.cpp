@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "frontend/kernels.h"
 #include "frontend/registration.h"
 #include "frontend/schemas.h"
 #include "ir/op_table_generated.h"
@@ -75,7 +76,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   if (const auto fill = kRandomFills.find(name); fill != kRandomFills.end()) return known(How::kRandom, fill->second);
   const bool torchs = name.starts_with("aten::");
   op.why_not = "the recorder has its own way with this op";
-  if (torchs && has_other_kernel(name) && name != "aten::copy_") return;
+  if (torchs && is_own_kernel(name) && name != "aten::copy_") return;
   op.why_not = "an argument or a result is of a type that no program holds";
   const ir::OpDesc* desc = graph_desc(handle);
   if (desc == nullptr) return;

@@ -10,6 +10,7 @@
 #include "frontend/graph_builder.h"
 #include "frontend/graph_ops.h"
 #include "frontend/source.h"
+#include "ir/number_kinds.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -29,41 +30,6 @@ Arg number(ArgTag tag, Sym symbol) {
   arg.tag = tag;
   arg.a = symbol;
   return arg;
-}
-
-bool is_number_list(ArgKind kind) {
-  switch (kind) {
-    case ArgKind::kIntList:
-    case ArgKind::kOptionalIntList:
-    case ArgKind::kFloatList:
-    case ArgKind::kOptionalFloatList:
-    case ArgKind::kBoolList:
-    case ArgKind::kScalarList:
-      return true;
-    default:
-      return false;
-  }
-}
-
-ArgTag tag_of(ArgKind kind) {
-  switch (kind) {
-    case ArgKind::kInt:
-    case ArgKind::kOptionalInt:
-    case ArgKind::kIntList:
-    case ArgKind::kOptionalIntList:
-      return ArgTag::kInt;
-    case ArgKind::kFloat:
-    case ArgKind::kOptionalFloat:
-    case ArgKind::kFloatList:
-    case ArgKind::kOptionalFloatList:
-      return ArgTag::kFloat;
-    case ArgKind::kBool:
-    case ArgKind::kOptionalBool:
-    case ArgKind::kBoolList:
-      return ArgTag::kBool;
-    default:
-      return ArgTag::kNone;  // as the number is
-  }
 }
 
 }  // namespace
@@ -168,7 +134,7 @@ struct Lowering::State : GraphBuilder {
       default:
         break;
     }
-    if (is_number_list(desc.kind)) {
+    if (ir::is_number_list(desc.kind)) {
       arg.tag = ArgTag::kList;
       if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
         arg.items.push_back(checked_number(desc, value));  // torch takes one for int[1]
@@ -181,7 +147,7 @@ struct Lowering::State : GraphBuilder {
   }
 
   Arg checked_number(const ir::ArgDesc& desc, py::handle value) {
-    ArgTag tag = tag_of(desc.kind);
+    ArgTag tag = ir::number_tag(desc.kind);
     const Sym symbol = number_symbol(value, tag);
     if (desc.role == ir::ArgRole::kStructural && !graph.is_constant(symbol)) {
       refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");

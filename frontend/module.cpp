@@ -119,13 +119,6 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
   return std::make_unique<CompiledGraph>(std::move(spec), std::move(positions));
 }
 
-// A graph as text, with the lines of its nodes.
-std::string print_with_sources(const ir::Graph& graph, const std::vector<ir::SourceRef>& sources) {
-  ir::Graph copy = graph;
-  for (const ir::SourceRef& source : sources) copy.sources.push_back(describe_source(source));
-  return ir::print(copy);
-}
-
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
   TORCH_CHECK(least >= 1 && least <= most, "remote: cut limits must be 1 <= min <= max, got ", least, " and ", most);
   Recorder::get(checked(device)).set_limits({least, most});
@@ -163,10 +156,7 @@ PYBIND11_MODULE(_C, module) {
              }));
   f::bind_graphs(module);
   py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())
-      .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"))
-      .def_property_readonly("nodes", [](const f::CompiledGraph& g) { return g.spec().graph->nodes.size(); })
-      .def("to_text",
-           [](const f::CompiledGraph& g) { return f::print_with_sources(*g.spec().graph, g.spec().sources); });
+      .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"));
   py::class_<f::Lowering>(module, "Lowering")
       .def(py::init([](int device, bool trust_ranges) {
         return std::make_unique<f::Lowering>(f::checked(device), trust_ranges);

@@ -90,15 +90,7 @@ void Recorder::encode_operand(const at::Tensor& tensor) {
   } else if (dtype == c10::ScalarType::Long) {
     trace_.param(*static_cast<const int64_t*>(tensor.const_data_ptr()));
   } else {
-    const c10::Scalar value = tensor.item();
-    if (value.isComplex()) {
-      trace_.param(value.toComplexDouble().real());
-      trace_.param(value.toComplexDouble().imag());
-    } else if (value.isFloatingPoint()) {
-      trace_.param(value.toDouble());
-    } else {
-      trace_.param(value.to<int64_t>());
-    }
+    encode_scalar(tensor.item());
   }
 }
 
@@ -370,7 +362,7 @@ Status Recorder::enter_pass(Pass pass, bool* flushed) {
     *flushed = true;
   }
   if (trace_.empty() && EventLog::on()) {
-    trace_began_ = now_ns();
+    trace_began_ = remote::monotonic_ns();
     trace_thread_ = EventLog::this_thread();
   }
   pass_ = pass;
@@ -423,17 +415,14 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
   if (tracing_) traced_.push_back({trace_, trace_.survivors(), nullptr});
   remote::FlushInfo info;
   uint64_t base = 0;
-  const uint64_t started = now_ns();
+  const uint64_t started = remote::monotonic_ns();
   Status status;
   if (remote::Client* worker = connect(device_, &status)) status = worker->flush(trace_, &base, &info, ticket);
   trace_.clear();
   if (++epoch_ == 0) epoch_ = 1;
-  for (size_t i = 0; i < survivors_.size(); ++i) {
-    survivors_[i]->id = status.ok() ? base + i : RemoteStorage::kLost;
-    survivors_[i]->session = session_;
-  }
+  give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
-  note_flush({info, reason, last, now_ns() - started});
+  note_flush({info, reason, last, remote::monotonic_ns() - started});
   if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
@@ -441,6 +430,13 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
                            differs ? sources[info.first_difference] : last, info.first_difference, ops.size()};
   }
   return {};
+}
+
+void Recorder::give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
+  for (size_t i = 0; i < made.size(); ++i) {
+    made[i]->id = sent ? base + i : RemoteStorage::kLost;
+    made[i]->session = session_;
+  }
 }
 
 void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
@@ -463,7 +459,7 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   Status status;
   remote::Client* worker = connect(device_, &status);
   if (worker == nullptr) return status;
-  const uint64_t started = now_ns();
+  const uint64_t started = remote::monotonic_ns();
   if (!graph.program || graph.session != session_) {
     if (status = worker->load(graph.graph, graph.sources, &graph.program); !status) return status;
     graph.session = session_;
@@ -479,13 +475,10 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   remote::FlushInfo info;
   uint64_t base = 0;
   status = worker->run(graph.program, {params, graph.inputs, results.size()}, &base, &info);
-  for (size_t i = 0; i < results.size(); ++i) {
-    results[i]->id = status.ok() ? base + i : RemoteStorage::kLost;
-    results[i]->session = session_;
-  }
+  give_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
-  note_flush({info, "compiled graph", last, now_ns() - started});
+  note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});
   if (EventLog::on()) log_flush("compiled graph", info, last, started);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
@@ -500,7 +493,7 @@ void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, cons
   flush.kind = Event::Kind::kFlush;
   flush.name = reason;
   flush.begin = started;
-  flush.end = now_ns();
+  flush.end = remote::monotonic_ns();
   flush.sequence = info.sequence;
   flush.program = info.program;
   flush.ops = static_cast<uint32_t>(info.ops);

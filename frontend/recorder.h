@@ -146,6 +146,8 @@ class Recorder {
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
   // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
   Status flush_locked(const char* reason, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
+  // To what a run makes: consecutive ones from `base`, or none if it was not sent.
+  void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                     std::span<RemoteStorage* const> results);
   void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started);

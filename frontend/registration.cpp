@@ -175,8 +175,6 @@ bool is_recorded(const c10::OperatorHandle& handle) {
   return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) != ir::kInvalidOpcode);
 }
 
-bool has_other_kernel(std::string_view name) { return is_own_kernel(name); }
-
 bool worker_has_op(const c10::OperatorHandle& handle) {
   OpEntry* entry = entry_of(handle);
   return entry != nullptr && ask_worker(*entry);

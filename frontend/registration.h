@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,8 +22,6 @@ void register_ops();
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
 // Whether a call of it is recorded as it is, rather than as what torch composes it of.
 bool is_recorded(const c10::OperatorHandle& handle);
-// Whether it has a kernel here that does something else than record it.
-bool has_other_kernel(std::string_view name);
 // Whether the worker has an op that is not torch's own; asks it once.
 bool worker_has_op(const c10::OperatorHandle& handle);
 

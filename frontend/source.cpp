@@ -229,6 +229,13 @@ std::string describe_source(const ir::SourceRef& source) {
   return text;
 }
 
+std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources) {
+  std::vector<std::string> lines;
+  lines.reserve(sources.size());
+  for (const ir::SourceRef& source : sources) lines.push_back(describe_source(source));
+  return lines;
+}
+
 void add_library_folder(const std::string& folder) { library_folders().push_back(folder); }
 
 }  // namespace torch_remote::frontend

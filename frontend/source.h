@@ -3,7 +3,9 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "ir/trace.h"
 
@@ -26,6 +28,8 @@ ir::SourceRef user_line();
 // "train.py:12 in forward", or "" if nothing is known; "train.py:12 in forward (backward)" for a backward op. Takes the
 // GIL.
 std::string describe_source(const ir::SourceRef& source);
+
+std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources);
 
 // Frames in files below this folder are not the user's.
 void add_library_folder(const std::string& folder);

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "ir/graph.h"
+#include "ir/number_kinds.h"
 
 // The decoder of the code stream that ir/trace.h documents.
 namespace torch_remote::ir {
@@ -289,23 +290,6 @@ class Importer {
     out.tag = ArgTag::kFloat;
     out.a = graph_.constant(number);
     return true;
-  }
-
-  // kOptionalX to kX's tag.
-  static ArgTag number_tag(ArgKind kind) {
-    switch (kind) {
-      case ArgKind::kFloat:
-      case ArgKind::kOptionalFloat:
-      case ArgKind::kFloatList:
-      case ArgKind::kOptionalFloatList:
-        return ArgTag::kFloat;
-      case ArgKind::kBool:
-      case ArgKind::kOptionalBool:
-      case ArgKind::kBoolList:
-        return ArgTag::kBool;
-      default:
-        return ArgTag::kInt;
-    }
   }
 
   bool structural_number(ArgKind kind, Arg& out) {

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "ir/graph.h"
+#include "ir/number_kinds.h"
 
 namespace torch_remote::ir {
 namespace {
@@ -235,24 +236,8 @@ class Verifier {
   }
 
   static bool number_tag_fits(ArgKind kind, ArgTag tag) {
-    switch (kind) {
-      case ArgKind::kInt:
-      case ArgKind::kOptionalInt:
-      case ArgKind::kIntList:
-      case ArgKind::kOptionalIntList:
-        return tag == ArgTag::kInt;
-      case ArgKind::kFloat:
-      case ArgKind::kOptionalFloat:
-      case ArgKind::kFloatList:
-      case ArgKind::kOptionalFloatList:
-        return tag == ArgTag::kFloat;
-      case ArgKind::kBool:
-      case ArgKind::kOptionalBool:
-      case ArgKind::kBoolList:
-        return tag == ArgTag::kBool;
-      default:
-        return tag >= ArgTag::kInt && tag <= ArgTag::kComplex;
-    }
+    const ArgTag only = number_tag(kind);
+    return only == ArgTag::kNone ? tag >= ArgTag::kInt && tag <= ArgTag::kComplex : tag == only;
   }
 
   const char* operand(uint32_t index, bool writes, const Arg& arg) {

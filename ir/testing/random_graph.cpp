@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "ir/number_kinds.h"
+
 namespace torch_remote::ir::testing {
 namespace {
 
@@ -99,20 +101,6 @@ bool is_optional(ArgKind kind) {
     case ArgKind::kOptionalIntList:
     case ArgKind::kOptionalFloatList:
     case ArgKind::kOptionalString:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool is_list(ArgKind kind) {
-  switch (kind) {
-    case ArgKind::kIntList:
-    case ArgKind::kOptionalIntList:
-    case ArgKind::kFloatList:
-    case ArgKind::kOptionalFloatList:
-    case ArgKind::kBoolList:
-    case ArgKind::kScalarList:
       return true;
     default:
       return false;
@@ -276,7 +264,7 @@ class GraphMaker {
         break;
     }
     const ArgKind element = element_kind(desc.kind);
-    if (!is_list(desc.kind)) return number(element, structural);
+    if (!is_number_list(desc.kind)) return number(element, structural);
     arg.tag = ArgTag::kList;
     for (uint32_t n = below(rng_, 4); n > 0; --n) arg.items.push_back(number(element, structural));
     return arg;
@@ -595,7 +583,7 @@ class TraceMaker {
       default:
         break;
     }
-    if (!is_list(desc.kind)) return number(element, structural);
+    if (!is_number_list(desc.kind)) return number(element, structural);
     if (is_optional(desc.kind) && chance(rng_, 40)) {
       trace_.word(kAbsent);
       return arg;

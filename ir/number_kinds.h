@@ -1,0 +1,45 @@
+#pragma once
+
+#include "ir/graph.h"
+#include "ir/op_table.h"
+
+// What the schema's kinds of numbers are in a graph.
+namespace torch_remote::ir {
+
+// The tag of a number of this kind, of its optional, and of a list's items; kNone for a Scalar, which may have any.
+constexpr ArgTag number_tag(ArgKind kind) {
+  switch (kind) {
+    case ArgKind::kInt:
+    case ArgKind::kOptionalInt:
+    case ArgKind::kIntList:
+    case ArgKind::kOptionalIntList:
+      return ArgTag::kInt;
+    case ArgKind::kFloat:
+    case ArgKind::kOptionalFloat:
+    case ArgKind::kFloatList:
+    case ArgKind::kOptionalFloatList:
+      return ArgTag::kFloat;
+    case ArgKind::kBool:
+    case ArgKind::kOptionalBool:
+    case ArgKind::kBoolList:
+      return ArgTag::kBool;
+    default:
+      return ArgTag::kNone;
+  }
+}
+
+constexpr bool is_number_list(ArgKind kind) {
+  switch (kind) {
+    case ArgKind::kIntList:
+    case ArgKind::kOptionalIntList:
+    case ArgKind::kFloatList:
+    case ArgKind::kOptionalFloatList:
+    case ArgKind::kBoolList:
+    case ArgKind::kScalarList:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace torch_remote::ir
