@@ -25,10 +25,18 @@ struct CompiledGraph::Call {
   std::vector<c10::Storage> made;
 };
 
-CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<size_t> positions)
-    : spec_(std::move(spec)), positions_(std::move(positions)) {
+CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places)
+    : spec_(std::move(spec)), places_(std::move(places)) {
   loaded_.graph = spec_->graph;
   loaded_.sources = spec_->sources;
+}
+
+py::handle CompiledGraph::argument(const py::list& arguments, size_t input) const {
+  const Place& place = places_[input];
+  if (place.fixed) return place.fixed;
+  TORCH_CHECK(place.position < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
+              " arguments, which are too few");
+  return PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(place.position));
 }
 
 void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
@@ -70,22 +78,20 @@ void CompiledGraph::take(Call& call, const py::list& arguments) {
   call.params.resize(spec_->graph->params);
   for (size_t i = 0; i < count; ++i) {
     const GraphInput& in = spec_->inputs[i];
-    TORCH_CHECK(positions_[i] < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
-                " arguments, which are too few");
-    const py::handle argument = PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(positions_[i]));
+    const py::handle given = argument(arguments, i);
     switch (in.kind) {
       case GraphInput::Kind::kTensor:
       case GraphInput::Kind::kNumber:
-        take_tensor(call, i, argument);
+        take_tensor(call, i, given);
         break;
       case GraphInput::Kind::kFloat:
-        call.params[in.param] = std::bit_cast<int64_t>(py::cast<double>(argument));
+        call.params[in.param] = std::bit_cast<int64_t>(py::cast<double>(given));
         break;
       case GraphInput::Kind::kBool:
-        call.params[in.param] = py::cast<bool>(argument);
+        call.params[in.param] = py::cast<bool>(given);
         break;
       case GraphInput::Kind::kInt:
-        call.params[in.param] = py::cast<int64_t>(argument);
+        call.params[in.param] = py::cast<int64_t>(given);
         break;
     }
   }
@@ -130,6 +136,8 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
     for (const Sym symbol : symbols) all.push_back(call.values[symbol]);
     return all;
   };
+  const auto input = [&](uint32_t index) { return THPVariable_Unpack(argument(arguments, index).ptr()); };
+  const std::vector<at::Tensor> on_host = run_host_steps(spec_->host_steps, input, call.values);
   py::list all(spec_->outputs.size());
   for (size_t i = 0; i < spec_->outputs.size(); ++i) {
     const GraphOutput& out = spec_->outputs[i];
@@ -141,11 +149,14 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
       case GraphOutput::Kind::kInt:
         result = py::int_(call.values[out.offset]);
         break;
+      case GraphOutput::Kind::kHost:
+        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(on_host[out.index]));
+        break;
       case GraphOutput::Kind::kSame:
         result = all[out.index];
         break;
       case GraphOutput::Kind::kInput:
-        result = arguments[positions_[out.index]];
+        result = py::reinterpret_borrow<py::object>(argument(arguments, out.index));
         break;
       case GraphOutput::Kind::kInputView: {
         const at::Tensor& base = call.tensors[out.index];

@@ -13,8 +13,13 @@ namespace torch_remote::frontend {
 // A lowered graph as a function of Python's. One message a call; nothing is recorded.
 class CompiledGraph {
  public:
-  // `positions`: of each of the graph's inputs among the arguments of a call.
-  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<size_t> positions);
+  // Where an input comes from.
+  struct Place {
+    size_t position = 0;     // among the arguments of a call
+    pybind11::object fixed;  // instead: the same at every call
+  };
+  // `places`: of the graph's inputs.
+  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places);
 
   // Takes the arguments out of the list (so that their memory can go as soon as nobody else has them) and returns the
   // results as a list. Raises for arguments that the graph was not made for.
@@ -22,6 +27,7 @@ class CompiledGraph {
 
  private:
   struct Call;
+  pybind11::handle argument(const pybind11::list& arguments, size_t input) const;
   void take(Call& call, const pybind11::list& arguments);
   void take_tensor(Call& call, size_t index, pybind11::handle argument);
   void draw_random(Call& call);
@@ -30,7 +36,7 @@ class CompiledGraph {
   pybind11::list results(Call& call, const pybind11::list& arguments);
 
   const std::unique_ptr<CompiledGraphSpec> spec_;
-  const std::vector<size_t> positions_;
+  const std::vector<Place> places_;
   LoadedGraph loaded_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "frontend/host_steps.h"
 #include "ir/graph.h"
 
 // A graph with what a call of it from Python takes and gives.
@@ -38,6 +39,7 @@ struct GraphOutput {
     kInputView,  // a view of the index-th argument
     kInput,      // the index-th argument itself
     kInt,        // the number `offset`
+    kHost,       // what the index-th host step makes
     kSame,       // the index-th result again: the same object
     kObject,     // `object`: None or a constant
   };
@@ -65,6 +67,7 @@ struct CompiledGraphSpec {
   std::vector<GraphInput> inputs;
   std::vector<GraphOutput> outputs;
   std::vector<GraphRandom> randoms;
+  std::vector<HostStep> host_steps;
   std::vector<ir::Sym> fresh_nbytes;  // of the new storages, in the order of their ids
 };
 

@@ -24,7 +24,7 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
-thread_local DeviceIndex current = 0;
+[[gnu::tls_model("initial-exec")]] thread_local DeviceIndex current = 0;  // read without a call
 
 void check_device(DeviceIndex device) {
   TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device),

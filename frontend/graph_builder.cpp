@@ -314,6 +314,13 @@ Value GraphBuilder::view_of(const Value& base, py::handle val) {
   return value;
 }
 
+std::optional<uint32_t> GraphBuilder::input_index(py::handle node) const {
+  for (size_t i = 0; i < input_nodes.size(); ++i) {
+    if (PyList_GET_ITEM(input_nodes.ptr(), static_cast<Py_ssize_t>(i)) == node.ptr()) return static_cast<uint32_t>(i);
+  }
+  return std::nullopt;
+}
+
 // -- the end --------------------------------------------------------------------------------------------------------
 
 void GraphBuilder::close_arg(Arg& arg) {
@@ -377,6 +384,11 @@ void GraphBuilder::close() {
     if (out.offset != kNoSym) out.offset = on_host(symbols.closed(out.offset));
   }
   for (GraphRandom& random : spec->randoms) on_host(random.elements);
+  for (HostStep& step : spec->host_steps) {
+    for (HostStep::Given& given : step.given) {
+      if (given.symbol != kNoSym) given.symbol = on_host(symbols.closed(given.symbol));
+    }
+  }
   std::unordered_map<uint32_t, uint32_t> places;  // of surviving buffers
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].kind != ir::BufferKind::kFresh || !graph.buffers[b].survives) continue;

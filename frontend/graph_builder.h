@@ -78,6 +78,9 @@ struct GraphBuilder {
   // A view of `base`'s buffer, like this fake tensor (or list of them).
   Value view_of(const Value& base, pybind11::handle val);
 
+  // Its place among the inputs.
+  std::optional<uint32_t> input_index(pybind11::handle node) const;
+
   // Ends it: final numbers of symbols, and what the host evaluates.
   void close();
 
@@ -100,6 +103,8 @@ struct GraphBuilder {
   };
   std::vector<Start> starts;  // by input; of tensors
   std::unordered_map<ir::Sym, ir::Sym> host_symbols;
+  std::unordered_map<PyObject*, at::Tensor> host_constants;  // 0-dim, on the CPU
+  std::unordered_map<PyObject*, uint32_t> host_steps;        // that make these nodes
 
  private:
   // Of an expression that a node outside gives, as a number or as a size.

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "frontend/fx.h"
 #include "frontend/kernels.h"
 #include "frontend/registration.h"
 #include "frontend/schemas.h"
@@ -92,6 +93,22 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
 
 }  // namespace
 
+std::vector<py::object> GraphOp::arguments_of(py::handle node) const {
+  const py::tuple args = node.attr(names().args);
+  const py::dict kwargs = node.attr(names().kwargs);
+  std::vector<py::object> all(arguments.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i < args.size()) {
+      all[i] = args[i];
+    } else if (PyObject* given = kwargs.size() == 0 ? nullptr : lookup(kwargs, arguments[i].name)) {
+      all[i] = py::reinterpret_borrow<py::object>(given);
+    } else {
+      all[i] = arguments[i].otherwise;
+    }
+  }
+  return all;
+}
+
 const GraphOp& graph_op(py::handle target) {
   static auto* known = new std::unordered_map<PyObject*, GraphOp>;
   const auto found = known->find(target.ptr());
@@ -105,6 +122,7 @@ const GraphOp& graph_op(py::handle target) {
     const auto handle = c10::Dispatcher::singleton().findSchema(
         {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
     if (handle) {
+      op.handle = handle;
       for (const c10::Argument& argument : handle->schema().arguments()) {
         const auto& otherwise = argument.default_value();
         op.arguments.push_back({py::str(argument.name()),

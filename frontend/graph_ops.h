@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <vector>
 
 #include "ir/op_table.h"
@@ -30,6 +31,10 @@ struct GraphOp {
     pybind11::object otherwise;  // its default; null: there is none
   };
   std::vector<Argument> arguments;  // of the node's own schema
+  std::optional<c10::OperatorHandle> handle;
+
+  // A node's arguments in the order of the schema; null for those that are neither given nor have a default.
+  std::vector<pybind11::object> arguments_of(pybind11::handle node) const;
 };
 
 // Of an FX node's target; remembered. With the GIL.

@@ -9,6 +9,7 @@
 #include "frontend/fx.h"
 #include "frontend/graph_builder.h"
 #include "frontend/graph_ops.h"
+#include "frontend/host_steps.h"
 #include "frontend/source.h"
 #include "ir/number_kinds.h"
 
@@ -156,23 +157,6 @@ struct Lowering::State : GraphBuilder {
   }
 
   // -- nodes ----------------------------------------------------------------------------------------------------------
-
-  // The node's arguments in the order of its schema; null for those that are neither given nor have a default.
-  static std::vector<py::object> arguments_of(py::handle node, const GraphOp& op) {
-    const py::tuple args = node.attr(names().args);
-    const py::dict kwargs = node.attr(names().kwargs);
-    std::vector<py::object> all(op.arguments.size());
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (i < args.size()) {
-        all[i] = args[i];
-      } else if (PyObject* given = kwargs.size() == 0 ? nullptr : lookup(kwargs, op.arguments[i].name)) {
-        all[i] = py::reinterpret_borrow<py::object>(given);
-      } else {
-        all[i] = op.arguments[i].otherwise;
-      }
-    }
-    return all;
-  }
 
   ir::Node& new_node(const ir::OpDesc& desc, std::vector<Arg> args, py::handle fx) {
     for (const uint32_t in : written) spec->inputs[in].written = true;
@@ -367,7 +351,7 @@ struct Lowering::State : GraphBuilder {
       if (op.how != How::kRecord || !op.desc->results.empty()) refuse("it has no example value");
       val = py::none();
     }
-    const std::vector<py::object> given = arguments_of(fx, op);
+    const std::vector<py::object> given = op.arguments_of(fx);
     switch (op.how) {
       case How::kView: {
         if (!is_fx_node(given[0])) refuse("it is a view of no node");
@@ -408,13 +392,17 @@ struct Lowering::State : GraphBuilder {
       case Value::Kind::kTensor:
         break;
       default:  // an input of a kind that nothing here changes
-        for (size_t i = 0; i < input_nodes.size(); ++i) {
-          if (PyList_GET_ITEM(input_nodes.ptr(), static_cast<Py_ssize_t>(i)) != object.ptr()) continue;
+        if (const auto index = input_index(object)) {
           out.kind = GraphOutput::Kind::kInput;
-          out.index = static_cast<uint32_t>(i);
+          out.index = *index;
           return out;
         }
         refuse("a result is of a kind that a graph does not return");
+    }
+    if (value.host) {
+      out.kind = GraphOutput::Kind::kHost;
+      out.index = host_step(*this, object);
+      return out;
     }
     const ir::View& view = graph.views[value.view];
     const uint32_t in = input_of_buffer[view.buffer];
@@ -482,8 +470,19 @@ bool Lowering::is_host(py::handle node) const {
   return value->host;
 }
 
+bool Lowering::returns(py::handle node) {
+  if (!is_host(node)) return true;
+  try {
+    host_step(*state_, node);
+    return true;
+  } catch (const Refused&) {
+    return false;
+  }
+}
+
 void Lowering::constant(const py::object& node, const at::Tensor& value) {
   State& s = *state_;
+  s.host_constants.emplace(node.ptr(), value);
   Value v;
   v.kind = Value::Kind::kNumber;
   v.dtype = value.scalar_type();

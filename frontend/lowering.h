@@ -28,9 +28,11 @@ class Lowering {
   // sizes, numbers for Python, an op that the worker lacks); then nothing has changed, and why_not says why.
   bool add(const pybind11::object& node);
   const std::string& why_not() const;
-  // Whether the node is a 0-dim CPU tensor that the program computes beside the CPU, for its own use: such a one cannot
-  // be among the results.
+  // Whether the node is a 0-dim CPU tensor that the program computes too, for its own use.
   bool is_host(pybind11::handle node) const;
+  // Whether the node, one that was taken in, can be among the results. One of the CPU's can if a call can compute it on
+  // this side (frontend/host_steps.h).
+  bool returns(pybind11::handle node);
   size_t size() const;  // nodes of the graph
 
   // Ends it. `outputs`: nodes, or objects that a call returns as they are. The inputs that a call must be given, as

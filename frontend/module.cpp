@@ -107,16 +107,25 @@ py::object worker_info(int device) {
   return info;
 }
 
-// Ends a graph. `places`: of each node that may be an input, where a call's arguments have it; None: they are the
-// inputs.
+// Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
+// always is; None: the arguments are the inputs.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
-  std::vector<size_t> positions;
+  std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
-    positions.push_back(places ? py::cast<size_t>((*places)[node]) : positions.size());
+    CompiledGraph::Place place{all.size(), {}};
+    if (places) {
+      const py::object its = (*places)[node];
+      if (PyLong_Check(its.ptr())) {
+        place.position = py::cast<size_t>(its);
+      } else {
+        place.fixed = its;
+      }
+    }
+    all.push_back(std::move(place));
   }
-  return std::make_unique<CompiledGraph>(std::move(spec), std::move(positions));
+  return std::make_unique<CompiledGraph>(std::move(spec), std::move(all));
 }
 
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
@@ -165,6 +174,7 @@ PYBIND11_MODULE(_C, module) {
       .def("add", wrap_pybind_function(&f::Lowering::add))
       .def("constant", wrap_pybind_function(&f::Lowering::constant))
       .def("is_host", wrap_pybind_function(&f::Lowering::is_host))
+      .def("returns", wrap_pybind_function(&f::Lowering::returns))
       .def("__len__", &f::Lowering::size)
       .def_property_readonly("why_not", &f::Lowering::why_not)
       .def_property_readonly("inputs", &f::Lowering::inputs)

@@ -47,7 +47,8 @@ struct FreeTokens {
   std::array<uint32_t, kMost> tokens;
   FreeTokens* next = nullptr;  // in `spare`
 };
-constinit thread_local FreeTokens* free_tokens = nullptr;
+// (Read without a call; a few bytes of the room that libc keeps for such.)
+[[gnu::tls_model("initial-exec")]] constinit thread_local FreeTokens* free_tokens = nullptr;
 constinit std::mutex spare_mutex;
 std::atomic<FreeTokens*> spare{nullptr};  // changed with the mutex held
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 
 import torch_remote.remote as remote
 from torch_remote import _C
+from torch_remote.plan import PlanBuilder
 
 __all__ = ["backend"]
 
@@ -106,10 +107,11 @@ class _Splitter:
     def __init__(self, module: fx.GraphModule, guarded: bool) -> None:
         self.module = module
         self.guarded = guarded
-        self.outer = fx.Graph(module)
-        self.values: dict[fx.Node, fx.Node] = {}  # what the outer graph has, by the module's nodes
+        self.plan = PlanBuilder()
+        self.values: dict[fx.Node, None] = {}  # what a call has, beside the results of the program
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
-        self.effects: set[fx.Node] = set()  # outer nodes that must run
+        self.fixed: dict[fx.Node, torch.Tensor] = {}  # the same at every call
+        self.effects = False  # whether the plan has something that must run
         self.begin()
 
     def begin(self) -> None:
@@ -127,35 +129,35 @@ class _Splitter:
         else:
             self.program.offer(node)
 
-    def run(self) -> Callable[..., Any]:
+    def run(self) -> Callable[[list[Any]], Any]:
         nodes = self.module.graph.nodes
+        arguments: dict[fx.Node, int] = {}
         for node in nodes:
             if node.op == "placeholder":
-                self.emit(node)
-        arguments = {node: i for i, node in enumerate(self.values)}
+                arguments[node] = len(arguments)
+                self.plan.input(node)
+                self.have(node)
         for node in nodes:
             if node.op not in ("placeholder", "output"):
                 self.take(node)
         results = self.module.graph.output_node().args[0]
         if self.is_whole(arguments, results):
-            compiled = self.program.finish(list(results), arguments)
+            compiled = self.program.finish(list(results), {**arguments, **self.fixed})
             compiled._boxed_call = True  # it takes its arguments out of a list
             return compiled
         self.close()
-        self.outer.output(fx.map_arg(results, self.outer_node))
-        self.outer.eliminate_dead_code(is_impure_node=lambda node: node in self.effects or node.is_impure())
-        return make_boxed_func(fx.GraphModule(self.module, self.outer).forward)
+        fx.map_arg(results, self.need)
+        return self.plan.finish(results)
 
     def is_whole(self, arguments: dict[fx.Node, int], results: Any) -> bool:
         """Whether the program is all that there is to do."""
         if self.effects or self.later or not isinstance(results, list | tuple):
             return False
-        if any(node not in arguments for node in self.program.inputs):
+        if any(node not in arguments and node not in self.fixed for node in self.program.inputs):
             return False
         outputs = [node for node in results if isinstance(node, fx.Node) and node not in arguments]
         return all(
-            not self.program.is_host(node)
-            and (node in self.members or isinstance(node.meta["val"], torch.SymInt | int))
+            self.program.returns(node) if node in self.members else isinstance(node.meta["val"], torch.SymInt | int)
             for node in outputs
         )
 
@@ -185,39 +187,43 @@ class _Splitter:
             self.later[node] = None
             self.written.update([node, *written])
             return
-        effect = written or isinstance(node.target, torch._ops.HigherOrderOperator)
+        effect = bool(written) or isinstance(node.target, torch._ops.HigherOrderOperator)
         if needs or effect or (near and node.op != "get_attr"):
             log.debug("a program ends before %s: %s", node.format_node(), reason)
             self.close()
             if self.add(node):  # it only could not be in the program before
                 return
         log.debug("%s runs outside of a program: %s", node.format_node(), reason)
-        self.emit(node)
-        if effect:
-            self.effects.add(self.values[node])
+        self.emit(node, effect)
 
-    def emit(self, node: fx.Node) -> None:
-        self.values[node] = self.copy(node)
-        if node.op == "get_attr":
-            value = operator.attrgetter(node.target)(self.module)
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
-                self.constants[node] = value
+    def have(self, node: fx.Node) -> None:
+        self.values[node] = None
         self.offer(node)
 
-    def outer_node(self, node: fx.Node) -> fx.Node:
-        if node not in self.values:  # a number, or one of the CPU's that a program computes for itself
-            self.values[node] = self.copy(node)
-        return self.values[node]
+    def emit(self, node: fx.Node, effect: bool = False) -> None:
+        """Has a call compute it in Python."""
+        target, args, kwargs = node.target, node.args, node.kwargs
+        fx.map_arg((args, kwargs), self.need)
+        if node.op == "get_attr":
+            value = operator.attrgetter(node.target)(self.module)
+            if isinstance(value, torch.Tensor):
+                self.fixed[node] = value
+                if value.device.type == "cpu" and value.dim() == 0:
+                    self.constants[node] = value
+            target, args = (lambda value=value: value), ()
+        elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
+            target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
+        must = effect or node.is_impure()
+        self.effects |= must
+        self.plan.call(node, target, args, kwargs, must=must)
+        self.have(node)
 
-    def copy(self, node: fx.Node) -> fx.Node:
-        copy = self.outer.node_copy(node, self.outer_node)
-        if node.target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
-            copy.target = torch.ops.aten._to_copy.default
-            copy.args, copy.kwargs = copy.args[:1], {"dtype": copy.args[1]}
-        return copy
+    def need(self, node: fx.Node) -> None:
+        if node not in self.values:  # a number, or one of the CPU's that a program computes for itself
+            self.emit(node)
 
     def close(self) -> None:
-        """Ends the program; the outer graph calls it."""
+        """Ends the program; the plan calls it."""
         for node in list(self.members):
             if isinstance(node.meta.get("val"), list | tuple):
                 for user in node.users:
@@ -226,7 +232,7 @@ class _Splitter:
         if len(self.program) > 0 and any(not self.program.is_host(node) for node in self.members):
             self.call()
         for node in self.later:
-            self.effects.add(self.outer_node(node))
+            self.emit(node, effect=True)
         self.begin()
 
     def call(self) -> None:
@@ -234,18 +240,17 @@ class _Splitter:
             node
             for node in self.members
             if not isinstance(node.meta.get("val"), list | tuple)
-            and not self.program.is_host(node)
             and any(user not in self.members for user in node.users)
+            and self.program.returns(node)
         ]
         compiled = self.program.finish(outputs, None)
-
-        def program(arguments: list[Any]) -> list[Any]:
-            return compiled(arguments)
-
-        call = self.outer.call_function(program, ([self.outer_node(node) for node in self.program.inputs],))
-        self.effects.add(call)
-        for i, node in enumerate(outputs):
-            self.values[node] = self.outer.call_function(operator.getitem, (call, i))
+        inputs = list(self.program.inputs)
+        for node in inputs:
+            self.need(node)
+        self.plan.program(compiled, inputs, outputs)
+        self.effects = True
+        for node in outputs:
+            self.values[node] = None
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)

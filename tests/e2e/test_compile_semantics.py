@@ -1,6 +1,7 @@
 """Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._pytree import tree_map
+
+import torch_remote.compiler as compiler
 
 
 def loop(x):
@@ -47,6 +50,10 @@ FUNCTIONS = {
     "lists of views": (lambda x: [*(a * 2 for a in x.split(2)), *x.chunk(3)], [torch.randn(6, 2)]),
     "a bool": (lambda x, up: x + 1 if up else x - 1, [torch.randn(3), True]),
     "an int": (lambda x, n: x * n + x.shape[0], [torch.randn(3), 7]),
+    "results on the CPU": (
+        lambda x, f: (x * f, torch.tensor(f).sqrt() + 1, torch.tensor(2.0, dtype=torch.float64) / f),
+        [torch.randn(3), 0.37],
+    ),
     "a float": (lambda x, f: x * f + f, [torch.randn(3), 0.37]),
     "in place": (lambda x: (x.add_(1), x.view(-1).mul_(2), x.t())[2] + 0, [torch.randn(3, 2)]),
     "views of inputs": (lambda x: (x.expand(4, 3), x[None], x), [torch.randn(3)]),
@@ -58,7 +65,13 @@ FUNCTIONS = {
     "vmap": (lambda x: torch.vmap(lambda row: row.dot(row))(x), [torch.randn(3, 4)]),
     "grad": (lambda x: torch.func.grad(lambda y: (y**3).sum())(x), [torch.randn(3)]),
     "memory nobody wrote": (lambda x: torch.empty_like(x).fill_(2) + x, [torch.randn(3)]),
-    "constants": (lambda x: x + torch.tensor([1.0, 2, 3], device=x.device) + torch.tensor(2.5), [torch.randn(3)]),
+    "constants": (
+        lambda x: (
+            x + torch.tensor([1.0, 2, 3], device=x.device) + torch.tensor(2.5),
+            torch.tensor(4, device=x.device),
+        ),
+        [torch.randn(3)],
+    ),
     "numbers of the CPU": (lambda x, n: x * n.sqrt() + n, [torch.randn(3), torch.tensor(2.25)]),
 }
 
@@ -154,6 +167,68 @@ def test_one_message_a_call(remote, counted):
         # Recorded ops before and after are in the same queue.
         z = compiled(x + 1) - y
     torch.testing.assert_close(z.cpu(), (layers(x + 1) - layers(x)).detach().cpu(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch):
+    """What graphs became."""
+    made = []
+
+    def compile_graph(*args, **kwargs):
+        made.append(compile_as_ever(*args, **kwargs))
+        return made[-1]
+
+    compile_as_ever = compiler.compile_graph
+    monkeypatch.setattr(compiler, "compile_graph", compile_graph)
+    return made
+
+
+def test_numbers_of_the_cpu_do_not_split_a_graph(remote, compiled_graphs):
+    """dynamic=True makes floats symbolic: 0-dim tensors of the CPU, which are kept for the backward pass."""
+
+    def f(x, scale):
+        root = torch.tensor(scale, dtype=torch.float64).sqrt().float()
+        return x.softmax(-1) * scale * root, root * 2
+
+    compiled = torch.compile(f, backend="remote", dynamic=True)
+    for scale in (0.5, 0.75, 3.0):
+        x = torch.randn(3, 4)
+        mine, theirs = x.to(remote).requires_grad_(), x.clone().requires_grad_()
+        got, number = compiled(mine, scale)
+        want, its = f(theirs, scale)
+        assert number.device.type == "cpu" and torch.equal(number, its)
+        torch.testing.assert_close(got.cpu(), want)
+        got.sum().backward()
+        want.sum().backward()
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+    assert {type(graph).__name__ for graph in compiled_graphs} == {"CompiledGraph"}
+
+
+def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
+    """Also in a graph that is more than one program."""
+    seen = []
+
+    def f(x, n):
+        a = x * 2
+        b = a[: n.item()] + 1  # ends a program
+        return b.sin()
+
+    compiled = torch.compile(f, backend="remote", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled(torch.randn(8, device=remote), torch.tensor(4, device=remote))
+    (plan,) = compiled_graphs
+    assert type(plan).__name__ == "Plan"
+
+    x = torch.randn(8, device=remote)
+    weak = weakref.ref(x)
+    number = torch.tensor(5, device=remote)
+    step = plan._steps[-1]
+    call = step.call
+    step.call = lambda *args: (seen.append(weak() is None), call(*args))[1]
+    arguments = [x if value.dim() else number for value in (x, number)]
+    del x
+    plan(arguments)
+    assert arguments == [] and seen == [True]
 
 
 def test_an_error_names_the_line(remote):
