@@ -25,10 +25,12 @@ struct CompiledGraph::Call {
   std::vector<c10::Storage> made;
 };
 
-CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places)
+CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
+                             const remote::ProgramOptions& options)
     : spec_(std::move(spec)), places_(std::move(places)) {
   loaded_.graph = spec_->graph;
   loaded_.sources = spec_->sources;
+  loaded_.options = options;
 }
 
 py::handle CompiledGraph::argument(const py::list& arguments, size_t input) const {

@@ -19,7 +19,8 @@ class CompiledGraph {
     pybind11::object fixed;  // instead: the same at every call
   };
   // `places`: of the graph's inputs.
-  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places);
+  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
+                const remote::ProgramOptions& options);
 
   // Takes the arguments out of the list (so that their memory can go as soon as nobody else has them) and returns the
   // results as a list. Raises for arguments that the graph was not made for.

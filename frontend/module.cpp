@@ -110,7 +110,7 @@ py::object worker_info(int device) {
 // Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
 // always is; None: the arguments are the inputs.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
-                                      const std::optional<py::dict>& places) {
+                                      const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
   std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
@@ -125,7 +125,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
     }
     all.push_back(std::move(place));
   }
-  return std::make_unique<CompiledGraph>(std::move(spec), std::move(all));
+  return std::make_unique<CompiledGraph>(std::move(spec), std::move(all), remote::ProgramOptions{low_latency, tune});
 }
 
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
@@ -178,7 +178,8 @@ PYBIND11_MODULE(_C, module) {
       .def("__len__", &f::Lowering::size)
       .def_property_readonly("why_not", &f::Lowering::why_not)
       .def_property_readonly("inputs", &f::Lowering::inputs)
-      .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"));
+      .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"), py::kw_only(),
+           py::arg("low_latency"), py::arg("tune"));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
   f::bind_profile(module);

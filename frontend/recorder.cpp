@@ -461,7 +461,7 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   if (worker == nullptr) return status;
   const uint64_t started = remote::monotonic_ns();
   if (!graph.program || graph.session != session_) {
-    if (status = worker->load(graph.graph, graph.sources, &graph.program); !status) return status;
+    if (status = worker->load(graph.graph, graph.sources, graph.options, &graph.program); !status) return status;
     graph.session = session_;
   }
   if (tracing_) {

@@ -42,6 +42,7 @@ struct RandomState {
 struct LoadedGraph {
   std::shared_ptr<const ir::Graph> graph;
   std::vector<ir::SourceRef> sources;  // of its nodes
+  remote::ProgramOptions options;
   // Guarded by the recorder.
   remote::ProgramPtr program;
   uint32_t session = 0;

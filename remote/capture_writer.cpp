@@ -69,6 +69,7 @@ class CapturingTransport : public Transport {
     if (status.ok()) writer_->received(frame->header, frame->control, bytes_of(frame->attachment));
     return status;
   }
+  void busy_wait(std::chrono::nanoseconds time) override { inner_->busy_wait(time); }
   void wake() override { inner_->wake(); }
   void abandon() override {
     writer_->abandon();

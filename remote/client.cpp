@@ -44,7 +44,8 @@ class ClientImpl : public Client {
   Status hello();
 
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
-  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, ProgramPtr* program) override;
+  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options,
+              ProgramPtr* program) override;
   Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
              uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
@@ -269,11 +270,12 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
 }
 
 Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
-                        ProgramPtr* program) {
+                        const ProgramOptions& options, ProgramPtr* program) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
-  *program = programs_.add(*graph, std::move(sources));
+  *program = programs_.add(*graph, std::move(sources), options);
+  if (options.low_latency) transport_->busy_wait(kBusyWait);
   auto job = std::make_unique<BuildJob>();
   job->graph = std::move(graph);
   job->load_sequence = ++sequence_;

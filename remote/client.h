@@ -66,6 +66,15 @@ struct BuildRequest {
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
 using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
 
+// What is asked of the worker for a program.
+struct ProgramOptions {
+  // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:
+  // calls are answered sooner, for up to a millisecond of a core whenever one waits.
+  bool low_latency = false;
+  // The worker may time several ways to run it and keep the fastest, so that results' last bits differ between runs.
+  bool tune = false;
+};
+
 // A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
 struct Program;
 using ProgramPtr = std::shared_ptr<Program>;
@@ -102,7 +111,7 @@ class Client {
   // Has a graph built and sent, off this thread: a program for `run`. `sources` has one for each record that the nodes
   // name. The graph must verify.
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
-                      ProgramPtr* program) = 0;
+                      const ProgramOptions& options, ProgramPtr* program) = 0;
   // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
   virtual Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
                      uint64_t* ticket = nullptr) = 0;

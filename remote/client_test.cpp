@@ -416,7 +416,7 @@ std::shared_ptr<const ir::Graph> small_graph() {
 
 TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
   uint64_t base;
   TraceWriter(trace).op(0, 5, 10, true);
   flush(&base);
@@ -445,7 +445,7 @@ TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
 
 TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
   worker->on_run([](const FakeWorker::Message&) {
     return FakeWorker::Failure{{ErrorCode::kOpFailed, "too bad", "ValueError"}, 0};
   });
@@ -463,7 +463,7 @@ TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
   hold_builds();
   fail_build = true;
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
   const int64_t params[] = {1};
   const uint64_t inputs[] = {9};
   uint64_t made;

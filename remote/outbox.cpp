@@ -181,7 +181,8 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
             "remote: no memory to send a program of " + std::to_string(program.size()) + " bytes"};
   std::memcpy(attachment->bytes().data(), program.data(), program.size());
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(wire::CreateLoadProgram(builder, run.program->number));
+  builder.Finish(wire::CreateLoadProgram(builder, run.program->number, run.program->options.low_latency,
+                                         run.program->options.tune));
   programs_built_.fetch_add(1, std::memory_order_relaxed);
   return send_now(header_like(header, wire::Type::kLoadProgram, job.load_sequence),
                   {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));

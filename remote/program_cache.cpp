@@ -41,8 +41,10 @@ ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std
   return program;
 }
 
-ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> sources) {
+ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> sources,
+                             const ProgramOptions& options) {
   auto program = std::make_shared<Program>();
+  program->options = options;
   program->sources = std::move(sources);
   program->ops.assign(program->sources.size(), ir::kInvalidOpcode);
   for (const ir::Node& node : graph.nodes) {

@@ -22,6 +22,7 @@ struct Program {
   std::vector<uint32_t> code;       // of the trace
   std::vector<uint64_t> survivors;  // bit i: buffer i outlives the trace
   std::vector<ir::Opcode> ops;      // of each record
+  ProgramOptions options;
 
   // What the worker's end of the delta coding holds. Guarded by whoever orders the messages.
   std::vector<int64_t> params;
@@ -44,7 +45,7 @@ class ProgramCache {
   // A new one with the next number. `trace` is copied.
   ProgramPtr add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors);
   // A new one of a graph: never found, only described.
-  ProgramPtr add(const ir::Graph& graph, std::vector<ir::SourceRef> sources);
+  ProgramPtr add(const ir::Graph& graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options);
   // Forgets one that could not be built, so that the next such trace is built again.
   void remove(const ProgramPtr& program);
 

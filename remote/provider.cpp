@@ -38,6 +38,7 @@ class ChildTransport : public Transport {
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
     return explain(transport_->receive(frame, timeout));
   }
+  void busy_wait(std::chrono::nanoseconds time) override { transport_->busy_wait(time); }
   void wake() override { transport_->wake(); }
   void abandon() override { transport_->abandon(); }
   std::string description() const override { return transport_->description(); }

@@ -27,6 +27,9 @@ class Attachment {
 };
 using AttachmentPtr = std::shared_ptr<Attachment>;
 
+// For Transport::busy_wait, where programs of low latency run: longer than a training loop's code takes between calls.
+inline constexpr std::chrono::milliseconds kBusyWait{1};
+
 struct Frame {
   wire::Header header;  // length and checksum are filled in by send
   std::vector<uint8_t> control;
@@ -57,6 +60,10 @@ class Transport {
   // everything it sent was received, kInvalid for bytes that are no frame of ours (the connection is then useless). One
   // thread at a time.
   virtual Status receive(Frame* frame, std::chrono::nanoseconds timeout) = 0;
+
+  // From now on receive looks again and again for so long before it sleeps, and yields the core in between: what comes
+  // meanwhile costs the sender no wake-up and is met sooner. A hint; zero: sleep at once, as at first. Thread safe.
+  virtual void busy_wait(std::chrono::nanoseconds time) {}
 
   // Wakes a thread that waits in receive (it returns kTimeout). If none does, the next one that would wait does not.
   virtual void wake() = 0;

@@ -1,4 +1,5 @@
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -6,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -80,6 +82,8 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override;
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
 
+  void busy_wait(std::chrono::nanoseconds time) override { busy_wait_ = time; }
+
   void wake() override {
     const uint64_t one = 1;
     (void)!::write(wake_, &one, sizeof(one));
@@ -108,6 +112,8 @@ class UnixTransport : public Transport, private FrameParser::Handler {
     return memory_->incoming(control, descriptors_, released_);
   }
 
+  // With receiving_ held: looks for something until `deadline`. kTimeout if nothing came.
+  Status read_busily(Clock::time_point deadline);
   // With receiving_ held: takes what is there. kTimeout if there is nothing; errors stick.
   Status read_some();
   Status read_some_from_socket();
@@ -128,6 +134,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   std::vector<uint8_t> memory_frames_;
   Status send_status_;
 
+  std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
   std::mutex receiving_;
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kReceiveBuffer);
@@ -269,13 +276,15 @@ Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   const auto deadline = Clock::now() + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
   std::vector<std::shared_ptr<void>> released;  // destroyed after the lock is let go
   std::unique_lock lock(receiving_);
+  bool busy = false;  // look again and again
+  Clock::time_point busy_until;
   for (bool looked = false;; looked = true) {
     if (!frames_.empty()) {
       *frame = std::move(frames_.front());
       frames_.pop_front();
       return {};
     }
-    const Status status = read_some();
+    const Status status = busy ? read_busily(busy_until) : read_some();
     if (!released_.empty()) {
       released.swap(released_);
       lock.unlock();
@@ -292,6 +301,11 @@ Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
     if (timeout.count() <= 0 || (looked && left.count() <= 0)) return timed_out();
     left = std::max<Clock::duration>(left, Clock::duration::zero());
     flush_memory_messages();
+    if (const std::chrono::nanoseconds time = busy_wait_; time.count() > 0 && !busy) {
+      busy = true;
+      busy_until = Clock::now() + std::min<Clock::duration>(time, left);
+      continue;
+    }
     const timespec wait = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
                            std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
     pollfd polled[] = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
@@ -301,6 +315,15 @@ Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
       (void)!::read(wake_, &count, sizeof(count));
       return timed_out();
     }
+  }
+}
+
+Status UnixTransport::read_busily(Clock::time_point deadline) {
+  for (;;) {
+    // The other end may share this core.
+    sched_yield();
+    const Status status = read_some();
+    if (status.code() != ErrorCode::kTimeout || Clock::now() >= deadline) return status;
   }
 }
 

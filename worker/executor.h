@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 3
+#define TR_EXECUTOR_ABI 4
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
@@ -71,8 +71,9 @@ typedef struct tr_executor_api {
   // `inproc`: the host is a user's own process: do not touch global state of libtorch (allocator, thread count).
   int (*create)(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error);
   void (*destroy)(tr_executor* executor);
-  // `program`: a flatbuffer of ir/program.fbs that the host has verified. 0, or non-zero with *error.
-  int (*load)(tr_executor* executor, const uint8_t* program, size_t size, tr_program** out, tr_error* error);
+  // `program`: a flatbuffer of ir/program.fbs that the host has verified. `tune`: its first runs may time several ways
+  // to run it, and later ones use the fastest. 0, or non-zero with *error.
+  int (*load)(tr_executor* executor, const uint8_t* program, size_t size, int tune, tr_program** out, tr_error* error);
   void (*unload)(tr_executor* executor, tr_program* program);
   // 0, or non-zero with *error: nodes before error->node ran, that one did not, later ones were not tried.
   int (*run)(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error);

@@ -51,7 +51,7 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
 
 Status executor_error(const tr_error& error) { return {ErrorCode::kOpFailed, error.message, error.kind}; }
 
-void load(LoadedProgram& program, const uint8_t* bytes, size_t size) {
+void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) {
   ir::Graph& graph = program.graph;
   program.status = ir::decode_program(bytes, size, &graph);
   if (!program.status.ok()) return;
@@ -83,7 +83,7 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size) {
   program.bindings.ids.assign(program.inputs.size(), 0);
   tr_error error{};
   error.struct_size = sizeof(error);
-  if (program.api->load(program.executor, bytes, size, &program.handle, &error) != 0) {
+  if (program.api->load(program.executor, bytes, size, tune, &program.handle, &error) != 0) {
     program.handle = nullptr;
     program.status = executor_error(error);
     return;
@@ -102,12 +102,12 @@ LoadedProgram::~LoadedProgram() {
 }
 
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            const uint8_t* bytes, size_t size) {
+                                            const uint8_t* bytes, size_t size, bool tune) {
   auto program = std::make_unique<LoadedProgram>();
   program->number = number;
   program->api = api;
   program->executor = executor;
-  load(*program, bytes, size);
+  load(*program, bytes, size, tune);
   return program;
 }
 

@@ -60,7 +60,7 @@ void find_stages(LoadedProgram& program);
 
 // Decodes and loads; never fails but for `status`.
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            const uint8_t* bytes, size_t size);
+                                            const uint8_t* bytes, size_t size, bool tune);
 
 // "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are
 // empty.

@@ -261,7 +261,8 @@ Status Server::load_program(Frame& frame) {
   const std::span<std::byte> shared = frame.attachment->bytes();
   std::vector<uint8_t> bytes(shared.size());
   std::memcpy(bytes.data(), shared.data(), shared.size());
-  session_->load_program(message->program(), bytes);
+  session_->load_program(message->program(), bytes, message->tune());
+  if (message->low_latency()) transport_.busy_wait(remote::kBusyWait);
   return {};
 }
 

@@ -105,9 +105,9 @@ void Session::put(uint64_t id, Entry entry) {
   if (id != 0) buffers_[id] = std::move(entry);
 }
 
-void Session::load_program(uint32_t number, std::span<const uint8_t> bytes) {
+void Session::load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune) {
   if (profile_) profile_->forget(number);
-  programs_[number] = worker::load_program(number, api_, executor_, bytes.data(), bytes.size());
+  programs_[number] = worker::load_program(number, api_, executor_, bytes.data(), bytes.size(), tune);
 }
 
 const LoadedProgram* Session::find_program(uint32_t number) const {

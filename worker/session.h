@@ -79,7 +79,7 @@ class Session {
   ~Session();
 
   // A program that cannot be loaded is no error of the session: its runs fail.
-  void load_program(uint32_t number, std::span<const uint8_t> bytes);
+  void load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune = false);
 
   // Only a message that does not make sense is an error; the session is then useless. `words`: the results that the
   // client wants to know; `failure`: the first of this run, or null.

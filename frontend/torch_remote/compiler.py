@@ -7,9 +7,11 @@ parameters: one message. Sizes that Dynamo left symbolic are parameters, so othe
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,11 +28,20 @@ __all__ = ["backend"]
 
 log = logging.getLogger(__name__)
 
-# Modes that torch.compile knows. Programs are cached by structure in all of them, and none asks for more.
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# Names that `options=` may have, with what each says.
+# Names that `options=` may have, all bools, with what each says.
 OPTIONS: dict[str, str] = {
-    "verify": "bool: check the FX graph (torch.fx.Graph.lint) before it is compiled",
+    "low_latency": "client and worker wait busily, up to a millisecond, for what comes next: calls are cheaper and "
+    "answered sooner, for some of a core",
+    "tune": "the worker times the first runs with one and with several threads and keeps the faster for each op; last "
+    "bits may then differ between processes",
+    "verify": "check the FX graph (torch.fx.Graph.lint) before it is compiled",
+}
+# What torch.compile's modes ask for. (Inductor's CUDA graphs are what makes calls cheap there.)
+MODES: dict[str, dict[str, bool]] = {
+    "default": {},
+    "reduce-overhead": {"low_latency": True},
+    "max-autotune": {"low_latency": True, "tune": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
 }
 
 
@@ -86,14 +97,24 @@ def _register_interfaces() -> None:
         register_interface_for_device(f"remote:{index}", RemoteInterface)
 
 
-def _check_options(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ProgramOptions:
+    """See OPTIONS."""
+
+    low_latency: bool = False
+    tune: bool = False
+
+
+def _check_options(mode: str | None, options: dict[str, Any] | None) -> dict[str, bool]:
     if mode is not None and mode not in MODES:
         raise ValueError(f"torch.compile(backend='remote'): mode={mode!r} is unknown; use one of {', '.join(MODES)}")
-    for name in options or {}:
+    for name, value in (options or {}).items():
         if name not in OPTIONS:
             known = "; ".join(f"{option} ({text})" for option, text in OPTIONS.items())
             raise ValueError(f"torch.compile(backend='remote'): options has an unknown name {name!r}; known: {known}")
-    return dict(options or {})
+        if not isinstance(value, bool):
+            raise TypeError(f"torch.compile(backend='remote'): options[{name!r}] must be True or False, got {value!r}")
+    return {**MODES[mode or "default"], **(options or {})}
 
 
 class _Splitter:
@@ -104,9 +125,10 @@ class _Splitter:
     do with the device: they run before the program that is being built, or after it if they write.
     """
 
-    def __init__(self, module: fx.GraphModule, guarded: bool) -> None:
+    def __init__(self, module: fx.GraphModule, guarded: bool, options: ProgramOptions) -> None:
         self.module = module
         self.guarded = guarded
+        self.options = options
         self.plan = PlanBuilder()
         self.values: dict[fx.Node, None] = {}  # what a call has, beside the results of the program
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
@@ -142,12 +164,15 @@ class _Splitter:
                 self.take(node)
         results = self.module.graph.output_node().args[0]
         if self.is_whole(arguments, results):
-            compiled = self.program.finish(list(results), {**arguments, **self.fixed})
+            compiled = self.finish(list(results), {**arguments, **self.fixed})
             compiled._boxed_call = True  # it takes its arguments out of a list
             return compiled
         self.close()
         fx.map_arg(results, self.need)
         return self.plan.finish(results)
+
+    def finish(self, outputs: list[Any], places: dict[fx.Node, Any] | None) -> Any:
+        return self.program.finish(outputs, places, low_latency=self.options.low_latency, tune=self.options.tune)
 
     def is_whole(self, arguments: dict[fx.Node, int], results: Any) -> bool:
         """Whether the program is all that there is to do."""
@@ -243,7 +268,7 @@ class _Splitter:
             and any(user not in self.members for user in node.users)
             and self.program.returns(node)
         ]
-        compiled = self.program.finish(outputs, None)
+        compiled = self.finish(outputs, None)
         inputs = list(self.program.inputs)
         for node in inputs:
             self.need(node)
@@ -280,14 +305,26 @@ def _reads_data(node: fx.Node) -> bool:
     return tensors and not (isinstance(node.target, torch._ops.OpOverload) and "sym_" in node.target.name())
 
 
-def compile_graph(module: fx.GraphModule, *, guarded: bool) -> Callable[[list[Any]], Any]:
+def compile_graph(
+    module: fx.GraphModule, *, guarded: bool, options: ProgramOptions = ProgramOptions()
+) -> Callable[[list[Any]], Any]:
     """A functional graph of ATen ops, each node with its example value in meta["val"], as a function of a list, which
     it empties. `guarded`: it is called only with sizes in the ranges that its ShapeEnv knows."""
-    return _Splitter(module, guarded).run()
+    return _Splitter(module, guarded, options).run()
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return compile_graph(module, guarded=True)
+@functools.cache
+def _with_aot(options: ProgramOptions) -> Callable[..., Any]:
+    def compile_(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(module, guarded=True, options=options)
+
+    return aot_autograd(
+        fw_compiler=compile_,
+        bw_compiler=compile_,
+        inference_compiler=compile_,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
 
 
 def backend(
@@ -302,23 +339,17 @@ def backend(
     Args:
         graph: as Dynamo gives it; sizes that it does not specialise are SymInts.
         example_inputs: fake tensors, and SymInts.
-        mode: one of MODES; all mean the same here.
-        options: names of OPTIONS.
+        mode: one of MODES: some of the options.
+        options: by names of OPTIONS.
 
     Raises:
         ValueError: an unknown mode or option; the message lists what is known.
+        TypeError: an option that is no bool.
     """
-    if _check_options(mode, options).get("verify"):
+    chosen = _check_options(mode, options)
+    if chosen.pop("verify", False):
         graph.graph.lint()
-    return _AOT(graph, example_inputs)
+    return _with_aot(ProgramOptions(**chosen))(graph, example_inputs)
 
-
-_AOT = aot_autograd(
-    fw_compiler=_compile,
-    bw_compiler=_compile,
-    inference_compiler=_compile,
-    partition_fn=min_cut_rematerialization_partition,
-    keep_inference_input_mutations=True,
-)
 
 _register_interfaces()

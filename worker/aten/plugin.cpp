@@ -51,7 +51,7 @@ void destroy(tr_executor* executor) {
   delete executor;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** out, tr_error* error) {
+int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_program** out, tr_error* error) {
   try {
     ir::Graph graph;
     const Status status = ir::decode_program(bytes, size, &graph);
@@ -59,7 +59,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** 
       set_error(error, "RuntimeError", status.message().c_str());
       return 1;
     }
-    *out = new tr_program{Program(executor->host, executor->threads, std::move(graph))};
+    *out = new tr_program{Program(executor->host, executor->threads, std::move(graph), tune != 0)};
     return 0;
   } catch (...) {
     describe_exception(error);

@@ -53,8 +53,9 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-Program::Program(const tr_host& host, ThreadCount& threads, ir::Graph graph)
+Program::Program(const tr_host& host, ThreadCount& threads, ir::Graph graph, bool tune)
     : host_(host), threads_(threads), graph_(std::move(graph)) {
+  if (tune && threads_.can_change()) tuner_.emplace();
   const c10::InferenceMode inference;
   buffers_.resize(graph_.buffers.size());
   for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -190,9 +191,16 @@ void Program::update(const int64_t* symbols) {
   for (Operation& operation : operations_) operation.update(symbols);
   if (resized) {
     for (NodeState& node : nodes_) node.proven = false;
-    find_parallel(graph_, symbols, &parallel_);
+    update_threads(symbols);
   }
   updated_ = true;
+}
+
+void Program::update_threads(const int64_t* symbols) {
+  estimate_work(graph_, symbols, &work_);
+  if (tuner_) return tuner_->resize(work_, &parallel_);
+  parallel_.resize(work_.size());
+  for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
 }
 
 void Program::bind(uint32_t index, const tr_buffer& memory) {
@@ -224,21 +232,28 @@ void Program::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
+  const bool tuning = tuner_ && tuner_->open();
   if (run.times) {
-    run_nodes<true>(run, node, missing);
+    tuning ? run_nodes<true, true>(run, node, missing) : run_nodes<true, false>(run, node, missing);
   } else {
-    run_nodes<false>(run, node, missing);
+    tuning ? run_nodes<false, true>(run, node, missing) : run_nodes<false, false>(run, node, missing);
   }
 }
 
-template <bool timed>
+template <bool timed, bool tuning>
 void Program::run_nodes(tr_run& run, uint32_t* node, bool missing) {
   const auto now = [] { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); };
   for (uint32_t n = run.first; n < run.last; ++n) {
     *node = n;
     if constexpr (timed) run.times[n - run.first] = now();
     if (missing) allocate_missing(run, n);
-    run_node(run, n);
+    if (tuning && tuner_->open(n)) {
+      const uint64_t begin = now();
+      run_node(run, n, tuner_->next(n));
+      tuner_->add(n, now() - begin, &parallel_);
+    } else {
+      run_node(run, n, parallel_[n]);
+    }
   }
   if constexpr (timed) run.times[run.last - run.first] = now();
 }
@@ -252,9 +267,9 @@ void Program::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
-void Program::run_node(tr_run& run, uint32_t index) {
+void Program::run_node(tr_run& run, uint32_t index, bool parallel) {
   Operation& operation = operations_[index];
-  threads_.set(parallel_[index]);
+  threads_.set(parallel);
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {

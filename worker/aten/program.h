@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "ir/graph.h"
 #include "worker/aten/operation.h"
+#include "worker/aten/thread_tuner.h"
 #include "worker/aten/threads.h"
 #include "worker/executor.h"
 
@@ -19,7 +21,8 @@ namespace torch_remote::worker::aten {
 class Program {
  public:
   // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
-  Program(const tr_host& host, ThreadCount& threads, ir::Graph graph);
+  // `tune`: its first runs find out which nodes gain by several threads.
+  Program(const tr_host& host, ThreadCount& threads, ir::Graph graph, bool tune);
 
   // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
   void run(tr_run& run, uint32_t* node);
@@ -46,12 +49,13 @@ class Program {
   void find_lifetimes();
   void update(const int64_t* symbols);
   bool update_view(uint32_t view, const int64_t* symbols);
+  void update_threads(const int64_t* symbols);
   void update_scalars(const int64_t* symbols);
 
   void bind(uint32_t buffer, const tr_buffer& memory);
-  template <bool timed>
+  template <bool timed, bool tuning>
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
-  void run_node(tr_run& run, uint32_t index);
+  void run_node(tr_run& run, uint32_t index, bool parallel);
   void call_out(tr_run& run, uint32_t index);
   void resolve_written(const ir::Node& node);
   bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
@@ -78,7 +82,9 @@ class Program {
   std::deque<ScalarTensor> scalars_;  // they stay where they are
   std::vector<Operation> operations_;
   std::vector<NodeState> nodes_;
+  std::vector<double> work_;    // of the nodes, as estimated
   std::vector<bool> parallel_;  // of the nodes
+  std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
   bool updated_ = false;
 };

@@ -320,13 +320,16 @@ void GraphBuilder::finish() {
   graph.params = count;
 }
 
-TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder) : executor_(executor), builder_(builder) {
+TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder, bool tune)
+    : executor_(executor), builder_(builder) {
   builder.finish();
   const Status valid = ir::verify(builder.graph);
   EXPECT_TRUE(valid.ok()) << valid.message() << "\n" << ir::print(builder.graph);
   const std::vector<uint8_t> bytes = ir::encode_program(builder.graph);
   error.message[0] = 0;
-  if (executor.api->load(executor.executor, bytes.data(), bytes.size(), &program, &error) != 0) program = nullptr;
+  if (executor.api->load(executor.executor, bytes.data(), bytes.size(), tune, &program, &error) != 0) {
+    program = nullptr;
+  }
   fill_inputs();
 }
 

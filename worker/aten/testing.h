@@ -56,7 +56,7 @@ class TestExecutor {
   // caller.
   class Loaded {
    public:
-    Loaded(TestExecutor& executor, GraphBuilder& builder);
+    Loaded(TestExecutor& executor, GraphBuilder& builder, bool tune = false);
     ~Loaded();
     Outcome run(bool changed = true);
     Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);

@@ -9,9 +9,7 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-// In multiply-adds of a matmul; about 20 us of one core.
-constexpr double kWorthThreads = 1 << 20;
-// What an element of anything else is worth in them.
+// What an element of anything but a matmul is worth in multiply-adds.
 constexpr double kPerElement = 16;
 
 const ir::Opcode kRnn = ir::find_op("aten::_cudnn_rnn");
@@ -23,7 +21,7 @@ double numel(const ir::Graph& graph, const int64_t* symbols, uint32_t view) {
   return product;
 }
 
-double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node) {
+double work_of(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node) {
   std::array<double, 3> largest{};  // ascending
   double sum = 0;
   ir::for_each_view(node, [&](uint32_t view, bool) {
@@ -57,11 +55,9 @@ double work(const ir::Graph& graph, const int64_t* symbols, const ir::Node& node
 
 }  // namespace
 
-void find_parallel(const ir::Graph& graph, const int64_t* symbols, std::vector<bool>* parallel) {
-  parallel->resize(graph.nodes.size());
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    (*parallel)[n] = work(graph, symbols, graph.nodes[n]) >= kWorthThreads;
-  }
+void estimate_work(const ir::Graph& graph, const int64_t* symbols, std::vector<double>* work) {
+  work->resize(graph.nodes.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) (*work)[n] = work_of(graph, symbols, graph.nodes[n]);
 }
 
 ThreadCount::ThreadCount(int count, bool fixed) {

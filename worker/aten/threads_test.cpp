@@ -4,9 +4,11 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <thread>
 
 #include "worker/aten/testing.h"
+#include "worker/aten/thread_tuner.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -35,12 +37,14 @@ std::vector<bool> parallel_of(GraphBuilder& builder) {
   builder.finish();
   std::vector<int64_t> values;
   EXPECT_TRUE(ir::evaluate(builder.graph, builder.params.data(), &values).ok());
+  std::vector<double> work;
+  estimate_work(builder.graph, values.data(), &work);
   std::vector<bool> parallel;
-  find_parallel(builder.graph, values.data(), &parallel);
+  for (const double w : work) parallel.push_back(w >= kWorthThreads);
   return parallel;
 }
 
-TEST(FindParallel, LooksAtTheWorkOfAnOp) {
+TEST(EstimateWork, TellsOpsThatAreWorthThreads) {
   GraphBuilder builder;
   const auto mm = [&](int64_t m, int64_t k, int64_t n) {
     builder.call("aten::mm", {at::empty({m, k}), at::empty({k, n})}, {at::empty({m, n})});
@@ -55,6 +59,63 @@ TEST(FindParallel, LooksAtTheWorkOfAnOp) {
   inverse(8);
   inverse(512);
   EXPECT_EQ(parallel_of(builder), (std::vector<bool>{false, true, false, true, false, true}));
+}
+
+// Runs the node until its way is known; `ns[way]` is what it takes.
+void tune(ThreadTuner& tuner, size_t node, std::array<uint64_t, 2> ns, std::vector<bool>& parallel) {
+  uint32_t times = 0;
+  for (; tuner.open(node); ++times) {
+    // Any single run may be disturbed.
+    tuner.add(node, ns[tuner.next(node)] + (times % 3 == 0 ? 1'000'000 : 0), &parallel);
+  }
+  EXPECT_EQ(times, 2 * ThreadTuner::kSamples);
+}
+
+TEST(ThreadTuner, KeepsTheFasterWay) {
+  ThreadTuner tuner;
+  std::vector<bool> parallel;
+  const std::vector<double> work = {kWorthThreads / 2, kWorthThreads * 2, kWorthThreads / 1000, kWorthThreads * 1000};
+  tuner.resize(work, &parallel);
+  EXPECT_EQ(parallel, (std::vector<bool>{false, true, false, true}));  // as estimated, until more is known
+  EXPECT_TRUE(tuner.open(0) && tuner.open(1));
+  EXPECT_FALSE(tuner.open(2) || tuner.open(3));
+  tune(tuner, 0, {9000, 6000}, parallel);
+  EXPECT_TRUE(tuner.open());
+  tune(tuner, 1, {9000, 8900}, parallel);  // not worth the other cores
+  EXPECT_FALSE(tuner.open());
+  EXPECT_EQ(parallel, (std::vector<bool>{true, false, false, true}));
+}
+
+TEST(ThreadTuner, LearnsForOtherSizesToo) {
+  ThreadTuner tuner;
+  std::vector<bool> parallel;
+  tuner.resize(std::vector<double>{kWorthThreads}, &parallel);
+  tune(tuner, 0, {5000, 9000}, parallel);
+  tuner.resize(std::vector<double>{kWorthThreads / 3}, &parallel);
+  EXPECT_FALSE(tuner.open() || parallel[0]);
+  tuner.resize(std::vector<double>{kWorthThreads * 8}, &parallel);
+  ASSERT_TRUE(tuner.open());
+  tune(tuner, 0, {40000, 30000}, parallel);
+  EXPECT_TRUE(parallel[0]);
+  tuner.resize(std::vector<double>{kWorthThreads * 9}, &parallel);
+  EXPECT_TRUE(!tuner.open() && parallel[0]);
+  tuner.resize(std::vector<double>{kWorthThreads * 4}, &parallel);  // between what is known
+  EXPECT_TRUE(tuner.open() && parallel[0]);
+}
+
+TEST(ThreadTuner, TunedProgramsComputeTheSame) {
+  TestExecutor executor(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
+  GraphBuilder builder;
+  const at::Tensor a = at::randn({128, 64}), b = at::randn({64, 96}), product = at::empty({128, 96});
+  builder.call("aten::mm", {a, b}, {product});
+  TestExecutor::Loaded loaded(executor, builder, /*tune=*/true);
+  const uint32_t result = builder.graph.nodes[0].results[0].a;
+  for (uint32_t i = 0; i < 2 * ThreadTuner::kSamples + 3; ++i) {
+    loaded.fill_inputs();
+    const TestExecutor::Outcome outcome = loaded.run(i == 0);
+    ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+    EXPECT_TRUE(at::allclose(loaded.tensor(result), at::mm(a, b), 1e-4, 1e-5));
+  }
 }
 
 }  // namespace

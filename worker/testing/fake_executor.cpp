@@ -40,7 +40,7 @@ int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
 
 void destroy(tr_executor* executor) { delete executor; }
 
-int load(tr_executor*, const uint8_t* bytes, size_t size, tr_program** out, tr_error* error) {
+int load(tr_executor*, const uint8_t* bytes, size_t size, int, tr_program** out, tr_error* error) {
   auto program = std::make_unique<tr_program>();
   const Status status = ir::decode_program(bytes, size, &program->graph);
   if (!status.ok()) return fail(error, 0, "RuntimeError", status.message().c_str());
