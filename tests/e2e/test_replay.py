@@ -267,7 +267,8 @@ def test_times_of_programs_and_ops(tools, small):
     programs = {entry["program"]: entry for entry in found["programs"]}
     assert programs and all(entry["p50_us"] <= entry["p99_us"] for entry in found["times"])
     nodes = [entry for entry in found["times"] if entry["program"] == 1]
-    assert programs[1]["what"] == f"{len(nodes)} ops" and any(entry["p50_us"] > 0 for entry in nodes)
+    assert programs[1]["what"] == f"{len(nodes)} ops" and all(entry["p50_us"] > 0 for entry in nodes)
+    assert sum(entry["p50_us"] for entry in nodes) < 2 * programs[1]["p50_us"] < 1e6
     (tools.folder / "times.json").write_text(json.dumps(found))
     tools.run("remote-viz", small, "--program", 1, "--times", "times.json", "-o", "net.html")
 
@@ -281,6 +282,10 @@ def test_times_of_programs_and_ops(tools, small):
         ("remote-replay", ["--compare", "colours"], "colours"),
         ("remote-replay", ["--worker", "teapot"], "'teapot' is not a worker"),
         ("remote-replay", ["/nonexistent"], "/nonexistent"),
+        ("remote-replay", ["--run", 1], "--run goes with --compare passes"),
+        ("remote-replay", ["--run", 0, "--bench"], "--run"),
+        ("remote-replay", ["--threads", -1], "--threads"),
+        ("remote-reduce", ["--mismatch", "train.rreplay"], "if it is the input, it goes before --mismatch"),
         ("remote-reduce", [], "choose one of --mismatch and --command"),
         ("remote-reduce", ["--command", "true"], "needs {}"),
         ("remote-reduce", ["--mismatch", "worker"], "--mismatch worker and --other go together"),
@@ -301,7 +306,7 @@ def test_damaged_captures_are_refused(tools, small):
         result = tools.run(tool, damaged, *arguments, status=2)
         assert re.search(r"damaged at byte \d+: wrong checksum", result.stderr), result.stderr
     result = tools.run("remote-replay", status=2, input="graph() {\n}\n")
-    assert "<stdin> is a graph, not a capture" in result.stderr
+    assert "<stdin> is text, not a capture" in result.stderr
 
 
 @pytest.mark.parametrize("tool", ["remote-replay", "remote-reduce"])
