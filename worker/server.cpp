@@ -431,7 +431,7 @@ Status Server::hand_over_profile() {
                                            profile_->dropped(), programs));
   Status status = send(Type::kProfilePart, acknowledged_, std::move(events));
   builder_.Reset();
-  profile_->message(Type::kProfilePart, done_, begin, monotonic_ns());
+  profile_->message(Type::kProfilePart, 0, begin, monotonic_ns());
   return status;
 }
 

@@ -109,12 +109,13 @@ class _Writer:
             case "reply":
                 yield span("reply", message=e.sequence)
                 number = self.messages.get((e.worker, e.sequence))
-                if number is not None:
+                if number is not None and (e.worker, e.sequence) in self.taken:
                     yield self.arrow(number, False, self.recording.process, e.thread, e.end - 1, "reply")
             case "send":
                 number = self.messages[e.worker, e.sequence] = next(self.ids)
                 yield span(f"send {e.name}", message=e.sequence, bytes=e.bytes, attachment=e.attachment or None)
-                yield self.arrow(number, True, self.recording.process, e.thread, e.begin, e.name)
+                if (e.worker, e.sequence) in self.taken:
+                    yield self.arrow(number, True, self.recording.process, e.thread, e.begin, e.name)
                 yield from self.transit(e, number)
             case "upload":
                 yield span("upload", bytes=e.attachment, line=e.line)

@@ -78,7 +78,10 @@ def test_perfetto_takes_a_profile_as_it_was_meant(remote, tmp_path, browser, com
     forward = torch.compile(forward, backend="remote") if compiled else forward
     path = tmp_path / "trace.json"
     with torch.remote.profile(path) as profile:
-        for _ in range(20):
+        for step in range(20):
+            if step == 10:
+                torch.remote.synchronize()
+                time.sleep(0.3)  # meanwhile the worker hands over what it has recorded
             forward(torch.randn(32, 8).to(remote)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
