@@ -80,12 +80,16 @@ void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waitin
   remote::WorkerProfile recorded;
   Status status = sample_clock(worker, keep_waiting, &sample);
   const bool sampled = status.ok();
-  if (sampled) status = worker.profile(ProfileCommand::kStop, 0, keep_waiting, &recorded);
+  // A worker that is gone had handed over some of it.
+  if (sampled || status.code() == ErrorCode::kLost) {
+    status = worker.profile(ProfileCommand::kStop, 0, keep_waiting, &recorded);
+  }
   std::lock_guard lock(state().mutex);
   for (Session& session : state().sessions) {
     if (session.session != worker.session() || session.stopped) continue;
     if (sampled) session.clock.push_back(sample);
-    if (status.ok()) session.recorded = std::move(recorded);
+    if (!status.ok()) recorded.process = session.recorded.process;
+    session.recorded = std::move(recorded);
     session.status = status;
     session.stopped = true;
   }
@@ -148,6 +152,7 @@ py::dict to_python(const Session& session) {
   const std::span<const std::byte> bytes = std::as_bytes(std::span(session.recorded.events));
   all["events"] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   all["dropped"] = session.recorded.dropped;
+  all["lost"] = session.recorded.lost;
   py::list programs;
   for (const remote::WorkerProfile::Program& program : session.recorded.programs) {
     programs.append(py::make_tuple(program.program, program.labels, program.records));
@@ -195,7 +200,7 @@ py::dict to_python(const EventLog::Recorded& recorded, const std::vector<Session
     events.append(e);
   }
   py::dict message_types;
-  for (int type = 1; type <= static_cast<int>(wire::Type::kProfileReply); ++type) {
+  for (int type = 1; type <= static_cast<int>(wire::Type::kProfilePart); ++type) {
     message_types[py::int_(type)] = wire::name(static_cast<wire::Type>(type));
   }
   py::dict all;

@@ -102,6 +102,7 @@ class ClientImpl : public Client {
   Status send_frees();
   // Sends what builder_ holds. `wants_reply`: it will be waited for.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
+  Status ask_profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting, Frame* reply);
   void take_frees();
 
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
@@ -462,18 +463,26 @@ Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting
 Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                            WorkerProfile* profile) {
   if (abandoned_) return forked();
-  uint64_t sequence;
   const uint64_t sent = monotonic_ns();
+  Frame reply;
+  const Status status = ask_profile(command, limit, keep_waiting, &reply);
+  *profile = command == ProfileCommand::kStop ? replies_.take_profile() : WorkerProfile();
+  if (!status) return status;
+  decode_worker_clock(reply, sent, monotonic_ns(), profile);
+  return append_worker_profile(reply, profile);
+}
+
+Status ClientImpl::ask_profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting, Frame* reply) {
+  uint64_t sequence;
   {
     std::lock_guard order(order_);
     if (Status status = begin(1, 0); !status) return status;
     builder_.Clear();
     builder_.Finish(wire::CreateProfile(builder_, static_cast<wire::ProfileCommand>(command), limit));
     if (Status status = send(wire::Type::kProfile, true, nullptr, &sequence); !status) return status;
+    if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence);
   }
-  Frame frame;
-  if (Status status = replies_.wait_for_this(sequence, keep_waiting, &frame); !status) return status;
-  return decode_worker_profile(frame, sent, monotonic_ns(), profile);
+  return replies_.wait_for_this(sequence, keep_waiting, reply);
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ class Client {
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
 
   // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. Failures that were
-  // not reported yet stay for the next wait. `limit`: events that it may keep.
+  // not reported yet stay for the next wait. `limit`: events that it may record. A Stop that fails gives what the
+  // worker had handed over.
   virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                          WorkerProfile* profile) = 0;
 

@@ -225,6 +225,36 @@ TEST_P(ClientTest, AProfileThatNamesWhatIsNotThereIsRefused) {
   EXPECT_TRUE(client->health().ok());
 }
 
+TEST_P(ClientTest, WhatAWorkerHandedOverSurvivesIt) {
+  WorkerProfile profile;
+  ASSERT_TRUE(client->profile(ProfileCommand::kStart, 3, kPatient, &profile).ok());
+  worker->hand_over_profile({{10, 20, 5, 0, 0}, {20, 30, 5, 0, 0}});
+  ASSERT_TRUE(synchronize().ok());
+  worker->hand_over_profile({{30, 40, 6, 1, 0}});  // nobody receives it before the worker dies
+  worker->hand_over_profile({{50, 60, 6, 1, 0}});  // more than it was asked for
+  worker = nullptr;
+  const uint64_t before = monotonic_ns();
+  EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);
+  ASSERT_EQ(profile.events.size(), 3u);
+  EXPECT_EQ(profile.events[2].end, 40u);
+  EXPECT_EQ(profile.programs.size(), 2u);
+  EXPECT_GE(profile.lost, before);
+  EXPECT_LE(profile.lost, monotonic_ns());
+}
+
+TEST_P(ClientTest, AProfilesPartsAndItsEndAreOne) {
+  WorkerProfile profile;
+  worker->hand_over_profile({{1, 2, 5, 0, 0}});  // nobody asked for it
+  ASSERT_TRUE(client->profile(ProfileCommand::kStart, 10, kPatient, &profile).ok());
+  worker->hand_over_profile({{10, 20, 5, 0, 0}});
+  worker->set_profile({{20, 30, 5, 1, 0}});
+  ASSERT_TRUE(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).ok());
+  ASSERT_EQ(profile.events.size(), 2u);
+  EXPECT_EQ(profile.events[0].end, 20u);
+  EXPECT_EQ(profile.events[1].end, 30u);
+  EXPECT_EQ(profile.lost, 0u);
+}
+
 TEST_P(ClientTest, AProfileLeavesFailuresForTheNextWait) {
   worker->on_run([](const auto&) { return FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}; });
   TraceWriter(trace).op(0, 5, 10, true);

@@ -105,6 +105,34 @@ void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_
   EXPECT_TRUE(transport_ && transport_->send(header, control, nullptr).ok());
 }
 
+void FakeWorker::hand_over_profile(const std::vector<wire::ProfileEvent>& events) {
+  std::lock_guard lock(mutex_);
+  ASSERT_TRUE(transport_);
+  flatbuffers::FlatBufferBuilder builder;
+  wire::Header header;
+  header.type = static_cast<uint8_t>(wire::Type::kProfilePart);
+  header.flags = wire::kAttachment;
+  header.sequence = done_;
+  AttachmentPtr attachment = encode_profile(builder, events);
+  EXPECT_TRUE(transport_->send(header, {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment)).ok());
+}
+
+AttachmentPtr FakeWorker::encode_profile(flatbuffers::FlatBufferBuilder& builder,
+                                         const std::vector<wire::ProfileEvent>& events) {
+  AttachmentPtr attachment;
+  if (!events.empty()) {
+    attachment = transport_->allocate(events.size() * sizeof(wire::ProfileEvent));
+    std::memcpy(attachment->bytes().data(), events.data(), attachment->bytes().size());
+  }
+  const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
+  const auto label_vector = builder.CreateVector(labels);
+  const auto records = builder.CreateVector(std::vector<uint32_t>{0});
+  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records)};
+  builder.Finish(
+      wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
+  return attachment;
+}
+
 void FakeWorker::run(Frame& frame, Message& message) {
   const auto* run = wire::verify<wire::Run>(frame.control);
   ASSERT_NE(run, nullptr);
@@ -208,17 +236,7 @@ bool FakeWorker::handle(Frame& frame) {
     case wire::Type::kProfile: {
       const auto* request = wire::verify<wire::Profile>(frame.control);
       const bool stop = request->command() == wire::ProfileCommand::Stop;
-      AttachmentPtr attachment;
-      if (stop && !profile_.empty()) {
-        attachment = transport_->allocate(profile_.size() * sizeof(wire::ProfileEvent));
-        std::memcpy(attachment->bytes().data(), profile_.data(), attachment->bytes().size());
-      }
-      const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
-      const auto label_vector = builder.CreateVector(labels);
-      const auto records = builder.CreateVector(std::vector<uint32_t>{0});
-      const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records)};
-      builder.Finish(
-          wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
+      AttachmentPtr attachment = encode_profile(builder, stop ? profile_ : std::vector<wire::ProfileEvent>());
       answer(wire::Type::kProfileReply, builder, std::move(attachment));
       break;
     }
@@ -232,9 +250,9 @@ bool FakeWorker::handle(Frame& frame) {
     default:
       ADD_FAILURE() << "message of type " << frame.header.type;
   }
-  done_ = message.sequence;
   {
     std::lock_guard lock(mutex_);
+    done_ = message.sequence;
     if (log_) messages_.push_back(std::move(message));
   }
   if (answer_) std::exchange(answer_, nullptr)();

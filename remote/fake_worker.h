@@ -82,6 +82,8 @@ class FakeWorker {
     std::lock_guard lock(mutex_);
     profile_ = std::move(events);
   }
+  // Sends these at once, as a worker does now and then.
+  void hand_over_profile(const std::vector<wire::ProfileEvent>& events);
   static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // what its clock says, always
   // Sends this frame as it is.
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
@@ -111,6 +113,8 @@ class FakeWorker {
   // Replies to the message at hand, once it is in messages().
   void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, const AttachmentPtr& attachment);
   void progress();
+  // The control message of a profile with these events, and what goes beside it.
+  AttachmentPtr encode_profile(flatbuffers::FlatBufferBuilder& builder, const std::vector<wire::ProfileEvent>& events);
 
   std::unique_ptr<Transport> transport_;
   const Status hello_;

@@ -160,6 +160,8 @@ Status Replies::handle(Frame& frame) {
         totals_.kernels_compiled = reply->kernels_compiled();
       }
       return handle_reply<wire::SynchronizeReply>(frame);
+    case wire::Type::kProfilePart:
+      return handle_profile_part(frame);
     case wire::Type::kProgress:
       if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
         totals_.worker_bytes = progress->allocated();
@@ -173,6 +175,16 @@ Status Replies::handle(Frame& frame) {
   }
   return Status::invalid("remote: the worker sent a message of type " + std::to_string(frame.header.type) + " and " +
                          std::to_string(frame.control.size()) + " bytes that is none of a worker's");
+}
+
+Status Replies::handle_profile_part(Frame& frame) {
+  if (!wire::verify<wire::ProfileReply>(frame.control)) {
+    return Status::invalid("remote: what the worker says about a profile is damaged");
+  }
+  const size_t events = frame.attachment ? frame.attachment->bytes().size() / sizeof(wire::ProfileEvent) : 0;
+  // Left of an older profile, or more than was asked for.
+  if (frame.header.sequence < profile_since_ || profile_.events.size() + events > profile_limit_) return {};
+  return append_worker_profile(frame, &profile_);
 }
 
 template <class Message>
@@ -204,6 +216,22 @@ Status Replies::acknowledge(uint64_t sequence) {
     first_credit_ = (first_credit_ + 1) % credits_.size();
   }
   return {};
+}
+
+// --- profile ---------------------------------------------------------------------------------------------------------
+
+void Replies::start_profile(uint64_t limit, uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  profile_ = {};
+  profile_limit_ = limit;
+  profile_since_ = sequence;
+}
+
+WorkerProfile Replies::take_profile() {
+  std::lock_guard lock(mutex_);
+  profile_limit_ = 0;
+  if (!lost_) profile_.lost = lost_at_;
+  return std::exchange(profile_, {});
 }
 
 // --- failures --------------------------------------------------------------------------------------------------------
@@ -244,14 +272,17 @@ std::optional<OpError> Replies::missing(uint64_t buffer) const {
 
 void Replies::set_lost(const Status& why) {
   if (!lost_) return;
+  lost_at_ = monotonic_ns();
   lost_ = {ErrorCode::kLost,
            why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
 }
 
 void Replies::lose(const Status& why) {
-  drain();  // what it said before may matter more
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    while (!receiving_ && lost_.ok()) {  // what it said before may matter more
+      if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) break;
+    }
     set_lost(why);
   }
   changed_.notify_all();

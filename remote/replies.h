@@ -46,6 +46,11 @@ class Replies {
   // The same, but failures that were not reported yet stay for the next `wait`.
   Status wait_for_this(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply);
 
+  // What the worker records after this message is kept as it comes, at most `limit` events.
+  void start_profile(uint64_t limit, uint64_t sequence);
+  // What came since then.
+  WorkerProfile take_profile();
+
   // A run that cannot be sent: `error` is reported by the next wait, by that of this run (`sequence`), and by reads of
   // the buffers [base, base + count) that it should have made.
   void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
@@ -92,6 +97,7 @@ class Replies {
   Status handle(Frame& frame);
   template <class Message>
   Status handle_reply(Frame& frame);
+  Status handle_profile_part(Frame& frame);
   Status acknowledge(uint64_t sequence);
   std::optional<OpError> op_error(const wire::Error* error) const;
   void defer(std::optional<OpError> error);
@@ -104,6 +110,7 @@ class Replies {
   std::condition_variable changed_;
   bool receiving_ = false;
   Status lost_;
+  uint64_t lost_at_ = 0;
   std::map<uint64_t, Slot> slots_;  // by sequence
   std::optional<OpError> deferred_;
   std::deque<Missing> missing_;
@@ -114,6 +121,9 @@ class Replies {
   uint64_t last_sent_ = 0;
   uint64_t acknowledged_ = 0;
   Totals totals_;
+  WorkerProfile profile_;  // so far
+  uint64_t profile_limit_ = 0;
+  uint64_t profile_since_ = 0;  // sequence
 };
 
 }  // namespace torch_remote::remote

@@ -77,6 +77,8 @@ const char* name(Type type) {
     case Type::kProfile:
     case Type::kProfileReply:
       return "profile";
+    case Type::kProfilePart:
+      return "hand over profile";
     case Type::kTransport:
       break;
   }

@@ -27,6 +27,7 @@ enum class Type : uint8_t {
   kHasOpReply,
   kProfile,
   kProfileReply,
+  kProfilePart,      // from the worker, without being asked: a ProfileReply's part so far
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
 };
 
@@ -53,14 +54,14 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
-// What a worker recorded: ProfileReply's attachment is an array of these. Times are its CLOCK_MONOTONIC, in ns.
+// What a worker recorded: a profile's attachment is an array of these. Times are its CLOCK_MONOTONIC, in ns.
 struct ProfileEvent {
   static constexpr uint32_t kMessage = 0xFFFFFFFF;
 
   uint64_t begin = 0;
   uint64_t end = 0;
   uint64_t sequence = 0;        // of the message; of an op: of the Run message that it belongs to
-  uint32_t program = kMessage;  // an op: index in ProfileReply::programs. kMessage: a whole message
+  uint32_t program = kMessage;  // an op: index in the programs of all parts. kMessage: a whole message
   uint32_t node = 0;            // an op: of that program. A message: its Type
 };
 static_assert(sizeof(ProfileEvent) == 32);

@@ -1,6 +1,7 @@
 #include "remote/worker_profile.h"
 
 #include <cstring>
+#include <span>
 
 #include "remote/wire_generated.h"
 
@@ -10,14 +11,17 @@ static_assert(static_cast<int>(ProfileCommand::kClock) == static_cast<int>(wire:
 static_assert(static_cast<int>(ProfileCommand::kStart) == static_cast<int>(wire::ProfileCommand::Start));
 static_assert(static_cast<int>(ProfileCommand::kStop) == static_cast<int>(wire::ProfileCommand::Stop));
 
-Status decode_worker_profile(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile) {
+void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile) {
   const auto* message = flatbuffers::GetRoot<wire::ProfileReply>(reply.control.data());
-  *profile = WorkerProfile();
   profile->process = message->process();
   profile->begin = begin;
   profile->end = end;
   profile->clock_least = static_cast<int64_t>(message->sent() - end);
   profile->clock_most = static_cast<int64_t>(message->received() - begin);
+}
+
+Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
+  const auto* message = flatbuffers::GetRoot<wire::ProfileReply>(part.control.data());
   profile->dropped = message->dropped();
   if (message->programs()) {
     for (const wire::ProfileProgram* program : *message->programs()) {
@@ -33,15 +37,16 @@ Status decode_worker_profile(const Frame& reply, uint64_t begin, uint64_t end, W
       }
     }
   }
-  if (!reply.attachment) return {};
-  const std::span<const std::byte> bytes = reply.attachment->bytes();
+  if (!part.attachment) return {};
+  const std::span<const std::byte> bytes = part.attachment->bytes();
   if (bytes.size() % sizeof(wire::ProfileEvent) != 0) {
     return Status::invalid("remote: the worker's profile has " + std::to_string(bytes.size()) +
                            " bytes, which are no whole events");
   }
-  profile->events.resize(bytes.size() / sizeof(wire::ProfileEvent));
-  std::memcpy(profile->events.data(), bytes.data(), bytes.size());
-  for (const wire::ProfileEvent& event : profile->events) {
+  const size_t before = profile->events.size();
+  profile->events.resize(before + bytes.size() / sizeof(wire::ProfileEvent));
+  std::memcpy(profile->events.data() + before, bytes.data(), bytes.size());
+  for (const wire::ProfileEvent& event : std::span(profile->events).subspan(before)) {
     if (event.program == wire::ProfileEvent::kMessage) continue;
     if (event.program >= profile->programs.size() || event.node >= profile->programs[event.program].labels.size()) {
       return Status::invalid("remote: the worker's profile has an event of node " + std::to_string(event.node) +

@@ -10,6 +10,10 @@ namespace {
 // Of one reply. Nodes beyond it are named without their operands.
 constexpr size_t kMaxLabelBytes = size_t{64} << 20;
 
+// What is lost at most if the worker dies.
+constexpr uint64_t kHandOverAfter = 100'000'000;  // ns
+constexpr size_t kHandOverEvents = size_t{1} << 14;
+
 std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
   std::vector<ir::Sym> symbols;
   for (const ir::View& view : graph.views) symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
@@ -30,8 +34,12 @@ uint64_t monotonic_ns() {
 Profile::Profile(uint64_t limit) : limit_(std::min(limit, kMaxEvents)) { events_.reserve(limit_); }
 
 void Profile::add(const wire::ProfileEvent& event) {
-  if (events_.size() < limit_) {
+  if (count_ < limit_) {
     events_.push_back(event);
+    ++count_;
+    const bool own =
+        event.program == wire::ProfileEvent::kMessage && event.node == static_cast<uint32_t>(wire::Type::kProfilePart);
+    if (since_ == 0 && !own) since_ = event.end;
   } else {
     ++dropped_;
   }
@@ -41,6 +49,24 @@ void Profile::message(wire::Type type, uint64_t sequence, uint64_t begin, uint64
   add({begin, end, sequence, wire::ProfileEvent::kMessage, static_cast<uint32_t>(type)});
 }
 
+uint64_t Profile::due_in(uint64_t now) const {
+  if (since_ == 0) return kNever;
+  if (events_.size() >= kHandOverEvents || now - since_ >= kHandOverAfter) return 0;
+  return since_ + kHandOverAfter - now;
+}
+
+void Profile::handed_over() {
+  events_.clear();
+  since_ = 0;
+  first_variant_ = variants_.size();
+}
+
+void Profile::give_up() {
+  dropped_ += events_.size();
+  events_.clear();
+  since_ = 0;
+}
+
 uint64_t* Profile::times(size_t nodes) {
   times_.assign(nodes + 1, 0);
   return times_.data();
@@ -48,7 +74,7 @@ uint64_t* Profile::times(size_t nodes) {
 
 void Profile::ops(const LoadedProgram& program, uint64_t sequence, uint32_t first, uint32_t last) {
   const uint64_t now = monotonic_ns();
-  if (events_.size() == limit_) {
+  if (count_ == limit_) {
     dropped_ += last - first;
     return;
   }
@@ -83,7 +109,7 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
     flatbuffers::FlatBufferBuilder& builder, const Find& find) const {
   std::vector<flatbuffers::Offset<wire::ProfileProgram>> programs;
   std::vector<int64_t> values;
-  for (const Variant& variant : variants_) {
+  for (const Variant& variant : std::span(variants_).subspan(first_variant_)) {
     std::vector<flatbuffers::Offset<flatbuffers::String>> labels;
     std::vector<uint32_t> records;
     if (const LoadedProgram* program = find(variant.program)) {

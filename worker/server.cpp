@@ -81,6 +81,11 @@ class Server {
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status acknowledge();
+  // Puts what was recorded since the last time into *events and builder_.
+  using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
+  Programs take_profile(Profile& profile, AttachmentPtr* events);
+  // Sends that to the client if it is time.
+  Status hand_over_profile();
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
   // Sends what builder_ holds.
@@ -99,6 +104,7 @@ class Server {
   uint64_t session_number_ = 0;
   uint64_t done_ = 0;          // sequence of the last message that is done
   uint64_t acknowledged_ = 0;  // the client knows that
+  uint64_t replied_ = 0;       // when the last reply went out, if a profile is recorded
 };
 
 Status Server::run() {
@@ -118,6 +124,9 @@ Status Server::run() {
     if (done_ - acknowledged_ >= kAcknowledgeEvery) {
       if (Status sent = acknowledge(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
     }
+    if (profile_) {
+      if (Status sent = hand_over_profile(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
+    }
   }
 }
 
@@ -128,10 +137,17 @@ Status Server::next(Frame* frame) {
   if (done_ != acknowledged_) {
     if (status = acknowledge(); !status.ok()) return status;
   }
-  do {
-    status = transport_.receive(frame, kIdle);
-  } while (status.code() == ErrorCode::kTimeout);
-  return status;
+  for (;;) {
+    std::chrono::nanoseconds idle = kIdle;
+    if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
+      idle = std::chrono::nanoseconds(due);
+    }
+    status = transport_.receive(frame, idle);
+    if (status.code() != ErrorCode::kTimeout) return status;
+    if (profile_) {
+      if (status = hand_over_profile(); !status.ok()) return status;
+    }
+  }
 }
 
 // -- hello
@@ -199,6 +215,7 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
 // A reply acknowledges its message and all before it.
 Status Server::reply(Type type, const Frame& to, AttachmentPtr attachment) {
   acknowledged_ = to.header.sequence;
+  if (profile_) replied_ = monotonic_ns();
   return send(type, to.header.sequence, std::move(attachment));
 }
 
@@ -249,7 +266,9 @@ Status Server::handle_profiled(Frame& frame) {
   const uint64_t begin = monotonic_ns();
   Status status = handle(frame);
   if (profile_) {
-    profile_->message(static_cast<Type>(frame.header.type), frame.header.sequence, begin, monotonic_ns());
+    // A client that gets its reply may take the processor before this thread comes back from sending.
+    const uint64_t end = replied_ >= begin ? replied_ : monotonic_ns();
+    profile_->message(static_cast<Type>(frame.header.type), frame.header.sequence, begin, end);
   }
   return status;
 }
@@ -379,24 +398,41 @@ Status Server::profile(Frame& frame) {
   }
   session_->set_profile(profile_.get());
   builder_.Clear();
-  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> programs;
+  Programs programs;
   AttachmentPtr events;
-  uint64_t dropped = 0;
-  if (done) {
-    const std::span<const std::byte> bytes = std::as_bytes(done->events());
-    dropped = done->dropped();
-    if (!bytes.empty()) events = transport_.allocate(bytes.size());
-    if (events) {
-      std::ranges::copy(bytes, events->bytes().begin());
-      programs = done->encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); });
-    } else {
-      dropped += done->events().size();  // no memory to send them
-    }
-  }
+  if (done) programs = take_profile(*done, &events);
   builder_.Finish(wire::CreateProfileReply(builder_, 0, static_cast<uint32_t>(getpid()), received, monotonic_ns(),
-                                           dropped, programs));
+                                           done ? done->dropped() : 0, programs));
   Status status = reply(Type::kProfileReply, frame, std::move(events));
   builder_.Reset();  // what it held may have been large
+  return status;
+}
+
+Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
+  const std::span<const std::byte> bytes = std::as_bytes(profile.events());
+  if (bytes.empty()) return {};
+  *events = transport_.allocate(bytes.size());
+  if (!*events) {  // no memory
+    profile.give_up();
+    return {};
+  }
+  std::ranges::copy(bytes, (*events)->bytes().begin());
+  const Programs programs = profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); });
+  profile.handed_over();
+  return programs;
+}
+
+Status Server::hand_over_profile() {
+  const uint64_t begin = monotonic_ns();
+  if (profile_->due_in(begin) > 0) return {};
+  builder_.Clear();
+  AttachmentPtr events;
+  const Programs programs = take_profile(*profile_, &events);
+  builder_.Finish(wire::CreateProfileReply(builder_, 0, static_cast<uint32_t>(getpid()), begin, monotonic_ns(),
+                                           profile_->dropped(), programs));
+  Status status = send(Type::kProfilePart, acknowledged_, std::move(events));
+  builder_.Reset();
+  profile_->message(Type::kProfilePart, 0, begin, monotonic_ns());
   return status;
 }
 

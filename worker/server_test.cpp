@@ -72,6 +72,7 @@ class ServerTest : public ::testing::Test {
         const auto* progress = wire::verify<wire::Progress>(frame->control);
         if (progress->error()) errors.push_back(progress->error()->message()->str());
       }
+      if (frame->header.type == static_cast<uint8_t>(Type::kProfilePart)) record(*frame);
       if (frame->header.type == static_cast<uint8_t>(type)) return true;
     }
   }
@@ -147,18 +148,37 @@ class ServerTest : public ::testing::Test {
     return reply->error() ? reply->error()->message()->str() : "";
   }
 
-  // The reply, and the events in it.
-  Frame profile(wire::ProfileCommand command, std::vector<ProfileEvent>* recorded, uint64_t limit = 0) {
+  // A profile from its parts.
+  struct Recorded {
+    std::vector<ProfileEvent> events;
+    std::vector<std::vector<std::string>> labels;  // of each program
+    uint64_t dropped = 0;
+  };
+  void record(const Frame& frame) {
+    const auto* part = wire::verify<wire::ProfileReply>(frame.control);
+    ASSERT_NE(part, nullptr);
+    recorded.dropped = part->dropped();
+    if (part->programs()) {
+      for (const wire::ProfileProgram* program : *part->programs()) {
+        auto& labels = recorded.labels.emplace_back();
+        for (const auto* label : *program->labels()) labels.push_back(label->str());
+      }
+    }
+    if (!frame.attachment) return;
+    const size_t before = recorded.events.size(), bytes = frame.attachment->bytes().size();
+    recorded.events.resize(before + bytes / sizeof(ProfileEvent));
+    std::memcpy(recorded.events.data() + before, frame.attachment->bytes().data(), bytes);
+  }
+
+  // The reply; `recorded` is complete after Stop, and empty after Start.
+  Frame profile(wire::ProfileCommand command, uint64_t limit = 0) {
     FlatBufferBuilder builder;
     builder.Finish(wire::CreateProfile(builder, command, limit));
     send(Type::kProfile, builder, nullptr, wire::kWantsReply);
     Frame frame;
+    if (command == wire::ProfileCommand::Start) recorded = {};
     EXPECT_TRUE(receive(Type::kProfileReply, &frame));
-    recorded->clear();
-    if (frame.attachment) {
-      recorded->resize(frame.attachment->bytes().size() / sizeof(ProfileEvent));
-      std::memcpy(recorded->data(), frame.attachment->bytes().data(), frame.attachment->bytes().size());
-    }
+    record(frame);
     return frame;
   }
 
@@ -167,6 +187,7 @@ class ServerTest : public ::testing::Test {
   std::thread thread;
   Status result;
   uint64_t sequence = 0;
+  Recorded recorded;
   int acknowledgements = 0;
   uint64_t acknowledged = 0;
   std::vector<std::string> errors;
@@ -271,41 +292,74 @@ TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
   load(2, kFails);
   upload(1, {1, 2, 3});
   run(1, {3, 12}, {1}, 100);
-  std::vector<ProfileEvent> events;
-  Frame frame = profile(wire::ProfileCommand::Start, &events, 100);
-  const uint64_t before = frame.header.sequence;
-  EXPECT_TRUE(events.empty());
+  const uint64_t before = profile(wire::ProfileCommand::Start, 100).header.sequence;
+  EXPECT_TRUE(recorded.events.empty());
   run(1, {3, 12}, {1}, 101);
   upload(2, {1, 2});
   run(1, {2, 8}, {2}, 102);
   run(2, {2}, {2}, 103);
   run(1, {2, 8}, {2}, 104);  // of the buffer that program 2 failed to write: skipped
-  frame = profile(wire::ProfileCommand::Stop, &events);
+  const Frame frame = profile(wire::ProfileCommand::Stop);
   const auto* reply = wire::verify<wire::ProfileReply>(frame.control);
   EXPECT_EQ(reply->dropped(), 0u);
   EXPECT_LE(reply->received(), reply->sent());
 
   std::vector<std::string> labels;
   std::vector<uint64_t> sequences, messages;
-  for (const ProfileEvent& event : events) {
+  for (const ProfileEvent& event : recorded.events) {
     EXPECT_GT(event.begin, 0u);
     EXPECT_LE(event.begin, event.end);
     EXPECT_LE(event.end, reply->sent());
     if (event.program == ProfileEvent::kMessage) {
-      messages.push_back(event.sequence);
+      if (event.node != static_cast<uint32_t>(Type::kProfilePart)) messages.push_back(event.sequence);
       continue;
     }
     sequences.push_back(event.sequence);
-    labels.push_back(reply->programs()->Get(event.program)->labels()->Get(event.node)->str());
+    labels.push_back(recorded.labels.at(event.program).at(event.node));
   }
   EXPECT_EQ(labels, (std::vector<std::string>{"aten::add.Tensor(f32[3], f32[3])", "aten::add.Tensor(f32[2], f32[2])",
                                               "aten::neg_(f32[2])"}));
   EXPECT_EQ(sequences, (std::vector<uint64_t>{before + 1, before + 3, before + 4}));
   EXPECT_EQ(messages, (std::vector<uint64_t>{before + 1, before + 2, before + 3, before + 4, before + 5}));
-  EXPECT_EQ(reply->programs()->Get(2)->program(), 2u);
 
-  profile(wire::ProfileCommand::Stop, &events);  // nothing is recorded any more
-  EXPECT_TRUE(events.empty());
+  recorded = {};
+  profile(wire::ProfileCommand::Stop);  // nothing is recorded any more
+  EXPECT_TRUE(recorded.events.empty());
+}
+
+// So that it survives a worker that dies.
+TEST_F(ServerTest, AProfileIsHandedOverNowAndThen) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kDouble);
+  load(2, kFails);
+  upload(1, {1, 2, 3});
+  profile(wire::ProfileCommand::Start, 100'000);
+  run(1, {3, 12}, {1}, 100);
+  Frame part;
+  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // while the server has nothing to do
+  ASSERT_EQ(recorded.labels.size(), 1u);
+  EXPECT_EQ(recorded.labels[0].at(0), "aten::add.Tensor(f32[3], f32[3])");
+  const size_t before = recorded.events.size();
+  EXPECT_GE(before, 2u);  // the run and its op
+
+  for (int i = 0; i < 20'000; ++i) run(1, {3, 12}, {1}, 100);
+  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // while it is busy
+  EXPECT_GE(recorded.events.size(), before + 100);
+  run(2, {3}, {1}, 101);
+  profile(wire::ProfileCommand::Stop);
+  EXPECT_EQ(recorded.labels.size(), 2u);  // each is described once
+  size_t runs = 0, ops = 0;
+  for (const ProfileEvent& event : recorded.events) {
+    if (event.program != ProfileEvent::kMessage) {
+      ++ops;
+      ASSERT_LT(event.program, 2u);
+    } else {
+      runs += event.node == static_cast<uint32_t>(Type::kRun);
+    }
+  }
+  EXPECT_EQ(runs, 20'002u);
+  EXPECT_EQ(ops, 20'002u);
 }
 
 TEST_F(ServerTest, AProfileIsBounded) {
@@ -313,12 +367,11 @@ TEST_F(ServerTest, AProfileIsBounded) {
   ASSERT_EQ(hello(), "");
   load(1, kDouble);
   upload(1, {1, 2, 3});
-  std::vector<ProfileEvent> events;
-  profile(wire::ProfileCommand::Start, &events, 5);
+  profile(wire::ProfileCommand::Start, 5);
   for (int i = 0; i < 10; ++i) run(1, {3, 12}, {1}, 100);
-  const Frame frame = profile(wire::ProfileCommand::Stop, &events);
-  EXPECT_EQ(events.size(), 5u);
-  EXPECT_EQ(wire::verify<wire::ProfileReply>(frame.control)->dropped(), 2 * 10 - 5u);
+  profile(wire::ProfileCommand::Stop);
+  EXPECT_EQ(recorded.events.size(), 5u);
+  EXPECT_EQ(recorded.dropped, 2 * 10 - 5u);
 }
 
 TEST_F(ServerTest, AProfileSurvivesAProgramThatIsReplaced) {
@@ -326,18 +379,16 @@ TEST_F(ServerTest, AProfileSurvivesAProgramThatIsReplaced) {
   ASSERT_EQ(hello(), "");
   load(1, kDouble);
   upload(1, {1, 2, 3});
-  std::vector<ProfileEvent> events;
-  profile(wire::ProfileCommand::Start, &events, 100);
+  profile(wire::ProfileCommand::Start, 100);
   run(1, {3, 12}, {1}, 100);
   load(1, kFails);
   last_params.clear();
   last_bindings.clear();
   run(1, {3}, {1}, 101);
-  const Frame frame = profile(wire::ProfileCommand::Stop, &events);
-  const auto* programs = wire::verify<wire::ProfileReply>(frame.control)->programs();
-  ASSERT_EQ(programs->size(), 2u);
-  EXPECT_EQ(programs->Get(0)->labels()->size(), 0u);
-  EXPECT_EQ(programs->Get(1)->labels()->Get(0)->str(), "aten::neg_(f32[3])");
+  profile(wire::ProfileCommand::Stop);
+  ASSERT_EQ(recorded.labels.size(), 2u);
+  EXPECT_EQ(recorded.labels[0].size(), 0u);
+  EXPECT_EQ(recorded.labels[1].at(0), "aten::neg_(f32[3])");
 }
 
 // Messages of random bytes end the session with an error, or do nothing; they never crash it.
@@ -370,7 +421,7 @@ TEST_F(ServerTest, HostileMessages) {
       control.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
       if (random() % 3 == 0) control[random() % control.size()] ^= 1 << random() % 8;
       wire::Header header;
-      header.type = static_cast<uint8_t>(random() % 2 ? random() % 18 : static_cast<unsigned>(Type::kRun));
+      header.type = static_cast<uint8_t>(random() % 2 ? random() % 19 : static_cast<unsigned>(Type::kRun));
       header.flags = wire::kWantsReply;
       header.sequence = ++sequence;
       (void)client->send(header, control, nullptr);

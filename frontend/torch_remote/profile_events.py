@@ -13,6 +13,7 @@ from torch_remote.profile_recording import ClientEvent, Recording, Worker
 
 Event = dict[str, Any]
 
+LAST_MOMENTS = "what the worker did in its last 0.1 s may be missing"
 _SHARED_TRACK = 1  # of traces that several threads recorded; no thread of ours has this number
 
 
@@ -60,11 +61,15 @@ class _Writer:
         def name(kind: str, pid: int, tid: int, text: str) -> Event:
             return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {"name": text}}
 
-        workers = [f"worker: {worker.description}" for worker in self.recording.workers]
-        processes = {self.recording.process: "client", self.wire: "wire", **dict(zip(self.pids, workers, strict=True))}
+        # Short names, because viewers cut them off.
+        workers = {p: worker.description for p, worker in zip(self.pids, self.recording.workers, strict=True)}
+        processes = {self.recording.process: "client", self.wire: "wire"}
+        processes |= {pid: f"worker: {text.partition(', ')[0]}" for pid, text in workers.items()}
         for order, (pid, text) in enumerate(processes.items()):
             yield name("process_name", pid, 0, text)
             yield {**name("process_sort_index", pid, 0, ""), "args": {"sort_index": order}}
+        for pid, text in workers.items():
+            yield {**name("process_labels", pid, 0, ""), "args": {"labels": text}}
         for thread, text in self.recording.threads.items():
             yield name("thread_name", self.recording.process, thread, text)
         if any(e.kind == "recording" and self.is_shared(e) for e in self.recording.client):
@@ -104,12 +109,13 @@ class _Writer:
             case "reply":
                 yield span("reply", message=e.sequence)
                 number = self.messages.get((e.worker, e.sequence))
-                if number is not None:
+                if number is not None and (e.worker, e.sequence) in self.taken:
                     yield self.arrow(number, False, self.recording.process, e.thread, e.end - 1, "reply")
             case "send":
                 number = self.messages[e.worker, e.sequence] = next(self.ids)
                 yield span(f"send {e.name}", message=e.sequence, bytes=e.bytes, attachment=e.attachment or None)
-                yield self.arrow(number, True, self.recording.process, e.thread, e.begin, e.name)
+                if (e.worker, e.sequence) in self.taken:
+                    yield self.arrow(number, True, self.recording.process, e.thread, e.begin, e.name)
                 yield from self.transit(e, number)
             case "upload":
                 yield span("upload", bytes=e.attachment, line=e.line)
@@ -127,14 +133,20 @@ class _Writer:
     def transit(self, e: ClientEvent, number: int) -> Iterator[Event]:
         """A message from when it is sent to when the worker has said that it is done."""
         done = self.recording.workers[e.worker].acknowledged_at(e.sequence) if e.worker >= 0 else None
-        common = {"name": e.name, "cat": "wire", "id": number, "pid": self.wire, "tid": 0}
+        # A local id: Perfetto puts what has a global one outside of all processes.
+        common = {"name": e.name, "cat": "wire", "id2": {"local": f"{number:#x}"}, "pid": self.wire, "tid": 0}
         args: dict[str, Any] = {"message": e.sequence, "bytes": e.bytes}
         if e.attachment:
             args["attachment"] = e.attachment
+        taken = self.taken.get((e.worker, e.sequence))
+        if taken is not None:
+            args["waited_for_worker"] = f"{max(0, taken - e.begin) / 1000:.3f} µs"
         if done is None:
             args["acknowledged"] = False
+            lost = self.recording.workers[e.worker].lost if e.worker >= 0 else None
+            done = self.recording.end if lost is None else lost
         yield {**common, "ph": "b", "ts": self.time(e.begin), "args": args}
-        yield {**common, "ph": "e", "ts": self.time(max(e.begin, self.recording.end if done is None else done))}
+        yield {**common, "ph": "e", "ts": self.time(max(e.begin, done))}
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -153,33 +165,34 @@ class _Writer:
             if number is None:
                 continue
             yield self.arrow(number, False, pid, pid, message.begin, message.type)
-            yield {
-                "name": message.type, "cat": "wire", "ph": "n", "id": number, "ts": self.time(message.begin),
-                "pid": self.wire, "tid": 0, "args": {"received": True},
-            }  # fmt: skip
             arrived = self.replies.get((index, message.sequence))
             if arrived is not None:  # often before the worker, preempted by us, is done with it
                 yield self.arrow(number, True, pid, pid, min(message.end, arrived) - 1, "reply")
         for op in worker.ops:
-            operands = op.label[len(op.name) :]
-            yield self.span(
-                op.name, "op", pid, pid, op.begin, op.end, operands=operands, line=op.line, program=op.program
-            )
+            # On narrow spans viewers show the first letters only: "softmax", not "aten:".
+            name = op.name.removeprefix("aten::")
+            yield self.span(name, "op", pid, pid, op.begin, op.end, op=op.label, line=op.line, program=op.program)
 
     def marks(self) -> Iterator[Event]:
-        def mark(text: str, pid: int, tid: int) -> Event:
-            return {"name": text, "ph": "i", "s": "p", "ts": self.time(self.recording.end), "pid": pid, "tid": tid}
+        def mark(text: str, pid: int, tid: int, at: int = self.recording.end, **args: str) -> Event:
+            return {"name": text, "ph": "i", "s": "p", "ts": self.time(at), "pid": pid, "tid": tid, "args": args}
 
         if self.recording.dropped:
             yield mark(f"{self.recording.dropped} events dropped", self.recording.process, 0)
         for pid, worker in zip(self.pids, self.recording.workers, strict=True):
             if worker.dropped:
                 yield mark(f"{worker.dropped} events dropped", pid, pid)
-            if worker.error:
-                yield mark(f"no events: {worker.error}", pid, pid)
+            if worker.lost is not None:
+                yield mark("worker lost", pid, pid, worker.lost, why=worker.error or "", note=LAST_MOMENTS)
+            elif worker.error:
+                yield mark("events missing", pid, pid, why=worker.error)
 
     def all(self) -> list[Event]:
         self.replies = {(e.worker, e.sequence): e.end for e in self.recording.client if e.kind == "reply"}
+        self.taken = {
+            (index, message.sequence): message.begin
+            for index, worker in enumerate(self.recording.workers) for message in worker.messages
+        }  # fmt: skip
         events = list(self.client())
         for index, worker in enumerate(self.recording.workers):
             events.extend(self.worker(index, worker))

@@ -70,8 +70,9 @@ class WorkerOp:
 class Worker:
     process: int
     description: str
-    error: str | None  # why its events are missing
+    error: str | None  # why events are missing: all, or the last ones
     dropped: int
+    lost: int | None  # when this process learned that the worker is gone
     messages: list[WorkerMessage] = field(default_factory=list)
     ops: list[WorkerOp] = field(default_factory=list)
     runs: dict[int, Run] = field(default_factory=dict)  # by sequence
@@ -142,7 +143,9 @@ def read(raw: dict[str, Any]) -> Recording:
     lines = [*raw["lines"], ""]  # -1: not known
     sources = [[lines[i] for i in numbers] for numbers in raw["sources"]]
     numbers = {worker["session"]: i for i, worker in enumerate(raw["workers"])}
-    workers = [Worker(w["process"], w["description"], w["error"], w["dropped"]) for w in raw["workers"]]
+    workers = [
+        Worker(w["process"], w["description"], w["error"], w["dropped"], w["lost"] or None) for w in raw["workers"]
+    ]
     client = []
     for e in raw["events"]:
         number = numbers.get(e["session"], -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from torch_remote.profile_events import LAST_MOMENTS
 from torch_remote.profile_recording import ClientEvent, Recording, Worker
 
 
@@ -109,8 +110,13 @@ def _builds(recording: Recording) -> list[str]:
 
 def _worker(recording: Recording, worker: Worker, rows: int) -> list[str]:
     lines = [f"worker: {worker.description}"]
-    if worker.error:
-        return [*lines, f"  no events: {worker.error}"]
+    if worker.lost is not None:
+        lines.append(f"  lost {_time(max(0, worker.lost - recording.begin))} after the profile began: {worker.error}")
+        lines.append(f"  {LAST_MOMENTS}")
+    elif worker.error:
+        lines.append(f"  events missing: {worker.error}")
+    if worker.error and not worker.messages:
+        return lines
     whole = recording.end - recording.begin
     busy = _covered(((m.begin, m.end) for m in worker.messages), recording.begin, recording.end)
     in_ops = sum(op.end - op.begin for op in worker.ops)

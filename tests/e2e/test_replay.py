@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,21 @@ TRAIN = """
         print(loss.item())
 """
 LINE = TRAIN[: TRAIN.index("loss =")].count("\n") + 1
+
+# As in recurrent nets: a sigmoid and a tanh, of a part of a product, that are needed at the same time.
+GATES = """
+    import torch, torch_remote
+    torch.manual_seed(0)
+    weight = torch.randn(24, 64).to("remote")
+    x, memory = torch.randn(10, 24).to("remote"), torch.ones(10, 16).to("remote")
+    for step in range(3):
+        gate = (x @ weight)[:, 8:40:2]
+        keep, new = torch.sigmoid(gate), torch.tanh(gate)
+        memory = memory * keep + new
+        x = x + memory.exp().sum() * 1e-3
+    print(x.sum().item())
+"""
+GATES_LINE = GATES[: GATES.index("memory = memory")].count("\n") + 1
 
 
 class Tools:
@@ -147,23 +164,93 @@ def test_a_graph_with_made_up_inputs(tools):
     assert "the graph has 2 parameters, --params gives 1" in result.stderr
 
 
-def test_two_workers_are_compared(tools, small):
+@contextmanager
+def worker(tools, plugin: str | Path, **environment: str) -> Iterator[str]:
+    """A worker that listens; its address."""
     socket = tools.folder / "worker.sock"
-    worker = subprocess.Popen(
-        [str(tools.package / "bin/torch-remote-worker"), "--listen", f"unix://{socket}",
-         "--plugin", str(tools.package / "lib/libaten_plugin.so")],
-        env=tools.environment,
-    )  # fmt: skip
+    socket.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [str(tools.package / "bin/torch-remote-worker"), "--listen", f"unix://{socket}", "--plugin", str(plugin)],
+        env={**tools.environment, **environment},
+    )
     try:
         while not socket.exists():
-            assert worker.poll() is None
+            assert process.poll() is None
             time.sleep(0.05)
-        # Two workers may lay memory out differently, and vector code then rounds differently.
-        found = tools.json("remote-replay", small, "--compare", "worker", "--other", f"unix://{socket}", "--atol", 1e-5)
-        assert found["compared"] >= 2 and not found["differences"]
+        yield f"unix://{socket}"
     finally:
-        worker.kill()
-        worker.wait()
+        process.kill()
+        process.wait()
+
+
+def test_two_workers_are_compared(tools, small):
+    with worker(tools, tools.package / "lib/libaten_plugin.so") as other:
+        # Two workers may lay memory out differently, and vector code then rounds differently.
+        found = tools.json("remote-replay", small, "--compare", "worker", "--other", other, "--atol", 1e-5)
+        assert found["compared"] >= 2 and not found["differences"]
+
+
+def faulty(tools, fault: str):
+    plugin = Path("worker/testing/libfaulty_plugin.so").resolve()
+    real = str(tools.package / "lib/libaten_plugin.so")
+    return worker(tools, plugin, TORCH_REMOTE_TEST_PLUGIN=real, TORCH_REMOTE_TEST_FAULT=fault)
+
+
+def test_a_worker_that_computes_an_op_wrongly_is_found(tools, small):
+    with faulty(tools, "operands") as other:
+        found = tools.json("remote-replay", small, "--compare", "worker", "--other", other, "--atol", 1e-5, status=1)
+        assert found["differences"][0]["op"].startswith("aten::sub.Tensor(")
+        assert found["differences"][0]["line"].endswith(f"small.py:{LINE} in <module>")
+        assert found["differences"][0]["operand"] is None
+        result = tools.run(
+            "remote-reduce", small, "--mismatch", "worker", "--other", other, "--atol", 1e-5, "-o", "worker.rreplay"
+        )  # fmt: skip
+        assert re.findall(r"aten::[\w.]+", result.stdout) == ["aten::sub.Tensor"], result.stderr
+        tools.run("remote-replay", "worker.rreplay", "--compare", "worker", "--other", other, status=1)
+
+
+@pytest.fixture(scope="module")
+def gates(tools):
+    script, path = tools.folder / "gates.py", tools.folder / "gates.rreplay"
+    script.write_text(textwrap.dedent(GATES))
+    environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path)}
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120, capture_output=True)
+    return path
+
+
+# A pass that lets two temporaries share memory which are needed at the same time.
+def test_a_wrong_memory_plan_is_found_and_reduced(tools, gates):
+    found = tools.json(
+        "remote-replay-miscompiling", gates, "--compare", "passes", "--passes", "rebuild", status=1
+    )  # fmt: skip
+    (difference, *_) = found["differences"]
+    assert difference["op"].startswith("aten::mul.Tensor(") and difference["operand"] is not None, difference
+    assert f"gates.py:{GATES_LINE}" in difference["line"]
+    text = tools.run(
+        "remote-replay-miscompiling", gates, "--compare", "passes", "--passes", "rebuild", status=1
+    ).stdout  # fmt: skip
+    assert "its memory was overwritten" in text
+    result = tools.run("remote-reduce-miscompiling", gates, "--mismatch", "-o", "memory.rreplay")
+    ops = re.findall(r"aten::[\w.]+", result.stdout)
+    assert ops[:2] == ["aten::sigmoid", "aten::tanh"] and len(ops) <= 4, result.stdout
+    assert int(re.findall(r"(\d+) bytes of inputs", result.stderr)[-1]) <= 64, result.stderr
+    tools.run("remote-replay-miscompiling", "memory.rreplay", "--compare", "passes", "--passes", "rebuild", status=1)
+    tools.run("remote-replay", "memory.rreplay", "--compare", "passes", "--passes", "rebuild")
+
+
+# The same in a worker, of which a graph says nothing.
+def test_a_worker_that_lays_memory_out_wrongly_is_found_and_reduced(tools, gates):
+    with faulty(tools, "memory") as other:
+        found = tools.json("remote-replay", gates, "--compare", "worker", "--other", other, "--atol", 1e-5, status=1)
+        assert any(d.get("operand") is not None for d in found["differences"]), found
+        result = tools.run(
+            "remote-reduce", gates, "--mismatch", "worker", "--other", other, "--atol", 1e-5, "-o", "layout.rreplay"
+        )  # fmt: skip
+        ops = re.findall(r"aten::[\w.]+", result.stdout)
+        assert ops[:2] == ["aten::sigmoid", "aten::tanh"] and len(ops) <= 4, result.stdout
+        tools.run(
+            "remote-replay", "layout.rreplay", "--compare", "worker", "--other", other, "--atol", 1e-5, status=1
+        )  # fmt: skip
 
 
 def test_one_run_is_taken_out(tools, small):
@@ -180,7 +267,8 @@ def test_times_of_programs_and_ops(tools, small):
     programs = {entry["program"]: entry for entry in found["programs"]}
     assert programs and all(entry["p50_us"] <= entry["p99_us"] for entry in found["times"])
     nodes = [entry for entry in found["times"] if entry["program"] == 1]
-    assert programs[1]["what"] == f"{len(nodes)} ops" and any(entry["p50_us"] > 0 for entry in nodes)
+    assert programs[1]["what"] == f"{len(nodes)} ops" and all(entry["p50_us"] > 0 for entry in nodes)
+    assert sum(entry["p50_us"] for entry in nodes) < 2 * programs[1]["p50_us"] < 1e6
     (tools.folder / "times.json").write_text(json.dumps(found))
     tools.run("remote-viz", small, "--program", 1, "--times", "times.json", "-o", "net.html")
 
@@ -194,6 +282,10 @@ def test_times_of_programs_and_ops(tools, small):
         ("remote-replay", ["--compare", "colours"], "colours"),
         ("remote-replay", ["--worker", "teapot"], "'teapot' is not a worker"),
         ("remote-replay", ["/nonexistent"], "/nonexistent"),
+        ("remote-replay", ["--run", 1], "--run goes with --compare passes"),
+        ("remote-replay", ["--run", 0, "--bench"], "--run"),
+        ("remote-replay", ["--threads", -1], "--threads"),
+        ("remote-reduce", ["--mismatch", "train.rreplay"], "if it is the input, it goes before --mismatch"),
         ("remote-reduce", [], "choose one of --mismatch and --command"),
         ("remote-reduce", ["--command", "true"], "needs {}"),
         ("remote-reduce", ["--mismatch", "worker"], "--mismatch worker and --other go together"),
@@ -214,7 +306,7 @@ def test_damaged_captures_are_refused(tools, small):
         result = tools.run(tool, damaged, *arguments, status=2)
         assert re.search(r"damaged at byte \d+: wrong checksum", result.stderr), result.stderr
     result = tools.run("remote-replay", status=2, input="graph() {\n}\n")
-    assert "<stdin> is a graph, not a capture" in result.stderr
+    assert "<stdin> is text, not a capture" in result.stderr
 
 
 @pytest.mark.parametrize("tool", ["remote-replay", "remote-reduce"])

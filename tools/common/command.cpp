@@ -5,14 +5,40 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 
 #include "ir/op_table.h"
 
 namespace torch_remote::tools {
+namespace {
+
+constexpr size_t kHelpWidth = 80;  // of a terminal
+constexpr size_t kHelpColumn = 28;
+
+// Descriptions of options in lines that a terminal has room for.
+class Help : public CLI::Formatter {
+ public:
+  Help() { column_width(kHelpColumn); }
+
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string text = Formatter::make_option_desc(option);
+    size_t begin = 0, blank = std::string::npos;
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == ' ') blank = i;
+      if (i - begin < kHelpWidth - kHelpColumn || blank == std::string::npos) continue;
+      text[blank] = '\n';
+      begin = blank + 1;
+      blank = std::string::npos;
+    }
+    return text;
+  }
+};
+
+}  // namespace
 
 bool parse_arguments(CLI::App& app, int argc, char** argv, int* exit) {
   app.set_version_flag("--version", app.get_name() + " of torch-remote, op table: " + ir::op_table_version());
-  app.get_formatter()->column_width(28);
+  app.formatter(std::make_shared<Help>());
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

@@ -127,6 +127,7 @@ Status read_input(const std::string& path, Input* input) {
   }
   if (std::ferror(file.get()) != 0) return Status::invalid("cannot read " + input->name + ": " + std::strerror(errno));
   const std::string_view bytes = input->bytes;
+  if (bytes.empty()) return Status::invalid(input->name + " is empty");
   if (bytes.starts_with(kCaptureMagic)) {
     input->format = Format::kCapture;
   } else if (bytes.size() >= 8 && bytes.substr(kProgramMagicAt, kProgramMagic.size()) == kProgramMagic) {
@@ -201,13 +202,15 @@ Status find_program(const Input& input, remote::CaptureReader& reader, const Cho
   remote::CapturedProgramPtr found, next;
   std::string numbers;
   size_t count = 0;
+  constexpr size_t kShown = 20;
   do {
     if (Status status = next_program(input, reader, &next); !status.ok()) return status;
     if (next == nullptr) break;
     ++count;
-    numbers += (count == 1 ? "" : ", ") + std::to_string(next->number);
+    if (count <= kShown) numbers += (count == 1 ? "" : ", ") + std::to_string(next->number);
     if (choice.program == 0 || next->number == choice.program) found = next;
   } while (choice.program == 0 || found == nullptr);
+  if (count > kShown) numbers += " and " + std::to_string(count - kShown) + " more";
   if (found == nullptr && choice.program != 0) {
     return Status::invalid(input.name + ": has no program " + std::to_string(choice.program) + "; it has " +
                            (numbers.empty() ? "none" : numbers));

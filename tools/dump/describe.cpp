@@ -214,7 +214,9 @@ std::string capture_text(const std::string& name, const remote::CaptureReader& r
   out += "\n" + counted(summary.programs.size(), "program") + ", " + counted(summary.runs, "run") + "; " +
          counted(summary.uploads, "upload") + " (" + bytes_text(summary.uploaded_bytes) + "), " +
          counted(summary.reads, "read") + " (" + bytes_text(summary.read_bytes) + "), " +
-         counted(summary.errors, "error") + "\n\n";
+         counted(summary.errors, "error") + "\n";
+  if (summary.programs.empty()) return out;
+  out += "\n";
   char line[160];
   std::snprintf(line, sizeof(line), "%8s %6s %8s %11s %8s %7s\n", "program", "ops", "buffers", "parameters", "differ",
                 "runs");

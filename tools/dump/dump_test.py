@@ -160,6 +160,10 @@ def test_a_graph_before_and_after_the_passes(tmp_path):
         (["--program", 7, "SESSION"], "has no program 7; it has 1, 2"),
         (["--program", 1, "--all", "SESSION"], "--program excludes --all"),
         (["--before-passes", GRAPH], "only a capture has the graphs before the passes"),
+        (["--events", GRAPH], "--program, --all, --events and --params are for captures"),
+        (["--program", 0, "SESSION"], "--program"),
+        (["--diff", "-", "-"], "only one of them can be the standard input"),
+        (["-"], "<stdin> is empty"),
         (["/nonexistent"], "cannot open /nonexistent"),
     ],
 )

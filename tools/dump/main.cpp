@@ -45,7 +45,9 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->expected(0, 2);
   app.add_option("-o,--output", options->output, "where to; - or nothing: the standard output")->type_name("FILE");
   app.add_flag("--json", options->json, "JSON; docs/tools.md describes it");
-  auto* program = app.add_option("--program", options->choice.program, "of a capture: this program")->type_name("N");
+  auto* program = app.add_option("--program", options->choice.program, "of a capture: this program")
+                      ->check(CLI::PositiveNumber.description(""))
+                      ->type_name("N");
   app.add_flag("--all", options->all, "of a capture: all programs")->excludes(program);
   app.add_flag("--before-passes", options->choice.before_passes, "of a capture: graphs as they were recorded");
   app.add_flag("--params", options->params, "of a capture: all parameters in use, not only those that differ");
@@ -53,6 +55,10 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_flag("--numbers", options->numbers, "put each op's number behind it");
   app.add_flag("--diff", options->diff, "compare two inputs: the first op that differs, and a unified diff");
   if (!parse_arguments(app, argc, argv, exit)) return false;
+  if (options->diff && options->inputs == std::vector<std::string>{"-", "-"}) {
+    *exit = fail(kName, "--diff needs two inputs; only one of them can be the standard input");
+    return false;
+  }
   if (options->inputs.size() == (options->diff ? 2u : 1u)) return true;
   if (!options->diff && options->inputs.empty()) {
     options->inputs.emplace_back("-");
@@ -65,6 +71,9 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
 // -- one input --------------------------------------------------------------------------------------------------------
 
 Status show_graph(const Input& input, const Options& options, std::string* out) {
+  if (options.choice.program != 0 || options.all || options.events || options.params) {
+    return Status::invalid(input.name + " is one graph: --program, --all, --events and --params are for captures");
+  }
   ir::Graph graph;
   if (Status status = load_graph(input, options.choice, &graph); !status.ok()) return status;
   *out = options.json ? dump(graph_json(graph), 1) : graph_text(graph, options.numbers);

@@ -55,7 +55,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_option("--program", options->program, "which program of a capture: its graph before the passes")
       ->type_name("N");
   app.add_option("--emit", options->emit, "form of the result: text, program or json")
-      ->check(CLI::IsMember({"text", "program", "json"}))
+      ->check(CLI::IsMember({"text", "program", "json"}).description(""))
       ->type_name("FORM");
   app.add_option("-o,--output", options->output, "where to; - or nothing: the standard output")->type_name("FILE");
   app.add_flag("--verify", options->verify, "check the graph after each pass, too");

@@ -52,15 +52,21 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
                  "it fails if results differ: with and without passes (the default), or on two workers")
       ->expected(0, 1)
       ->default_str("passes")
-      ->check(CLI::IsMember({"passes", "worker"}))
+      ->check([](const std::string& value) -> std::string {
+        if (value == "passes" || value == "worker") return {};
+        return "'" + value + "' is neither 'passes' nor 'worker' (if it is the input, it goes before --mismatch)";
+      })
       ->type_name("[passes|worker]");
   app.add_option("--command", options->command, "it fails if this command, a capture in the place of {}, exits with 0")
       ->type_name("COMMAND");
   app.add_option("--worker", options->worker, "where it runs: local (a child process), inproc, unix://PATH")
       ->type_name("NAME");
   app.add_option("--other", options->other, "the second worker of --mismatch worker")->type_name("NAME");
-  app.add_option("--threads", options->threads, "threads of a local worker")->type_name("N");
+  app.add_option("--threads", options->threads, "threads of a local worker")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
   app.add_option("--run", options->run, "the capture's run, counted from 1 (default: the first that fails)")
+      ->check(CLI::PositiveNumber.description(""))
       ->type_name("N");
   app.add_option("--params", options->params, "the graph's parameters, with commas between")
       ->delimiter(',')
@@ -222,7 +228,10 @@ int run(int argc, char** argv) {
                  static_cast<unsigned long long>(progress.input_bytes), progress.step.c_str());
   });
   if (const Status status = reducer.reduce(&found); !status) {
-    fail(kName, input.name + ": " + status.message());
+    const std::string why = !options.command.empty() ? "the command does not exit with 0 for it"
+                            : options.other.empty()  ? "results are the same before and after the passes"
+                                                     : "results are the same on both workers";
+    fail(kName, input.name + ": " + status.message() + (status.code() == ErrorCode::kInvalid ? ": " + why : ""));
     return status.code() == ErrorCode::kInvalid ? kExitDifferent : kExitBadInput;
   }
   if (const Status status = save_case(found, options.output); !status) return fail(kName, status);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tools/reduce/operands.h"
 #include "tools/reduce/resize.h"
 #include "tools/reduce/subset.h"
 
@@ -55,6 +56,7 @@ Status Reducer::reduce(RunCase* run) {
     survivors = surviving_buffers(run_.graph).size();
     if (Status status = drop_nodes(); !status) return status;
     if (Status status = drop_survivors(); !status) return status;
+    if (Status status = drop_operands(); !status) return status;
     if (Status status = shrink_sizes(); !status) return status;
   } while (run_.graph.nodes.size() < ops || input_bytes(run_) < bytes ||
            surviving_buffers(run_.graph).size() < survivors);
@@ -115,6 +117,27 @@ Status Reducer::drop_survivors() {
   }
   bool taken;
   return attempt_nodes("ops that nothing needs", needed_nodes(run_.graph), &taken);
+}
+
+Status Reducer::drop_operands() {
+  for (uint32_t n = 0; n < run_.graph.nodes.size(); ++n) {
+    size_t length = list_length(run_.graph, run_.graph.nodes[n]);
+    for (size_t piece = (length + 1) / 2; length > 1 && piece > 0; piece /= 2) {
+      for (size_t begin = 0; begin < length && length > 1;) {
+        const size_t end = std::min(begin + piece, length);
+        bool taken = false;
+        if (RunCase candidate; end - begin < length && without_operands(run_, n, begin, end, &candidate)) {
+          if (Status status = attempt("operands", compacted(candidate), &taken); !status) return status;
+        }
+        if (taken) {
+          length -= end - begin;
+        } else {
+          begin = end;
+        }
+      }
+    }
+  }
+  return {};
 }
 
 Status Reducer::shrink_sizes() {

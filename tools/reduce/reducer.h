@@ -8,7 +8,7 @@
 #include "tools/runs/case.h"
 
 // Makes a run smaller for as long as it stays interesting: delta debugging (Zeller and Hildebrandt 2002) over the ops,
-// the buffers that survive and the sizes, to a point where no single step helps.
+// the buffers that survive, the operands of ops on lists, and the sizes, to a point where no single step helps.
 namespace torch_remote::tools::reduce {
 
 struct Progress {
@@ -36,6 +36,7 @@ class Reducer {
 
   Status drop_nodes();
   Status drop_survivors();
+  Status drop_operands();
   Status shrink_sizes();
 
   Worker& reference_;

@@ -71,6 +71,7 @@ class Resizer {
       if (symbol < graph.params && params_[symbol] == from_) params_[symbol] = to_;
     }
     if (!ir::evaluate(graph, params_.data(), &after_)) return false;
+    find_whole_views();
     for (const ir::View& view : graph.views) {
       if (!view.dynamic && !set_strides(view)) return false;
     }
@@ -87,16 +88,104 @@ class Resizer {
     for (const ir::Arg& item : arg.items) collect_ints(item, symbols);
   }
 
+  std::vector<int64_t> sizes_after(const ir::View& view) const {
+    std::vector<int64_t> sizes;
+    for (const ir::Sym symbol : view.sizes) sizes.push_back(after_[symbol]);
+    return sizes;
+  }
+
+  // The largest dense view at the beginning of each buffer: the others are placed by it.
+  void find_whole_views() {
+    whole_.assign(run_.graph.buffers.size(), nullptr);
+    std::vector<int64_t> strides;
+    for (const ir::View& view : run_.graph.views) {
+      if (view.dynamic) continue;
+      const Placed old = placed(view, before_);
+      const ir::View*& known = whole_[view.buffer];
+      if (old.offset != 0 || !dense_strides(old.sizes, old.strides, old.sizes, &strides)) continue;
+      if (!known || view_bytes(view, before_) > view_bytes(*known, before_)) known = &view;
+    }
+  }
+
   bool set_strides(const ir::View& view) {
     const Placed old = placed(view, before_);
-    std::vector<int64_t> sizes, strides;
-    for (const ir::Sym symbol : view.sizes) sizes.push_back(after_[symbol]);
-    if (sizes == old.sizes) return true;
-    if (old.offset != 0 || !dense_strides(old.sizes, old.strides, sizes, &strides)) return false;
-    for (size_t d = 0; d < strides.size(); ++d) {
-      if (view.strides[d] < params_.size()) params_[view.strides[d]] = strides[d];
+    Placed made;
+    made.sizes = sizes_after(view);
+    const ir::View* whole = whole_[view.buffer];
+    if (whole && view_bytes(view, before_) == view_bytes(*whole, before_)) whole = nullptr;  // it is one itself
+    if (whole && sizes_after(*whole) != placed(*whole, before_).sizes) {
+      if (whole->dtype != view.dtype || !place_in(*whole, old, &made)) return false;
+    } else if (made.sizes == old.sizes) {
+      return true;
+    } else if (old.offset != 0 || !dense_strides(old.sizes, old.strides, made.sizes, &made.strides)) {
+      // Part of a buffer that stays as it is still lies in there.
+      if (whole) return true;
+      if (!is_only_view(view)) return false;
+      pack(old, &made);
+    }
+    for (size_t d = 0; d < made.strides.size(); ++d) set(view.strides[d], made.strides[d]);
+    if (!made.strides.empty()) set(view.offset, made.offset);
+    return true;
+  }
+
+  void set(ir::Sym symbol, int64_t value) {
+    if (symbol < params_.size()) params_[symbol] = value;
+  }
+
+  // Strides and offset of a part of a dense view that has got other sizes: a stride is a step along one dim of it, the
+  // offset a place in it, which is moved if there is too little room behind it.
+  bool place_in(const ir::View& whole, const Placed& old, Placed* made) const {
+    const Placed from = placed(whole, before_);
+    const std::vector<int64_t> sizes = sizes_after(whole);
+    std::vector<int64_t> strides;
+    if (!dense_strides(from.sizes, from.strides, sizes, &strides)) return false;
+    std::vector<size_t> dims;  // by falling stride
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (from.strides[d] != 0 && from.sizes[d] != 1) dims.push_back(d);
+    }
+    std::ranges::sort(dims, std::greater<>(), [&](size_t d) { return from.strides[d]; });
+    std::vector<int64_t> reached(sizes.size(), 0);  // along each dim of `whole`
+    made->strides.assign(old.strides.size(), 0);
+    for (size_t d = 0; d < old.strides.size(); ++d) {
+      if (old.strides[d] == 0) continue;
+      const auto dim = std::ranges::find_if(dims, [&](size_t w) { return old.strides[d] % from.strides[w] == 0; });
+      if (dim == dims.end()) return false;
+      const int64_t step = old.strides[d] / from.strides[*dim];
+      made->strides[d] = step * strides[*dim];
+      reached[*dim] += std::max<int64_t>(made->sizes[d] - 1, 0) * step;
+    }
+    int64_t rest = old.offset;
+    for (const size_t d : dims) {
+      const int64_t room = sizes[d] - 1 - reached[d];
+      if (room < 0) return false;
+      made->offset += std::min(rest / from.strides[d], room) * strides[d];
+      rest %= from.strides[d];
     }
     return true;
+  }
+
+  // Whether all views of its buffer, which is an input, are equal to it.
+  bool is_only_view(const ir::View& view) const {
+    const auto same = [&](const ir::View& other) {
+      return other.buffer != view.buffer || (other.dtype == view.dtype && other.sizes == view.sizes &&
+                                             other.strides == view.strides && other.offset == view.offset);
+    };
+    return run_.graph.buffers[view.buffer].kind == ir::BufferKind::kInput &&
+           std::ranges::all_of(run_.graph.views, same);
+  }
+
+  // Dense, in the old order of the dims.
+  static void pack(const Placed& old, Placed* made) {
+    std::vector<size_t> dims(old.sizes.size());
+    std::iota(dims.begin(), dims.end(), 0);
+    std::ranges::sort(dims, {}, [&](size_t d) { return std::pair(old.strides[d], -static_cast<int64_t>(d)); });
+    made->strides.assign(dims.size(), 0);
+    int64_t next = 1;
+    for (const size_t d : dims) {
+      if (old.strides[d] == 0) continue;
+      made->strides[d] = next;
+      next *= made->sizes[d];
+    }
   }
 
   // Fresh buffers get as many bytes as their views reach; inputs the elements of their largest view.
@@ -148,6 +237,7 @@ class Resizer {
   const int64_t from_, to_;
   std::vector<int64_t> params_;
   std::vector<int64_t> before_, after_;  // values of the symbols
+  std::vector<const ir::View*> whole_;   // by buffer; null: none
 };
 
 }  // namespace

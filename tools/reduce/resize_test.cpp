@@ -55,12 +55,50 @@ TEST(Resize, StridesBytesAndElementsFollow) {
   EXPECT_EQ(floats(both.inputs[0]), (std::vector<float>{0, 1, 2, 4, 5, 6}));
 }
 
-TEST(Resize, ViewsThatAreNotDenseAreLeftAlone) {
+TEST(Resize, AnInputWithGapsBecomesDense) {
   RunCase run = example();
   run.params[2] = 5;  // gaps between the columns
   run.inputs[0].resize(120);
+  for (int i = 0; i < 30; ++i) {
+    const auto value = static_cast<float>(i);
+    std::memcpy(run.inputs[0].data() + 4 * i, &value, 4);
+  }
+  ASSERT_TRUE(is_sound(run));
   RunCase changed;
-  EXPECT_FALSE(with_size(run, 6, 2, &changed));
+  ASSERT_TRUE(with_size(run, 6, 2, &changed));
+  EXPECT_TRUE(is_sound(changed));
+  EXPECT_EQ(changed.params, (std::vector<int64_t>{4, 2, 4, 32}));
+  EXPECT_EQ(floats(changed.inputs[0]), (std::vector<float>{0, 1, 2, 3, 5, 6, 7, 8}));
+}
+
+// Of a temporary of 8 x 10: every second column from the fourth on, of the last rows.
+TEST(Resize, PartsOfADenseViewStayPartsOfIt) {
+  RunCase run;
+  const Status status = ir::parse_graph(R"(graph(rows, columns, bytes, taken, some, column_step, offset, out_bytes) {
+  b0: input
+  b1: fresh(bytes)
+  b2: fresh(out_bytes) survives
+  %0: f32[rows, columns] @b0
+  %1: f32[rows, columns] @b1 = aten::exp(%0)
+  %2: f32[taken, some]{columns, column_step} @b1 + offset
+  %3: f32[taken, some] @b2 = aten::neg(%2)
+})",
+                                        &run.graph);
+  ASSERT_TRUE(status.ok()) << status.message();
+  run.params = {8, 10, 320, 3, 4, 2, 53, 48};
+  run.inputs.emplace_back(320);
+  ASSERT_TRUE(is_sound(run));
+  RunCase rows, columns, taken;
+  ASSERT_TRUE(with_size(run, 8, 4, &rows));
+  EXPECT_TRUE(is_sound(rows));
+  EXPECT_EQ(rows.params, (std::vector<int64_t>{4, 10, 160, 3, 4, 2, 13, 48}));
+  EXPECT_FALSE(with_size(run, 8, 2, &rows));  // no room for the three
+  EXPECT_FALSE(with_size(run, 10, 5, &columns));
+  ASSERT_TRUE(with_size(run, 4, 2, &taken));
+  EXPECT_TRUE(is_sound(taken));
+  ASSERT_TRUE(with_size(taken, 10, 3, &columns));
+  EXPECT_TRUE(is_sound(columns));
+  EXPECT_EQ(columns.params, (std::vector<int64_t>{8, 3, 96, 3, 2, 2, 15, 24}));
 }
 
 }  // namespace

@@ -109,6 +109,12 @@ void print(const Finding& finding, const Options& options) {
   if (!culprit.line.empty()) std::printf("  at %s\n", culprit.line.c_str());
   std::printf("  result %u (%s), %s: %s\n", culprit.written, std::string(ir::name(culprit.dtype)).c_str(),
               passes ? "before and after the passes" : "on the two workers", to_string(culprit.difference).c_str());
+  if (culprit.operand) {
+    std::printf(
+        "  operand %u differs already when the op begins, though the op that made it agrees: its memory was "
+        "overwritten\n",
+        *culprit.operand);
+  }
 }
 
 nlohmann::ordered_json to_json(const Finding& finding) {
@@ -121,6 +127,7 @@ nlohmann::ordered_json to_json(const Finding& finding) {
   json["op_before"] = culprit.op_a;
   json["line"] = culprit.line;
   json["result"] = culprit.written;
+  json["operand"] = culprit.operand ? nlohmann::ordered_json(*culprit.operand) : nlohmann::ordered_json();
   json["dtype"] = ir::name(culprit.dtype);
   json["differing"] = culprit.difference.differing;
   json["elements"] = culprit.difference.elements;

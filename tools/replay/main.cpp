@@ -48,7 +48,9 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   app.add_option("capture", options->input, "the capture; - or nothing: the standard input")->type_name("FILE");
   app.add_option("--worker", options->worker, "where it runs: local (a child process), inproc, unix://PATH")
       ->type_name("NAME");
-  app.add_option("--threads", options->threads, "threads of a local worker")->type_name("N");
+  app.add_option("--threads", options->threads, "threads of a local worker")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
   app.add_option("--compare", options->compare, "with what: recorded, passes or worker")
       ->transform(CLI::CheckedTransformer(kCompare).description(""))
       ->type_name("WHAT");
@@ -56,17 +58,21 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   app.add_option("--passes", passes,
                  "what --compare passes looks at: captured (the graph that the worker was sent) or rebuild (what this "
                  "tool's passes make of the graph)")
-      ->check(CLI::IsMember({"captured", "rebuild"}))
+      ->check(CLI::IsMember({"captured", "rebuild"}).description(""))
       ->type_name("WHICH");
   app.add_option("--rtol", options->tolerance.rtol, "relative difference that is none (default: bits decide)")
       ->type_name("X");
   app.add_option("--atol", options->tolerance.atol, "absolute difference that is none")->type_name("X");
-  app.add_option("--run", options->run, "only this run, counted from 1")->type_name("N");
+  app.add_option("--run", options->run, "of --compare passes or worker, --bench: only this run, counted from 1")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("N");
   app.add_option("--memory", options->memory, "bytes of intermediate results kept while an op is looked for")
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("BYTES");
   app.add_flag("--bench", options->bench, "time each program and each op, at the program's first run or --run");
-  app.add_option("--rounds", options->rounds, "how often")->check(CLI::Range(1, 1'000'000))->type_name("N");
+  app.add_option("--rounds", options->rounds, "how often")
+      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->type_name("N");
   app.add_option("--extract", extract, "write one run as a capture of its own")->type_name("run:N");
   app.add_option("--out", options->output, "file of --extract")->type_name("FILE");
   app.add_flag("--json", options->json, "print JSON");
@@ -83,6 +89,10 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   if ((options->compare != Compare::kNothing) + options->bench + *extracts > 1) {
     wrong = "--compare, --bench and --extract are three things; choose one";
   }
+  if (options->run != 0 && !options->bench && !*extracts &&
+      (options->compare == Compare::kNothing || options->compare == Compare::kRecorded)) {
+    wrong = "--run goes with --compare passes, --compare worker or --bench";
+  }
   if (wrong) *exit = fail(kName, std::string(wrong) + "; see remote-replay --help");
   return wrong == nullptr;
 }
@@ -98,7 +108,7 @@ int run(int argc, char** argv) {
   Input input;
   if (const Status status = read_input(options.input, &input); !status) return fail(kName, status);
   if (input.format != Format::kCapture) {
-    return fail(kName, input.name + " is a " + (input.format == Format::kText ? "graph" : "program") +
+    return fail(kName, input.name + " is " + (input.format == Format::kText ? "text" : "a program") +
                            ", not a capture; TORCH_REMOTE_CAPTURE=file.rreplay makes one");
   }
   std::unique_ptr<remote::CaptureReader> capture;

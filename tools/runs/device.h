@@ -55,6 +55,10 @@ class Device {
   Status read(uint64_t id, uint64_t nbytes, Bytes* bytes, WorkerError* error);
   // A new buffer with the same bytes, made by the worker.
   Status copy(uint64_t id, uint64_t nbytes, uint64_t* made, WorkerError* error);
+  // What the worker does and when (remote/client.h).
+  Status profile(remote::ProfileCommand command, uint64_t limit, remote::WorkerProfile* profile) {
+    return client_->profile(command, limit, {}, profile);
+  }
   void free(uint64_t id) { client_->free(id); }
 
  private:

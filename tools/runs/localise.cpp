@@ -10,12 +10,9 @@ namespace {
 
 using Contents = std::map<uint32_t, std::vector<Bytes>>;  // what each node wrote
 
-// Runs one side and reads what these nodes write.
-Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64_t> params,
-            std::span<const int64_t> values, Contents* contents) {
-  std::ranges::sort(nodes);
-  std::vector<Snapshot> snapshots;
-  const auto graph = std::make_shared<const ir::Graph>(with_snapshots(*side.graph, nodes, &snapshots));
+// Runs one side's graph with these snapshots in it and reads them.
+Status read_snapshots(const Side& side, std::shared_ptr<const ir::Graph> graph, const std::vector<Snapshot>& snapshots,
+                      std::span<const int64_t> params, std::span<const int64_t> values, Contents* contents) {
   LoadedGraph loaded;
   if (Status status = side.device->load(graph, &loaded); !status) return status;
   std::vector<OutputView> views;
@@ -32,6 +29,54 @@ Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64
   if (outcome.error) return Status::invalid("the run fails when each op's results are kept: " + *outcome.error);
   for (size_t i = 0; i < snapshots.size(); ++i) {
     (*contents)[snapshots[i].node].push_back(std::move(outcome.outputs[i]));
+  }
+  return {};
+}
+
+// What these nodes write.
+Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64_t> params,
+            std::span<const int64_t> values, Contents* contents) {
+  std::ranges::sort(nodes);
+  std::vector<Snapshot> snapshots;
+  auto graph = std::make_shared<const ir::Graph>(with_snapshots(*side.graph, nodes, &snapshots));
+  return read_snapshots(side, std::move(graph), snapshots, params, values, contents);
+}
+
+// The record of the first node, before `node`, that writes this view itself.
+std::optional<uint32_t> maker_of(const ir::Graph& graph, uint32_t node, uint32_t view) {
+  for (uint32_t n = 0; n < node; ++n) {
+    const std::vector<uint32_t> written = written_views(graph, graph.nodes[n]);
+    if (std::ranges::find(written, view) != written.end()) return graph.nodes[n].source;
+  }
+  return std::nullopt;
+}
+
+// The first operand of two nodes that the same record made and that differs when they begin.
+Status differing_operand(const Side& a, const Side& b, const NodePair& pair, std::span<const int64_t> params,
+                         std::span<const int64_t> values_a, std::span<const int64_t> values_b,
+                         const Tolerance& tolerance, std::optional<uint32_t>* operand) {
+  std::vector<Snapshot> snapshots_a, snapshots_b;
+  auto graph_a = std::make_shared<const ir::Graph>(with_operands(*a.graph, pair.a, &snapshots_a));
+  auto graph_b = std::make_shared<const ir::Graph>(with_operands(*b.graph, pair.b, &snapshots_b));
+  if (snapshots_a.size() != snapshots_b.size() || snapshots_a.empty()) return {};  // other ops altogether
+  Contents contents_a, contents_b;
+  if (Status status = read_snapshots(a, std::move(graph_a), snapshots_a, params, values_a, &contents_a); !status) {
+    return status;
+  }
+  if (Status status = read_snapshots(b, std::move(graph_b), snapshots_b, params, values_b, &contents_b); !status) {
+    return status;
+  }
+  for (uint32_t i = 0; i < snapshots_a.size(); ++i) {
+    const ir::View& x = a.graph->views[snapshots_a[i].view];
+    const ir::View& y = b.graph->views[snapshots_b[i].view];
+    const Bytes& bytes_a = contents_a[pair.a][i];
+    const Bytes& bytes_b = contents_b[pair.b][i];
+    const auto maker = maker_of(*a.graph, pair.a, snapshots_a[i].view);
+    if (!maker || maker != maker_of(*b.graph, pair.b, snapshots_b[i].view)) continue;
+    if (x.dtype != y.dtype || bytes_a.size() != bytes_b.size()) return {};
+    if (!compare(x.dtype, bytes_a, bytes_b, tolerance)) continue;
+    *operand = i;
+    return {};
   }
   return {};
 }
@@ -103,10 +148,15 @@ Status find_culprit(const Side& a, const Side& b, const std::vector<NodePair>& p
         const ir::Node& node_a = a.graph->nodes[pair.a];
         std::string line = line_of(*b.graph, node_b);
         if (line.empty()) line = line_of(*a.graph, node_a);
-        *culprit = Culprit{
-            pair,       describe(*a.graph, node_a, values_a), describe(*b.graph, node_b, values_b), line, i, dtype,
-            *difference};
-        return {};
+        *culprit = Culprit{pair,
+                           describe(*a.graph, node_a, values_a),
+                           describe(*b.graph, node_b, values_b),
+                           line,
+                           i,
+                           dtype,
+                           *difference,
+                           {}};
+        return differing_operand(a, b, pair, params, values_a, values_b, tolerance, &(*culprit)->operand);
       }
     }
   }

@@ -33,6 +33,9 @@ struct Culprit {
   uint32_t written = 0;    // which of the things that it writes
   ir::DType dtype = ir::DType::kUInt8;
   Difference difference;
+  // Set: this tensor that it reads, counted from 0, was another one already when the op began, though what made it
+  // agrees: its memory was overwritten.
+  std::optional<uint32_t> operand;
 };
 
 // Runs both graphs with their intermediate results kept, at most `memory` bytes of them at a time (or those of one

@@ -113,6 +113,27 @@ std::vector<uint32_t> written_views(const ir::Graph& graph, const ir::Node& node
   return views;
 }
 
+std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node) {
+  std::vector<uint32_t> views;
+  ir::for_each_view(node, [&](uint32_t view, bool writes) {
+    if (!writes && !graph.views[view].dynamic) views.push_back(view);
+  });
+  return views;
+}
+
+ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots) {
+  ir::Graph result = graph;
+  result.plan.clear();
+  snapshots->clear();
+  std::vector<ir::Node> copies;
+  for (const uint32_t view : read_views(graph, graph.nodes[node])) {
+    copies.push_back(copy_node(view, packed_view(result, view), graph.nodes[node].source));
+    snapshots->push_back({node, view});
+  }
+  result.nodes.insert(result.nodes.begin() + node, copies.begin(), copies.end());
+  return result;
+}
+
 ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
   result.plan.clear();

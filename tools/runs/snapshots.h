@@ -22,6 +22,11 @@ struct Snapshot {
 // snapshot is the buffer that survives k-th after those of `graph` itself. It has no memory plan.
 ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes, std::vector<Snapshot>* snapshots);
 
+// The views that a node reads, in the order of for_each_view. Dynamic ones are left out.
+std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node);
+// Likewise with copies of what this node reads, taken just before it runs.
+ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots);
+
 // Bytes of a view's elements; `values` are evaluate's.
 uint64_t view_bytes(const ir::View& view, std::span<const int64_t> values);
 

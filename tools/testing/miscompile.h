@@ -8,7 +8,8 @@
 namespace torch_remote::tools::testing {
 
 // After `canonicalize` comes a pass that exchanges the operands of aten::sub.Tensor where an aten::mul.Tensor reads the
-// difference.
+// difference; before `plan` one that does what a wrong memory plan would: a temporary of aten::sigmoid that is still
+// needed is overwritten by one of aten::tanh that has the same shape.
 std::span<const passes::Pass> miscompiling_pipeline();
 
 }  // namespace torch_remote::tools::testing

@@ -1,6 +1,8 @@
 #include "tools/viz/times.h"
 
-#include <fstream>
+#include <string_view>
+
+#include "tools/common/input.h"
 
 namespace torch_remote::tools {
 namespace {
@@ -15,13 +17,14 @@ bool is_time(const Json& entry, const char* field) { return entry.contains(field
 
 Status read_times(const std::string& path, uint32_t program, size_t nodes,
                   std::vector<std::optional<NodeTime>>* times) {
-  std::ifstream file(path);
-  if (!file) return Status::invalid("cannot open " + path);
+  Input input;
+  if (Status status = read_input(path, &input); !status.ok()) return status;
   Json json;
   try {
-    json = Json::parse(file);
-  } catch (const Json::parse_error& error) {  // says line and column
-    return Status::invalid(path + ": " + error.what());
+    json = Json::parse(input.bytes);
+  } catch (const Json::parse_error& error) {  // "[json.exception.parse_error.101] parse error at line 1, column 1: ..."
+    const std::string_view what = error.what();
+    return Status::invalid(path + ": not JSON: " + std::string(what.substr(what.find("] ") + 2)));
   }
   if (json.is_object() && json.contains("times")) json = Json(json["times"]);
   if (!json.is_array())

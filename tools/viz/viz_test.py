@@ -53,7 +53,8 @@ def test_times(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[{,", "parse error at line 1, column 3"),
+        ("", "bench.json is empty"),
+        ("[{,", "bench.json: not JSON: parse error at line 1, column 3"),
         ("7", "not the JSON array of times"),
         ("{}", "not the JSON array of times"),
         ('[{"program": 1, "node": -1, "p50_us": 1, "p99_us": 1}]', "is no time"),
