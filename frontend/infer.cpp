@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -67,10 +68,17 @@ IValue map_tensors(const IValue& value, F&& convert) {
   return value;
 }
 
+void check_strided(const at::Tensor& result) {
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !c10::isQIntType(result.scalar_type()),
+                              "remote: the device has no tensors of layout ", result.layout(), " and dtype ",
+                              result.scalar_type(), "; make them on the CPU");
+}
+
 void add_result(const at::Tensor& t, Inferred& out) {
   if (!t.defined()) {
     out.add_undefined();
   } else {
+    check_strided(t);
     out.add(t.sizes(), t.strides(), t.scalar_type());
   }
 }
@@ -211,10 +219,11 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   uploads_allowed = base == "aten::index" || base == "aten::index_put" || base == "aten::index_put_" ||
                     base == "aten::_index_put_impl_" || base == "aten::_unsafe_index" ||
                     base == "aten::_unsafe_index_put";
-  scalars_allowed = uploads_allowed || desc->family == ir::Family::kPointwise ||
-                    desc->family == ir::Family::kMultiTensor || base == "aten::masked_fill" ||
-                    base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
-                    base == "aten::copy_" || base == "aten::where" || desc->family == ir::Family::kOpaque;
+  scalars_allowed =
+      uploads_allowed || desc->family == ir::Family::kPointwise || desc->family == ir::Family::kMultiTensor ||
+      base == "aten::masked_fill" || base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
+      base == "aten::copy_" || base == "aten::where" || base == "aten::index_fill" || base == "aten::index_fill_" ||
+      base == "aten::binary_cross_entropy_with_logits" || desc->family == ir::Family::kOpaque;
   for (const char* name :
        {"aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_",
         "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"}) {
@@ -442,7 +451,12 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
   };
   torch::jit::Stack stack;
   for (size_t i = 0; i < op.arg_count; ++i) {
-    stack.push_back(args[i].isGenerator() ? IValue() : map_tensors(args[i], mirror));
+    const bool number = op.masked_fill && args[i].isTensor() && args[i].toTensor().is_cpu();
+    if (number) {  // which torch's meta wants to be where the mask is
+      stack.emplace_back(at::empty({}, args[i].toTensor().options().device(c10::kMeta)));
+    } else {
+      stack.push_back(args[i].isGenerator() ? IValue() : map_tensors(args[i], mirror));
+    }
   }
   try {
     if (op.structured != nullptr) {

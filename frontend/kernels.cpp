@@ -356,7 +356,9 @@ const char* const kOwnKernels[] = {
     "aten::_thnn_fused_gru_cell_backward",
     // attention.cpp
     "aten::_fused_sdp_choice", "aten::_scaled_dot_product_fused_attention_overrideable",
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward"};
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    // layouts.cpp
+    "aten::_nested_tensor_from_mask_left_aligned"};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -57,7 +58,7 @@ void Recorder::encode_view(const at::Tensor& tensor) {
   const auto strides = span_of(impl->strides());
   const int64_t offset = impl->storage_offset();
   TraceSlot& slot = view_slot(impl, storage);
-  const bool known = storage->buffer.epoch == epoch_;
+  const bool known = storage->buffer.epoch == epoch_ && !joining_;
   if (known && slot.epoch == epoch_ && trace_.views[slot.number].buffer == storage->buffer.number &&
       trace_.view_matches(slot.number, dtype, sizes, strides, offset)) {
     trace_.use_view(slot.number);
@@ -307,11 +308,28 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
   try {
     encode(op, args, random);
   } catch (...) {
+    joining_ = false;
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
     const Status status = flush_locked("error");
     throw;
   }
+}
+
+// Whether the op joins many tensors, none of them made by this trace.
+bool Recorder::joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const {
+  constexpr size_t kMany = 4;
+  if (op.family != ir::Family::kCopy || op.args[0].kind != ir::ArgKind::kTensorList || !(op.flags & ir::kOpPure) ||
+      tracing_) {
+    return false;
+  }
+  const auto items = args[0].toListRef();
+  return items.size() >= kMany && std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
+           if (!item.toTensor().defined() || !is_remote(item.toTensor())) return false;
+           const RemoteStorage* storage = storage_of(item.toTensor());
+           return storage->id != 0 &&
+                  (storage->buffer.epoch != epoch_ || !trace_.buffers[storage->buffer.number].fresh);
+         });
 }
 
 void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
@@ -323,8 +341,18 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   {
     std::lock_guard<FastMutex> lock(mutex_);
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
-    if (pass != pass_) status = enter_pass(pass, &flushed);
+    const bool joins = joins_inputs(op, args);
+    if (joins && !trace_.empty()) {
+      status = flush_locked("join");
+      flushed = true;
+    }
+    if (pass != pass_) {
+      const Status entered = enter_pass(pass, &flushed);
+      if (status.ok()) status = entered;
+    }
+    joining_ = joins;
     begin_record(op, args, source, random);
+    joining_ = false;
     const at::Tensor* result = results.data();
     const uint32_t* length = list_lengths.data();
     for (const ir::ResultDesc& desc : op.results) {
@@ -339,8 +367,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
         }
       }
     }
-    if (trace_.end_record(limits_)) {
-      const Status cut = flush_locked("cut");
+    if (trace_.end_record(limits_) || joins) {
+      const Status cut = flush_locked(joins ? "join" : "cut");
       if (status.ok()) status = cut;
       flushed = true;
     }

@@ -144,6 +144,9 @@ class Recorder {
   void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
   void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
                     std::optional<RandomState> random);
+  // Such an op is a trace of its own, in which each tensor is an input of its own: which of them share memory, with
+  // each other or with what was recorded before, is chance (a batch out of a replay memory), and not to be in the key.
+  bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
   // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
   Status flush_locked(const char* reason, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
@@ -169,6 +172,7 @@ class Recorder {
   uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
   ir::CutLimits limits_;
+  bool joining_ = false;                   // the arguments of such an op are written
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
   Pass pass_ = Pass::kForward;             // the last record's
   uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known

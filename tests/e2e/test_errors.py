@@ -25,6 +25,20 @@ def test_mixed_devices(remote):
     assert (torch.ones(2, device=remote) + torch.tensor(2)).tolist() == [3, 3]
 
 
+def test_numbers_of_the_cpu(device, equal):
+    """0-dim CPU tensors where CUDA takes them, too."""
+    x, number = torch.rand(3, 4), torch.tensor(0.3)
+    functions = (
+        lambda x: F.binary_cross_entropy_with_logits(x, x, pos_weight=number),
+        lambda x: F.binary_cross_entropy_with_logits(x, x, weight=number),
+        lambda x: x.masked_fill(x > 0.5, number),
+        lambda x: x[:, ::2].masked_fill_(x[:, ::2] > 0.5, torch.tensor(7)),
+        lambda x: x.index_fill(0, torch.tensor([0, 2], device=x.device), number),
+    )
+    for function in functions:
+        equal(function(x.to(device)), function(x.clone()))
+
+
 SHAPE_ERRORS = {
     "add": lambda a, b: a + b,
     "matmul": lambda a, b: a @ b,
@@ -39,6 +53,8 @@ SHAPE_ERRORS = {
     "permute": lambda a, b: a.permute(0, 0),
     "expand": lambda a, b: a.expand(3, 3),
     "conv": lambda a, b: F.conv2d(a[None, None], b[None, None, None]),
+    "channels": lambda a, b: F.conv2d(a[None, None], b[None, None].expand(1, 2, 4, 5)),
+    "transposed_channels": lambda a, b: F.conv_transpose1d(a[None], b[None]),
     "bool_minus": lambda a, b: (a > 0) - (a > 1),
 }
 
@@ -261,3 +277,30 @@ else:
 
 def test_fallbacks_are_not_silent(remote):
     assert torch.remote.stats()["client_fallbacks"] == 0
+
+
+OTHER_LAYOUTS = {
+    "sparse": lambda x: x.to_sparse(),
+    "sparse from parts": lambda x: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x),
+    "sparse gradient": lambda x: (
+        F.embedding(torch.zeros(2, dtype=torch.int64, device=x.device), x, sparse=True).sum().backward()
+    ),
+    "sparse gradient of a bag": lambda x: (
+        F.embedding_bag(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x, sparse=True).sum().backward()
+    ),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]) * 2,
+    "nested, by the worker": lambda x: torch._nested_tensor_from_mask(x[None].detach(), x[None, :, 0] > -9),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+    "mkldnn": lambda x: x.to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # prototypes
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_tensors_that_the_device_does_not_have(remote, name):
+    x = torch.randn(2, 3, device=remote, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"^remote: .*device has no"):
+        OTHER_LAYOUTS[name](x)
+        torch.remote.synchronize()
+    assert (x + 1).shape == (2, 3)
+    torch.remote.synchronize()

@@ -1,5 +1,6 @@
 """Counters, logs, dumps, and the guard against building programs."""
 
+import random
 import re
 
 import pytest
@@ -52,6 +53,33 @@ def test_worker_bytes(remote):
     del x
     torch.remote.synchronize()
     assert torch.remote.stats()["worker_bytes"] <= before
+
+
+def test_which_tensors_are_joined_is_not_in_the_key(counted, remote):
+    """A batch out of a replay memory: states of one batch are those of the other, or views of the same tensor."""
+    chance = random.Random(0)
+    rows = torch.randn(4, 3, device=remote)
+    memory = [torch.full((3,), float(i), device=remote) for i in range(12)] + list(rows)
+    torch.remote.synchronize()
+
+    def step():
+        first, second = (chance.choices(range(16), k=6) for _ in range(2))
+        result = torch.stack([memory[i] for i in first]) * 2 - torch.cat([memory[i] for i in second]).view(6, 3)
+        return result.cpu(), torch.stack(
+            [memory[i].cpu() * 2 - memory[j].cpu() for i, j in zip(first, second, strict=True)]
+        )
+
+    step()
+    with counted() as c:
+        results = [step() for _ in range(20)]
+    assert c["programs_built"] == 0
+    for result, expected in results:
+        torch.testing.assert_close(result, expected)
+    # A write between two such ops is seen by the second one only.
+    before = torch.stack(memory[:6])
+    memory[0].add_(1)
+    after = torch.stack([memory[0]] * 6)
+    assert (before[0].tolist(), after[5].tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
 def test_sizes_scalars_and_seeds_are_not_in_the_key(counted, remote):

@@ -1,5 +1,7 @@
 """Training steps: equal to CPU's, and nothing is built once the second step is done, whatever changes."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -206,3 +208,16 @@ def test_amp_training_with_a_scaler(counted, remote):
     with counted() as c:
         losses += [step() for _ in range(20)]
     assert losses[-1] < losses[0] and c["programs_built"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_padded_sequences_at_rest(device):
+    """nn.TransformerEncoder then wants to pack sequences whose padding is at their ends into a nested tensor."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    here = nn.TransformerEncoder(layer, 2).eval()
+    there = copy.deepcopy(here).to(device)
+    x, padding = torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
+    padding[0, 4:] = padding[2, 1:] = True
+    with torch.no_grad():
+        result = there(x.to(device), src_key_padding_mask=padding.to(device)).cpu()
+        torch.testing.assert_close(result[~padding], here(x, src_key_padding_mask=padding)[~padding])

@@ -404,6 +404,10 @@ bool has_own_elements(const at::Tensor& tensor) {
 
 void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   const ir::View& view = graph_.views[result.a];
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !tensor.defined() || (tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized()),
+      "remote: the op makes a tensor of layout ", tensor.layout(), " and dtype ", tensor.scalar_type(),
+      tensor.is_nested() ? ", nested," : "", " and the device has no such tensors; make it on the CPU");
   if (view.dynamic) return take_dynamic(run, view, std::move(tensor));
   const at::Tensor& expected = views_[result.a];
   TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");
