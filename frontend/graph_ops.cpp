@@ -109,6 +109,11 @@ std::vector<py::object> GraphOp::arguments_of(py::handle node) const {
   return all;
 }
 
+bool is_whole_op(py::handle target) {
+  const GraphOp& op = graph_op(target);
+  return op.how == How::kRecord && !(op.desc->flags & ir::kOpHiddenMutation);
+}
+
 const GraphOp& graph_op(py::handle target) {
   static auto* known = new std::unordered_map<PyObject*, GraphOp>;
   const auto found = known->find(target.ptr());

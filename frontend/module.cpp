@@ -8,6 +8,7 @@
 #include "frontend/device_state.h"
 #include "frontend/generator.h"
 #include "frontend/graph_object.h"
+#include "frontend/graph_ops.h"
 #include "frontend/lowering.h"
 #include "frontend/profile.h"
 #include "frontend/recorder.h"
@@ -180,6 +181,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("inputs", &f::Lowering::inputs)
       .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"), py::kw_only(),
            py::arg("low_latency"), py::arg("tune"));
+  module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
   f::bind_profile(module);

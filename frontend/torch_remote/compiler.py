@@ -23,6 +23,7 @@ from torch._dynamo.device_interface import DeviceInterface, register_interface_f
 import torch_remote.remote as remote
 from torch_remote import _C
 from torch_remote.plan import PlanBuilder
+from torch_remote.whole_ops import whole_ops
 
 __all__ = ["backend"]
 
@@ -349,7 +350,8 @@ def backend(
     chosen = _check_options(mode, options)
     if chosen.pop("verify", False):
         graph.graph.lint()
-    return _with_aot(ProgramOptions(**chosen))(graph, example_inputs)
+    with whole_ops():
+        return _with_aot(ProgramOptions(**chosen))(graph, example_inputs)
 
 
 _register_interfaces()
