@@ -174,9 +174,25 @@ struct Lowering::State : GraphBuilder {
     ArgTag tag = ir::number_tag(desc.kind);
     const Sym symbol = number_symbol(value, tag);
     if (desc.role == ir::ArgRole::kStructural && !graph.is_constant(symbol)) {
-      refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+      const std::optional<int64_t> guarded = guarded_value(value);
+      if (!guarded)
+        refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+      return number(tag, symbols.constant(*guarded));
     }
     return number(tag, symbol);
+  }
+
+  // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
+  // late for a guard.
+  std::optional<int64_t> guarded_value(py::handle value) {
+    const py::object val =
+        is_fx_node(value) ? meta_entry(value, names().val) : py::reinterpret_borrow<py::object>(value);
+    if (!symbols.trusts_ranges() || !val || !torch::is_symint(val)) return std::nullopt;
+    const py::object node = val.attr(names().node);
+    if (py::cast<bool>(node.attr("shape_env").attr("frozen")) || !py::cast<bool>(node.attr("has_hint")())) {
+      return std::nullopt;
+    }
+    return py::cast<int64_t>(node.attr("guard_int")("", 0));
   }
 
   // -- nodes ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
 
+import logging
 import warnings
 import weakref
 
@@ -133,6 +134,22 @@ def test_gradients_of_data_dependent_sizes(remote):
     torch.compile(function, backend="remote", dynamic=True)(*there).sum().backward()
     for i in (0, 2):
         torch.testing.assert_close(there[i].grad.cpu(), here[i].grad)
+
+
+def test_a_number_that_a_program_fixes(remote, caplog):
+    """A stride that Dynamo left symbolic: the program is whole, and another stride makes another one."""
+    x, w = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    here, there = [w.clone().requires_grad_(), w.to(remote).requires_grad_()]
+    compiled = torch.compile(lambda x, w, s: F.conv2d(x, w, stride=s).relu(), backend="remote", dynamic=True)
+    caplog.set_level(logging.DEBUG, "torch_remote.compiler")
+    for stride in (2, 3, 2):
+        expected = F.conv2d(x, here, stride=stride).relu()
+        got = compiled(x.to(remote), there, stride)
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+        expected.sum().backward()
+        got.sum().backward()
+        torch.testing.assert_close(there.grad.cpu(), here.grad, rtol=1e-4, atol=1e-4)
+    assert "outside" not in caplog.text
 
 
 @pytest.mark.parametrize("backend", [None, "remote"])

@@ -68,11 +68,9 @@ def copy_tree(tree: Any, device: torch.device | str) -> Any:
         return x
 
     def with_device_names(x: Any) -> Any:
-        return (
-            {k: (str(device) if k == "device" and v == "cpu" else v) for k, v in x.items()}
-            if isinstance(x, dict)
-            else x
-        )
+        if isinstance(x, dict):
+            return {k: (str(device) if k == "device" and v == "cpu" else with_device_names(v)) for k, v in x.items()}
+        return tuple(map(with_device_names, x)) if type(x) is tuple else x
 
     return tree_map(leaf, with_device_names(tree))
 
