@@ -183,7 +183,7 @@ struct Lowering::State : GraphBuilder {
   }
 
   // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
-  // late for a guard.
+  // late for a guard, or where one would say what a tensor's size must be.
   std::optional<int64_t> guarded_value(py::handle value) {
     const py::object val =
         is_fx_node(value) ? meta_entry(value, names().val) : py::reinterpret_borrow<py::object>(value);
@@ -191,6 +191,18 @@ struct Lowering::State : GraphBuilder {
     const py::object node = val.attr(names().node);
     if (py::cast<bool>(node.attr("shape_env").attr("frozen")) || !py::cast<bool>(node.attr("has_hint")())) {
       return std::nullopt;
+    }
+    const py::object made_of = node.attr("expr").attr("free_symbols");
+    for (const py::object& other : kept) {
+      if (py::cast<std::string>(other.attr("op")) != "placeholder") continue;
+      const py::object tensor = meta_entry(other, names().val);
+      if (!tensor || !THPVariable_Check(tensor.ptr())) continue;
+      for (const c10::SymInt& size : THPVariable_Unpack(tensor.ptr()).sym_sizes()) {
+        const py::handle symbolic = Symbols::node_of(size);
+        if (!symbolic) continue;
+        const py::object symbols_of_size = symbolic.attr("expr").attr("free_symbols");
+        if (!py::cast<bool>(made_of.attr("isdisjoint")(symbols_of_size))) return std::nullopt;
+      }
     }
     return py::cast<int64_t>(node.attr("guard_int")("", 0));
   }

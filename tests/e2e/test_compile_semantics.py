@@ -44,6 +44,7 @@ FUNCTIONS = {
     "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), [torch.randn(4)]),
     "nonzero": (lambda x: (x.nonzero().float() * 2).sum(0), [torch.tensor([1.0, 0, 3, 0])]),
     "item": (lambda x: x * x.sum().item(), [torch.randn(4)]),
+    "an int of data": (lambda x: x.item(), [torch.tensor([7])]),
     "size of data": (size_of_data, [torch.randn(6), torch.tensor(4)]),
     "mask": (lambda x: x[x > 0].exp(), [torch.randn(20)]),
     "unique": (lambda x: torch.unique(x) + 1, [torch.tensor([3.0, 1, 1, 2])]),

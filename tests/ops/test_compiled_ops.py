@@ -5,8 +5,8 @@ import torch
 from compiled import check_compiled
 from harness import Report, op_name, ops_for
 
-STRIDE = 12  # every STRIDE-th op in float32, every 6 * STRIDE-th in another dtype, from another one on for each
-GROUP = 6
+STRIDE = 30  # every STRIDE-th op in float32, every 6 * STRIDE-th in another dtype, from another one on for each
+GROUP = 3
 DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.complex64, torch.bool, torch.float64)
 
 
