@@ -90,7 +90,7 @@ def difference(
         return f"{what}: structure {got_shape}, on CPU {want_shape}"
     for i, (g, w) in enumerate(zip(got_leaves, want_leaves, strict=True)):
         if not isinstance(w, torch.Tensor):
-            if values and isinstance(w, (int, float, bool, complex, str)) and g != w and not (g != g and w != w):
+            if values and isinstance(w, (int, float, bool, complex)) and g != w and not (g != g and w != w):
                 return f"{what} {i}: {g!r}, on CPU {w!r}"
             continue
         if not isinstance(g, torch.Tensor) or g.dtype != w.dtype or g.shape != w.shape:
