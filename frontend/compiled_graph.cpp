@@ -109,10 +109,13 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
                 sizes, ", but dim ", d, " must be ", call.values[in.sizes[d]]);
     same = same && (sizes[d] == 1 || strides[d] == call.values[in.strides[d]]);
   }
+  same = same && tensor.is_conj() == in.conj && tensor.is_neg() == in.neg;
   if (same || tensor.numel() == 0) return;
   c10::DimVector wanted;
   for (const Sym stride : in.strides) wanted.push_back(call.values[stride]);
   const at::Tensor copy = make_tensor(sizes, wanted, tensor.scalar_type(), spec_->device);
+  copy._set_conj(in.conj);
+  copy._set_neg(in.neg);
   copy.copy_(tensor);
   if (in.written) {
     call.originals.resize(call.tensors.size());
@@ -144,6 +147,7 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
   for (size_t i = 0; i < spec_->outputs.size(); ++i) {
     const GraphOutput& out = spec_->outputs[i];
     py::object result;
+    at::Tensor tensor;
     switch (out.kind) {
       case GraphOutput::Kind::kObject:
         result = out.object;
@@ -162,15 +166,19 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
         break;
       case GraphOutput::Kind::kInputView: {
         const at::Tensor& base = call.tensors[out.index];
-        result = py::reinterpret_steal<py::object>(
-            THPVariable_Wrap(make_view(base, evaluated(out.sizes), evaluated(out.strides), call.values[out.offset])));
+        tensor = make_view(base, c10::Storage(base.storage()), c10::scalarTypeToTypeMeta(out.dtype),
+                           evaluated(out.sizes), evaluated(out.strides), call.values[out.offset]);
         break;
       }
-      case GraphOutput::Kind::kFresh: {
-        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor_on(
-            call.made[out.index], out.dtype, evaluated(out.sizes), evaluated(out.strides), call.values[out.offset])));
+      case GraphOutput::Kind::kFresh:
+        tensor = tensor_on(call.made[out.index], out.dtype, evaluated(out.sizes), evaluated(out.strides),
+                           call.values[out.offset]);
         break;
-      }
+    }
+    if (tensor.defined()) {
+      tensor._set_conj(out.conj);
+      tensor._set_neg(out.neg);
+      result = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
     }
     PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
   }

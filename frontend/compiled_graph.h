@@ -32,7 +32,7 @@ class CompiledGraph {
   void take(Call& call, const pybind11::list& arguments);
   void take_tensor(Call& call, size_t index, pybind11::handle argument);
   void draw_random(Call& call);
-  // Copies an input to the strides that the graph was made for, if it has others.
+  // Copies an input to the strides (and the lazy conjugate) that the graph was made for, if it has others.
   void fix_strides(Call& call, size_t index);
   pybind11::list results(Call& call, const pybind11::list& arguments);
 

@@ -28,6 +28,7 @@ struct GraphInput {
   // The parameter that the argument gives (complex numbers: two); of a tensor the storage offset.
   ir::Sym param = ir::kNoSym;
   bool written = false;                                   // kTensor
+  bool conj = false, neg = false;                         // kTensor: lazily
   std::vector<ir::Sym> sizes, strides;                    // kTensor: what the graph was made for
   std::vector<std::pair<uint32_t, ir::Sym>> size_params;  // kTensor: dims that give a parameter
 };
@@ -46,8 +47,9 @@ struct GraphOutput {
   Kind kind = Kind::kObject;
   uint32_t index = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
+  bool conj = false, neg = false;  // lazily
   std::vector<ir::Sym> sizes, strides;
-  ir::Sym offset = ir::kNoSym;  // kInputView: from the argument's own
+  ir::Sym offset = ir::kNoSym;
   pybind11::object object;
 };
 

@@ -26,7 +26,7 @@ GraphBuilder::GraphBuilder(c10::DeviceIndex index, bool trust_ranges) : device(i
 
 std::optional<Sym> GraphBuilder::offered_symbol(py::handle expr) {
   PyObject* node = lookup(offered, expr);
-  if (node == nullptr || values.contains(node)) return std::nullopt;
+  if (node == nullptr || !outside.contains(node)) return std::nullopt;
   input(node);
   return symbols.defined(expr);
 }
@@ -122,7 +122,8 @@ const Value& GraphBuilder::value_of(py::handle node) {
 }
 
 const Value& GraphBuilder::input(py::handle node) {
-  if (!outside.contains(node.ptr())) refuse("it needs what the program computes, as a number");
+  // Once: a tensor that is becoming an input is asked for its own sizes.
+  if (outside.erase(node.ptr()) == 0) refuse("it needs what the program computes, as a number");
   const py::object val = meta_entry(node, names().val);
   if (!val) refuse("a node has no example value");
   GraphInput in;
@@ -155,9 +156,12 @@ const Value& GraphBuilder::input(py::handle node) {
 void GraphBuilder::tensor_input(py::handle val, GraphInput& in, Value& value) {
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
   check_plain(tensor);
+  in.conj = value.conj = tensor.is_conj();
+  in.neg = value.neg = tensor.is_neg();
   const c10::Device on = device_of(val);
   in.dtype = tensor.scalar_type();
   if (on.is_cpu() && tensor.dim() == 0) {
+    if (value.conj || value.neg) refuse("a number on the CPU is a lazy conjugate or negative");
     in.kind = GraphInput::Kind::kNumber;
     in.param = symbols.new_param();
     if (c10::isComplexType(in.dtype)) symbols.new_param();
@@ -195,7 +199,6 @@ Sym GraphBuilder::told_by(GraphInput& in, const c10::SymInt& size, uint32_t dim)
 
 void GraphBuilder::check_plain(const at::Tensor& tensor) {
   if (tensor.layout() != c10::kStrided) refuse("a tensor is not strided");
-  if (tensor.is_conj() || tensor.is_neg()) refuse("a tensor is a lazy conjugate or negative");
   if (!ir::is_valid(static_cast<ir::DType>(tensor.scalar_type()))) refuse("a tensor has a dtype that no program holds");
 }
 
@@ -266,19 +269,23 @@ Sym GraphBuilder::elements(py::handle val) {
   return count;
 }
 
+uint32_t GraphBuilder::fresh_view(c10::ScalarType dtype, const Geometry& g) {
+  const Sym bytes = extent(g, c10::elementSize(dtype));
+  return new_view(new_buffer(ir::BufferKind::kFresh, bytes, kNotInput), dtype, g.sizes, g.strides, symbols.constant(0));
+}
+
 Value GraphBuilder::fresh(py::handle val, bool host) {
   Value value;
   if (val.is_none()) return value;
   if (!THPVariable_Check(val.ptr())) refuse("a result is no tensor");
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
   check_plain(tensor);
+  if (tensor.is_conj() || tensor.is_neg()) refuse("a result is a lazy conjugate or negative");
   const c10::Device on = device_of(val);
   value.host = host && on.is_cpu() && tensor.dim() == 0;
   if (!value.host) check_device(on);
-  const Geometry g = geometry(tensor);
-  const uint32_t buffer = new_buffer(ir::BufferKind::kFresh, extent(g, tensor.element_size()), kNotInput);
   value.kind = Value::Kind::kTensor;
-  value.view = new_view(buffer, tensor.scalar_type(), g.sizes, g.strides, symbols.constant(0));
+  value.view = fresh_view(tensor.scalar_type(), geometry(tensor));
   return value;
 }
 
@@ -303,13 +310,20 @@ Value GraphBuilder::view_of(const Value& base, py::handle val) {
   if (in != kNotInput) {
     const auto start = symbols.find(starts[in].offset);
     if (!start) refuse("a storage offset is an expression that no program can hold");
-    at = symbols.expr(ExprKind::kSub, at, *start);
-    at = symbols.expr(ExprKind::kAdd, spec->inputs[in].param, at);
-  }
-  if (static_cast<ir::DType>(tensor.scalar_type()) != graph.views[base.view].dtype && in != kNotInput) {
-    refuse("a view of an input has another dtype");  // its offset counts other elements
+    // From the input's elements to those of this view.
+    const auto from = static_cast<int64_t>(c10::elementSize(spec->inputs[in].dtype));
+    const auto to = static_cast<int64_t>(tensor.element_size());
+    const auto scaled = [&](Sym offset) {
+      if (from == to) return offset;
+      const Sym bytes = symbols.expr(ExprKind::kMul, offset, symbols.constant(from));
+      return symbols.expr(ExprKind::kFloorDiv, bytes, symbols.constant(to));
+    };
+    at = symbols.expr(ExprKind::kSub, at, scaled(*start));
+    at = symbols.expr(ExprKind::kAdd, scaled(spec->inputs[in].param), at);
   }
   value.kind = Value::Kind::kTensor;
+  value.conj = tensor.is_conj();
+  value.neg = tensor.is_neg();
   value.view = new_view(buffer, tensor.scalar_type(), g.sizes, g.strides, at);
   return value;
 }

@@ -30,6 +30,7 @@ struct Value {
   ir::Sym symbol = ir::kNoSym;                     // kNumber, kInt, kFloat, kBool
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
   bool host = false;                               // kTensor: one on the CPU, computed in the program too
+  bool conj = false, neg = false;                  // kTensor: lazily; the view has what torch's memory has
   std::vector<Value> items;                        // kList: a list, or several results
 };
 
@@ -58,7 +59,7 @@ struct GraphBuilder {
   void tensor_input(pybind11::handle val, GraphInput& in, Value& value);
   // A size of an input: known, or a parameter that it gives.
   ir::Sym told_by(GraphInput& in, const c10::SymInt& size, uint32_t dim);
-  static void check_plain(const at::Tensor& tensor);  // strided, not conjugated, of a dtype that programs hold
+  static void check_plain(const at::Tensor& tensor);  // strided, of a dtype that programs hold
   void check_device(c10::Device on) const;
 
   // -- buffers and views
@@ -73,6 +74,8 @@ struct GraphBuilder {
   // Bytes of the memory that a tensor reaches from offset 0.
   ir::Sym extent(const Geometry& g, size_t item_size);
   ir::Sym elements(pybind11::handle val);  // of a fake tensor
+  // A view of new memory.
+  uint32_t fresh_view(c10::ScalarType dtype, const Geometry& g);
   // A new tensor like this fake one. `host`: it may be one of the CPU's.
   Value fresh(pybind11::handle val, bool host = false);
   // A view of `base`'s buffer, like this fake tensor (or list of them).

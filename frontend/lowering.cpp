@@ -54,8 +54,9 @@ struct Lowering::State : GraphBuilder {
         return arg;
       case Value::Kind::kTensor:
         hosts_only &= v.host;
+        if (writes && (v.conj || v.neg)) refuse("a lazy conjugate or negative is written");
         arg.tag = ArgTag::kView;
-        arg.a = v.view;
+        arg.a = resolved(Value(v));
         if (writes) {
           const uint32_t in = input_of_buffer[graph.views[v.view].buffer];
           if (in != kNotInput) written.push_back(in);
@@ -77,6 +78,28 @@ struct Lowering::State : GraphBuilder {
         break;
     }
     refuse("a list stands in a tensor's place");
+  }
+
+  // The view of a tensor whose lazy conjugate or negative is taken: no op of a program knows lazy ones.
+  uint32_t resolved(const Value& value) {
+    uint32_t view = value.view;
+    if (value.conj) view = applied("aten::_conj_physical", view);
+    if (value.neg) view = applied("aten::neg", view);
+    return view;
+  }
+
+  uint32_t applied(std::string_view op, uint32_t from) {
+    const ir::View view = graph.views[from];
+    Geometry g{view.sizes, std::vector<Sym>(view.sizes.size())};
+    Sym stride = symbols.constant(1);
+    for (size_t d = g.sizes.size(); d-- > 0;) {
+      g.strides[d] = stride;
+      stride = symbols.expr(ExprKind::kMul, stride, g.sizes[d]);
+    }
+    const uint32_t result = fresh_view(static_cast<c10::ScalarType>(view.dtype), g);
+    ir::Node& node = new_node(ir::op_desc(ir::find_op(op)), {number(ArgTag::kView, from)}, fx_node);
+    node.results[0] = number(ArgTag::kView, result);
+    return result;
   }
 
   static Arg scalar_tensor(Sym symbol, ArgTag tag) {
@@ -114,7 +137,7 @@ struct Lowering::State : GraphBuilder {
           for (const Value& item : v.items) {
             if (item.kind != Value::Kind::kTensor) refuse("a list holds something else than tensors");
             hosts_only &= item.host;
-            arg.items.push_back(number(ArgTag::kView, item.view));
+            arg.items.push_back(number(ArgTag::kView, resolved(item)));
           }
           return arg;
         }
@@ -151,9 +174,37 @@ struct Lowering::State : GraphBuilder {
     ArgTag tag = ir::number_tag(desc.kind);
     const Sym symbol = number_symbol(value, tag);
     if (desc.role == ir::ArgRole::kStructural && !graph.is_constant(symbol)) {
-      refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+      const std::optional<int64_t> guarded = guarded_value(value);
+      if (!guarded)
+        refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+      return number(tag, symbols.constant(*guarded));
     }
     return number(tag, symbol);
+  }
+
+  // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
+  // late for a guard, or where one would say what a tensor's size must be.
+  std::optional<int64_t> guarded_value(py::handle value) {
+    const py::object val =
+        is_fx_node(value) ? meta_entry(value, names().val) : py::reinterpret_borrow<py::object>(value);
+    if (!symbols.trusts_ranges() || !val || !torch::is_symint(val)) return std::nullopt;
+    const py::object node = val.attr(names().node);
+    if (py::cast<bool>(node.attr("shape_env").attr("frozen")) || !py::cast<bool>(node.attr("has_hint")())) {
+      return std::nullopt;
+    }
+    const py::object made_of = node.attr("expr").attr("free_symbols");
+    for (const py::object& other : kept) {
+      if (py::cast<std::string>(other.attr("op")) != "placeholder") continue;
+      const py::object tensor = meta_entry(other, names().val);
+      if (!tensor || !THPVariable_Check(tensor.ptr())) continue;
+      for (const c10::SymInt& size : THPVariable_Unpack(tensor.ptr()).sym_sizes()) {
+        const py::handle symbolic = Symbols::node_of(size);
+        if (!symbolic) continue;
+        const py::object symbols_of_size = symbolic.attr("expr").attr("free_symbols");
+        if (!py::cast<bool>(made_of.attr("isdisjoint")(symbols_of_size))) return std::nullopt;
+      }
+    }
+    return py::cast<int64_t>(node.attr("guard_int")("", 0));
   }
 
   // -- nodes ----------------------------------------------------------------------------------------------------------
@@ -334,6 +385,7 @@ struct Lowering::State : GraphBuilder {
   }
 
   Value lower(py::handle fx) {
+    fx_node = fx;
     written.clear();
     const py::object target = fx.attr(names().target);
     if (target.is(names().getitem)) {
@@ -407,6 +459,8 @@ struct Lowering::State : GraphBuilder {
     const ir::View& view = graph.views[value.view];
     const uint32_t in = input_of_buffer[view.buffer];
     out.dtype = static_cast<c10::ScalarType>(view.dtype);
+    out.conj = value.conj;
+    out.neg = value.neg;
     out.sizes = view.sizes;
     out.strides = view.strides;
     out.offset = view.offset;
@@ -421,7 +475,8 @@ struct Lowering::State : GraphBuilder {
     return out;
   }
 
-  std::vector<uint32_t> written;  // inputs that the node at hand writes
+  py::handle fx_node;             // the one at hand
+  std::vector<uint32_t> written;  // inputs that it writes
   std::string why_not;
 };
 

@@ -25,6 +25,7 @@ class Symbols {
     graph_.params = kFirstExpr;
   }
 
+  bool trusts_ranges() const { return trust_ranges_; }
   ir::Sym new_param() { return params_++; }
   ir::Sym constant(int64_t value) { return graph_.constant(value); }
   ir::Sym expr(ir::ExprKind kind, ir::Sym a, ir::Sym b) { return graph_.expr(kind, a, b); }

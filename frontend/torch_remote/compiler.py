@@ -19,6 +19,7 @@ import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import torch_remote.remote as remote
 from torch_remote import _C
@@ -183,7 +184,7 @@ class _Splitter:
             return False
         outputs = [node for node in results if isinstance(node, fx.Node) and node not in arguments]
         return all(
-            self.program.returns(node) if node in self.members else isinstance(node.meta["val"], torch.SymInt | int)
+            self.program.returns(node) if node in self.members else _follows_from_sizes(node.meta["val"])
             for node in outputs
         )
 
@@ -298,6 +299,10 @@ def _written(node: fx.Node) -> list[fx.Node]:
             value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             fx.map_arg(value, found.append)
     return found
+
+
+def _follows_from_sizes(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | int) and not free_unbacked_symbols(value)
 
 
 def _reads_data(node: fx.Node) -> bool:

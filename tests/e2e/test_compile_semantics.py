@@ -1,5 +1,6 @@
 """Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
 
+import logging
 import warnings
 import weakref
 
@@ -43,10 +44,19 @@ FUNCTIONS = {
     "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), [torch.randn(4)]),
     "nonzero": (lambda x: (x.nonzero().float() * 2).sum(0), [torch.tensor([1.0, 0, 3, 0])]),
     "item": (lambda x: x * x.sum().item(), [torch.randn(4)]),
+    "an int of data": (lambda x: x.item(), [torch.tensor([7])]),
     "size of data": (size_of_data, [torch.randn(6), torch.tensor(4)]),
     "mask": (lambda x: x[x > 0].exp(), [torch.randn(20)]),
     "unique": (lambda x: torch.unique(x) + 1, [torch.tensor([3.0, 1, 1, 2])]),
     "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * 2j).sum(), [torch.randn(3, 2)]),
+    "lazy conjugates": (
+        lambda x, y: (x.conj(), x.conj() @ y, x.conj().imag, (x * 2).mH, x.expand(2, 3, 4).conj().sum(0)),
+        [torch.randn(3, 4, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)],
+    ),
+    "views of inputs as other dtypes": (
+        lambda x, y: (torch.view_as_real(x[1:])[1:] * 2, x.imag.add_(1), y[1:].view(torch.uint8) + 1),
+        [torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4)],
+    ),
     "lists of views": (lambda x: [*(a * 2 for a in x.split(2)), *x.chunk(3)], [torch.randn(6, 2)]),
     "a bool": (lambda x, up: x + 1 if up else x - 1, [torch.randn(3), True]),
     "an int": (lambda x, n: x * n + x.shape[0], [torch.randn(3), 7]),
@@ -96,6 +106,85 @@ def test_same_as_on_cpu(remote, name, dynamic):
         expected = function(*here)
         to_cpu = tree_map(lambda r: r.cpu() if isinstance(r, torch.Tensor) else r, [result, there])
         torch.testing.assert_close(to_cpu, [expected, here], rtol=1e-4, atol=1e-5)
+
+
+def test_lazy_conjugates_stay_lazy(remote):
+    """As arguments, results and gradients; also where the graph was made for others."""
+    x, y = torch.randn(3, 4, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
+    compiled = torch.compile(lambda x, y: (x.conj(), (x * 2).conj(), x @ y), backend="remote", fullgraph=True)
+    results = compiled(x.to(remote).conj(), y.to(remote))
+    for result, lazy, expected in zip(results, (False, True, False), (x, (x * 2), x.conj() @ y), strict=True):
+        assert result.is_conj() == lazy
+        torch.testing.assert_close(result.cpu().resolve_conj(), expected)
+    square = torch.compile(lambda x: x * x, backend="remote", fullgraph=True)
+    for gradient in (torch.full((3, 4), 1j), torch.full((3, 4), 1j).conj()):
+        there = x.to(remote).requires_grad_()
+        its = gradient.resolve_conj().to(remote)
+        (got,) = torch.autograd.grad(square(there), there, its.conj_physical().conj() if gradient.is_conj() else its)
+        torch.testing.assert_close(got.cpu().resolve_conj(), (2 * x).conj() * gradient)
+
+
+def test_gradients_of_data_dependent_sizes(remote):
+    def function(x, mask, value):
+        return torch.index_put(x, (mask,), value).sin()
+
+    x, mask, value = torch.randn(5), torch.tensor([True, False, True, True, False]), torch.tensor([2.0])
+    here = [x.clone().requires_grad_(), mask, value.clone().requires_grad_()]
+    there = [t.detach().to(remote).requires_grad_(t.requires_grad) for t in here]
+    function(*here).sum().backward()
+    torch.compile(function, backend="remote", dynamic=True)(*there).sum().backward()
+    for i in (0, 2):
+        torch.testing.assert_close(there[i].grad.cpu(), here[i].grad)
+
+
+def test_a_number_that_a_program_fixes(remote, caplog):
+    """A stride that Dynamo left symbolic: the program is whole, and another stride makes another one."""
+    x, w = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    here, there = [w.clone().requires_grad_(), w.to(remote).requires_grad_()]
+    compiled = torch.compile(lambda x, w, s: F.conv2d(x, w, stride=s).relu(), backend="remote", dynamic=True)
+    caplog.set_level(logging.DEBUG, "torch_remote.compiler")
+    for stride in (2, 3, 2):
+        expected = F.conv2d(x, here, stride=stride).relu()
+        got = compiled(x.to(remote), there, stride)
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+        expected.sum().backward()
+        got.sum().backward()
+        torch.testing.assert_close(there.grad.cpu(), here.grad, rtol=1e-4, atol=1e-4)
+    assert "outside" not in caplog.text
+
+
+@pytest.mark.parametrize("backend", [None, "remote"])
+def test_a_kernel_that_changes_its_list_of_indices(remote, backend):
+    """It may, and a program that runs again gives it the same list."""
+
+    def function(x, mask, i, j):
+        return torch.ops.aten._unsafe_masked_index(x, mask, [i, j], 0.0)
+
+    there = torch.compile(function, backend=backend, dynamic=True) if backend else function
+    for n in (4, 5, 5):
+        x, mask = torch.randn(6, 6), torch.randn(n, n) > 0
+        i, j = torch.randint(6, (n, 1)), torch.randint(6, (1, n))
+        got = there(*(t.to(remote) for t in (x, mask, i, j)))
+        torch.testing.assert_close(got.cpu(), function(x, mask, i, j))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(remote, mode, last):
+    """What torch keeps for their gradients has other sizes on CPU than on devices."""
+
+    def function(table, indices, offsets):
+        return F.embedding_bag(indices, table, offsets, mode=mode, include_last_offset=last)
+
+    indices, offsets = torch.tensor([1, 2, 2, 7, 4]), torch.tensor([0, 2, 5] if last else [0, 2])
+    here = torch.randn(10, 4, requires_grad=True)
+    there = here.detach().to(remote).requires_grad_()
+    expected = function(here, indices, offsets)
+    got = torch.compile(function, backend="remote", fullgraph=True)(there, indices.to(remote), offsets.to(remote))
+    torch.testing.assert_close(got.cpu(), expected)
+    expected.pow(2).sum().backward()
+    got.pow(2).sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
 def test_a_module_partly_on_cpu(remote):

@@ -68,33 +68,36 @@ def copy_tree(tree: Any, device: torch.device | str) -> Any:
         return x
 
     def with_device_names(x: Any) -> Any:
-        return (
-            {k: (str(device) if k == "device" and v == "cpu" else v) for k, v in x.items()}
-            if isinstance(x, dict)
-            else x
-        )
+        if isinstance(x, dict):
+            return {k: (str(device) if k == "device" and v == "cpu" else with_device_names(v)) for k, v in x.items()}
+        return tuple(map(with_device_names, x)) if type(x) is tuple else x
 
     return tree_map(leaf, with_device_names(tree))
 
 
 def difference(
-    got: Any, want: Any, what: str, values: bool = True, tolerance: dict[str, float] | None = None
+    got: Any,
+    want: Any,
+    what: str,
+    values: bool = True,
+    tolerance: dict[str, float] | None = None,
+    strides: bool = True,
 ) -> str | None:
-    """What differs between two results, in words; strides and dtypes count."""
+    """What differs between two results, in words; dtypes count. `strides`: they count, too."""
     got_leaves, got_shape = tree_flatten(got)
     want_leaves, want_shape = tree_flatten(want)
     if got_shape != want_shape:
         return f"{what}: structure {got_shape}, on CPU {want_shape}"
     for i, (g, w) in enumerate(zip(got_leaves, want_leaves, strict=True)):
         if not isinstance(w, torch.Tensor):
-            if values and isinstance(w, (int, float, bool, complex, str)) and g != w and not (g != g and w != w):
+            if values and isinstance(w, (int, float, bool, complex)) and g != w and not (g != g and w != w):
                 return f"{what} {i}: {g!r}, on CPU {w!r}"
             continue
         if not isinstance(g, torch.Tensor) or g.dtype != w.dtype or g.shape != w.shape:
             return f"{what} {i}: {describe(g)}, on CPU {describe(w)}"
         if w.layout != torch.strided:
             continue
-        if g.stride() != w.stride() and w.numel() > 1:
+        if strides and g.stride() != w.stride() and w.numel() > 1:
             return f"{what} {i}: strides {g.stride()}, on CPU {w.stride()} (sizes {tuple(w.shape)})"
         if values:
             try:
@@ -231,7 +234,7 @@ def check_op(
     op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report, grad: bool = True
 ) -> None:
     """Every form of an op with its first samples."""
-    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+    name = op_name(op)
     with_grad = (
         grad and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
     )
@@ -245,7 +248,7 @@ def check_op(
     values = not name.startswith(UNINITIALISED)
     values &= not (name.startswith(SUMMED_IN_FLOAT) and dtype in (torch.float16, torch.bfloat16))
     if values and found:
-        values = not any(_moves(x) and is_random(op, ((x.input, *x.args), dict(x.kwargs))) for x in found)
+        values = not any(moves(x) and is_random(op, ((x.input, *x.args), dict(x.kwargs))) for x in found)
     for sample in found:
         for form, call in variants(op, with_grad):
             try:
@@ -265,7 +268,7 @@ def _first(iterable: Any, count: int) -> Iterator[Any]:
         yield item
 
 
-def _moves(sample: Any) -> bool:
+def moves(sample: Any) -> bool:
     try:
         copy_tree((sample.input, sample.args, sample.kwargs), "cpu")
     except NotTransferableError:
@@ -388,7 +391,7 @@ def check_table(
         if error is not None:
             continue
         for sample in found:
-            if not _moves(sample):
+            if not moves(sample):
                 continue
             for _, call in variants(op, grad):
                 with capture:
@@ -404,6 +407,10 @@ def check_table(
                         check_call(sibling, *arguments, device, report)
         capture.calls.clear()
     return tried
+
+
+def op_name(op: OpInfo) -> str:
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
 def ops_for(dtype: torch.dtype) -> list[OpInfo]:

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from harness import Report, check_op, check_table, load_table, ops_for
+from harness import Report, check_op, check_table, load_table, op_name, ops_for
 
-FLOAT_OPS = {
-    op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in ops_for(torch.float32)
-}
+FLOAT_OPS = {op_name(op): op for op in ops_for(torch.float32)}
 GROUP = 10
 NAMES = sorted(FLOAT_OPS)
 GROUPS = [NAMES[i : i + GROUP] for i in range(0, len(NAMES), GROUP)]

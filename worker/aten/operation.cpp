@@ -266,6 +266,7 @@ void Operation::add_argument(const Arg& arg, const c10::Argument& argument,
           check(is_tensor(item));
           tensors.push_back(item.tag == ArgTag::kNone ? std::nullopt : std::optional(tensor(item)));
         }
+        copied_.push_back(static_cast<uint32_t>(arguments_.size()));
         arguments_.emplace_back(std::move(tensors));
       } else {
         for (const Arg& item : arg.items) check(fits(item.tag, element));
@@ -304,6 +305,7 @@ void Operation::call(c10::Stack& stack) {
     return;
   }
   stack.assign(arguments_.begin(), arguments_.end());
+  for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
   if (!random_) {
     op_.redispatchBoxed(kCpu, &stack);
     return;

@@ -65,6 +65,7 @@ class Operation {
   std::vector<c10::IValue> arguments_;
   std::vector<at::Tensor> results_;  // kOut: after the arguments; kSpecial: see SpecialCall
   std::vector<Number> numbers_;
+  std::vector<uint32_t> copied_;  // arguments that kernels may write to: lists of optional tensors, given as they are
 };
 
 }  // namespace torch_remote::worker::aten

@@ -278,6 +278,9 @@ void run_bernoulli_tensor(const SpecialCall& call) {
 void run_bernoulli_new(const SpecialCall& call) {
   if (call.results[0].defined()) bernoulli(call.results[0], philox_of(call), self_of(call));
 }
+void run_bernoulli_out(const SpecialCall& call) {
+  bernoulli(call.args.back().toTensor(), philox_of(call), self_of(call));
+}
 void run_bernoulli_p(const SpecialCall& call) {
   if (call.results[0].defined()) bernoulli(call.results[0], philox_of(call), number(call.args[1]));
 }
@@ -322,6 +325,7 @@ Special find_random(std::string_view name) {
       {"aten::bernoulli_.float", run_bernoulli_float},
       {"aten::bernoulli_.Tensor", run_bernoulli_tensor},
       {"aten::bernoulli", run_bernoulli_new},
+      {"aten::bernoulli.out", run_bernoulli_out},
       {"aten::bernoulli.p", run_bernoulli_p},
       {"aten::rand", run_rand},
       {"aten::rand.generator", run_rand},

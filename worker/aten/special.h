@@ -8,7 +8,7 @@
 #include <string_view>
 
 // Ops that this executor computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone), and attention and recurrent layers recorded for any device.
+// seed and offset alone), attention and recurrent layers recorded for any device, and bags of embeddings.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
@@ -27,6 +27,7 @@ Special find_special(std::string_view name);
 
 Special find_random(std::string_view name);
 Special find_attention(std::string_view name);
+Special find_embedding(std::string_view name);
 Special find_rnn(std::string_view name);
 
 }  // namespace torch_remote::worker::aten

@@ -1,0 +1,27 @@
+"""Some ops of torch's op_db, compiled for the device, against CPU; `run.py --what compiled` has them all."""
+
+import pytest
+import torch
+from compiled import check_compiled
+from harness import Report, op_name, ops_for
+
+STRIDE = 30  # every STRIDE-th op in float32, every 6 * STRIDE-th in another dtype, from another one on for each
+GROUP = 3
+DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.complex64, torch.bool, torch.float64)
+
+
+def groups():
+    for start, dtype in enumerate(DTYPES):
+        stride = STRIDE if dtype == torch.float32 else 6 * STRIDE
+        ops = sorted(ops_for(dtype), key=op_name)[start::stride]
+        for i in range(0, len(ops), GROUP):
+            yield pytest.param(dtype, ops[i : i + GROUP], id=f"{str(dtype)[6:]}-{op_name(ops[i])}")
+
+
+@pytest.mark.parametrize(("dtype", "ops"), groups())
+def test_compiled_ops_equal_cpu(remote, dtype, ops):
+    report = Report()
+    for op in ops:
+        check_compiled(op, dtype, remote, 2, report)
+    failed = [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
+    assert not failed, "\n".join(failed)
