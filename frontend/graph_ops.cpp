@@ -111,7 +111,7 @@ std::vector<py::object> GraphOp::arguments_of(py::handle node) const {
 
 bool is_whole_op(py::handle target) {
   const GraphOp& op = graph_op(target);
-  return op.how == How::kRecord && !(op.desc->flags & ir::kOpHiddenMutation);
+  return op.how == How::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);
 }
 
 const GraphOp& graph_op(py::handle target) {

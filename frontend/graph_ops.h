@@ -37,7 +37,8 @@ struct GraphOp {
   std::vector<pybind11::object> arguments_of(pybind11::handle node) const;
 };
 
-// Whether a node of this operator (an OpOverload) is one op of a program that does all that it does. With the GIL.
+// Whether this operator (an OpOverload) is recorded as one op, in eager code too, and writes what its schema says. With
+// the GIL.
 bool is_whole_op(pybind11::handle target);
 
 // Of an FX node's target; remembered. With the GIL.

@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
 
 from torch_remote.compiler import compile_graph
+from torch_remote.whole_ops import whole_ops
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -128,5 +129,6 @@ def load_exported(
     program._state_dict = dict(program._state_dict)
     program._constants = dict(program._constants)
     program = move_to_device_pass(program, str(torch.device(device)))
-    composites = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
-    return ExportedModule(program.run_decompositions(composites))
+    with whole_ops():
+        composites = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
+        return ExportedModule(program.run_decompositions(composites))

@@ -1,7 +1,8 @@
-"""Ops that a program can hold as they are, but that torch takes apart while AOTAutograd traces: kept whole here.
+"""Ops that programs hold as they are, but that torch takes apart while AOTAutograd traces: kept whole here.
 
-Interpolation becomes index arithmetic and gathers, whose gradient is a slow accumulation, and shrinkage some pointwise
-ops, because their Python kernels for the keys Autograd and CompositeImplicitAutograd say so.
+These are the interpolations, which would become index arithmetic and gathers, with an accumulation into gathered places
+as their gradient. Of the other ops that torch takes apart so, all but a few pointwise ones are composed in eager code
+too.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 from torch_remote import _C
 
 __all__ = ["whole_ops"]
 
-_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
+_LINEAR += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+_COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that take ops apart
 _lock = threading.RLock()  # compilers may run on several threads, and within each other
+
+Kernels = dict[DispatchKey, Callable[..., Any]]
 
 
 def _nearest(op: OpOverload) -> Callable[..., Any]:
-    """Of the overload that F.interpolate calls, as a call of `op`, which takes sizes."""
+    """Of the overload that F.interpolate calls, as a call of `op`, which takes sizes only."""
 
     def kernel(x: Any, output_size: Any, scale_factors: Any) -> Any:
         size = upsample_compute_output_size(x.size(), output_size, scale_factors)
@@ -46,30 +50,37 @@ def _linear(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+def _backward_meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
+    """For sizes that are symbolic, which most of C++'s shape functions do not take."""
+    return gradient.new_empty(input_size).to(memory_format=suggest_memory_format(gradient))
+
+
 @functools.cache
-def _kernels() -> dict[OpOverload, Callable[..., Any] | None]:
-    """By op: what it is to do instead of its Python kernel; None: what C++ does."""
-    known = [op for op in decomposition_table if isinstance(op, OpOverload) and op.py_kernels.keys() & set(_KEYS)]
-    kernels: dict[OpOverload, Callable[..., Any] | None] = {op: None for op in known if _C.is_whole_op(op)}
+def _replaced() -> dict[OpOverload, Kernels]:
+    """By op: the Python kernels that are to be in place of those for composition."""
+    kernels: dict[OpOverload, Kernels] = {}
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
-            packet = getattr(torch.ops.aten, name)
-            if _C.is_whole_op(packet.default):
-                kernels[packet.vec] = make(packet.default)
+            forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
+            if not (_C.is_whole_op(forward.default) and _C.is_whole_op(backward)):
+                continue
+            kernels[forward.default] = {}
+            kernels[forward.vec] = dict.fromkeys(_COMPOSED, make(forward.default))
+            if DispatchKey.Meta not in backward.py_kernels:
+                kernels[backward] = {DispatchKey.Meta: _backward_meta}
     return kernels
 
 
 @contextlib.contextmanager
 def whole_ops() -> Iterator[None]:
-    """While it is entered, tracing leaves the ops whole that programs can hold."""
+    """While it is entered, tracing leaves these ops whole, with sizes that may be symbolic."""
     with _lock:
-        saved = {op: op.py_kernels.copy() for op in _kernels()}
+        saved = {op: op.py_kernels.copy() for op in _replaced()}
         try:
-            for op, kernel in _kernels().items():
-                for key in _KEYS:
+            for op, kernels in _replaced().items():
+                for key in _COMPOSED:
                     op.py_kernels.pop(key, None)
-                    if kernel is not None:
-                        op.py_kernels[key] = kernel
+                op.py_kernels.update(kernels)
                 op._dispatch_cache.clear()
             yield
         finally:

@@ -293,6 +293,34 @@ def test_numbers_of_the_cpu_do_not_split_a_graph(remote, compiled_graphs):
     assert {type(graph).__name__ for graph in compiled_graphs} == {"CompiledGraph"}
 
 
+@pytest.mark.parametrize(
+    ("op", "dims", "options"),
+    [
+        ("upsample_nearest1d", 1, {"scale_factor": 2}),
+        ("upsample_nearest2d", 2, {"size": (7, 9)}),
+        ("_upsample_nearest_exact3d", 3, {"scale_factor": 1.5, "mode": "nearest-exact"}),
+        ("upsample_bilinear2d", 2, {"scale_factor": 2.5, "mode": "bilinear"}),
+        ("upsample_bicubic2d", 2, {"scale_factor": 2.0, "mode": "bicubic", "align_corners": True}),
+        ("_upsample_bicubic2d_aa", 2, {"size": (4, 5), "mode": "bicubic", "antialias": True}),
+    ],
+)
+def test_interpolation_is_one_op_and_one_program(remote, counted, op, dims, options):
+    compiled = torch.compile(lambda x: F.interpolate(x * 1, **options), backend="remote", fullgraph=True)
+    for more in (0, 1, 3, 4):
+        there = torch.randn(2 + more, 3, *range(5 + more, 5 + more + dims), requires_grad=True)
+        here = there.detach().to(remote).requires_grad_()
+        with counted() as c, torch.remote.trace() as trace:
+            result = compiled(here)
+            result.sin().sum().backward()
+        assert c["programs_built"] == 0 or more < 3
+        text = "".join(graph.to_text() for graph in trace.graphs)
+        assert f"{op}(" in text and f"{op}_backward(" in text
+        expected = F.interpolate(there, **options)
+        expected.sin().sum().backward()
+        torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(here.grad.cpu(), there.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
     """Also in a graph that is more than one program."""
     seen = []
