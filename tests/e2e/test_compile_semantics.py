@@ -321,6 +321,35 @@ def test_interpolation_is_one_op_and_one_program(remote, counted, op, dims, opti
         torch.testing.assert_close(here.grad.cpu(), there.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, w, b: F.layer_norm(x, (6,), w[:6], b[:6]),
+        lambda x, w, b: F.layer_norm(x, (6,)) * w[0] + b[0],
+        lambda x, w, b: F.layer_norm(x, (6,), w[:6].float(), b[:6].float()).to(x.dtype),
+        lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b, training=True),
+        lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b),
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        lambda x, w, b: F.rms_norm(x, (6,), w[:6]) + b[0],
+    ],
+    ids=["layer", "layer, plain", "layer, mixed", "batch", "batch at rest", "instance", "group", "rms"],
+)
+def test_norms_in_half_precision(remote, norm, dtype):
+    """torch foresees float statistics for other devices than the CPU."""
+    there = [torch.randn(s, dtype=dtype, requires_grad=True) for s in [(4, 8, 6), (8,), (8,)]]
+    here = [t.detach().to(remote).requires_grad_() for t in there]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rms_norm of other types than the weight's
+        result, expected = torch.compile(norm, backend="remote", fullgraph=True)(*here), norm(*there)
+    torch.testing.assert_close(result.cpu(), expected, rtol=2e-2, atol=2e-2)
+    for loss in (result, expected):
+        loss.float().sin().sum().backward()
+    for mine, its in zip(here, there, strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), its.grad, rtol=5e-2, atol=5e-2)
+
+
 def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
     """Also in a graph that is more than one program."""
     seen = []

@@ -8,6 +8,7 @@
 #include <bit>
 #include <unordered_set>
 
+#include "worker/aten/norm.h"
 #include "worker/aten/philox.h"
 #include "worker/aten/schema.h"
 
@@ -175,6 +176,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   }
 
   special_ = find_special(name);
+  if (!special_) special_ = find_norm(node, graph);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
