@@ -84,6 +84,28 @@ TEST_P(TransportTest, FramesArriveInOrderAsTheyWereSent) {
   }
 }
 
+TEST_P(TransportTest, WhoWaitsBusilyMeetsTheSameFrames) {
+  b->busy_wait(2ms);
+  const auto start = std::chrono::steady_clock::now();
+  Frame frame;
+  EXPECT_EQ(b->receive(&frame, 0ms).code(), ErrorCode::kTimeout);
+  EXPECT_EQ(b->receive(&frame, 1ms).code(), ErrorCode::kTimeout);   // ends before it would sleep
+  EXPECT_EQ(b->receive(&frame, 10ms).code(), ErrorCode::kTimeout);  // sleeps
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 11ms);
+  for (const auto pause : {0ms, 1ms, 5ms}) {
+    std::thread sender([&] {
+      std::this_thread::sleep_for(pause);
+      EXPECT_TRUE(a->send(header(1), pattern(10, 1), attachment(*a, 100'000, 8)).ok());
+    });
+    ASSERT_TRUE(b->receive(&frame, kLong).ok());
+    sender.join();
+    EXPECT_EQ(frame.control, pattern(10, 1));
+    EXPECT_TRUE(holds(*frame.attachment, 100'000, 8));
+  }
+  a = nullptr;
+  EXPECT_EQ(b->receive(&frame, kLong).code(), ErrorCode::kLost);
+}
+
 TEST_P(TransportTest, LargeControlMessagesArriveWhole) {
   const std::vector<uint8_t> large = pattern(9'000'001, 3);
   std::thread sender([&] { EXPECT_TRUE(a->send(header(1), large, nullptr).ok()); });

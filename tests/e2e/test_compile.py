@@ -1,9 +1,15 @@
 """torch.compile(backend="remote"): equal to eager on the device and to CPU, for all sizes."""
 
+import re
+import time
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from torch_remote import _C
 
 
 @pytest.fixture(autouse=True)
@@ -225,10 +231,36 @@ def test_modes(remote, mode):
     assert torch.equal(compiled(torch.sin, mode=mode)(x).cpu(), torch.sin(x).cpu())
 
 
+def test_low_latency_keeps_the_worker_awake(remote):
+    """As long as calls follow each other: it then need not be woken."""
+
+    def sleeps_a_call(function):
+        def sleeps():
+            status = Path(f"/proc/{_C.worker_info(0)['process']}/status").read_text()
+            return int(re.search(r"\nvoluntary_ctxt_switches:\s*(\d+)", status)[1])
+
+        function(x).cpu()
+        before = sleeps()
+        for _ in range(300):
+            function(x).cpu()
+            end = time.perf_counter() + 50e-6
+            while time.perf_counter() < end:
+                pass
+        return (sleeps() - before) / 300
+
+    torch.remote.restart()
+    x = torch.randn(8, device=remote)
+    # (A machine that is busy otherwise may keep anybody waiting for long.)
+    assert max(sleeps_a_call(compiled(torch.sin)) for _ in range(3)) > 0.8
+    assert min(sleeps_a_call(compiled(torch.sin, mode="reduce-overhead")) for _ in range(5)) < 0.3
+
+
 def test_unknown_options_are_refused(remote):
     x = torch.randn(4, device=remote)
-    with pytest.raises(Exception, match=r"unknown name 'speed'; known: verify"):
+    with pytest.raises(Exception, match=r"unknown name 'speed'; known: low_latency \(.*\); tune \(.*\); verify"):
         compiled(torch.sin, options={"speed": 11})(x)
+    with pytest.raises(Exception, match=r"TypeError.*options\['tune'\] must be True or False, got 3"):
+        compiled(torch.sin, options={"tune": 3})(x)
     assert compiled(torch.sin, options={"verify": True})(x).shape == (4,)
 
 

@@ -78,13 +78,13 @@ def watching() -> Iterator[Watch]:
     watch = Watch()
     compile_graph = compiler.compile_graph
 
-    def counted(module: torch.fx.GraphModule, *, guarded: bool) -> Callable[[list[Any]], Any]:
+    def counted(module: torch.fx.GraphModule, **options: Any) -> Callable[[list[Any]], Any]:
         watch.graphs += 1
         context = torch._guards.TracingContext.try_get()
         env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
         before = len(env.guards) if env is not None else 0
         symbols = size_symbols(module)
-        compiled = compile_graph(module, guarded=guarded)
+        compiled = compile_graph(module, **options)
         if env is not None:
             watch.narrowed.extend(str(g.expr) for g in env.guards[before:] if g.expr.free_symbols & symbols)
         return compiled

@@ -50,7 +50,7 @@ std::vector<Temporary> temporaries(const ir::Graph& graph, std::string_view op) 
   return found;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** out, tr_error* error) {
+int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_program** out, tr_error* error) {
   ir::Graph graph;
   if (const Status status = ir::decode_program(bytes, size, &graph); !status) {
     std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
@@ -68,7 +68,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, tr_program** 
     }
   }
   const auto changed = ir::encode_program(graph);
-  if (const int failed = g_real->load(executor, changed.data(), changed.size(), &program->real, error)) {
+  if (const int failed = g_real->load(executor, changed.data(), changed.size(), tune, &program->real, error)) {
     delete program;
     return failed;
   }
