@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <bit>
+#include <utility>
 
 #include "frontend/fx.h"
 
@@ -26,6 +27,16 @@ GraphBuilder::GraphBuilder(c10::DeviceIndex index, bool trust_ranges) : device(i
 
 std::optional<Sym> GraphBuilder::offered_symbol(py::handle expr) {
   PyObject* node = lookup(offered, expr);
+  if (node == nullptr && !offered_tensors.empty()) {
+    for (PyObject* tensor : std::exchange(offered_tensors, {})) {
+      const py::object val = meta_entry(tensor, names().val);
+      for (const c10::SymInt& size : THPVariable_Unpack(val.ptr()).sym_sizes()) {
+        const py::handle symbolic = Symbols::node_of(size);
+        if (symbolic) PyDict_SetDefault(offered.ptr(), symbolic.attr("expr").ptr(), tensor);
+      }
+    }
+    node = lookup(offered, expr);
+  }
   if (node == nullptr || !outside.contains(node)) return std::nullopt;
   input(node);
   return symbols.defined(expr);

@@ -93,9 +93,10 @@ struct GraphBuilder {
   std::unique_ptr<CompiledGraphSpec> spec = std::make_unique<CompiledGraphSpec>();
   ir::Graph graph;
   Symbols symbols;
-  bool hosts_only = false;                // of the node at hand: no tensor of the device was among its arguments
-  std::unordered_set<PyObject*> outside;  // nodes that may become inputs
-  pybind11::dict offered;                 // by the sizes (sympy expressions) that they tell
+  bool hosts_only = false;                 // of the node at hand: no tensor of the device was among its arguments
+  std::unordered_set<PyObject*> outside;   // nodes that may become inputs
+  pybind11::dict offered;                  // by the sizes (sympy expressions) that they tell
+  std::vector<PyObject*> offered_tensors;  // whose sizes nobody has asked for yet
   std::unordered_map<PyObject*, Value> values;
   std::vector<pybind11::object> kept;  // the nodes in `values`
   pybind11::list input_nodes;

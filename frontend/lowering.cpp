@@ -489,10 +489,7 @@ void Lowering::offer(py::object node) {
   if (val && torch::is_symint(val)) {
     state_->offered[val.attr(names().node).attr("expr")] = node;
   } else if (val && THPVariable_Check(val.ptr())) {
-    for (const c10::SymInt& size : THPVariable_Unpack(val.ptr()).sym_sizes()) {
-      const py::handle symbolic = Symbols::node_of(size);
-      if (symbolic) PyDict_SetDefault(state_->offered.ptr(), symbolic.attr("expr").ptr(), node.ptr());
-    }
+    state_->offered_tensors.push_back(node.ptr());
   }
   state_->outside.insert(node.ptr());
   state_->kept.push_back(std::move(node));
