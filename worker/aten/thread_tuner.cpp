@@ -10,7 +10,7 @@ namespace {
 // Of the work that is estimated to be worth threads: outside of this nothing is measured.
 constexpr double kSurelyOne = 1.0 / 64, kSurelyAll = 64;
 // All threads must win by so much: they also take the cores from others.
-constexpr double kGain = 0.9;
+constexpr double kGain = 0.75;
 
 }  // namespace
 
@@ -31,10 +31,11 @@ void ThreadTuner::resize(std::span<const double> work, std::vector<bool>* parall
 void ThreadTuner::add(size_t index, uint64_t ns, std::vector<bool>* parallel) {
   Node& node = nodes_[index];
   const bool all = next(index);
-  node.least[all] = node.count[all] == 0 ? ns : std::min(node.least[all], ns);
-  ++node.count[all];
+  node.times[all][node.count[all]++] = ns;
   if (node.count[0] < kSamples || node.count[1] < kSamples) return;
-  const bool wins = static_cast<double>(node.least[1]) < kGain * static_cast<double>(node.least[0]);
+  for (auto& times : node.times) std::ranges::nth_element(times, times.begin() + kSamples / 2);
+  const auto median = [&](size_t way) { return static_cast<double>(node.times[way][kSamples / 2]); };
+  const bool wins = median(1) < kGain * median(0);
   (wins ? node.all_from : node.one_up_to) = node.work;
   (*parallel)[index] = wins;
   node.open = false;

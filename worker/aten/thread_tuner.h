@@ -12,8 +12,9 @@ namespace torch_remote::worker::aten {
 // thread won, and for larger ones where all did, so that a node whose sizes change is not measured for ever.
 class ThreadTuner {
  public:
-  // How often a node is timed in each of the two ways; the least time counts.
-  static constexpr uint32_t kSamples = 5;
+  // How often a node is timed in each of the two ways; the median counts. (Not the least: with all threads that is a
+  // call for which every other thread happened to be awake.)
+  static constexpr uint32_t kSamples = 9;
 
   // The nodes' sizes are new: `work` of each as `estimate_work` has it. Sets in `parallel` what is known.
   void resize(std::span<const double> work, std::vector<bool>* parallel);
@@ -32,7 +33,7 @@ class ThreadTuner {
     double work = 0;
     bool open = false;
     std::array<uint32_t, 2> count{};  // by way
-    std::array<uint64_t, 2> least{};
+    std::array<std::array<uint64_t, kSamples>, 2> times{};  // ns
   };
   std::vector<Node> nodes_;
   size_t open_ = 0;

@@ -95,7 +95,7 @@ TEST(ThreadTuner, LearnsForOtherSizesToo) {
   EXPECT_FALSE(tuner.open() || parallel[0]);
   tuner.resize(std::vector<double>{kWorthThreads * 8}, &parallel);
   ASSERT_TRUE(tuner.open());
-  tune(tuner, 0, {40000, 30000}, parallel);
+  tune(tuner, 0, {40000, 25000}, parallel);
   EXPECT_TRUE(parallel[0]);
   tuner.resize(std::vector<double>{kWorthThreads * 9}, &parallel);
   EXPECT_TRUE(!tuner.open() && parallel[0]);
