@@ -127,13 +127,84 @@ def measure(name: str, rounds: int) -> str:
     )
 
 
+def modes(rounds: int) -> None:
+    """What a call of a small net costs in each mode. A session each, since low latency is for good."""
+
+    def once(mode: str) -> tuple[float, float]:
+        torch.remote.restart()
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        layers = [layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+        net = torch.compile(torch.nn.Sequential(*layers).to(REMOTE), backend="remote", mode=mode)
+        x = torch.randn(4, 64, device=REMOTE)
+
+        def sample() -> tuple[float, float]:
+            end = time.perf_counter() + 100e-6  # the code between calls
+            while time.perf_counter() < end:
+                pass
+            begin = time.perf_counter()
+            y = net(x)
+            called = time.perf_counter()
+            y.cpu()
+            return called - begin, time.perf_counter() - begin
+
+        with torch.no_grad():
+            for _ in range(100):
+                sample()
+            call, whole = zip(*(sample() for _ in range(300)), strict=True)
+        return statistics.median(call), statistics.median(whole)
+
+    print("| mode | a call | with its result on the CPU |\n|---|---:|---:|")
+    times = {mode: [once(mode) for _ in range(rounds)] for mode in ("default", "reduce-overhead")}
+    for mode, samples in times.items():
+        call, whole = (statistics.median(sample) * 1e6 for sample in zip(*samples, strict=True))
+        print(f"| {mode} | {call:.0f} µs | {whole:.0f} µs |", flush=True)
+
+
+def tuned(name: str, rounds: int) -> str:
+    """Training steps, as they are and tuned, in one session."""
+    model = zoo.MODELS[name]
+    torch.manual_seed(0)
+    net = model.make().to(REMOTE)
+    batch = {key: value.to(REMOTE) for key, value in model.batch(8, 32).items()}
+
+    def make(mode: str) -> Callable[[], float]:
+        torch._dynamo.reset()
+        run = torch.compile(net, backend="remote", mode=mode)
+        step = step_of(model, net, run, torch.optim.SGD(net.parameters(), 0.0))
+        for _ in range(30):
+            step(batch).item()
+
+        def sample() -> float:
+            begin = time.perf_counter()
+            for _ in range(5):
+                loss = step(batch)
+            loss.item()
+            return (time.perf_counter() - begin) / 5
+
+        return sample
+
+    samples = [make("default"), make("max-autotune-no-cudagraphs")]
+    default, with_tuning = (
+        statistics.median(t) for t in zip(*([s() for s in samples] for _ in range(rounds)), strict=True)
+    )
+    return f"| {name} | {default * 1e3:.2f} ms | {with_tuning * 1e3:.2f} ms | {with_tuning / default:.2f} |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, help=f"of {', '.join(zoo.MODELS)}")
     parser.add_argument("--rounds", type=int, default=11, help="pairs of step times")
+    parser.add_argument("--modes", action="store_true", help="instead: what torch.compile's modes give")
     parser.add_argument("--inductor", action="store_true", help="also the first step with Inductor on the CPU (slow)")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.modes:
+        modes(args.rounds)
+        print("\n| model | default | tuned | ratio |\n|---|---:|---:|---:|")
+        for name in args.models:
+            print(tuned(name, args.rounds), flush=True)
+        return 0
     print(
         "| model | graph breaks | programs built at sizes 3 to 10 | our share of a call | our compilation "
         "| first step | first step, Inductor on CPU | compiled step | recorded step | ratio |\n"
