@@ -155,8 +155,9 @@ def modes(rounds: int) -> None:
         return statistics.median(call), statistics.median(whole)
 
     print("| mode | a call | with its result on the CPU |\n|---|---:|---:|")
-    times = {mode: [once(mode) for _ in range(rounds)] for mode in ("default", "reduce-overhead")}
-    for mode, samples in times.items():
+    names = ("default", "reduce-overhead")
+    times = [[once(mode) for mode in names] for _ in range(rounds)]
+    for mode, samples in zip(names, zip(*times, strict=True), strict=True):
         call, whole = (statistics.median(sample) * 1e6 for sample in zip(*samples, strict=True))
         print(f"| {mode} | {call:.0f} µs | {whole:.0f} µs |", flush=True)
 
@@ -185,9 +186,8 @@ def tuned(name: str, rounds: int) -> str:
         return sample
 
     samples = [make("default"), make("max-autotune-no-cudagraphs")]
-    default, with_tuning = (
-        statistics.median(t) for t in zip(*([s() for s in samples] for _ in range(rounds)), strict=True)
-    )
+    pairs = [[sample() for sample in samples] for _ in range(rounds)]
+    default, with_tuning = (statistics.median(times) for times in zip(*pairs, strict=True))
     return f"| {name} | {default * 1e3:.2f} ms | {with_tuning * 1e3:.2f} ms | {with_tuning / default:.2f} |"
 
 
