@@ -26,11 +26,6 @@ using c10::Stream;
 
 [[gnu::tls_model("initial-exec")]] thread_local DeviceIndex current = 0;  // read without a call
 
-void check_device(DeviceIndex device) {
-  TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device),
-              "; remote:0 to remote:", kDeviceCount - 1, " exist");
-}
-
 // -- memory
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +36,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "remote: device memory cannot be copied through a pointer; use tensor.copy_");
   }
-  bool initialized() override { return existing_client(0) != nullptr; }
+  bool initialized() override { return existing_client(current) != nullptr; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
@@ -130,7 +125,7 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex device) const override { return existing_client(device) != nullptr; }
   void init() const override { check_not_forked(); }
-  DeviceIndex deviceCount() const override { return kDeviceCount; }
+  DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
   void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
   DeviceIndex getCurrentDevice() const override { return current; }
   DeviceIndex exchangeDevice(DeviceIndex device) const override { return maybeExchangeDevice(device); }
@@ -173,7 +168,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     if (device.has_index()) set_current_device(device.index());
   }
   void uncheckedSetDevice(Device device) const noexcept override {
-    if (device.has_index() && device.index() >= 0 && device.index() < kDeviceCount) current = device.index();
+    if (device.has_index() && device.index() >= 0 && device.index() < device_count()) current = device.index();
   }
   Stream getStream(Device device) const override { return default_stream(device); }
   Stream getDefaultStream(Device device) const override { return default_stream(device); }
@@ -181,7 +176,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   Stream getNewStream(Device device, int) const override { return default_stream(device); }
   Stream exchangeStream(Stream stream) const override { return default_stream(stream.device()); }
   void* getStreamNativeHandle(const Stream) const override { return nullptr; }
-  DeviceIndex deviceCount() const noexcept override { return kDeviceCount; }
+  DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
 
   void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
@@ -232,10 +227,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
 
 DeviceIndex current_device() { return current; }
 
-void set_current_device(DeviceIndex device) {
-  check_device(device);
-  current = device;
-}
+void set_current_device(DeviceIndex device) { current = checked_device(device); }
 
 void register_device() {
   c10::SetAllocator(DeviceType::PrivateUse1, &allocator());

@@ -5,9 +5,11 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <sstream>
 
 #include "frontend/device_state.h"
 #include "frontend/diagnostics.h"
@@ -25,8 +27,8 @@ struct Connection {
 
 struct State {
   std::mutex mutex;  // starting and ending
-  std::array<std::atomic<remote::Client*>, kDeviceCount> clients{};
-  std::array<Connection, kDeviceCount> connections;
+  std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
+  std::array<Connection, kMaxDevices> connections;
   std::atomic<bool> forked{false};
   std::atomic<bool> used{false};
 };
@@ -46,9 +48,24 @@ void after_fork_in_child() {
   }
 }
 
-Status start(Connection& connection) {
+// The workers' names, by device.
+std::vector<std::string> worker_names() {
   const char* setting = std::getenv("TORCH_REMOTE_WORKER");
-  const std::string where = setting != nullptr && *setting != '\0' ? setting : "local";
+  std::istringstream all(setting != nullptr ? setting : "");
+  std::vector<std::string> names;
+  for (std::string name; std::getline(all, name, ',');) names.push_back(name.empty() ? "local" : name);
+  if (names.empty()) names.emplace_back("local");
+  return names;
+}
+
+Status start(c10::DeviceIndex device, Connection& connection) {
+  const std::vector<std::string> names = worker_names();  // as they are now
+  if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
+    return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(names.size()) +
+                           " workers, and remote:" + std::to_string(device) + " is used; at most " +
+                           std::to_string(kMaxDevices) + " can be named, with commas between them");
+  }
+  const std::string& where = names[device];
   std::shared_ptr<remote::CaptureWriter> capture;
   if (Status status = open_capture(&capture); !status) return status;
   const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
@@ -74,7 +91,9 @@ void stop(Connection& connection) {
 void set_worker_lost(const std::string& message) {
   const py::object type = py::module_::import("torch_remote.errors").attr("WorkerLost");
   py::object session = py::none(), acknowledged = py::none();
-  if (const remote::Client* client = existing_client(0)) {
+  for (int i = 0; i < device_count(); ++i) {
+    const remote::Client* client = existing_client(static_cast<c10::DeviceIndex>(i));
+    if (client == nullptr || client->health().ok()) continue;
     session = py::int_(client->session());
     acknowledged = py::int_(client->last_acknowledged());
   }
@@ -85,6 +104,20 @@ void set_worker_lost(const std::string& message) {
 thread_local std::unique_ptr<python_error> interrupted;
 
 }  // namespace
+
+int device_count() noexcept {
+  static const auto count = static_cast<int>(std::min<size_t>(worker_names().size(), kMaxDevices));
+  return count;
+}
+
+c10::DeviceIndex checked_device(int index) {
+  const int last = device_count() - 1;
+  TORCH_CHECK(
+      index >= 0 && index <= last, "remote: there is no device remote:", index, "; ",
+      last == 0 ? std::string("remote:0 is the only one") : "remote:0 to remote:" + std::to_string(last) + " exist",
+      " (TORCH_REMOTE_WORKER names a worker for each, with commas between them)");
+  return static_cast<c10::DeviceIndex>(index);
+}
 
 remote::WorkerFiles& paths() {
   static auto* instance = new remote::WorkerFiles;
@@ -113,7 +146,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     Connection connection;
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
-      *status = start(connection);
+      *status = start(device, connection);
     }
     if (!status->ok()) {
       stop(connection);
@@ -151,7 +184,7 @@ void restart(c10::DeviceIndex device) {
 
 void shutdown() {
   if (in_bad_fork()) return;
-  for (int i = 0; i < kDeviceCount; ++i) restart(static_cast<c10::DeviceIndex>(i));
+  for (int i = 0; i < device_count(); ++i) restart(static_cast<c10::DeviceIndex>(i));
 }
 
 int worker_process(c10::DeviceIndex device) {

@@ -12,7 +12,12 @@
 // The connection of each device: started on first use, ended with the process, or by torch.remote.restart().
 namespace torch_remote::frontend {
 
-inline constexpr int kDeviceCount = 1;
+inline constexpr int kMaxDevices = 16;
+
+// As many as TORCH_REMOTE_WORKER names workers (with commas between them) when this is first called.
+int device_count() noexcept;
+// The index, or an error if there is no such device.
+c10::DeviceIndex checked_device(int index);
 
 // Set once, by the Python package, before first use.
 remote::WorkerFiles& paths();

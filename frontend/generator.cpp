@@ -5,6 +5,10 @@
 
 #include <array>
 #include <cstring>
+#include <vector>
+
+#include "frontend/device.h"
+#include "frontend/device_state.h"
 
 namespace torch_remote::frontend {
 
@@ -75,18 +79,17 @@ RemoteGenerator* RemoteGenerator::clone_impl() const {
 
 const at::Generator& default_generator(c10::DeviceIndex device) {
   static const auto generators = [] {
-    std::array<at::Generator, kDeviceCount> all;
-    for (int i = 0; i < kDeviceCount; ++i)
-      all[i] = at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i));
+    std::vector<at::Generator> all;
+    for (int i = 0; i < device_count(); ++i) {
+      all.push_back(at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i)));
+    }
     return all;
   }();
-  TORCH_CHECK(device < kDeviceCount, "remote: there is no device remote:", static_cast<int>(device),
-              "; remote:0 to remote:", kDeviceCount - 1, " exist");
-  return generators[device < 0 ? 0 : device];
+  return generators[checked_device(device < 0 ? current_device() : device)];
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {
-  return at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(device < 0 ? 0 : device));
+  return at::make_generator<RemoteGenerator>(checked_device(device < 0 ? current_device() : device));
 }
 
 }  // namespace torch_remote::frontend

@@ -19,6 +19,8 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "frontend/device.h"
+#include "frontend/device_state.h"
 #include "frontend/generator.h"
 #include "frontend/recorder.h"
 #include "frontend/tensor.h"
@@ -33,11 +35,9 @@ using c10::IValue;
 using c10::SymIntArrayRef;
 
 c10::DeviceIndex index_of(std::optional<c10::Device> device) {
-  const c10::DeviceIndex index = device.has_value() && device->has_index() ? device->index() : 0;
-  TORCH_CHECK(index < kDeviceCount, "remote: there is no device remote:", static_cast<int>(index),
-              "; remote:0 to remote:", kDeviceCount - 1, " exist");
+  const bool given = device.has_value() && device->has_index();
   check_not_forked();
-  return index;
+  return given ? checked_device(device->index()) : current_device();
 }
 
 void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
@@ -278,10 +278,12 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   } else if (!is_remote(self)) {
     copy_to_host(self, source);
   } else {
-    TORCH_CHECK(self.device() == source.device(), "remote: copies between ", source.device(), " and ", self.device(),
-                " are not supported; go through the CPU");
     at::assert_no_partial_overlap(self, source);
-    record_copy(self, source);
+    if (self.device() == source.device()) {
+      record_copy(self, source);
+    } else {  // workers do not know each other
+      copy_to_device(self, source.cpu());
+    }
   }
   return self;
 }

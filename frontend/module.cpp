@@ -32,7 +32,7 @@ py::dict stats() {
   py::dict all;
   remote::Counters sum;
   uint64_t ops = 0;
-  for (int i = 0; i < kDeviceCount; ++i) {
+  for (int i = 0; i < device_count(); ++i) {
     ops += Recorder::get(static_cast<c10::DeviceIndex>(i)).ops_recorded();
     const remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i));
     if (worker == nullptr) continue;
@@ -67,38 +67,32 @@ py::dict stats() {
 
 void reset_stats() {
   reset_client_fallbacks();
-  for (int i = 0; i < kDeviceCount; ++i) {
+  for (int i = 0; i < device_count(); ++i) {
     Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
     if (remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i))) worker->reset_counters();
   }
 }
 
-c10::DeviceIndex checked(int device) {
-  TORCH_CHECK(device >= 0 && device < kDeviceCount, "remote: there is no device remote:", device,
-              "; remote:0 to remote:", kDeviceCount - 1, " exist");
-  return static_cast<c10::DeviceIndex>(device);
-}
-
 void synchronize(int device) {
   check_not_forked();
   py::gil_scoped_release release;
-  Recorder::get(checked(device)).synchronize();
+  Recorder::get(checked_device(device)).synchronize();
 }
 
 void flush(int device) {
   check_not_forked();
   py::gil_scoped_release release;
-  Recorder::get(checked(device)).flush("flush");
+  Recorder::get(checked_device(device)).flush("flush");
 }
 
 void restart_device(int device) {
   check_not_forked();
   py::gil_scoped_release release;
-  Recorder::get(checked(device)).restart();
+  Recorder::get(checked_device(device)).restart();
 }
 
 py::object worker_info(int device) {
-  const remote::Client* worker = existing_client(checked(device));
+  const remote::Client* worker = existing_client(checked_device(device));
   if (worker == nullptr) return py::none();
   py::dict info;
   info["session"] = worker->session();
@@ -131,7 +125,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
 
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
   TORCH_CHECK(least >= 1 && least <= most, "remote: cut limits must be 1 <= min <= max, got ", least, " and ", most);
-  Recorder::get(checked(device)).set_limits({least, most});
+  Recorder::get(checked_device(device)).set_limits({least, most});
 }
 
 }  // namespace
@@ -151,25 +145,25 @@ PYBIND11_MODULE(_C, module) {
                f::shutdown();
              }));
   module.def("in_bad_fork", f::in_bad_fork);
-  module.def("is_connected", [](int device) { return f::existing_client(f::checked(device)) != nullptr; });
+  module.def("is_connected", [](int device) { return f::existing_client(f::checked_device(device)) != nullptr; });
   module.def("worker_info", wrap_pybind_function(f::worker_info));
-  module.def("device_count", [] { return f::kDeviceCount; });
+  module.def("device_count", f::device_count);
   module.def("current_device", [] { return static_cast<int>(f::current_device()); });
-  module.def("set_device", wrap_pybind_function([](int device) { f::set_current_device(f::checked(device)); }));
+  module.def("set_device", wrap_pybind_function([](int device) { f::set_current_device(f::checked_device(device)); }));
   module.def("default_generator",
-             wrap_pybind_function([](int device) { return f::default_generator(f::checked(device)); }));
+             wrap_pybind_function([](int device) { return f::default_generator(f::checked_device(device)); }));
   module.def("expect_no_compile", wrap_pybind_function([](int device, bool expect) {
-               f::Recorder::get(f::checked(device)).expect_no_compile(expect);
+               f::Recorder::get(f::checked_device(device)).expect_no_compile(expect);
              }));
   module.def("take_unexpected_compile", wrap_pybind_function([](int device) {
-               return f::Recorder::get(f::checked(device)).take_unexpected_compile();
+               return f::Recorder::get(f::checked_device(device)).take_unexpected_compile();
              }));
   f::bind_graphs(module);
   py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())
       .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"));
   py::class_<f::Lowering>(module, "Lowering")
       .def(py::init([](int device, bool trust_ranges) {
-        return std::make_unique<f::Lowering>(f::checked(device), trust_ranges);
+        return std::make_unique<f::Lowering>(f::checked_device(device), trust_ranges);
       }))
       .def("offer", wrap_pybind_function(&f::Lowering::offer))
       .def("add", wrap_pybind_function(&f::Lowering::add))

@@ -97,7 +97,7 @@ void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waitin
 
 template <class F>
 void for_each_device(F&& f) {
-  for (int i = 0; i < kDeviceCount; ++i) f(static_cast<c10::DeviceIndex>(i));
+  for (int i = 0; i < device_count(); ++i) f(static_cast<c10::DeviceIndex>(i));
 }
 
 void start(uint64_t limit) {

@@ -22,9 +22,9 @@ std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(
 }  // namespace
 
 // Never destroyed: tensors may die during exit.
-const std::array<Recorder*, kDeviceCount> Recorder::all_ = [] {
-  std::array<Recorder*, kDeviceCount> all{};
-  for (int i = 0; i < kDeviceCount; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
+const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
+  std::array<Recorder*, kMaxDevices> all{};
+  for (int i = 0; i < kMaxDevices; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
   return all;
 }();
 

@@ -164,7 +164,7 @@ class Recorder {
   void check_not_lost(const RemoteStorage* storage) const;
   void forget_trace();
 
-  static const std::array<Recorder*, kDeviceCount> all_;
+  static const std::array<Recorder*, kMaxDevices> all_;
 
   const c10::DeviceIndex device_;
   FastMutex mutex_;

@@ -136,10 +136,12 @@ class _Splitter:
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
         self.fixed: dict[fx.Node, torch.Tensor] = {}  # the same at every call
         self.effects = False  # whether the plan has something that must run
+        self.several = remote.device_count() > 1
+        self.device = remote.current_device()  # of the program at hand
         self.begin()
 
     def begin(self) -> None:
-        self.program = _C.Lowering(remote.current_device(), self.guarded)
+        self.program = _C.Lowering(self.device, self.guarded)
         self.members: dict[fx.Node, None] = {}  # of the program
         self.numbers: dict[fx.Node, None] = {}  # that follow from the sizes of members
         self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors
@@ -196,6 +198,8 @@ class _Splitter:
 
     def take(self, node: fx.Node) -> None:
         inputs = node.all_input_nodes
+        if self.several:
+            self.go_to(next((index for n in (node, *inputs) for index in _devices(n)), self.device))
         if any(i in self.written for i in inputs):
             self.close()
         if self.add(node):
@@ -222,6 +226,13 @@ class _Splitter:
                 return
         log.debug("%s runs outside of a program: %s", node.format_node(), reason)
         self.emit(node, effect)
+
+    def go_to(self, device: int) -> None:
+        """A program is on one device."""
+        if device != self.device:
+            self.close()
+            self.device = device
+            self.begin()
 
     def have(self, node: fx.Node) -> None:
         self.values[node] = None
@@ -283,10 +294,15 @@ class _Splitter:
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
-def _on_device(node: fx.Node) -> bool:
+def _devices(node: fx.Node) -> list[int]:
+    """Of its tensors, as far as they are on our devices."""
     value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(v, torch.Tensor) and v.device.type == "remote" for v in values)
+    tensors = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
+    return [remote._index(v.device) for v in tensors if v.device.type == "remote"]
+
+
+def _on_device(node: fx.Node) -> bool:
+    return bool(_devices(node))
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -32,7 +32,7 @@ class ThreadTuner {
     double all_from;
     double work = 0;
     bool open = false;
-    std::array<uint32_t, 2> count{};  // by way
+    std::array<uint32_t, 2> count{};                        // by way
     std::array<std::array<uint64_t, kSamples>, 2> times{};  // ns
   };
   std::vector<Node> nodes_;

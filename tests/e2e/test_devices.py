@@ -1,0 +1,119 @@
+"""Several devices, each with a worker of its own."""
+
+import pytest
+
+COPIES = """
+import torch, torch_remote
+assert torch.remote.device_count() == torch.accelerator.device_count() == 2
+a = torch.arange(6.0, device="remote:0").view(2, 3)
+b = a.t().to("remote:1")
+assert b.device == torch.device("remote:1") and torch.equal(b.cpu(), a.cpu().t()) and b.stride() == (1, 3)
+b[0] = torch.tensor([7, 8], device="remote:0")  # another dtype, into a view
+assert b.cpu().tolist() == [[7, 8], [1, 4], [2, 5]]
+assert (b + torch.tensor(1.0)).device.index == 1  # a number of the CPU
+
+try:
+    a @ b
+except RuntimeError as error:
+    assert "same device" in str(error) and "remote:1" in str(error) and ".to(" in str(error)
+else:
+    raise AssertionError
+try:
+    torch.ones(2, device="remote:2")
+except RuntimeError as error:
+    assert "no device remote:2; remote:0 to remote:1 exist" in str(error) and "TORCH_REMOTE_WORKER" in str(error)
+else:
+    raise AssertionError
+
+with torch.remote.device(1):
+    assert torch.ones(1, device="remote").device.index == torch.remote.current_device() == 1
+assert torch.remote.current_device() == 0
+workers = [torch.remote.get_device_properties(i).worker for i in range(2)]
+assert workers[0] != workers[1], workers
+
+torch.manual_seed(3)
+x = [torch.rand(4, device=f"remote:{i}").cpu() for i in range(2)]
+assert torch.equal(*x)  # both were seeded, and have their own numbers
+assert len(torch.remote.get_rng_state_all()) == 2
+"""
+
+TRAIN = """
+import copy, torch, torch_remote
+from torch import nn
+
+class Split(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.second(x.to(self.second.weight.device)).log_softmax(-1)
+
+torch.manual_seed(0)
+here = Split()
+split = copy.deepcopy(here)
+split.first.to("remote:1")
+split.second.to("remote:0")
+run = torch.compile(split, backend="remote", dynamic=True) if COMPILED else split
+optimizers = [torch.optim.AdamW(net.parameters(), 0.01) for net in (here, split)]
+for step, count in enumerate([5, 3, 8, 4, 6, 7]):
+    x = torch.randn(count, 8)
+    torch.remote.reset_stats()
+    losses = [-here(x)[:, 0].mean(), -run(x.to("remote:1"))[:, 0].mean()]
+    for loss, optimizer in zip(losses, optimizers):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(losses[1].cpu(), losses[0])
+    assert step < 3 or torch.remote.stats()["programs_built"] == 0
+for mine, its in zip(split.parameters(), here.parameters()):
+    torch.testing.assert_close(mine.detach().cpu(), its.detach(), rtol=1e-4, atol=1e-5)
+"""
+
+LOST = """
+import os, signal, torch, torch_remote
+a, b = (torch.ones(3, device=f"remote:{i}") * 2 for i in range(2))
+assert a.sum().item() == b.sum().item() == 6
+info = [torch_remote._C.worker_info(i) for i in range(2)]
+os.kill(info[1]["process"], signal.SIGKILL)
+try:
+    (b + 1).cpu()
+except torch.remote.WorkerLost as error:
+    assert error.session == info[1]["session"] and "killed" in str(error), (error, error.session)
+else:
+    raise AssertionError
+assert (a + 1).sum().item() == 9  # the other one lives on
+torch.remote.restart(1)
+assert torch.full((2,), 4.0, device="remote:1").sum().item() == 8
+"""
+
+
+@pytest.mark.parametrize("workers", ["local,local", "local,inproc"])
+def test_copies_errors_and_seeds(script, workers):
+    script(COPIES, TORCH_REMOTE_WORKER=workers)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_on_two_devices(script, compiled):
+    script(TRAIN.replace("COMPILED", str(compiled)), TORCH_REMOTE_WORKER="local,local")
+
+
+def test_a_lost_worker_is_one_devices_loss(script):
+    script(LOST, TORCH_REMOTE_WORKER="local,local")
+
+
+def test_too_many(script):
+    script(
+        """
+    import torch, torch_remote
+    try:
+        torch.ones(1, device="remote")
+        torch.remote.synchronize()
+    except RuntimeError as error:
+        assert "names 17 workers" in str(error) and "at most 16" in str(error)
+    else:
+        raise AssertionError
+    """,
+        TORCH_REMOTE_WORKER=",".join(["local"] * 17),
+    )
