@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "frontend/metas/structured_metas.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -306,6 +307,19 @@ bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
 
 }  // namespace
 
+// Torch's own shape function of the op, called without the dispatcher. (That of index_add takes the first slice of
+// tensors that have none.)
+static bool calls_structured(const OpEntry& op, const IValue* args) {
+  if (op.structured == nullptr) return false;
+  const ir::Opcode opcode = op.desc->opcode;
+  if (opcode != ir::ops::aten_index_add && opcode != ir::ops::aten_index_add_ && opcode != ir::ops::aten_index_reduce &&
+      opcode != ir::ops::aten_index_reduce_) {
+    return true;
+  }
+  return std::none_of(args, args + op.arg_count,
+                      [](const IValue& arg) { return arg.isTensor() && arg.toTensor().numel() == 0; });
+}
+
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dynamic) return Tier::kDynamic;
   if (op.uploads_allowed && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
@@ -319,7 +333,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   }
   if (op.single != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
-  if (op.structured != nullptr) {
+  if (calls_structured(op, args)) {
     call_meta(op, args, stack);
     op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     take_results(op, args, stack, out);
@@ -458,15 +472,16 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
       stack.push_back(args[i].isGenerator() ? IValue() : map_tensors(args[i], mirror));
     }
   }
+  const bool structured = calls_structured(op, args);
   try {
-    if (op.structured != nullptr) {
+    if (structured) {
       op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     } else {
       op.meta_calls.fetch_add(1, std::memory_order_relaxed);
       op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     }
   } catch (const c10::NotImplementedError& error) {
-    if (op.structured != nullptr || !is_missing_meta(error)) throw;
+    if (structured || !is_missing_meta(error)) throw;
     return false;
   } catch (const py::error_already_set& error) {
     if (!is_missing_meta(error)) throw;

@@ -249,3 +249,14 @@ def test_threads_may_use_the_device_together(device):
     for thread in threads:
         thread.join()
     assert results == {i: (i + 200) * 10 for i in range(4)}
+
+
+def test_index_add_of_nothing(device):
+    """Torch's shape function takes the first slice of tensors that have none."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    x = torch.ones(3, 1, device=device, requires_grad=True)
+    x.index_select(-1, nothing).sum().backward()
+    assert torch.equal(x.grad.cpu(), torch.zeros(3, 1))
+    assert torch.ones(3, 0, device=device).index_add(1, nothing, torch.ones(3, 0, device=device)).shape == (3, 0)
+    with pytest.raises((RuntimeError, IndexError)):
+        torch.ones(3, 2, device=device).index_add(1, nothing, torch.ones(3, 1, device=device))
