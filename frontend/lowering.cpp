@@ -524,10 +524,14 @@ bool Lowering::is_host(py::handle node) const {
 
 bool Lowering::returns(py::handle node) {
   if (!is_host(node)) return true;
+  auto& steps = state_->spec->host_steps;
+  const size_t before = steps.size();
   try {
     host_step(*state_, node);
     return true;
-  } catch (const Refused&) {
+  } catch (const Refused&) {  // what it is made of is not needed either
+    steps.erase(steps.begin() + static_cast<ptrdiff_t>(before), steps.end());
+    std::erase_if(state_->host_steps, [&](const auto& step) { return step.second >= before; });
     return false;
   }
 }
