@@ -227,7 +227,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
 
 DeviceIndex current_device() { return current; }
 
-void set_current_device(DeviceIndex device) { current = checked_device(device); }
+void set_current_device(int device) { current = checked_device(device); }
 
 void register_device() {
   c10::SetAllocator(DeviceType::PrivateUse1, &allocator());

@@ -8,6 +8,6 @@ namespace torch_remote::frontend {
 void register_device();
 
 c10::DeviceIndex current_device();
-void set_current_device(c10::DeviceIndex device);
+void set_current_device(int device);
 
 }  // namespace torch_remote::frontend

@@ -149,7 +149,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("device_count", f::device_count);
   module.def("current_device", [] { return static_cast<int>(f::current_device()); });
-  module.def("set_device", wrap_pybind_function([](int device) { f::set_current_device(f::checked_device(device)); }));
+  module.def("set_device", wrap_pybind_function(f::set_current_device));
   module.def("default_generator",
              wrap_pybind_function([](int device) { return f::default_generator(f::checked_device(device)); }));
   module.def("expect_no_compile", wrap_pybind_function([](int device, bool expect) {

@@ -56,12 +56,13 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
 void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     const ir::ArgDesc& arg = op.desc->args[i];
-    if (arg.kind == ir::ArgKind::kDType && args[i].isInt()) {
-      TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(args[i].toScalarType()), "remote: '", op.desc->name,
-                                  "' cannot make a tensor of dtype ", args[i].toScalarType(),
-                                  ", as the device has no quantized tensors; quantize on the CPU");
+    if (arg.role != ir::ArgRole::kOperand) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          arg.kind != ir::ArgKind::kDType || !args[i].isInt() || !c10::isQIntType(args[i].toScalarType()), "remote: '",
+          op.desc->name, "' cannot make a tensor of dtype ", args[i].toScalarType(),
+          ", as the device has no quantized tensors; quantize on the CPU");
+      continue;
     }
-    if (arg.role != ir::ArgRole::kOperand) continue;
     IValue& value = args[i];
     if (value.isTensor()) {
       check_operand(op, arg, value.toTensor(), device);

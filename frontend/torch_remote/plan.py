@@ -20,19 +20,19 @@ class _Slot:
         self.index = index
 
 
-def _filled(template: Any, values: list[Any]) -> Any:
-    kind = type(template)
-    if kind is _Slot:
-        return values[template.index]
-    if kind is list:
-        return [_filled(item, values) for item in template]
-    if kind is tuple:
-        return tuple([_filled(item, values) for item in template])
-    if kind is dict:
-        return {key: _filled(item, values) for key, item in template.items()}
-    if kind is slice:
-        return slice(*[_filled(item, values) for item in (template.start, template.stop, template.step)])
-    return template
+def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """A copy of an argument in which `by` gives what stands for each object of this kind."""
+    if isinstance(value, kind):
+        return by(value)
+    if isinstance(value, list):
+        return [_replaced(item, kind, by) for item in value]
+    if isinstance(value, tuple):
+        return tuple([_replaced(item, kind, by) for item in value])
+    if isinstance(value, dict):
+        return {key: _replaced(item, kind, by) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*[_replaced(item, kind, by) for item in (value.start, value.stop, value.step)])
+    return value
 
 
 @dataclass(slots=True)
@@ -59,8 +59,12 @@ class Plan:
         values: list[Any] = [None] * self._size
         values[: len(arguments)] = arguments
         arguments.clear()
+
+        def value_of(slot: _Slot) -> Any:
+            return values[slot.index]
+
         for step in self._steps:
-            args, kwargs = _filled(step.args, values), _filled(step.kwargs, values)
+            args, kwargs = _replaced(step.args, _Slot, value_of), _replaced(step.kwargs, _Slot, value_of)
             for index in step.last:
                 values[index] = None
             result = step.call(*args, **kwargs)
@@ -70,7 +74,7 @@ class Plan:
             else:
                 values[step.results[0]] = result
             del args, kwargs, result
-        return _filled(self._results, values)
+        return _replaced(self._results, _Slot, value_of)
 
 
 @dataclass(slots=True)
@@ -117,22 +121,13 @@ class PlanBuilder:
             steps.append((wish, [node for node in used if node not in needed]))
             needed.update(used)
         slots = {node: i for i, node in enumerate(self._inputs)}
+
+        def slot_of(node: fx.Node) -> _Slot:
+            return _Slot(slots[node])
+
         made: list[_Step] = []
         for wish, last in reversed(steps):
-            args, kwargs = self._template((wish.args, wish.kwargs), slots)
+            args, kwargs = _replaced((wish.args, wish.kwargs), fx.Node, slot_of)
             places = tuple(slots.setdefault(node, len(slots)) for node in wish.nodes)
             made.append(_Step(wish.call, args, kwargs, places, wish.several, tuple(slots[node] for node in last)))
-        return Plan(len(slots), made, self._template(results, slots))
-
-    def _template(self, value: Any, slots: dict[fx.Node, int]) -> Any:
-        if isinstance(value, fx.Node):
-            return _Slot(slots[value])
-        if isinstance(value, list):
-            return [self._template(item, slots) for item in value]
-        if isinstance(value, tuple):
-            return tuple([self._template(item, slots) for item in value])
-        if isinstance(value, dict):
-            return {key: self._template(item, slots) for key, item in value.items()}
-        if isinstance(value, slice):
-            return slice(*[self._template(item, slots) for item in (value.start, value.stop, value.step)])
-        return value
+        return Plan(len(slots), made, _replaced(results, fx.Node, slot_of))

@@ -33,9 +33,9 @@ void store(const at::Tensor& result, const at::Tensor& value) {
   result.narrow(0, 0, count).copy_(value.narrow(0, 0, count));
 }
 
-void run(const SpecialCall& call, const char* name) {
+void run(const SpecialCall& call, const c10::OperatorHandle& op) {
   c10::Stack stack(call.args.begin(), call.args.end());
-  find_operator(name).redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   const at::Tensor &indices = call.args[kIndices].toTensor(), &offsets = call.args[kOffsets].toTensor();
   for (size_t i = 0; i < call.results.size(); ++i) {
     const at::Tensor& result = call.results[i];
@@ -49,9 +49,17 @@ void run(const SpecialCall& call, const char* name) {
 }  // namespace
 
 Special find_embedding(std::string_view name) {
-  if (name == "aten::_embedding_bag") return [](const SpecialCall& call) { run(call, "aten::_embedding_bag"); };
+  if (name == "aten::_embedding_bag") {
+    return [](const SpecialCall& call) {
+      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag");
+      run(call, op);
+    };
+  }
   if (name == "aten::_embedding_bag_forward_only") {
-    return [](const SpecialCall& call) { run(call, "aten::_embedding_bag_forward_only"); };
+    return [](const SpecialCall& call) {
+      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag_forward_only");
+      run(call, op);
+    };
   }
   return nullptr;
 }

@@ -26,11 +26,12 @@ constexpr Norm kNorms[] = {
 template <size_t Index>
 void run(const SpecialCall& call) {
   const Norm& norm = kNorms[Index];
+  static const c10::OperatorHandle op = find_operator(norm.name);
   c10::Stack stack(call.args.begin(), call.args.end());
   for (const size_t i : norm.statistics) {
     stack[i] = stack[i].toTensor().to(call.args[norm.input].toTensor().scalar_type());
   }
-  find_operator(norm.name).redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   for (size_t i = 0; i < call.results.size(); ++i) {
     if (call.results[i].defined()) call.results[i].copy_(stack[i].toTensor());
   }
