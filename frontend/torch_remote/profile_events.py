@@ -20,9 +20,10 @@ _SHARED_TRACK = 1  # of traces that several threads recorded; no thread of ours 
 class _Writer:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.ids = itertools.count(1)
         # Numbers of messages, by worker and sequence: ids of async events. Arrows have ids of their own, two a message.
-        self.messages: dict[tuple[int, int], int] = {}
+        # Taken before any event is written: a reply is in the log before its message if the sender was preempted.
+        sends = [(e.worker, e.sequence) for e in recording.client if e.kind == "send"]
+        self.messages = {message: number for number, message in enumerate(sends, 1)}
         taken = {recording.process}
         self.pids = []
         for worker in recording.workers:
@@ -112,7 +113,7 @@ class _Writer:
                 if number is not None and (e.worker, e.sequence) in self.taken:
                     yield self.arrow(number, False, self.recording.process, e.thread, e.end - 1, "reply")
             case "send":
-                number = self.messages[e.worker, e.sequence] = next(self.ids)
+                number = self.messages[e.worker, e.sequence]
                 yield span(f"send {e.name}", message=e.sequence, bytes=e.bytes, attachment=e.attachment or None)
                 if (e.worker, e.sequence) in self.taken:
                     yield self.arrow(number, True, self.recording.process, e.thread, e.begin, e.name)

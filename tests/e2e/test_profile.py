@@ -312,6 +312,22 @@ def test_no_worker_is_started_by_a_profile_and_the_first_is_recorded(script, rem
     assert counts == "1 3"  # client, wire, worker
 
 
+def test_a_reply_that_is_logged_before_its_message():
+    """The thread that sends may be preempted between the sending and the logging of it."""
+    from torch_remote.profile_events import chrome_events
+    from torch_remote.profile_recording import ClientEvent, Recording, Worker, WorkerMessage
+
+    def event(kind: str, name: str, thread: int, begin: int, end: int) -> ClientEvent:
+        return ClientEvent(kind, name, thread, begin, end, 0, 1, -1, 0, 8, 0, "")
+
+    log = [event("reply", "", 12, 6000, 6500), event("send", "read", 11, 1000, 9000)]
+    for client in (log, log[::-1]):
+        worker = Worker(20, "local", None, 0, None, messages=[WorkerMessage("read", 1, 2000, 5000)])
+        events = chrome_events(Recording(10, 0, 10_000, {11: "main", 12: "reader"}, client, 0, [worker]))
+        check_format(events)
+        assert sorted(e["name"] for e in events if e["ph"] in "sf") == ["read", "read", "reply", "reply"]
+
+
 def test_clocks():
     from torch_remote.profile_recording import clock_of
 
