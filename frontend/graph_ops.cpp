@@ -1,5 +1,6 @@
 #include "frontend/graph_ops.h"
 
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <string>
@@ -91,6 +92,19 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   op.desc = desc;
 }
 
+// As FX nodes hold it: a dtype, where the schema has its number.
+py::object default_of(const c10::Argument& argument) {
+  const auto& value = argument.default_value();
+  if (!value) return {};
+  c10::TypePtr type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (type->kind() == c10::TypeKind::ScalarTypeType && value->isInt()) {
+    return py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<c10::ScalarType>(value->toInt()))));
+  }
+  return torch::jit::toPyObject(*value);
+}
+
 }  // namespace
 
 std::vector<py::object> GraphOp::arguments_of(py::handle node) const {
@@ -129,9 +143,7 @@ const GraphOp& graph_op(py::handle target) {
     if (handle) {
       op.handle = handle;
       for (const c10::Argument& argument : handle->schema().arguments()) {
-        const auto& otherwise = argument.default_value();
-        op.arguments.push_back({py::str(argument.name()),
-                                otherwise.has_value() ? torch::jit::toPyObject(otherwise.value()) : py::object()});
+        op.arguments.push_back({py::str(argument.name()), default_of(argument)});
       }
       classify(*handle, name, op);
     }

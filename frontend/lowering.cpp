@@ -523,11 +523,11 @@ bool Lowering::is_host(py::handle node) const {
 }
 
 bool Lowering::returns(py::handle node) {
-  if (!is_host(node)) return true;
   auto& steps = state_->spec->host_steps;
   const size_t before = steps.size();
   try {
-    host_step(*state_, node);
+    (void)state_->value_of(node);  // what was offered becomes an input
+    if (is_host(node)) host_step(*state_, node);
     return true;
   } catch (const Refused&) {  // what it is made of is not needed either
     steps.erase(steps.begin() + static_cast<ptrdiff_t>(before), steps.end());

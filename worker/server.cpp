@@ -81,6 +81,7 @@ class Server {
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status acknowledge();
+  Status tell_failed_check();
   // Puts what was recorded since the last time into *events and builder_.
   using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
   Programs take_profile(Profile& profile, AttachmentPtr* events);
@@ -235,6 +236,9 @@ Status Server::acknowledge() {
   return send(Type::kProgress, done_);
 }
 
+// Nobody may get to see what comes after a failed check without its failure.
+Status Server::tell_failed_check() { return session_->failed_check() ? acknowledge() : Status(); }
+
 // -- messages
 // -----------------------------------------------------------------------------------------------------------
 
@@ -298,8 +302,9 @@ Status Server::run_program(Frame& frame) {
   FailurePtr failure;
   Status status = session_->run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
-  builder_.Clear();
   if (failure) session_->reported(failure);
+  if (status = tell_failed_check(); !status) return status;
+  builder_.Clear();
   const auto error = encode(failure);
   const auto words = builder_.CreateVector(words_);
   builder_.Finish(wire::CreateRunReply(builder_, error, words));
@@ -359,8 +364,9 @@ Status Server::read(Frame& frame) {
       }
     }
   }
-  builder_.Clear();
   if (failure) session_->reported(failure);
+  if (Status status = tell_failed_check(); !status) return status;
+  builder_.Clear();
   const auto error = encode(failure);
   builder_.Finish(wire::CreateReadReply(builder_, error));
   return reply(Type::kReadReply, frame, std::move(attachment));

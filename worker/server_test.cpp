@@ -35,6 +35,13 @@ constexpr const char* kFails = R"(graph(s0) {
   aten::neg_(%0)
 })";
 
+constexpr const char* kCheckFails = R"(graph(s0) {
+  op test::check(Tensor self) -> ()
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  test::check(%0)
+})";
+
 // A server on a thread, and the client's end of the connection.
 class ServerTest : public ::testing::Test {
  protected:
@@ -271,6 +278,34 @@ TEST_F(ServerTest, FailuresAreReportedOnce) {
   ASSERT_NE(reply->error(), nullptr);
   EXPECT_EQ(reply->error()->message()->str(), errors[0]);
   EXPECT_EQ(synchronize(), "");
+}
+
+TEST_F(ServerTest, AFailedCheckIsToldBeforeTheNextReply) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(1, kFails);
+  load(2, kCheckFails);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  const std::string check = "it does not hold [test::check(f32[2])]";
+  run(1, {2}, {1}, 100);  // older, but reading tells
+  run(2, {2}, {2}, 100);
+  std::string error;
+  EXPECT_EQ(read(2, {2}, {1}, &error), (std::vector<float>{3, 4}));
+  EXPECT_EQ(error, "");
+  ASSERT_FALSE(errors.empty());
+  EXPECT_EQ(errors.back(), check);
+  // In the reply, if the run itself wants one; and no second time.
+  run(2, {2}, {2}, 100, wire::kWantsReply);
+  Frame frame;
+  ASSERT_TRUE(receive(Type::kRunReply, &frame));
+  const auto* reply = wire::verify<wire::RunReply>(frame.control);
+  ASSERT_NE(reply->error(), nullptr);
+  EXPECT_EQ(reply->error()->message()->str(), check);
+  const size_t told = errors.size();
+  read(2, {2}, {1}, &error);
+  EXPECT_EQ(synchronize(), "");
+  EXPECT_EQ(errors.size(), told);
 }
 
 TEST_F(ServerTest, EverythingIsFreedWhenTheClientGoes) {

@@ -313,7 +313,12 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   if (good) return true;
   const uint32_t node = std::clamp(error_.node, first, last - 1);
   run.next = node + 1;
-  poison_node(run, node, note(failure_of(run, node)));
+  const FailurePtr failure = note(failure_of(run, node));
+  if (!run.failure) run.failure = failure;
+  if (!poison_node(run, node, failure)) {
+    unreported_ = failure;
+    failed_check_ = true;
+  }
   return false;
 }
 
@@ -329,11 +334,14 @@ Failure Session::failure_of(const Run& run, uint32_t index) const {
           run.request.sequence};
 }
 
-void Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
+bool Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
+  bool any = false;
   ir::for_each_view(graph.nodes[index], [&](uint32_t view, bool writes) {
     if (writes) run.set_poison(graph.views[view].buffer, failure);
+    any |= writes;
   });
+  return any;
 }
 
 // The slow way: node by node, past those that touch something poisoned. Temporaries are freed as soon as they are dead,

@@ -101,11 +101,17 @@ class Session {
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
   void pack(const ReadRequest& request, const Located& located, void* destination) const;
 
-  // The first failure that the client has not been told of yet, or null. It counts as told then.
-  FailurePtr take_failure() { return std::exchange(unreported_, nullptr); }
+  // The failure to tell the client of next, or null: the first that it does not know, and before that one of a check (a
+  // node that makes and writes nothing). It counts as told then.
+  FailurePtr take_failure() {
+    failed_check_ = false;
+    return std::exchange(unreported_, nullptr);
+  }
+  // Whether that is a check's. No buffer is poisoned by it, so nothing that is read would ever tell.
+  bool failed_check() const { return failed_check_; }
   // The client was told of this one by a reply.
   void reported(const FailurePtr& failure) {
-    if (unreported_ == failure) unreported_ = nullptr;
+    if (unreported_ == failure) take_failure();
   }
 
   // From now on the executor is asked when its ops run; null: no longer.
@@ -131,7 +137,8 @@ class Session {
   bool call(Run& run, uint32_t first, uint32_t last);
   void execute_one_by_one(Run& run);
   Failure failure_of(const Run& run, uint32_t node) const;
-  void poison_node(Run& run, uint32_t node, const FailurePtr& failure);
+  // False: the node makes and writes nothing.
+  static bool poison_node(Run& run, uint32_t node, const FailurePtr& failure);
   void fail_all(Run& run, const FailurePtr& failure);
   void finish(Run& run);
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
@@ -144,6 +151,7 @@ class Session {
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
   FailurePtr unreported_;
+  bool failed_check_ = false;
   // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not
   // exist.
   FailurePtr undecoded_failure_;

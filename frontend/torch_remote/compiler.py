@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import torch_remote.remote as remote
 from torch_remote import _C
+from torch_remote.effects import without_tokens
 from torch_remote.plan import PlanBuilder
 from torch_remote.whole_ops import whole_ops
 
@@ -156,6 +157,7 @@ class _Splitter:
             self.program.offer(node)
 
     def run(self) -> Callable[[list[Any]], Any]:
+        without_tokens(self.module, _on_device)
         nodes = self.module.graph.nodes
         arguments: dict[fx.Node, int] = {}
         for node in nodes:
@@ -184,10 +186,12 @@ class _Splitter:
             return False
         if any(node not in arguments and node not in self.fixed for node in self.program.inputs):
             return False
-        outputs = [node for node in results if isinstance(node, fx.Node) and node not in arguments]
         return all(
-            self.program.returns(node) if node in self.members else _follows_from_sizes(node.meta["val"])
-            for node in outputs
+            self.program.returns(node)
+            if node in self.members or node in arguments
+            else _follows_from_sizes(node.meta["val"])
+            for node in results
+            if isinstance(node, fx.Node)
         )
 
     def add(self, node: fx.Node) -> bool:

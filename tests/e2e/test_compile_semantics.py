@@ -12,6 +12,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._pytree import tree_map
 
@@ -81,6 +82,10 @@ FUNCTIONS = {
             torch.tensor(4, device=x.device),
         ),
         [torch.randn(3)],
+    ),
+    "dtypes by default": (
+        lambda x: (x + torch.randperm(4, device=x.device).sort().values, torch.tril_indices(3, 4, device=x.device)),
+        [torch.randn(4)],
     ),
     "numbers of the CPU": (lambda x, n: x * n.sqrt() + n, [torch.randn(3), torch.tensor(2.25)]),
 }
@@ -386,6 +391,44 @@ def test_an_error_names_the_line(remote):
     with pytest.raises(IndexError, match=r"out of bounds[^\0]*recorded at .*test_compile_semantics.py:\d+ in function"):
         compiled(x, torch.tensor([7], device=remote)).cpu()
     assert compiled(x, torch.tensor([3], device=remote)).cpu() == x[3].cpu() * 2
+
+
+def test_checks_of_linear_algebra_are_in_the_program(remote, counted):
+    """torch checks them with ops that have effects, tokens and all."""
+
+    def function(x):
+        square = x @ x.T + torch.eye(3, device=x.device)
+        return torch.linalg.cholesky(square) + torch.linalg.inv(square), torch.linalg.solve(square, x)
+
+    compiled = torch.compile(function, backend="remote", dynamic=True)
+    x = torch.randn(3, 3)
+    mine, its = x.to(remote).requires_grad_(), x.clone().requires_grad_()
+    got, want = compiled(mine), function(its)
+    torch.testing.assert_close([r.cpu() for r in got], list(want), rtol=1e-4, atol=1e-4)
+    sum(r.sum() for r in got).backward()
+    sum(r.sum() for r in want).backward()
+    torch.testing.assert_close(mine.grad.cpu(), its.grad, rtol=1e-3, atol=1e-3)
+    x = x.to(remote)
+    compiled(x)
+    with counted() as c:
+        compiled(x)
+    assert c["flushes"] == c["program_hits"] == 1 and c["ops_recorded"] == c["round_trips"] == 0
+    cholesky = torch.compile(lambda x: torch.linalg.cholesky(x * 1), backend="remote")  # the check
+    bad = cholesky(-torch.eye(3, device=remote))
+    with pytest.raises(torch.linalg.LinAlgError, match=r"(?s)not positive-definite.*test_compile_semantics.py:\d+"):
+        bad.cpu()
+
+
+def test_results_that_no_program_holds(remote):
+    """An argument on the CPU that a graph returns as it is."""
+
+    def function(here, there):
+        return here, there + 1
+
+    here, there = torch.ones(3), torch.ones(2, device=remote)
+    graph = make_fx(function, tracing_mode="fake")(here, there)
+    same, more = compiler.compile_graph(graph, guarded=False)([here, there])
+    assert same is here and more.tolist() == [2, 2]
 
 
 def test_after_a_restart(remote):

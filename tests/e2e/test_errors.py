@@ -128,6 +128,15 @@ def test_synchronize_reports_an_error_once(remote):
     assert (x + 1).sum().item() == 8
 
 
+def test_a_failed_check_raises_at_the_next_sync_whatever_is_read(remote):
+    x = torch.ones(4, device=remote)
+    for _ in range(3):
+        torch._assert_async((x > 2).all(), "too small")  # the check
+        with pytest.raises(RuntimeError, match=rf"(?s)too small.*test_errors.py:{line_of('# the check')}\b"):
+            (x * 2).sum().item()
+        assert (x * 2).sum().item() == 8
+
+
 def test_unrelated_work_in_the_same_trace_is_done(remote):
     x = torch.ones(4, device=remote)
     before = x * 2
