@@ -25,6 +25,11 @@ struct CompiledGraph::Call {
   std::vector<c10::Storage> made;
 };
 
+at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
+  if (Recorder::get(tensor.device().index()).is_lost(storage_of(tensor))) tensor.set_data(copy.to(tensor.device()));
+  return tensor;
+}
+
 CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
                              const remote::ProgramOptions& options)
     : spec_(std::move(spec)), places_(std::move(places)) {
@@ -69,6 +74,7 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
               tensor.device());
   TORCH_CHECK(tensor.dim() == static_cast<int64_t>(in.sizes.size()), "remote: argument ", index,
               " of a compiled graph must have ", in.sizes.size(), " dims, got ", tensor.dim());
+  if (places_[index].copy.defined()) restored(tensor, places_[index].copy);
   call.params[in.param] = tensor.storage_offset();
   for (const auto& [dim, param] : in.size_params) call.params[param] = tensor.size(dim);
   call.tensors[index] = tensor;

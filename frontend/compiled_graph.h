@@ -10,6 +10,9 @@
 
 namespace torch_remote::frontend {
 
+// The tensor, whose contents are `copy`'s again if they were lost with a worker.
+at::Tensor restored(at::Tensor tensor, const at::Tensor& copy);
+
 // A lowered graph as a function of Python's. One message a call; nothing is recorded.
 class CompiledGraph {
  public:
@@ -17,6 +20,7 @@ class CompiledGraph {
   struct Place {
     size_t position = 0;     // among the arguments of a call
     pybind11::object fixed;  // instead: the same at every call
+    at::Tensor copy;         // of that, on the CPU; undefined: it is not a worker's
   };
   // `places`: of the graph's inputs.
   CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,

@@ -103,19 +103,21 @@ py::object worker_info(int device) {
 }
 
 // Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
-// always is; None: the arguments are the inputs.
+// always is and its copy on the CPU; None: the arguments are the inputs.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
   std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}};
+    CompiledGraph::Place place{all.size(), {}, {}};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
         place.position = py::cast<size_t>(its);
       } else {
-        place.fixed = its;
+        const auto [tensor, copy] = py::cast<std::pair<py::object, std::optional<at::Tensor>>>(its);
+        place.fixed = tensor;
+        place.copy = copy.value_or(at::Tensor());
       }
     }
     all.push_back(std::move(place));
@@ -175,6 +177,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("inputs", &f::Lowering::inputs)
       .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"), py::kw_only(),
            py::arg("low_latency"), py::arg("tune"));
+  module.def("restored", wrap_pybind_function(f::restored));
   module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));

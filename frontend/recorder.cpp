@@ -34,9 +34,17 @@ uint32_t Recorder::enter_buffer(RemoteStorage* storage) {
   return ordinal;
 }
 
+bool Recorder::is_lost_locked(const RemoteStorage* storage) const {
+  return storage->id != 0 && (storage->id == RemoteStorage::kLost || storage->session != session_);
+}
+
+bool Recorder::is_lost(const RemoteStorage* storage) {
+  std::lock_guard<FastMutex> lock(mutex_);
+  return is_lost_locked(storage);
+}
+
 void Recorder::check_not_lost(const RemoteStorage* storage) const {
-  if (storage->id == 0 || (storage->id != RemoteStorage::kLost && storage->session == session_)) return;
-  TORCH_CHECK(false,
+  TORCH_CHECK(!is_lost_locked(storage),
               "remote: this tensor's contents were lost with the worker that held them; make it again after "
               "torch.remote.restart()");
 }

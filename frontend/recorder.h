@@ -112,6 +112,8 @@ class Recorder {
 
   // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
   void restart();
+  // Whether the contents of a tensor that had some went with a worker.
+  bool is_lost(const RemoteStorage* storage);
 
   // For torch.remote.profile, which tells when a trace begins from now on.
   void profile_starts();
@@ -160,7 +162,8 @@ class Recorder {
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
   uint32_t enter_buffer(RemoteStorage* storage);
-  // Raises if the storage's contents were lost with a worker.
+  bool is_lost_locked(const RemoteStorage* storage) const;
+  // Raises if it is.
   void check_not_lost(const RemoteStorage* storage) const;
   void forget_trace();
 

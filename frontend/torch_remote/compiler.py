@@ -20,11 +20,12 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import _disable_current_modes
 
 import torch_remote.remote as remote
 from torch_remote import _C
-from torch_remote.effects import without_tokens
 from torch_remote.plan import PlanBuilder
+from torch_remote.rewrites import move_constants, remove_tokens
 from torch_remote.whole_ops import whole_ops
 
 __all__ = ["backend"]
@@ -135,7 +136,8 @@ class _Splitter:
         self.plan = PlanBuilder()
         self.values: dict[fx.Node, None] = {}  # what a call has, beside the results of the program
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
-        self.fixed: dict[fx.Node, torch.Tensor] = {}  # the same at every call
+        # The same at every call; with a copy on the CPU of what a worker holds, and might lose.
+        self.fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.effects = False  # whether the plan has something that must run
         self.several = remote.device_count() > 1
         self.device = remote.current_device()  # of the program at hand
@@ -157,7 +159,8 @@ class _Splitter:
             self.program.offer(node)
 
     def run(self) -> Callable[[list[Any]], Any]:
-        without_tokens(self.module, _on_device)
+        remove_tokens(self.module, _on_device)
+        move_constants(self.module, _on_device)
         nodes = self.module.graph.nodes
         arguments: dict[fx.Node, int] = {}
         for node in nodes:
@@ -248,11 +251,17 @@ class _Splitter:
         fx.map_arg((args, kwargs), self.need)
         if node.op == "get_attr":
             value = operator.attrgetter(node.target)(self.module)
-            if isinstance(value, torch.Tensor):
-                self.fixed[node] = value
-                if value.device.type == "cpu" and value.dim() == 0:
-                    self.constants[node] = value
             target, args = (lambda value=value: value), ()
+            if isinstance(value, torch.Tensor):
+                if value.device.type == "remote":
+                    with _disable_current_modes():
+                        copy = value.cpu()
+                    self.fixed[node] = value, copy
+                    target = functools.partial(_C.restored, value, copy)
+                else:
+                    self.fixed[node] = value, None
+                    if value.device.type == "cpu" and value.dim() == 0:
+                        self.constants[node] = value
         elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
             target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
         must = effect or node.is_impure()

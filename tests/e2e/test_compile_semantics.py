@@ -431,6 +431,36 @@ def test_results_that_no_program_holds(remote):
     assert same is here and more.tolist() == [2, 2]
 
 
+CONSTANTS = {
+    "made there": lambda x: x + torch.tensor([1.0, 2.0], device=x.device),
+    "moved there": lambda x: x + torch.tensor([1.0, 2.0], dtype=torch.float64).to(x.device, x.dtype),
+    "in a plan": lambda x: x[x > 0] + torch.tensor([1.0, 2.0], device=x.device),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants(remote, counted, compiled_graphs, name):
+    """They are sent once, and again to a new worker; a result is no alias of one."""
+    compiled = torch.compile(CONSTANTS[name], backend="remote")
+    x = torch.ones(2, device=remote)
+    compiled(x).add_(5)
+    with counted() as c:
+        assert compiled(x).tolist() == [2, 3]
+    assert c["bytes_uploaded"] == 0
+    assert {type(graph).__name__ for graph in compiled_graphs} == {"Plan" if name == "in a plan" else "CompiledGraph"}
+    torch.remote.restart()
+    for _ in range(2):
+        assert compiled(torch.ones(2, device=remote)).tolist() == [2, 3]
+
+
+def test_a_constant_that_is_returned_is_new_each_time(remote):
+    compiled = torch.compile(lambda x: (x + 1, torch.tensor([1.0, 2.0]).to(x.device)), backend="remote")
+    for _ in range(2):
+        _, constant = compiled(torch.ones(2, device=remote))
+        assert constant.tolist() == [1, 2]
+        constant.zero_()
+
+
 def test_after_a_restart(remote):
     compiled = torch.compile(lambda x: x * 3, backend="remote")
     x = torch.randn(4, device=remote)

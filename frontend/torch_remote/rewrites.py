@@ -1,0 +1,79 @@
+"""What is changed in a graph of AOTAutograd's before it becomes programs. Each function changes the graph in place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+import torch.fx as fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_remote import _C
+
+__all__ = ["move_constants", "remove_tokens"]
+
+_aten = torch.ops.aten
+
+
+def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
+    """Calls ops of the device as they are, where the graph calls them through `with_effects`.
+
+    AOTAutograd keeps ops with effects in order by tokens, which they pass on; a program keeps all of its ops so. What
+    such a call would pass on is now what it would be passed.
+
+    Args:
+        module: as AOTAutograd makes them.
+        on_device: whether a node has a tensor of the device.
+    """
+    graph = module.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
+        token, op, *args = node.args
+        if not isinstance(op, torch._ops.OpOverload) or not _C.is_whole_op(op):
+            continue
+        if not any(map(on_device, node.all_input_nodes)) or any(u.target is not operator.getitem for u in node.users):
+            continue
+        with graph.inserting_before(node):
+            call = graph.call_function(op, tuple(args), node.kwargs)
+        call.meta = dict(node.meta)
+        _, *values = node.meta["val"]
+        several = len(op._schema.returns) > 1
+        call.meta["val"] = tuple(values) if several else values[0]
+        for user in list(node.users):
+            index = user.args[1]
+            if index > 0 and several:
+                user.args = (call, index - 1)
+            else:
+                user.replace_all_uses_with(call if index > 0 else token)
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
+    """Has constants on the device that the graph would copy there at each call: `torch.tensor([1.0]).to(x.device)`.
+
+    Args:
+        module: as AOTAutograd makes them.
+        on_device: whether a node has a tensor of the device.
+    """
+    graph = module.graph
+    for node in graph.find_nodes(op="call_function", target=_aten._to_copy.default):
+        source = node.args[0]
+        if source.target is _aten.lift_fresh_copy.default:
+            source = source.args[0]
+        if source.op != "get_attr" or not on_device(node):
+            continue
+        constant = operator.attrgetter(source.target)(module)
+        if not isinstance(constant, torch.Tensor) or constant.dim() == 0:  # a number is a parameter
+            continue
+        with _disable_current_modes():
+            moved = _aten._to_copy.default(constant, **node.kwargs)
+        name = f"_moved_{node.name}"
+        module.register_buffer(name, moved, persistent=False)
+        with graph.inserting_before(node):
+            there = graph.get_attr(name)
+            there.meta = dict(node.meta)
+            copy = graph.call_function(_aten.clone.default, (there,))  # it may be returned, and then be written to
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy)
+        graph.erase_node(node)
