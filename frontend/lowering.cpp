@@ -12,6 +12,7 @@
 #include "frontend/host_steps.h"
 #include "frontend/source.h"
 #include "ir/number_kinds.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -245,9 +246,21 @@ struct Lowering::State : GraphBuilder {
     spec->randoms.push_back(std::move(random));
   }
 
+  // However many elements the example says that a mask selects.
+  void check_no_mask(const std::vector<Arg>& args) const {
+    for (const Arg& arg : args) {
+      for (const Arg& index : arg.items) {
+        if (index.tag != ArgTag::kView) continue;
+        const ir::DType dtype = graph.views[index.a].dtype;
+        if (dtype == ir::DType::kBool || dtype == ir::DType::kUInt8) refuse("its results depend on data");
+      }
+    }
+  }
+
   Value record(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& given) {
     hosts_only = true;
     std::vector<Arg> args = convert_all(desc, given);
+    if (desc.opcode == ir::ops::aten_index_Tensor) check_no_mask(args);
     const bool host = hosts_only && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
     const bool several = desc.results.size() != 1;
     if (several && !desc.results.empty() && !py::isinstance<py::tuple>(val) && !py::isinstance<py::list>(val)) {

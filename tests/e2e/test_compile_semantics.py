@@ -431,6 +431,21 @@ def test_results_that_no_program_holds(remote):
     assert same is here and more.tolist() == [2, 2]
 
 
+def test_a_mask_that_selects_another_number_than_torch_assumed(remote):
+    """The sum tells torch that two elements are selected, and it checks nothing."""
+
+    def function(x):
+        selected = x[x > 0]
+        return selected, selected + torch.tensor([1.0, 2.0], device=x.device)
+
+    compiled = torch.compile(function, backend="remote")
+    selected, total = compiled(torch.tensor([1.0, 3, -1], device=remote))
+    assert selected.tolist() == [1, 3] and total.tolist() == [2, 5]
+    for other in ([1.0, -1, -1], [1.0, 3, 5], [-1.0, -1, -1]):
+        with pytest.raises(RuntimeError, match="dim 0 must be 2"):
+            compiled(torch.tensor(other, device=remote))
+
+
 CONSTANTS = {
     "made there": lambda x: x + torch.tensor([1.0, 2.0], device=x.device),
     "moved there": lambda x: x + torch.tensor([1.0, 2.0], dtype=torch.float64).to(x.device, x.dtype),
