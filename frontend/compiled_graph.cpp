@@ -101,6 +101,12 @@ void CompiledGraph::take(Call& call, const py::list& arguments) {
       case GraphInput::Kind::kInt:
         call.params[in.param] = py::cast<int64_t>(given);
         break;
+      case GraphInput::Kind::kRandomState: {
+        const RandomState state = random_state_of(*py::cast<at::Tensor>(given).unsafeGetTensorImpl());
+        call.params[in.param] = static_cast<int64_t>(state.seed);
+        call.params[in.param + 1] = static_cast<int64_t>(state.offset);
+        break;
+      }
     }
   }
 }
@@ -161,6 +167,12 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
       case GraphOutput::Kind::kInt:
         result = py::int_(call.values[out.offset]);
         break;
+      case GraphOutput::Kind::kRandomState: {
+        const RandomState state{static_cast<uint64_t>(call.values[out.offset]),
+                                static_cast<uint64_t>(call.values[out.offset + 1])};
+        result = py::cast(at::Tensor(random_state_tensor(state)));
+        break;
+      }
       case GraphOutput::Kind::kHost:
         result = py::reinterpret_steal<py::object>(THPVariable_Wrap(on_host[out.index]));
         break;

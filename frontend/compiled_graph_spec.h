@@ -22,10 +22,11 @@ struct GraphInput {
     kInt,
     kFloat,
     kBool,
+    kRandomState,  // a CPU tensor of RemoteGenerator::get_state's form
   };
   Kind kind = Kind::kTensor;
   c10::ScalarType dtype = c10::ScalarType::Float;  // kTensor, kNumber
-  // The parameter that the argument gives (complex numbers: two); of a tensor the storage offset.
+  // The parameter that the argument gives (complex numbers and random states: two); of a tensor the storage offset.
   ir::Sym param = ir::kNoSym;
   bool written = false;                                   // kTensor
   bool conj = false, neg = false;                         // kTensor: lazily
@@ -36,13 +37,14 @@ struct GraphInput {
 // A result of a call.
 struct GraphOutput {
   enum class Kind : uint8_t {
-    kFresh,      // a view of the index-th new storage
-    kInputView,  // a view of the index-th argument
-    kInput,      // the index-th argument itself
-    kInt,        // the number `offset`
-    kHost,       // what the index-th host step makes
-    kSame,       // the index-th result again: the same object
-    kObject,     // `object`: None or a constant
+    kFresh,        // a view of the index-th new storage
+    kInputView,    // a view of the index-th argument
+    kInput,        // the index-th argument itself
+    kInt,          // the number `offset`
+    kRandomState,  // a CPU tensor: where the random numbers at the parameter `offset` came from
+    kHost,         // what the index-th host step makes
+    kSame,         // the index-th result again: the same object
+    kObject,       // `object`: None or a constant
   };
   Kind kind = Kind::kObject;
   uint32_t index = 0;

@@ -12,6 +12,9 @@ struct FxNames {
       fake_device{"fake_device"}, stack_trace{"stack_trace"};
   pybind11::object fx_node = pybind11::module_::import("torch.fx").attr("Node");
   pybind11::object getitem = pybind11::module_::import("operator").attr("getitem");
+  pybind11::object rng_prims = pybind11::module_::import("torch._prims.rng_prims");
+  pybind11::object run_and_save_rng_state = rng_prims.attr("run_and_save_rng_state");
+  pybind11::object run_with_rng_state = rng_prims.attr("run_with_rng_state");
 };
 const FxNames& names();
 

@@ -50,23 +50,32 @@ uint64_t RemoteGenerator::seed() {
   return random;
 }
 
-void RemoteGenerator::set_state(const c10::TensorImpl& state) {
-  at::detail::check_rng_state(state);
-  TORCH_CHECK(state.numel() == 16, "remote: an RNG state of `remote` has 16 bytes, this one has ", state.numel(),
+RandomState random_state_of(const c10::TensorImpl& tensor) {
+  at::detail::check_rng_state(tensor);
+  TORCH_CHECK(tensor.numel() == 16, "remote: an RNG state of `remote` has 16 bytes, this one has ", tensor.numel(),
               "; take it from torch.remote.get_rng_state()");
   std::array<uint64_t, 2> words;
-  std::memcpy(words.data(), state.data(), sizeof words);
+  std::memcpy(words.data(), tensor.data(), sizeof words);
+  return {words[0], words[1]};
+}
+
+c10::intrusive_ptr<c10::TensorImpl> random_state_tensor(RandomState state) {
+  const auto tensor = at::detail::empty_cpu({16}, c10::ScalarType::Byte);
+  const std::array<uint64_t, 2> words{state.seed, state.offset};
+  std::memcpy(tensor.mutable_data_ptr(), words.data(), sizeof words);
+  return tensor.getIntrusivePtr();
+}
+
+void RemoteGenerator::set_state(const c10::TensorImpl& tensor) {
+  const RandomState state = random_state_of(tensor);
   std::lock_guard lock(state_mutex_);
-  seed_ = words[0];
-  offset_ = words[1];
+  seed_ = state.seed;
+  offset_ = state.offset;
 }
 
 c10::intrusive_ptr<c10::TensorImpl> RemoteGenerator::get_state() const {
-  const auto tensor = at::detail::empty_cpu({16}, c10::ScalarType::Byte);
   std::lock_guard lock(state_mutex_);
-  const std::array<uint64_t, 2> words{seed_, offset_};
-  std::memcpy(tensor.mutable_data_ptr(), words.data(), sizeof words);
-  return tensor.getIntrusivePtr();
+  return random_state_tensor({seed_, offset_});
 }
 
 RemoteGenerator* RemoteGenerator::clone_impl() const {

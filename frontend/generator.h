@@ -26,7 +26,6 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   uint64_t get_offset() const override;
   uint64_t current_seed() const override;
   uint64_t seed() override;
-  // A byte tensor of 16: seed, offset.
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
 
@@ -39,6 +38,10 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   uint64_t seed_ = c10::default_rng_seed_val;
   uint64_t offset_ = 0;
 };
+
+// The form of states: a byte tensor of 16 on the CPU, seed and position. Raises for another tensor.
+RandomState random_state_of(const c10::TensorImpl& tensor);
+c10::intrusive_ptr<c10::TensorImpl> random_state_tensor(RandomState state);
 
 const at::Generator& default_generator(c10::DeviceIndex device);
 at::Generator new_generator(c10::DeviceIndex device);

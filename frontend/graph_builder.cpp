@@ -132,14 +132,20 @@ const Value& GraphBuilder::value_of(py::handle node) {
   return input(node);
 }
 
-const Value& GraphBuilder::input(py::handle node) {
+const Value& GraphBuilder::input(py::handle node, bool random_state) {
   // Once: a tensor that is becoming an input is asked for its own sizes.
   if (outside.erase(node.ptr()) == 0) refuse("it needs what the program computes, as a number");
   const py::object val = meta_entry(node, names().val);
   if (!val) refuse("a node has no example value");
   GraphInput in;
   Value value;
-  if (THPVariable_Check(val.ptr())) {
+  if (random_state) {
+    in.kind = GraphInput::Kind::kRandomState;
+    in.param = symbols.new_param();
+    symbols.new_param();
+    value.kind = Value::Kind::kRandomState;
+    value.symbol = in.param;
+  } else if (THPVariable_Check(val.ptr())) {
     tensor_input(val, in, value);
   } else {
     in.param = symbols.new_param();

@@ -24,10 +24,10 @@ struct Refused {
 
 // What a node stands for.
 struct Value {
-  enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kList };
+  enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kRandomState, kList };
   Kind kind = Kind::kNone;
-  uint32_t view = 0;                               // kTensor
-  ir::Sym symbol = ir::kNoSym;                     // kNumber, kInt, kFloat, kBool
+  uint32_t view = 0;            // kTensor
+  ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, the position follows
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
   bool host = false;                               // kTensor: one on the CPU, computed in the program too
   bool conj = false, neg = false;                  // kTensor: lazily; the view has what torch's memory has
@@ -54,8 +54,8 @@ struct GraphBuilder {
   void remember(pybind11::handle node, Value value);
   // Of a node that is in the graph, or becomes its input.
   const Value& value_of(pybind11::handle node);
-  // Makes a node that was offered an argument of the call.
-  const Value& input(pybind11::handle node);
+  // Makes a node that was offered an argument of the call. `random_state`: as one of a generator.
+  const Value& input(pybind11::handle node, bool random_state = false);
   void tensor_input(pybind11::handle val, GraphInput& in, Value& value);
   // A size of an input: known, or a parameter that it gives.
   ir::Sym told_by(GraphInput& in, const c10::SymInt& size, uint32_t dim);

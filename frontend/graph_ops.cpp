@@ -24,7 +24,7 @@ const std::unordered_set<std::string_view> kEmptyOps = {"aten::empty.memory_form
                                                         "aten::empty_like",          "aten::new_empty",
                                                         "aten::new_empty_strided",   "aten::empty_permuted"};
 
-// Random ops that torch makes of new memory and an in-place op.
+// Random ops that torch makes of new memory and an op that fills it.
 const std::unordered_map<std::string_view, const char*> kRandomFills = {
     {"aten::rand", "aten::uniform_"},
     {"aten::rand_like", "aten::uniform_"},
@@ -32,6 +32,8 @@ const std::unordered_map<std::string_view, const char*> kRandomFills = {
     {"aten::randn", "aten::normal_"},
     {"aten::randn_like", "aten::normal_"},
     {"aten::normal_functional", "aten::normal_"},
+    {"aten::normal.float_float", "aten::normal_"},
+    {"aten::randperm", "aten::randperm.generator_out"},
     {"aten::bernoulli", "aten::bernoulli_.Tensor"},
     {"aten::bernoulli.p", "aten::bernoulli_.float"},
     {"aten::bernoulli.Tensor", "aten::bernoulli_.Tensor"},
@@ -107,17 +109,15 @@ py::object default_of(const c10::Argument& argument) {
 
 }  // namespace
 
-std::vector<py::object> GraphOp::arguments_of(py::handle node) const {
-  const py::tuple args = node.attr(names().args);
-  const py::dict kwargs = node.attr(names().kwargs);
-  std::vector<py::object> all(arguments.size());
+std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict& kwargs) const {
+  std::vector<py::object> all(schema.size());
   for (size_t i = 0; i < all.size(); ++i) {
     if (i < args.size()) {
       all[i] = args[i];
-    } else if (PyObject* given = kwargs.size() == 0 ? nullptr : lookup(kwargs, arguments[i].name)) {
+    } else if (PyObject* given = kwargs.size() == 0 ? nullptr : lookup(kwargs, schema[i].name)) {
       all[i] = py::reinterpret_borrow<py::object>(given);
     } else {
-      all[i] = arguments[i].otherwise;
+      all[i] = schema[i].otherwise;
     }
   }
   return all;
@@ -143,7 +143,7 @@ const GraphOp& graph_op(py::handle target) {
     if (handle) {
       op.handle = handle;
       for (const c10::Argument& argument : handle->schema().arguments()) {
-        op.arguments.push_back({py::str(argument.name()), default_of(argument)});
+        op.schema.push_back({py::str(argument.name()), default_of(argument)});
       }
       classify(*handle, name, op);
     }

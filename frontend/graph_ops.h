@@ -30,11 +30,11 @@ struct GraphOp {
     pybind11::str name;
     pybind11::object otherwise;  // its default; null: there is none
   };
-  std::vector<Argument> arguments;  // of the node's own schema
+  std::vector<Argument> schema;  // of the node's own overload
   std::optional<c10::OperatorHandle> handle;
 
-  // A node's arguments in the order of the schema; null for those that are neither given nor have a default.
-  std::vector<pybind11::object> arguments_of(pybind11::handle node) const;
+  // A call's arguments in the order of the schema; null for those that are neither given nor have a default.
+  std::vector<pybind11::object> arguments(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 };
 
 // Whether this operator (an OpOverload) is recorded as one op, in eager code too, and writes what its schema says. With

@@ -76,7 +76,7 @@ uint32_t host_step(GraphBuilder& builder, py::handle node) {
   const GraphOp& op = graph_op(node.attr(names().target));
   if (!op.handle) refuse(op.why_not);
   HostStep step{*op.handle, {}, {}};
-  std::vector<py::object> arguments = op.arguments_of(node);
+  std::vector<py::object> arguments = op.arguments(node.attr(names().args), node.attr(names().kwargs));
   if (step.op.operator_name().name == "prims::convert_element_type") {  // the same in C++
     step.op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
     const py::object none = py::none();

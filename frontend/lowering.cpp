@@ -119,8 +119,11 @@ struct Lowering::State : GraphBuilder {
     if (desc.role == ir::ArgRole::kRandom) {
       if (value && !value.is_none()) refuse("it draws from a generator of its own");
       arg.tag = ArgTag::kGenerator;
-      arg.a = symbols.new_param();
-      symbols.new_param();
+      arg.a = replayed;
+      if (replayed == kNoSym) {
+        arg.a = symbols.new_param();
+        symbols.new_param();
+      }
       return arg;
     }
     if (!value) refuse("argument '" + std::string(desc.name) + "' is missing");
@@ -233,7 +236,7 @@ struct Lowering::State : GraphBuilder {
 
   // A random op's seed and offset, drawn at each call.
   void draw(const ir::OpDesc& desc, const std::vector<Arg>& args, std::vector<Sym> counts) {
-    if (!(desc.flags & ir::kOpRandom)) return;
+    if (!(desc.flags & ir::kOpRandom) || replayed != kNoSym) return;
     GraphRandom random{kNoSym, std::move(counts)};
     for (const Arg& arg : args) {
       if (arg.tag == ArgTag::kGenerator) random.seed = arg.a;
@@ -330,25 +333,32 @@ struct Lowering::State : GraphBuilder {
     return value.kind == Value::Kind::kTensor ? number(ArgTag::kView, value.view) : Arg();
   }
 
-  // New memory that an in-place op fills; `rest` follow its first argument.
+  // New memory that an op fills, in place or as its `out`; `rest` are its other arguments.
   Value fill(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& rest) {
     hosts_only = true;
-    std::vector<Arg> args(1);
-    for (size_t i = 1; i < desc.args.size(); ++i) {
-      args.push_back(convert(desc.args[i], i - 1 < rest.size() ? py::handle(rest[i - 1]) : py::handle()));
+    std::vector<Arg> args;
+    size_t filled = 0, next = 0;
+    for (size_t i = 0; i < desc.args.size(); ++i) {
+      if (desc.args[i].writes) {
+        filled = i;
+        args.emplace_back();
+      } else {
+        args.push_back(convert(desc.args[i], next < rest.size() ? py::handle(rest[next]) : py::handle()));
+        ++next;
+      }
     }
     const Value value = fresh(val, hosts_only && !(desc.flags & ir::kOpRandom));
-    args[0] = result_arg(value);
+    args[filled] = result_arg(value);
     draw(desc, args, {});
     new_node(desc, std::move(args), fx);
     return value;
   }
 
-  std::vector<py::object> random_arguments(const GraphOp& op, py::handle fx, const std::vector<py::object>& given) {
-    const auto name = py::cast<std::string>(fx.attr(names().target).attr("_name"));
+  std::vector<py::object> random_arguments(const GraphOp& op, py::handle target, const std::vector<py::object>& given) {
+    const auto name = py::cast<std::string>(target.attr("_name"));
     const auto among = [&](std::string_view wanted) {
-      for (size_t i = 0; i < op.arguments.size(); ++i) {
-        if (py::cast<std::string>(op.arguments[i].name) == wanted) return given[i];
+      for (size_t i = 0; i < op.schema.size(); ++i) {
+        if (py::cast<std::string>(op.schema[i].name) == wanted) return given[i];
       }
       return py::object(py::none());
     };
@@ -359,6 +369,8 @@ struct Lowering::State : GraphBuilder {
       return {low.is_none() ? py::object(py::int_(0)) : low, among("high"), py::none()};
     }
     if (op.desc->name == "aten::bernoulli_.Tensor" && name == "aten::bernoulli") return {given[0], py::none()};
+    if (name == "aten::randperm") return {given[0], py::none()};
+    if (name == "aten::normal.float_float") return {given[0], given[1], py::none()};
     if (name.starts_with("aten::rand")) {  // uniform in [0, 1), or normal with mean 0 and deviation 1
       return {py::float_(0.0), py::float_(1.0), py::none()};
     }
@@ -400,23 +412,57 @@ struct Lowering::State : GraphBuilder {
   Value lower(py::handle fx) {
     fx_node = fx;
     written.clear();
+    replayed = kNoSym;
     const py::object target = fx.attr(names().target);
+    const py::tuple args = fx.attr(names().args);
     if (target.is(names().getitem)) {
-      const py::tuple args = fx.attr(names().args);
       const Value& list = value_of(args[0]);
       if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr())) refuse("it indexes no list");
       const auto index = py::cast<int64_t>(args[1]);
       if (index < 0 || index >= static_cast<int64_t>(list.items.size())) refuse("it indexes no item");
       return Value(list.items[static_cast<size_t>(index)]);
     }
+    py::object val = meta_entry(fx, names().val);
+    if (target.is(names().run_and_save_rng_state)) return run_and_save(fx, val, args);
+    if (target.is(names().run_with_rng_state)) {
+      replayed = random_state(args[0]);
+      return call(fx, args[1], args[py::slice(2, py::len(args), 1)], std::move(val));
+    }
+    return call(fx, target, args, std::move(val));
+  }
+
+  // -- random numbers that are drawn again, for torch.utils.checkpoint
+
+  // An op, and where its random numbers came from.
+  Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
+    const size_t before = spec->randoms.size();
+    Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
+    if (spec->randoms.size() != before + 1) refuse("it does not draw random numbers once");
+    Value state;
+    state.kind = Value::Kind::kRandomState;
+    state.symbol = spec->randoms.back().seed;
+    Value both;
+    both.kind = Value::Kind::kList;
+    both.items = {std::move(state), std::move(made)};
+    return both;
+  }
+
+  Sym random_state(py::handle node) {
+    const auto found = values.find(node.ptr());
+    const Value& state = found == values.end() ? input(node, true) : found->second;
+    if (state.kind != Value::Kind::kRandomState) refuse("it takes random numbers from elsewhere");
+    return state.symbol;
+  }
+
+  // `target` called with these arguments and fx's keywords, like this example.
+  Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
     const GraphOp& op = graph_op(target);
     if (op.how == How::kNot) refuse(op.why_not);
-    py::object val = meta_entry(fx, names().val);
     if (!val) {
       if (op.how != How::kRecord || !op.desc->results.empty()) refuse("it has no example value");
       val = py::none();
     }
-    const std::vector<py::object> given = op.arguments_of(fx);
+    const std::vector<py::object> given = op.arguments(args, fx.attr(names().kwargs));
     switch (op.how) {
       case How::kView: {
         if (!is_fx_node(given[0])) refuse("it is a view of no node");
@@ -430,7 +476,7 @@ struct Lowering::State : GraphBuilder {
         if (!is_fx_node(given[op.from])) refuse("it copies no node");
         return fill(fx, val, *op.desc, {given[op.from], py::bool_(false)});
       case How::kRandom:
-        return fill(fx, val, *op.desc, random_arguments(op, fx, given));
+        return fill(fx, val, *op.desc, random_arguments(op, target, given));
       case How::kAttention:
       case How::kAttentionBackward:
         return attention(fx, val, op, given);
@@ -452,6 +498,10 @@ struct Lowering::State : GraphBuilder {
         return out;
       case Value::Kind::kInt:
         out.kind = GraphOutput::Kind::kInt;
+        out.offset = value.symbol;
+        return out;
+      case Value::Kind::kRandomState:
+        out.kind = GraphOutput::Kind::kRandomState;
         out.offset = value.symbol;
         return out;
       case Value::Kind::kTensor:
@@ -489,6 +539,7 @@ struct Lowering::State : GraphBuilder {
   }
 
   py::handle fx_node;             // the one at hand
+  Sym replayed = kNoSym;          // seed and position that it takes instead of new ones
   std::vector<uint32_t> written;  // inputs that it writes
   std::string why_not;
 };

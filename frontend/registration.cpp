@@ -141,7 +141,7 @@ void register_ops() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto handle = dispatcher.findSchema(name);
     if (!handle) continue;
-    const bool in_table = ir::find_op(c10::toString(name)) != ir::kInvalidOpcode;
+    const bool in_table = ir::find_op(c10::toString(name)) < ir::kFirstOpaque;
     if (!wanted(*handle, in_table)) continue;
     const OpEntry* entry = make_entry(*handle);
     if (entry == nullptr) continue;
@@ -172,7 +172,7 @@ const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle) {
 }
 
 bool is_recorded(const c10::OperatorHandle& handle) {
-  return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) != ir::kInvalidOpcode);
+  return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque);
 }
 
 bool worker_has_op(const c10::OperatorHandle& handle) {

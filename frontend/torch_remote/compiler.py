@@ -19,9 +19,11 @@ import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
+import torch_remote.random_states as random_states
 import torch_remote.remote as remote
 from torch_remote import _C
 from torch_remote.plan import PlanBuilder
@@ -161,6 +163,7 @@ class _Splitter:
     def run(self) -> Callable[[list[Any]], Any]:
         remove_tokens(self.module, _on_device)
         move_constants(self.module, _on_device)
+        random_states.add_examples(self.module)
         nodes = self.module.graph.nodes
         arguments: dict[fx.Node, int] = {}
         for node in nodes:
@@ -262,6 +265,8 @@ class _Splitter:
                     self.fixed[node] = value, None
                     if value.device.type == "cpu" and value.dim() == 0:
                         self.constants[node] = value
+        elif target in _OURS:
+            target = _OURS[target]
         elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
             target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
         must = effect or node.is_impure()
@@ -304,6 +309,8 @@ class _Splitter:
             self.values[node] = None
 
 
+# What runs outside of programs in place of torch's own.
+_OURS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
