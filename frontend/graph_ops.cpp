@@ -123,6 +123,8 @@ std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict
   return all;
 }
 
+bool is_program_op(py::handle target) { return graph_op(target).how == How::kRecord; }
+
 bool is_whole_op(py::handle target) {
   const GraphOp& op = graph_op(target);
   return op.how == How::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);

@@ -37,6 +37,9 @@ struct GraphOp {
   std::vector<pybind11::object> arguments(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 };
 
+// Whether a program can hold this operator (an OpOverload) as it is. With the GIL.
+bool is_program_op(pybind11::handle target);
+
 // Whether this operator (an OpOverload) is recorded as one op, in eager code too, and writes what its schema says. With
 // the GIL.
 bool is_whole_op(pybind11::handle target);

@@ -548,8 +548,8 @@ Lowering::Lowering(c10::DeviceIndex device, bool trust_ranges)
     : state_(std::make_unique<State>(device, trust_ranges)) {}
 Lowering::~Lowering() = default;
 
-void Lowering::offer(py::object node) {
-  const py::object val = meta_entry(node, names().val);
+void Lowering::offer(py::object node, bool tells_size) {
+  const py::object val = tells_size ? meta_entry(node, names().val) : py::object();
   if (val && torch::is_symint(val)) {
     state_->offered[val.attr(names().node).attr("expr")] = node;
   } else if (val && THPVariable_Check(val.ptr())) {

@@ -20,8 +20,9 @@ class Lowering {
   Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
-  // A node whose value a call can be given: it becomes an input when a node, or a size, needs it.
-  void offer(pybind11::object node);
+  // A node whose value a call can be given: it becomes an input when a node needs it or, if it is one that
+  // `tells_size`, a size.
+  void offer(pybind11::object node, bool tells_size);
   // A node that is always this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
   // Takes a call_function node in. False if it cannot run in a program of this device (another device, data-dependent

@@ -167,7 +167,8 @@ PYBIND11_MODULE(_C, module) {
       .def(py::init([](int device, bool trust_ranges) {
         return std::make_unique<f::Lowering>(f::checked_device(device), trust_ranges);
       }))
-      .def("offer", wrap_pybind_function(&f::Lowering::offer))
+      .def("offer", wrap_pybind_function(&f::Lowering::offer), py::arg("node"), py::kw_only(),
+           py::arg("tells_size") = true)
       .def("add", wrap_pybind_function(&f::Lowering::add))
       .def("constant", wrap_pybind_function(&f::Lowering::constant))
       .def("is_host", wrap_pybind_function(&f::Lowering::is_host))
@@ -178,6 +179,7 @@ PYBIND11_MODULE(_C, module) {
       .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"), py::kw_only(),
            py::arg("low_latency"), py::arg("tune"));
   module.def("restored", wrap_pybind_function(f::restored));
+  module.def("is_program_op", wrap_pybind_function(f::is_program_op));
   module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));

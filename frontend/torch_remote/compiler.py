@@ -27,7 +27,7 @@ import torch_remote.random_states as random_states
 import torch_remote.remote as remote
 from torch_remote import _C
 from torch_remote.plan import PlanBuilder
-from torch_remote.rewrites import move_constants, remove_tokens
+from torch_remote.rewrites import move_constants, remove_checks, remove_tokens
 from torch_remote.whole_ops import whole_ops
 
 __all__ = ["backend"]
@@ -137,6 +137,7 @@ class _Splitter:
         self.options = options
         self.plan = PlanBuilder()
         self.values: dict[fx.Node, None] = {}  # what a call has, beside the results of the program
+        self.numbers: dict[fx.Node, None] = {}  # that follow from the sizes of values; a call computes them if needed
         self.constants: dict[fx.Node, torch.Tensor] = {}  # 0-dim, on the CPU
         # The same at every call; with a copy on the CPU of what a worker holds, and might lose.
         self.fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -148,11 +149,13 @@ class _Splitter:
     def begin(self) -> None:
         self.program = _C.Lowering(self.device, self.guarded)
         self.members: dict[fx.Node, None] = {}  # of the program
-        self.numbers: dict[fx.Node, None] = {}  # that follow from the sizes of members
+        self.inner_numbers: dict[fx.Node, None] = {}  # that follow from the sizes of members
         self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors
         self.written: set[fx.Node] = set()  # those tensors, and the nodes of `later`
         for node in self.values:
             self.offer(node)
+        for node in self.numbers:
+            self.program.offer(node, tells_size=False)
 
     def offer(self, node: fx.Node) -> None:
         if node in self.constants:
@@ -161,6 +164,7 @@ class _Splitter:
             self.program.offer(node)
 
     def run(self) -> Callable[[list[Any]], Any]:
+        remove_checks(self.module)
         remove_tokens(self.module, _on_device)
         move_constants(self.module, _on_device)
         random_states.add_examples(self.module)
@@ -215,12 +219,13 @@ class _Splitter:
         if self.add(node):
             return
         reason = self.program.why_not if node.op == "call_function" else node.op
-        needs = any((i in self.members and not self.program.is_host(i)) or i in self.numbers for i in inputs)
+        needs = any((i in self.members and not self.program.is_host(i)) or i in self.inner_numbers for i in inputs)
         if isinstance(node.meta.get("val"), _NUMBERS) and not _reads_data(node):
             if needs:
-                self.numbers[node] = None
+                self.inner_numbers[node] = None
             else:
-                self.emit(node)
+                self.numbers[node] = None
+                self.program.offer(node, tells_size=False)
             return
         written = _written(node)
         near = _on_device(node) or any(_on_device(i) for i in inputs)
@@ -289,6 +294,7 @@ class _Splitter:
             self.call()
         for node in self.later:
             self.emit(node, effect=True)
+        self.numbers.update(self.inner_numbers)
         self.begin()
 
     def call(self) -> None:

@@ -11,9 +11,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_remote import _C
 
-__all__ = ["move_constants", "remove_tokens"]
+__all__ = ["move_constants", "remove_checks", "remove_tokens"]
 
 _aten = torch.ops.aten
+
+
+def remove_checks(module: fx.GraphModule) -> None:
+    """Takes out what torch.export adds to assert dtypes and devices, which are the same at every call."""
+    for node in module.graph.find_nodes(op="call_function", target=_aten._assert_tensor_metadata.default):
+        module.graph.erase_node(node)
 
 
 def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
@@ -29,7 +35,7 @@ def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) 
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
         token, op, *args = node.args
-        if not isinstance(op, torch._ops.OpOverload) or not _C.is_whole_op(op):
+        if not isinstance(op, torch._ops.OpOverload) or not _C.is_program_op(op):
             continue
         if not any(map(on_device, node.all_input_nodes)) or any(u.target is not operator.getitem for u in node.users):
             continue

@@ -21,7 +21,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_remote import _C
 
-__all__ = ["whole_ops"]
+__all__ = ["keep_whole", "whole_ops"]
 
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
@@ -69,6 +69,15 @@ def _replaced() -> dict[OpOverload, Kernels]:
             if DispatchKey.Meta not in backward.py_kernels:
                 kernels[backward] = {DispatchKey.Meta: _backward_meta}
     return kernels
+
+
+def keep_whole(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
+    """Takes these ops out of a table of how ops are composed, as ExportedProgram.run_decompositions takes one."""
+    for op, kernels in _replaced().items():
+        if DispatchKey.CompositeImplicitAutograd in kernels:
+            compositions[op] = kernels[DispatchKey.CompositeImplicitAutograd]
+        else:
+            compositions.pop(op, None)
 
 
 @contextlib.contextmanager

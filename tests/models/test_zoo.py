@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from torch import nn
+from torch.export import Dim
 
 import torch_remote
 
@@ -103,6 +104,37 @@ def test_recorded_and_compiled_are_the_same_program(remote, name):
     _, recorded, compiled = DIFFERENCES[name]
     assert ops[0] - ops[1] == {f"aten::{op}": count for op, count in recorded.items()}
     assert ops[1] - ops[0] == {f"aten::{op}": count for op, count in compiled.items()}
+
+
+class Loss(nn.Module):
+    """A model as torch.export takes it: no keywords of its own choice."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.model = zoo.MODELS[name]
+        self.net = self.model.make()
+
+    def forward(self, batch):
+        return self.model.loss(self.net, batch)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "unet"])
+def test_exported_it_is_one_program(remote, counted, name):
+    here = Loss(name).eval()
+    batch = here.model.batch(3, 12)
+    last = 2 if name == "unet" else 1  # images: height and width; tokens: their number
+    sizes = {key: {0: Dim.AUTO} | {value.dim() - 1 - i: Dim.AUTO for i in range(last)} for key, value in batch.items()}
+    exported = torch.export.export(here, (batch,), dynamic_shapes=(sizes,))
+    there = torch.remote.load_exported(exported)
+    for count, length in STEPS:
+        batch = here.model.batch(count, length)
+        on_remote = {key: value.to(remote) for key, value in batch.items()}
+        with counted() as c:
+            loss = there(on_remote)
+        with torch.no_grad():
+            assert loss.item() == pytest.approx(here(batch).item(), rel=1e-4)
+        if (count, length) != STEPS[0]:
+            assert c["flushes"] == c["program_hits"] == 1 and c["ops_recorded"] == c["round_trips"] == 0
 
 
 def test_dispatchers_meta_key_is_hardly_met(remote):
