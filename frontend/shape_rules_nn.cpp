@@ -78,7 +78,11 @@ ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const 
   format.result = at::native::_determine_backend_memory_format(input, weight, backend);
   format.weight_grad = format.result;
   const bool mkldnn = backend == at::native::ConvBackend::Mkldnn || backend == at::native::ConvBackend::MkldnnTranspose;
-  if (groups > 1 && !mkldnn) format.weight_grad = weight.suggest_memory_format();  // group by group, then joined
+  if (groups > 1 && !mkldnn) {  // group by group, then joined
+    const bool last = input.suggest_memory_format() == MemoryFormat::ChannelsLast ||
+                      weight.suggest_memory_format() == MemoryFormat::ChannelsLast;
+    format.weight_grad = last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+  }
   return format;
 }
 
@@ -396,14 +400,33 @@ bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
                        out);
 }
 
-// mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three.
+// mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three; packed.
 bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[3] = {&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()};
   const ScalarType dtype = operands[0]->scalar_type();
   for (const at::Tensor* t : operands) {
     if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
   }
-  return add_broadcast(operands, dtype, out);
+  ResultMeta broadcast;
+  if (!broadcast_result(operands, broadcast)) return false;
+  out.add(broadcast.sizes, dtype);
+  return true;
+}
+
+// normal(mean, std, generator), one of them or both a tensor; packed.
+bool normal(const OpEntry&, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 2> operands;
+  for (int i : {0, 1}) {
+    if (args[i].isTensor()) operands.push_back(&args[i].toTensor());
+  }
+  const ScalarType dtype = operands[0]->scalar_type();
+  for (const at::Tensor* t : operands) {
+    if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
+  }
+  ResultMeta broadcast;
+  if (!broadcast_result(operands, broadcast)) return false;
+  out.add(broadcast.sizes, dtype);
+  return true;
 }
 
 }  // namespace
@@ -412,6 +435,7 @@ ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc) {
   const std::string_view base = desc.name.substr(0, desc.name.find('.'));
   if (base == "aten::native_dropout") return dropout;
   if (base == "aten::native_dropout_backward") return dropout_backward;
+  if (base == "aten::normal" && desc.name != "aten::normal.float_float") return normal;
   if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" ||
       base == "aten::huber_loss_backward") {
     return loss_backward;

@@ -55,6 +55,14 @@ def _backward_meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *o
     return gradient.new_empty(input_size).to(memory_format=suggest_memory_format(gradient))
 
 
+def _contiguous_backward_meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
+    """Of those that know no other memory format."""
+    return gradient.new_empty(input_size)
+
+
+_CONTIGUOUS = ["upsample_bicubic2d"]
+
+
 @functools.cache
 def _replaced() -> dict[OpOverload, Kernels]:
     """By op: the Python kernels that are to be in place of those for composition."""
@@ -67,7 +75,8 @@ def _replaced() -> dict[OpOverload, Kernels]:
             kernels[forward.default] = {}
             kernels[forward.vec] = dict.fromkeys(_COMPOSED, make(forward.default))
             if DispatchKey.Meta not in backward.py_kernels:
-                kernels[backward] = {DispatchKey.Meta: _backward_meta}
+                meta = _contiguous_backward_meta if name in _CONTIGUOUS else _backward_meta
+                kernels[backward] = {DispatchKey.Meta: meta}
     return kernels
 
 

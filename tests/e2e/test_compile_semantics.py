@@ -326,6 +326,24 @@ def test_interpolation_is_one_op_and_one_program(remote, counted, op, dims, opti
         torch.testing.assert_close(here.grad.cpu(), there.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "area"])
+def test_interpolation_of_permuted_images(remote, mode):
+    """Position embeddings of vision transformers; the gradient comes back with channels last."""
+
+    def function(table):
+        images = table.reshape(1, 4, 4, 3).permute(0, 3, 1, 2)
+        return F.interpolate(images, size=(6, 5), mode=mode).permute(0, 2, 3, 1)
+
+    here = torch.randn(1, 16, 3, requires_grad=True)
+    there = here.detach().to(remote).requires_grad_()
+    gradient = torch.randn(1, 6, 5, 3)
+    expected, result = function(here), torch.compile(function, backend="remote")(there)
+    expected.backward(gradient)
+    result.backward(gradient.to(remote))
+    torch.testing.assert_close(result.cpu(), expected)
+    torch.testing.assert_close(there.grad.cpu(), here.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "norm",

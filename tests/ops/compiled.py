@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from harness import (
+    LAYOUTS,
     NOT_OFFERED,
     UNINITIALISED,
     Report,
@@ -22,6 +23,7 @@ from harness import (
     is_random,
     moves,
     op_name,
+    some_gradient,
     synchronize,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -154,7 +156,7 @@ def call(function: Callable[..., Any], case: Case, device: torch.device | str) -
     outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
     gradients = ()
     if inputs and outputs:
-        gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
+        gradients = torch.autograd.grad(outputs, inputs, map(some_gradient, outputs), allow_unused=True)
     synchronize(torch.device(device))
     return {"result": result, "gradients": gradients, "arguments": (args, kwargs)}
 
@@ -254,8 +256,11 @@ def message(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def check_compiled(op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report) -> Counter[str]:
-    """Every form of an op with some samples, compiled in one mode or the other; the nodes that no program held."""
+def check_compiled(
+    op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report, layout: str = "packed"
+) -> Counter[str]:
+    """Every form of an op with some samples in one of LAYOUTS, compiled in one mode or the other; the nodes that no
+    program held."""
     name = op_name(op)
     if name in NOT_OFFERED:
         report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
@@ -275,6 +280,7 @@ def check_compiled(op: OpInfo, dtype: torch.dtype, device: torch.device, samples
             if not all(moves(sample) for sample in sized):
                 report.skipped[f"{name}: a sample that is not strided"] += 1
                 continue
+            sized = list(map(LAYOUTS[layout], sized))
             for of_sizes in zip(*(cases(op, sample) for sample in sized), strict=False):
                 random = is_random(op, (of_sizes[0].args, of_sizes[0].kwargs))
                 known = not name.startswith(UNINITIALISED) and not random

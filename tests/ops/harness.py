@@ -27,6 +27,11 @@ NOT_OFFERED = {
     "to_sparse": "sparse tensors",
     "tensor_split": "the sections' tensor must stay on CPU",
 }
+# Where CPU does not do what it should with permuted tensors.
+CPU_IS_WRONG = {
+    "as_strided_scatter": "an assertion of CPU's own fails",
+    "_native_batch_norm_legit": "out= is written as if it were packed",
+}
 CALLS_PER_OVERLOAD = 2  # captured calls of an overload that are replayed in a process
 
 
@@ -179,8 +184,7 @@ def variants(op: OpInfo, grad: bool) -> Iterator[tuple[str, Callable[..., Any]]]
             outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
             if not outputs or not inputs:
                 return result
-            ones = [torch.ones_like(t) for t in outputs]
-            return result, torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+            return result, torch.autograd.grad(outputs, inputs, map(some_gradient, outputs), allow_unused=True)
 
         yield "gradient", with_grad
 
@@ -198,6 +202,28 @@ def is_random(op: OpInfo, arguments: Any) -> bool:
             results.append(result)
     exact = {"rtol": 0.0, "atol": 0.0}
     return any(difference(result, results[0], "", tolerance=exact) is not None for result in results[1:])
+
+
+def permuted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in another order in memory: channels last, or the last dim outermost."""
+    if tensor.layout != torch.strided or tensor.dim() < 2:
+        return tensor
+    result = tensor.detach().movedim(1 if tensor.dim() in (4, 5) else -1, -1 if tensor.dim() in (4, 5) else 0)
+    result = result.contiguous().movedim(-1 if tensor.dim() in (4, 5) else 0, 1 if tensor.dim() in (4, 5) else -1)
+    return result.requires_grad_(tensor.requires_grad)
+
+
+# How the tensors of samples lie in memory.
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "packed": lambda sample: sample,
+    "permuted": lambda sample: sample.transform(lambda x: permuted(x) if isinstance(x, torch.Tensor) else x),
+}
+
+
+def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Another value for each element; in memory like the tensor."""
+    values = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+    return torch.empty_like(tensor).copy_(values.to(tensor.dtype))
 
 
 def check_sample(
@@ -231,15 +257,24 @@ def check_sample(
 
 
 def check_op(
-    op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report, grad: bool = True
+    op: OpInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    samples: int,
+    report: Report,
+    grad: bool = True,
+    layout: str = "packed",
 ) -> None:
-    """Every form of an op with its first samples."""
+    """Every form of an op with its first samples, in one of LAYOUTS."""
     name = op_name(op)
     with_grad = (
         grad and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
     )
     if name in NOT_OFFERED:
         report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
+        return
+    if layout == "permuted" and name in CPU_IS_WRONG:
+        report.skipped[f"{name}: {CPU_IS_WRONG[name]}"] += 1
         return
     found, error = attempt(lambda: list(_first(op.sample_inputs("cpu", dtype, requires_grad=with_grad), samples)))
     if error is not None:
@@ -249,7 +284,7 @@ def check_op(
     values &= not (name.startswith(SUMMED_IN_FLOAT) and dtype in (torch.float16, torch.bfloat16))
     if values and found:
         values = not any(moves(x) and is_random(op, ((x.input, *x.args), dict(x.kwargs))) for x in found)
-    for sample in found:
+    for sample in map(LAYOUTS[layout], found):
         for form, call in variants(op, with_grad):
             try:
                 known = values and not (form == "out" and name in UNWRITTEN_OUT)

@@ -14,7 +14,7 @@ from collections import Counter
 
 import torch
 from compiled import check_compiled
-from harness import Report, check_op, check_table, load_table, op_name, ops_for
+from harness import LAYOUTS, Report, check_op, check_table, load_table, op_name, ops_for
 
 ALL = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
 # The ops of op_db, recorded; the overloads of the op table; the ops of op_db, compiled.
@@ -28,6 +28,7 @@ def worker(
     names: list[str],
     samples: int,
     what: str,
+    layout: str,
 ) -> None:
     """Checks one op after the other and sends what came out; a crash ends this process alone."""
     if device != "cpu":
@@ -43,14 +44,16 @@ def worker(
         if what == "table":
             counts = check_table([ops[name]], kind, where, samples, overloads, report)
         elif what == "compiled":
-            counts = check_compiled(ops[name], kind, where, samples, report)
+            counts = check_compiled(ops[name], kind, where, samples, report, layout)
         else:
-            check_op(ops[name], kind, where, samples, report)
+            check_op(ops[name], kind, where, samples, report, layout=layout)
         connection.send(("done", name, report.outcomes, report.messages, dict(report.skipped), dict(counts)))
     connection.send(("end", None))
 
 
-def run(device: str, dtype: str, only: str, samples: int, what: str, timeout: float) -> tuple[Report, Counter[str]]:
+def run(
+    device: str, dtype: str, only: str, samples: int, what: str, timeout: float, layout: str
+) -> tuple[Report, Counter[str]]:
     """All ops of a dtype, in a process that is replaced when it crashes or hangs. The counter: how often the overloads
     were tried ("table"), nodes that ran outside of programs ("compiled")."""
     total, counts = Report(), Counter()
@@ -58,7 +61,7 @@ def run(device: str, dtype: str, only: str, samples: int, what: str, timeout: fl
     context = multiprocessing.get_context("spawn")
     while names:
         here, there = context.Pipe(duplex=False)
-        process = context.Process(target=worker, args=(there, device, dtype, names, samples, what))
+        process = context.Process(target=worker, args=(there, device, dtype, names, samples, what, layout))
         process.start()
         there.close()
         current = names[0]
@@ -98,6 +101,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default="float32", help=f"comma-separated, or all: {', '.join(ALL)}")
     parser.add_argument("--what", default="eager,table", help=f"comma-separated, or all: {', '.join(WHAT)}")
     parser.add_argument("--only", default="", help="ops whose name contains this")
+    parser.add_argument("--layout", default="packed", choices=LAYOUTS, help="of the tensors (not of --what table)")
     parser.add_argument("--samples", type=int, default=4, help="of each op")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one op")
     parser.add_argument("--json", help="write outcomes and messages there")
@@ -108,7 +112,7 @@ def main() -> int:
     rows = []
     for dtype in dtypes:
         for what in WHAT if args.what == "all" else args.what.split(","):
-            report, counted = run(args.device, dtype, args.only, args.samples, what, args.timeout)
+            report, counted = run(args.device, dtype, args.only, args.samples, what, args.timeout, args.layout)
             counts = report.counts()
             missing = len(load_table()) - len(counted) if what == "table" else sum(report.skipped.values())
             rows.append((what, dtype, counts["pass"], counts["fallback"], counts["fail"], missing))

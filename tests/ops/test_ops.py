@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import Report, check_op, check_table, load_table, op_name, ops_for
+from harness import LAYOUTS, Report, check_op, check_table, load_table, op_name, ops_for
 
 FLOAT_OPS = {op_name(op): op for op in ops_for(torch.float32)}
 GROUP = 10
@@ -14,11 +14,12 @@ def failures(report):
     return [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]}-{names[-1]}")
-def test_ops_equal_cpu(device, names):
+def test_ops_equal_cpu(device, names, layout):
     report = Report()
     for name in names:
-        check_op(FLOAT_OPS[name], torch.float32, device, 2, report)
+        check_op(FLOAT_OPS[name], torch.float32, device, 2, report, layout=layout)
     assert not failures(report), "\n".join(failures(report))
 
 

@@ -237,6 +237,23 @@ TEST(Executor, TheProgramsStridesCount) {
   }
 }
 
+TEST(Executor, OutVariantsThatIgnoreStridesAreNotTrusted) {
+  // Its out variant writes as if the result were contiguous.
+  const at::Tensor gradient = at::randn({1, 3, 6, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor wanted = at::upsample_bicubic2d_backward(gradient, {6, 5}, {1, 3, 4, 4}, false);
+  TestExecutor executor;
+  GraphBuilder builder;
+  builder.call("aten::upsample_bicubic2d_backward",
+               {gradient, c10::List<int64_t>({6, 5}), c10::List<int64_t>({1, 3, 4, 4}), false, IValue(), IValue()},
+               {at::empty({1, 3, 4, 4}, at::MemoryFormat::ChannelsLast)});
+  TestExecutor::Loaded program(executor, builder);
+  for (int round = 0; round < 3; ++round) {
+    const auto outcome = program.run();
+    ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+    expect_same(program.tensor(builder.graph.nodes[0].results[0].a), wanted, "result");
+  }
+}
+
 TEST(Executor, SaysWhenEachNodeRanIfAsked) {
   TestExecutor executor;
   GraphBuilder builder;

@@ -307,18 +307,29 @@ void Operation::call(c10::Stack& stack) {
     return;
   }
   stack.assign(arguments_.begin(), arguments_.end());
+  call(op_, stack);
+}
+
+void Operation::call_functional(c10::Stack& stack) {
+  const auto count = static_cast<ptrdiff_t>(functional_.schema().arguments().size());
+  stack.assign(arguments_.begin(), arguments_.begin() + count);
+  call(functional_, stack);
+}
+
+// The stack has the arguments.
+void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
   for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
   if (!random_) {
-    op_.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(kCpu, &stack);
     return;
   }
   const uint64_t seed = Philox(seed_, offset_).derived_seed();
   if (own_generator_) {
     generator_.set_current_seed(seed);
-    op_.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(kCpu, &stack);
   } else {
     SeededDefaultGenerator guard(seed);
-    op_.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(kCpu, &stack);
   }
 }
 

@@ -36,7 +36,9 @@ class Operation {
   // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest.
   void call(c10::Stack& stack);
 
-  // The out variant did not take the results' memory as it is: call the functional overload from now on.
+  // kOut: calls the functional overload instead, this once. Its results are on the stack after it.
+  void call_functional(c10::Stack& stack);
+  // The out variant is not fit for the results' memory as it is: call the functional overload from now on.
   void stop_using_out();
 
   const c10::FunctionSchema& schema() const { return functional_.schema(); }
@@ -49,6 +51,7 @@ class Operation {
     std::vector<int64_t> values;  // of the last update
   };
 
+  void call(const c10::OperatorHandle& op, c10::Stack& stack);
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
 

@@ -285,12 +285,45 @@ void Program::run_node(tr_run& run, uint32_t index, bool parallel) {
   }
 }
 
+// Whether all that the node reads and makes is contiguous.
+bool Program::is_packed(const ir::Node& node) const {
+  bool packed = true;
+  ir::for_each_view(node, [&](uint32_t view, bool) { packed = packed && views_[view].is_contiguous(); });
+  return packed;
+}
+
+// Whether the functional overload's results, on the stack, lie in memory as the program has it.
+bool Program::is_natural(const ir::Node& node) const {
+  bool same = stack_.size() == node.results.size();
+  for (size_t i = 0; same && i < node.results.size(); ++i) {
+    if (node.results[i].tag != ArgTag::kView || !stack_[i].isTensor()) return false;
+    const at::Tensor& tensor = stack_[i].toTensor();
+    const at::Tensor& expected = views_[node.results[i].a];
+    same = tensor.defined() && tensor.sizes() == expected.sizes();
+    for (int64_t d = 0; same && d < tensor.dim(); ++d) {
+      same = tensor.size(d) < 2 || tensor.stride(d) == expected.stride(d);
+    }
+  }
+  return same;
+}
+
 // The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional
 // overload says what is wrong, or does it.
 void Program::call_out(tr_run& run, uint32_t index) {
   Operation& operation = operations_[index];
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
+  // In memory of another order than the op would choose for itself, some out variants write wrong numbers.
+  if (!state.natural && !is_packed(node)) {
+    operation.call_functional(stack_);
+    state.natural = is_natural(node);
+    if (state.natural) {
+      take_results(run, node);
+    } else {
+      operation.stop_using_out();
+    }
+    return;
+  }
   try {
     // A resized result is ours to mend, nothing to warn of.
     NoWarnings silent;

@@ -42,6 +42,7 @@ class Program {
     std::vector<uint32_t> buffers;     // it touches
     std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
     bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
+    bool natural = false;              // kOut: the op itself would order the results' memory like this
   };
 
   at::Tensor tensor_of(const ir::Arg& arg, const ir::Node& node);
@@ -57,6 +58,8 @@ class Program {
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
   void run_node(tr_run& run, uint32_t index, bool parallel);
   void call_out(tr_run& run, uint32_t index);
+  bool is_packed(const ir::Node& node) const;
+  bool is_natural(const ir::Node& node) const;
   void resolve_written(const ir::Node& node);
   bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
   void take_results(tr_run& run, const ir::Node& node);
