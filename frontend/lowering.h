@@ -31,8 +31,8 @@ class Lowering {
   const std::string& why_not() const;
   // Whether the node is a 0-dim CPU tensor that the program computes too, for its own use.
   bool is_host(pybind11::handle node) const;
-  // Whether the node, one that was taken in, can be among the results. One of the CPU's can if a call can compute it on
-  // this side (frontend/host_steps.h).
+  // Whether the node can be among the results. One of the CPU's can if a call can compute it on this side
+  // (frontend/host_steps.h); one that was offered becomes an input if it must.
   bool returns(pybind11::handle node);
   size_t size() const;  // nodes of the graph
 

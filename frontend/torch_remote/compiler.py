@@ -20,7 +20,6 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
 import torch_remote.random_states as random_states
@@ -194,15 +193,9 @@ class _Splitter:
         """Whether the program is all that there is to do."""
         if self.effects or self.later or not isinstance(results, list | tuple):
             return False
-        if any(node not in arguments and node not in self.fixed for node in self.program.inputs):
+        if not all(self.program.returns(node) for node in results if isinstance(node, fx.Node)):
             return False
-        return all(
-            self.program.returns(node)
-            if node in self.members or node in arguments
-            else _follows_from_sizes(node.meta["val"])
-            for node in results
-            if isinstance(node, fx.Node)
-        )
+        return all(node in arguments or node in self.fixed for node in self.program.inputs)
 
     def add(self, node: fx.Node) -> bool:
         if node.op != "call_function" or not self.program.add(node):
@@ -216,17 +209,17 @@ class _Splitter:
             self.go_to(next((index for n in (node, *inputs) for index in _devices(n)), self.device))
         if any(i in self.written for i in inputs):
             self.close()
-        if self.add(node):
-            return
-        reason = self.program.why_not if node.op == "call_function" else node.op
-        needs = any((i in self.members and not self.program.is_host(i)) or i in self.inner_numbers for i in inputs)
         if isinstance(node.meta.get("val"), _NUMBERS) and not _reads_data(node):
-            if needs:
+            if self.needs_program(inputs):
                 self.inner_numbers[node] = None
             else:
                 self.numbers[node] = None
                 self.program.offer(node, tells_size=False)
             return
+        if self.add(node):
+            return
+        reason = self.program.why_not if node.op == "call_function" else node.op
+        needs = self.needs_program(inputs)
         written = _written(node)
         near = _on_device(node) or any(_on_device(i) for i in inputs)
         if written and not needs and not near:
@@ -241,6 +234,10 @@ class _Splitter:
                 return
         log.debug("%s runs outside of a program: %s", node.format_node(), reason)
         self.emit(node, effect)
+
+    def needs_program(self, inputs: list[fx.Node]) -> bool:
+        """Whether one of them is computed by the program at hand, and by nothing else."""
+        return any((i in self.members and not self.program.is_host(i)) or i in self.inner_numbers for i in inputs)
 
     def go_to(self, device: int) -> None:
         """A program is on one device."""
@@ -341,10 +338,6 @@ def _written(node: fx.Node) -> list[fx.Node]:
             value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             fx.map_arg(value, found.append)
     return found
-
-
-def _follows_from_sizes(value: Any) -> bool:
-    return isinstance(value, torch.SymInt | int) and not free_unbacked_symbols(value)
 
 
 def _reads_data(node: fx.Node) -> bool:
