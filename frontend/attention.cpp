@@ -9,8 +9,8 @@
 #include "ir/op_table_generated.h"
 
 // scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward
-// pass. What that op does not take (dropout, a mask that needs a gradient, unequal head sizes) goes through torch's
-// composite.
+// pass. Heads that share keys and values (grouped queries) get copies of them. What that op does not take (dropout, a
+// mask that needs a gradient, unequal head sizes) goes through torch's composite.
 namespace torch_remote::frontend {
 namespace {
 
@@ -33,13 +33,19 @@ bool takes_mask(const std::optional<Tensor>& mask, const Tensor& query, const Te
           (spans(mask->sym_size(0), query.sym_size(0)) && spans(mask->sym_size(1), query.sym_size(1))));
 }
 
+// As many heads for keys, or for as many queries each. torch.compile takes shared ones apart itself.
+bool heads_match(const Tensor& query, const Tensor& key, bool grouped) {
+  if (!grouped || query.key_set().has(c10::DispatchKey::Python)) return !grouped && same_size(query, 1, key, 1);
+  return key.size(1) > 0 && query.size(1) % key.size(1) == 0;
+}
+
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool causal, std::optional<double>, bool grouped) {
   const c10::ScalarType dtype = query.scalar_type();
   const bool floating = dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kBFloat16 || dtype == c10::kHalf;
-  bool flash = floating && !grouped && dropout == 0.0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+  bool flash = floating && dropout == 0.0 && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
                key.scalar_type() == dtype && value.scalar_type() == dtype && !(causal && mask.has_value());
-  flash = flash && same_size(query, 3, key, 3) && same_size(query, 3, value, 3) && same_size(query, 1, key, 1) &&
+  flash = flash && same_size(query, 3, key, 3) && same_size(query, 3, value, 3) && heads_match(query, key, grouped) &&
           same_size(key, 1, value, 1) && same_size(query, 0, key, 0) && same_size(key, 0, value, 0) &&
           same_size(key, 2, value, 2) && !is_empty(query) && !is_empty(key) && takes_mask(mask, query, key);
   for (const Tensor* t : {&query, &key, &value}) flash = flash && same(t->sym_stride(3), 1);
@@ -51,13 +57,28 @@ Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType 
   return make_tensor({b, h, n, d}, {n * h * d, d, h * d, 1}, dtype, device);
 }
 
+// Keys or values for each of so many heads; consecutive ones share theirs.
+Tensor for_heads(const Tensor& shared, int64_t heads) {
+  const int64_t b = shared.size(0), h = shared.size(1), n = shared.size(2), d = shared.size(3);
+  if (h == heads) return shared;
+  return shared.unsqueeze(2).expand({b, h, heads / h, n, d}).reshape({b, heads, n, d});
+}
+
+// The gradient of what heads share.
+Tensor of_shared(const Tensor& gradient, const Tensor& shared) {
+  const int64_t heads = shared.size(1), each = gradient.size(1) / heads;
+  if (each == 1) return gradient;
+  return gradient.unflatten(1, {heads, each}).sum(2);
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> forward(
-    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout,
-    bool causal, bool, std::optional<double> scale) {
+    const Tensor& query, const Tensor& shared_key, const Tensor& shared_value, const std::optional<Tensor>& bias,
+    double dropout, bool causal, bool, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0.0,
               "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
+  const Tensor key = for_heads(shared_key, h), value = for_heads(shared_value, h);
   const Tensor out = at::empty_like(query);
   const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
   const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
@@ -69,15 +90,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
           key.size(2), nothing(c10::kLong), nothing(c10::kLong), nothing(query.scalar_type())};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& query, const Tensor& key,
-                                                    const Tensor& value, const Tensor& bias, std::array<bool, 4> mask,
-                                                    const Tensor& out, const Tensor& logsumexp, const Tensor&,
-                                                    const Tensor&, c10::SymInt, c10::SymInt, double dropout,
-                                                    bool causal, const Tensor&, const Tensor&,
-                                                    std::optional<double> scale) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& query, const Tensor& shared_key,
+                                                    const Tensor& shared_value, const Tensor& bias,
+                                                    std::array<bool, 4> mask, const Tensor& out,
+                                                    const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
+                                                    c10::SymInt, double dropout, bool causal, const Tensor&,
+                                                    const Tensor&, std::optional<double> scale) {
   TORCH_CHECK(!mask[3],
               "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
+  const Tensor key = for_heads(shared_key, query.size(1)), value = for_heads(shared_value, query.size(1));
   const auto like = [&](const Tensor& t) {
     return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
   };
@@ -86,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Te
       grad, query, key, value, out, logsumexp, dropout, causal, bias.defined() ? IValue(bias) : IValue(), scale};
   Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu_backward), args,
                                {grad_query, grad_key, grad_value}, {}, std::nullopt);
-  return {grad_query, grad_key, grad_value, Tensor()};
+  return {grad_query, of_shared(grad_key, shared_key), of_shared(grad_value, shared_value), Tensor()};
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {

@@ -75,6 +75,8 @@ struct Lowering::State : GraphBuilder {
         return scalar_tensor(v.symbol, ArgTag::kFloat);
       case Value::Kind::kBool:
         return scalar_tensor(v.symbol, ArgTag::kBool);
+      case Value::Kind::kRandomState:
+        refuse("a generator's state stands in a tensor's place");
       case Value::Kind::kList:
         break;
     }

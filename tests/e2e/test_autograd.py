@@ -30,6 +30,8 @@ FUNCTIONS = {
     "cat": (lambda a, b: torch.cat([a, b * 2], 1), (3, 4), (3, 2)),
     "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
                   (2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
+    "grouped queries": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+                        (2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
     "embedding": (lambda w: F.embedding(torch.tensor([[1, 2], [2, 0]], device=w.device), w), (4, 3)),
     "where": (lambda a, b: torch.where(a > 0, a, b), (3, 4), (3, 4)),
     "cumsum": (lambda a: a.cumsum(0), (3, 4)),
