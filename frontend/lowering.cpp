@@ -437,6 +437,7 @@ struct Lowering::State : GraphBuilder {
 
   // An op, and where its random numbers came from.
   Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
+    if (!val) refuse("it has no example value");
     const size_t before = spec->randoms.size();
     Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
     if (spec->randoms.size() != before + 1) refuse("it does not draw random numbers once");

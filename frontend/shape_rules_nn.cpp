@@ -400,9 +400,8 @@ bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
                        out);
 }
 
-// mse_loss_backward(grad, self, target, reduction) and its like: elementwise over all three; packed.
-bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor* operands[3] = {&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()};
+// Elementwise over operands of one dtype, into memory that is packed however they lie.
+bool add_packed(c10::ArrayRef<const at::Tensor*> operands, Inferred& out) {
   const ScalarType dtype = operands[0]->scalar_type();
   for (const at::Tensor* t : operands) {
     if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
@@ -413,20 +412,18 @@ bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// normal(mean, std, generator), one of them or both a tensor; packed.
+// mse_loss_backward(grad, self, target, reduction) and its like.
+bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  return add_packed({&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()}, out);
+}
+
+// normal(mean, std, generator), one of them or both a tensor.
 bool normal(const OpEntry&, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 2> operands;
   for (int i : {0, 1}) {
     if (args[i].isTensor()) operands.push_back(&args[i].toTensor());
   }
-  const ScalarType dtype = operands[0]->scalar_type();
-  for (const at::Tensor* t : operands) {
-    if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
-  }
-  ResultMeta broadcast;
-  if (!broadcast_result(operands, broadcast)) return false;
-  out.add(broadcast.sizes, dtype);
-  return true;
+  return add_packed(operands, out);
 }
 
 }  // namespace
