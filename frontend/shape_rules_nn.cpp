@@ -419,11 +419,12 @@ bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
 
 // normal(mean, std, generator), one of them or both a tensor.
 bool normal(const OpEntry&, const IValue* args, Inferred& out) {
-  c10::SmallVector<const at::Tensor*, 2> operands;
+  const at::Tensor* operands[2];
+  size_t count = 0;
   for (int i : {0, 1}) {
-    if (args[i].isTensor()) operands.push_back(&args[i].toTensor());
+    if (args[i].isTensor()) operands[count++] = &args[i].toTensor();
   }
-  return add_packed(operands, out);
+  return add_packed({operands, count}, out);
 }
 
 }  // namespace
