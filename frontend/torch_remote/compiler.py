@@ -209,7 +209,7 @@ class _Splitter:
             self.go_to(next((index for n in (node, *inputs) for index in _devices(n)), self.device))
         if any(i in self.written for i in inputs):
             self.close()
-        if isinstance(node.meta.get("val"), _NUMBERS) and not _reads_data(node):
+        if type(node.meta.get("val")) in _NUMBERS and not _reads_data(node):
             if self.needs_program(inputs):
                 self.inner_numbers[node] = None
             else:
@@ -314,7 +314,7 @@ class _Splitter:
 
 # What runs outside of programs in place of torch's own.
 _OURS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+_NUMBERS = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def _devices(node: fx.Node) -> list[int]:
