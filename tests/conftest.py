@@ -61,6 +61,22 @@ def counted(remote: torch.device) -> Callable[[], object]:
     return block
 
 
+@pytest.fixture
+def compiled_graphs(remote: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What graphs became, in the order in which they were compiled."""
+    import torch_remote.compiler as compiler
+
+    made = []
+
+    def compile_graph(*args: object, **kwargs: object) -> object:
+        made.append(compile_as_ever(*args, **kwargs))
+        return made[-1]
+
+    compile_as_ever = compiler.compile_graph
+    monkeypatch.setattr(compiler, "compile_graph", compile_graph)
+    return made
+
+
 def worker_processes() -> list[int]:
     """Pids of this process's workers."""
     pids = []

@@ -97,7 +97,7 @@ Session::~Session() = default;
 
 FailurePtr Session::note(Failure failure) {
   auto shared = std::make_shared<const Failure>(std::move(failure));
-  if (!unreported_) unreported_ = shared;
+  if (!unreported_ || (shared->check && !unreported_->check)) unreported_ = shared;
   return shared;
 }
 
@@ -315,10 +315,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   run.next = node + 1;
   const FailurePtr failure = note(failure_of(run, node));
   if (!run.failure) run.failure = failure;
-  if (!poison_node(run, node, failure)) {
-    unreported_ = failure;
-    failed_check_ = true;
-  }
+  poison_node(run, node, failure);
   return false;
 }
 
@@ -328,20 +325,20 @@ Failure Session::failure_of(const Run& run, uint32_t index) const {
   const std::string message =
       std::string(error_.message) + " [" + describe_node(program.graph, node, program.values) + "]";
   const bool memory = std::string_view(error_.kind) == "OutOfMemoryError";
+  bool check = true;
+  ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
   return {{memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, message, error_.kind},
           program.number,
           node.source,
-          run.request.sequence};
+          run.request.sequence,
+          check};
 }
 
-bool Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
+void Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
-  bool any = false;
   ir::for_each_view(graph.nodes[index], [&](uint32_t view, bool writes) {
     if (writes) run.set_poison(graph.views[view].buffer, failure);
-    any |= writes;
   });
-  return any;
 }
 
 // The slow way: node by node, past those that touch something poisoned. Temporaries are freed as soon as they are dead,

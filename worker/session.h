@@ -29,6 +29,7 @@ struct Failure {
   uint32_t program = 0;   // 0: no run's
   uint32_t record = 0;    // of that program's trace
   uint64_t sequence = 0;  // of the message
+  bool check = false;     // of a node that makes and writes nothing: no buffer is poisoned, nothing that is read tells
 };
 using FailurePtr = std::shared_ptr<const Failure>;
 
@@ -101,17 +102,14 @@ class Session {
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
   void pack(const ReadRequest& request, const Located& located, void* destination) const;
 
-  // The failure to tell the client of next, or null: the first that it does not know, and before that one of a check (a
-  // node that makes and writes nothing). It counts as told then.
-  FailurePtr take_failure() {
-    failed_check_ = false;
-    return std::exchange(unreported_, nullptr);
-  }
-  // Whether that is a check's. No buffer is poisoned by it, so nothing that is read would ever tell.
-  bool failed_check() const { return failed_check_; }
+  // The failure to tell the client of next, or null: the first check's that it does not know, or else the first of all.
+  // It counts as told then.
+  FailurePtr take_failure() { return std::exchange(unreported_, nullptr); }
+  // Whether that is a check's.
+  bool failed_check() const { return unreported_ && unreported_->check; }
   // The client was told of this one by a reply.
   void reported(const FailurePtr& failure) {
-    if (unreported_ == failure) take_failure();
+    if (unreported_ == failure) unreported_ = nullptr;
   }
 
   // From now on the executor is asked when its ops run; null: no longer.
@@ -137,8 +135,7 @@ class Session {
   bool call(Run& run, uint32_t first, uint32_t last);
   void execute_one_by_one(Run& run);
   Failure failure_of(const Run& run, uint32_t node) const;
-  // False: the node makes and writes nothing.
-  static bool poison_node(Run& run, uint32_t node, const FailurePtr& failure);
+  static void poison_node(Run& run, uint32_t node, const FailurePtr& failure);
   void fail_all(Run& run, const FailurePtr& failure);
   void finish(Run& run);
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
@@ -151,7 +148,6 @@ class Session {
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
   FailurePtr unreported_;
-  bool failed_check_ = false;
   // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not
   // exist.
   FailurePtr undecoded_failure_;

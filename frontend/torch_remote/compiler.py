@@ -255,18 +255,7 @@ class _Splitter:
         target, args, kwargs = node.target, node.args, node.kwargs
         fx.map_arg((args, kwargs), self.need)
         if node.op == "get_attr":
-            value = operator.attrgetter(node.target)(self.module)
-            target, args = (lambda value=value: value), ()
-            if isinstance(value, torch.Tensor):
-                if value.device.type == "remote":
-                    with _disable_current_modes():
-                        copy = value.cpu()
-                    self.fixed[node] = value, copy
-                    target = functools.partial(_C.restored, value, copy)
-                else:
-                    self.fixed[node] = value, None
-                    if value.device.type == "cpu" and value.dim() == 0:
-                        self.constants[node] = value
+            target, args = self.attribute(node), ()
         elif target in _OURS:
             target = _OURS[target]
         elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
@@ -275,6 +264,21 @@ class _Splitter:
         self.effects |= must
         self.plan.call(node, target, args, kwargs, must=must)
         self.have(node)
+
+    def attribute(self, node: fx.Node) -> Callable[[], Any]:
+        """What gives the module's attribute that a node stands for."""
+        value = operator.attrgetter(node.target)(self.module)
+        if not isinstance(value, torch.Tensor):
+            return lambda: value
+        if value.device.type == "remote":
+            with _disable_current_modes():
+                copy = value.cpu()
+            self.fixed[node] = value, copy
+            return functools.partial(_C.restored, value, copy)
+        self.fixed[node] = value, None
+        if value.device.type == "cpu" and value.dim() == 0:
+            self.constants[node] = value
+        return lambda: value
 
     def need(self, node: fx.Node) -> None:
         if node not in self.values:  # a number, or one of the CPU's that a program computes for itself

@@ -26,6 +26,7 @@ __all__ = ["keep_whole", "whole_ops"]
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
 _LINEAR += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+_PACKED = ["upsample_bicubic2d"]  # their gradients are contiguous in whatever memory format they come
 _COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that take ops apart
 _lock = threading.RLock()  # compilers may run on several threads, and within each other
 
@@ -50,17 +51,14 @@ def _linear(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
-def _backward_meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
+def _backward_meta(name: str) -> Callable[..., Any]:
     """For sizes that are symbolic, which most of C++'s shape functions do not take."""
-    return gradient.new_empty(input_size).to(memory_format=suggest_memory_format(gradient))
 
+    def meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
+        result = gradient.new_empty(input_size)
+        return result if name in _PACKED else result.to(memory_format=suggest_memory_format(gradient))
 
-def _contiguous_backward_meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
-    """Of those that know no other memory format."""
-    return gradient.new_empty(input_size)
-
-
-_CONTIGUOUS = ["upsample_bicubic2d"]
+    return meta
 
 
 @functools.cache
@@ -75,8 +73,7 @@ def _replaced() -> dict[OpOverload, Kernels]:
             kernels[forward.default] = {}
             kernels[forward.vec] = dict.fromkeys(_COMPOSED, make(forward.default))
             if DispatchKey.Meta not in backward.py_kernels:
-                meta = _contiguous_backward_meta if name in _CONTIGUOUS else _backward_meta
-                kernels[backward] = {DispatchKey.Meta: meta}
+                kernels[backward] = {DispatchKey.Meta: _backward_meta(name)}
     return kernels
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-import torch_remote.compiler as compiler
 import torch_remote.random_states as random_states
 
 LSTM = nn.LSTM(16, 8, 2, dropout=0.5, batch_first=True)
@@ -103,22 +102,17 @@ CHECKPOINTED = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
-def test_checkpoints_draw_the_same_numbers_again(remote, monkeypatch, name):
+def test_checkpoints_draw_the_same_numbers_again(remote, compiled_graphs, name):
     torch._dynamo.reset()
 
     def function(x):
         return torch.utils.checkpoint.checkpoint(CHECKPOINTED[name], x, use_reentrant=False)
 
-    made = []
-    compile_graph = compiler.compile_graph
-    monkeypatch.setattr(
-        compiler, "compile_graph", lambda *args, **kwargs: made.append(compile_graph(*args, **kwargs)) or made[-1]
-    )
     want = on_random_numbers(function, remote)
     got = on_random_numbers(torch.compile(function, backend="remote", fullgraph=True), remote)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     kind = "Plan" if name == "partly on the CPU" else "CompiledGraph"
-    assert [type(graph).__name__ for graph in made] == [kind, kind]  # forward, backward
+    assert [type(graph).__name__ for graph in compiled_graphs] == [kind, kind]  # forward, backward
 
 
 def test_random_ops_outside_of_programs(remote):

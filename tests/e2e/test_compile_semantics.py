@@ -263,20 +263,6 @@ def test_one_message_a_call(remote, counted):
     torch.testing.assert_close(z.cpu(), (layers(x + 1) - layers(x)).detach().cpu(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.fixture
-def compiled_graphs(monkeypatch):
-    """What graphs became."""
-    made = []
-
-    def compile_graph(*args, **kwargs):
-        made.append(compile_as_ever(*args, **kwargs))
-        return made[-1]
-
-    compile_as_ever = compiler.compile_graph
-    monkeypatch.setattr(compiler, "compile_graph", compile_graph)
-    return made
-
-
 def test_numbers_of_the_cpu_do_not_split_a_graph(remote, compiled_graphs):
     """dynamic=True makes floats symbolic: 0-dim tensors of the CPU, which are kept for the backward pass."""
 

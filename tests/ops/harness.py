@@ -208,8 +208,8 @@ def permuted(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in another order in memory: channels last, or the last dim outermost."""
     if tensor.layout != torch.strided or tensor.dim() < 2:
         return tensor
-    result = tensor.detach().movedim(1 if tensor.dim() in (4, 5) else -1, -1 if tensor.dim() in (4, 5) else 0)
-    result = result.contiguous().movedim(-1 if tensor.dim() in (4, 5) else 0, 1 if tensor.dim() in (4, 5) else -1)
+    dim, place = (1, -1) if tensor.dim() in (4, 5) else (-1, 0)
+    result = tensor.detach().movedim(dim, place).contiguous().movedim(place, dim)
     return result.requires_grad_(tensor.requires_grad)
 
 

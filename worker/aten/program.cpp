@@ -292,6 +292,18 @@ bool Program::is_packed(const ir::Node& node) const {
   return packed;
 }
 
+namespace {
+
+// Of tensors of the same sizes: whether their elements lie alike.
+bool same_strides(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 // Whether the functional overload's results, on the stack, lie in memory as the program has it.
 bool Program::is_natural(const ir::Node& node) const {
   bool same = stack_.size() == node.results.size();
@@ -299,10 +311,7 @@ bool Program::is_natural(const ir::Node& node) const {
     if (node.results[i].tag != ArgTag::kView || !stack_[i].isTensor()) return false;
     const at::Tensor& tensor = stack_[i].toTensor();
     const at::Tensor& expected = views_[node.results[i].a];
-    same = tensor.defined() && tensor.sizes() == expected.sizes();
-    for (int64_t d = 0; same && d < tensor.dim(); ++d) {
-      same = tensor.size(d) < 2 || tensor.stride(d) == expected.stride(d);
-    }
+    same = tensor.defined() && tensor.sizes() == expected.sizes() && same_strides(tensor, expected);
   }
   return same;
 }
@@ -452,11 +461,9 @@ void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   tr_buffer& buffer = run.buffers[view.buffer];
   const auto nbytes = static_cast<uint64_t>(run.symbols[graph_.buffers[view.buffer].nbytes]);
   if (!buffer.data) {
-    bool same_layout = tensor.scalar_type() == expected.scalar_type() &&
-                       tensor.storage_offset() == expected.storage_offset() && tensor.is_non_overlapping_and_dense();
-    for (int64_t i = 0; same_layout && i < tensor.dim(); ++i) {
-      same_layout = tensor.size(i) < 2 || tensor.stride(i) == expected.stride(i);
-    }
+    const bool same_layout = tensor.scalar_type() == expected.scalar_type() &&
+                             tensor.storage_offset() == expected.storage_offset() &&
+                             tensor.is_non_overlapping_and_dense() && same_strides(tensor, expected);
     if (same_layout && is_sole_owner(tensor) && tensor.storage().nbytes() >= nbytes && nbytes > 0 &&
         !tensor.is_conj() && !tensor.is_neg()) {
       buffer = take_storage(tensor.storage());
