@@ -15,6 +15,7 @@
 #include "frontend/diagnostics.h"
 #include "frontend/profile.h"
 #include "frontend/source.h"
+#include "remote/environment.h"
 #include "remote/event_log.h"
 
 namespace torch_remote::frontend {
@@ -59,6 +60,7 @@ std::vector<std::string> worker_names() {
 }
 
 Status start(c10::DeviceIndex device, Connection& connection) {
+  if (Status status = remote::check_environment(); !status) return status;
   const std::vector<std::string> names = worker_names();  // as they are now
   if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
     return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(names.size()) +

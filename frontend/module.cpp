@@ -14,6 +14,7 @@
 #include "frontend/recorder.h"
 #include "frontend/registration.h"
 #include "frontend/source.h"
+#include "remote/environment.h"
 
 // torch_remote._C: what the Python package needs. Everything that may wait gives the GIL back.
 
@@ -102,6 +103,15 @@ py::object worker_info(int device) {
   return info;
 }
 
+// Name, what is allowed, meaning (remote/environment.h).
+std::vector<std::array<std::string, 3>> environment_variables() {
+  std::vector<std::array<std::string, 3>> all;
+  for (const remote::EnvironmentVariable& variable : remote::environment_variables()) {
+    all.push_back({std::string(variable.name), std::string(variable.allowed), std::string(variable.meaning)});
+  }
+  return all;
+}
+
 // Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
 // always is and its copy on the CPU; None: the arguments are the inputs.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
@@ -148,6 +158,7 @@ PYBIND11_MODULE(_C, module) {
              }));
   module.def("in_bad_fork", f::in_bad_fork);
   module.def("is_connected", [](int device) { return f::existing_client(f::checked_device(device)) != nullptr; });
+  module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("device_count", f::device_count);
   module.def("current_device", [] { return static_cast<int>(f::current_device()); });

@@ -270,17 +270,19 @@ assert names == ({["mylib::scale", "mylib::shift_"] if setting == "warn" else []
 
 
 def test_wrong_fallback_setting(script):
+    """Set after the first use (before it: test_environment.py)."""
     script(
         CUSTOM_OP
         + """
+import os
+os.environ["TORCH_REMOTE_FALLBACK"] = "yes"
 try:
     scale(x, 2.0)
 except RuntimeError as error:
     assert "use 'error' (the default), 'warn' or 'allow'" in str(error), error
 else:
     raise AssertionError("no error")
-""",
-        TORCH_REMOTE_FALLBACK="yes",
+"""
     )
 
 

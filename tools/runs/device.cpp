@@ -5,6 +5,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "remote/environment.h"
+
 namespace torch_remote::tools {
 namespace {
 
@@ -48,11 +50,7 @@ std::shared_ptr<const ir::Graph> copy_graph() {
 
 remote::WorkerFiles package_files() {
   const char* torch = std::getenv("TORCH_REMOTE_TORCH_LIB");
-  const char* folder = std::getenv("TORCH_REMOTE_PACKAGE");
-  std::error_code error;
-  const std::filesystem::path package =
-      folder ? std::filesystem::path(folder)
-             : std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "..";
+  const std::filesystem::path package = remote::package_folder();
   return {package / "bin/torch-remote-worker", package / "lib/libaten_plugin.so",
           package / "lib/libtorch_remote_inproc.so", torch ? torch : ""};
 }
