@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_remote import _C
+from torch_remote.benchmark import benchmark
 from torch_remote.errors import UnexpectedCompile, WorkerLost
 from torch_remote.explanation import explain
 from torch_remote.graphs import Graph, from_text, trace
@@ -19,6 +20,7 @@ __all__ = [
     "Stream",
     "UnexpectedCompile",
     "WorkerLost",
+    "benchmark",
     "current_device",
     "current_stream",
     "default_stream",
