@@ -30,6 +30,13 @@ struct State {
   std::mutex mutex;  // starting and ending
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
+  std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
+  std::array<remote::Counters, kMaxDevices> ended;
+  std::array<std::atomic<double>, kMaxDevices> memory_fraction;
+
+  State() {
+    for (auto& fraction : memory_fraction) fraction = 1;
+  }
   std::atomic<bool> forked{false};
   std::atomic<bool> used{false};
 };
@@ -82,6 +89,14 @@ Status start(c10::DeviceIndex device, Connection& connection) {
     return build_program(request, capture.get(), program);
   };
   return remote::Client::connect(std::move(transport), build, &connection.client);
+}
+
+// Tells the worker how much memory it may use.
+Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
+  remote::MemoryRequest request;
+  request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
+  remote::MemoryRoom room;
+  return worker.memory(request, keep_waiting, &room);
 }
 
 void stop(Connection& connection) {
@@ -149,6 +164,8 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
       *status = start(device, connection);
+      const double fraction = s.memory_fraction[device];
+      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, {});
     }
     if (!status->ok()) {
       stop(connection);
@@ -156,7 +173,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     }
     s.connections[device] = std::move(connection);
     remote::Client* client = s.connections[device].client.get();
-    profile_connected(*client);
+    profile_connected(device, *client);
     s.clients[device].store(client, std::memory_order_release);
     return client;
   } catch (const std::exception& error) {
@@ -176,10 +193,40 @@ remote::Client* existing_client(c10::DeviceIndex device) noexcept {
   return state().clients[device < 0 ? 0 : device].load(std::memory_order_acquire);
 }
 
+remote::Counters counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  remote::Counters all = s.ended[device];
+  if (const remote::Client* client = existing_client(device)) all.add(client->counters());
+  return all;
+}
+
+void reset_counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  s.ended[device] = {};
+  if (remote::Client* client = existing_client(device)) client->reset_counters();
+}
+
+double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
+
+void set_memory_fraction(c10::DeviceIndex device, double fraction) {
+  remote::Client& worker = client(device);
+  state().memory_fraction[device] = fraction;
+  check(limit_memory(worker, fraction, keep_waiting));
+}
+
 void restart(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  s.clients[device].store(nullptr);
+  {
+    std::lock_guard ended_lock(s.ended_mutex);
+    if (remote::Client* client = s.clients[device].exchange(nullptr)) {
+      remote::Counters counters = client->counters();
+      counters.worker_bytes = counters.worker_peak_bytes = 0;
+      s.ended[device].add(counters);
+    }
+  }
   stop(s.connections[device]);
   s.connections[device] = {};
 }

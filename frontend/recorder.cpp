@@ -9,6 +9,7 @@
 #include "frontend/diagnostics.h"
 #include "frontend/profile.h"
 #include "frontend/source.h"
+#include "frontend/sync_debug.h"
 #include "remote/event_log.h"
 
 namespace torch_remote::frontend {
@@ -54,6 +55,7 @@ void Recorder::forget_trace() {
   for (const ir::TraceBuffer& buffer : trace_.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
+  sent_ += trace_.records.size();
   trace_.clear();
   if (++epoch_ == 0) epoch_ = 1;
 }
@@ -381,7 +383,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       flushed = true;
     }
   }
-  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  records_.fetch_add(1, std::memory_order_relaxed);
   if (flushed) {
     report_flushes();
     check(status);
@@ -407,6 +409,7 @@ Status Recorder::enter_pass(Pass pass, bool* flushed) {
 
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                                c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
+  before_wait("an op whose result's size depends on data");
   bool backward = false;
   const ir::SourceRef source = capture_source(&backward);
   uint64_t ticket = 0;
@@ -422,7 +425,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
     trace_.end_record(limits_);
     status = flush_locked("dynamic", &ticket);
   }
-  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
   check(status);
   std::vector<int64_t> words;
@@ -441,6 +444,7 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
     if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
   }
   const ir::SourceRef last = trace_.sources.back();
+  const uint64_t first_record = std::exchange(sent_, sent_ + trace_.records.size());
   std::vector<ir::SourceRef> sources;
   std::vector<ir::Opcode> ops;
   const bool watch = expect_no_compile_ && !unexpected_compile_;
@@ -459,7 +463,7 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
   note_flush({info, reason, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started);
+  if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started, first_record);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -515,7 +519,7 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush("compiled graph", info, last, started);
+  if (EventLog::on()) log_flush("compiled graph", info, last, started, kNoRecords);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
     unexpected_compile_->compiled_graph = true;
@@ -523,9 +527,10 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   return {};
 }
 
-void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
-                         uint64_t started) {
+void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
+                         uint64_t first_record) {
   Event flush;
+  flush.first_record = first_record;
   flush.kind = Event::Kind::kFlush;
   flush.name = reason;
   flush.begin = started;
@@ -624,13 +629,21 @@ void Recorder::flush(const char* reason) {
   throttle();
 }
 
-void Recorder::synchronize(bool reset_peak) {
+remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
+  flush("memory");
+  remote::MemoryRoom room;
+  const WaitSpan span("memory", wait_line());
+  check(client(device_).memory(request, keep_waiting, &room));
+  return room;
+}
+
+void Recorder::synchronize() {
   flush("synchronize");
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   remote::OpError error;
   const WaitSpan span("synchronize", wait_line());
-  const Status status = worker->synchronize(keep_waiting, reset_peak, &error);
+  const Status status = worker->synchronize(keep_waiting, &error);
   if (!error.status.ok()) raise(error);
   check(status);
 }
@@ -638,6 +651,7 @@ void Recorder::synchronize(bool reset_peak) {
 void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
   const size_t nbytes = tensor.numel() * tensor.element_size();
   if (nbytes == 0) return;
+  before_wait(reason);
   RemoteStorage* storage = storage_of(tensor);
   const ir::SourceRef line = wait_line();
   uint64_t id;

@@ -91,7 +91,9 @@ class Recorder {
   // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ...
   void flush(const char* reason);
   // flush, then wait until the worker is done; raises what went wrong there.
-  void synchronize(bool reset_peak = false);
+  void synchronize();
+  // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
+  remote::MemoryRoom memory(const remote::MemoryRequest& request);
 
   // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
   // travel.
@@ -107,8 +109,10 @@ class Recorder {
   // Called by a storage that goes away, from any thread, with or without the GIL.
   void storage_died(RemoteStorage* storage) noexcept;
 
-  uint64_t ops_recorded() const { return ops_recorded_.load(std::memory_order_relaxed); }
-  void reset_counters() { ops_recorded_.store(0, std::memory_order_relaxed); }
+  uint64_t ops_recorded() const { return records() - reset_at_.load(std::memory_order_relaxed); }
+  void reset_counters() { reset_at_.store(records(), std::memory_order_relaxed); }
+  // How many records there have ever been: the next one's number (remote::Event::first_record).
+  uint64_t records() const { return records_.load(std::memory_order_relaxed); }
 
   // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
   void restart();
@@ -130,6 +134,9 @@ class Recorder {
   std::string take_unexpected_compile();
 
   c10::DeviceIndex device() const { return device_; }
+
+  // remote::Event::first_record of what is no trace: a compiled graph's run.
+  static constexpr uint64_t kNoRecords = ~uint64_t{0};
 
  private:
   // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
@@ -156,7 +163,8 @@ class Recorder {
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                     std::span<RemoteStorage* const> results);
-  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started);
+  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
+                 uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
   Status enter_pass(Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
@@ -185,7 +193,9 @@ class Recorder {
   std::vector<TracedRun> traced_;
   ir::CutLimits limits_before_;  // tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
-  std::atomic<uint64_t> ops_recorded_{0};
+  uint64_t sent_ = 0;                      // records that were sent or dropped
+  std::atomic<uint64_t> records_{0};
+  std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };
 
 }  // namespace torch_remote::frontend

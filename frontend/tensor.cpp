@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "frontend/device.h"
 #include "frontend/recorder.h"
 
 namespace torch_remote::frontend {
@@ -96,7 +97,8 @@ bool is_token(const void* address) {
 
 c10::intrusive_ptr<c10::StorageImpl> make_remote_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt nbytes,
                                                          c10::DataPtr data, c10::Allocator* allocator, bool resizable) {
-  if (data.get() == nullptr) data = make_token(data.device().has_index() ? data.device().index() : 0);
+  // Of torch.UntypedStorage(n, device=...): torch has made that device the current one.
+  if (data.get() == nullptr) data = make_token(data.device().has_index() ? data.device().index() : current_device());
   return c10::make_intrusive<RemoteStorage>(std::move(nbytes), std::move(data), allocator, resizable);
 }
 

@@ -11,6 +11,7 @@
 #include "ir/status.h"
 #include "ir/trace.h"
 #include "remote/transport.h"
+#include "remote/worker_memory.h"
 #include "remote/worker_profile.h"
 
 // The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
@@ -41,6 +42,9 @@ struct Counters {
   uint64_t bytes_downloaded = 0;
   uint64_t worker_bytes = 0;
   uint64_t worker_peak_bytes = 0;
+
+  // Of several clients: the sum.
+  void add(const Counters& other);
 };
 
 struct FlushInfo {
@@ -130,7 +134,11 @@ class Client {
   // The id goes out with the next message. Never blocks for long, never throws: called from destructors.
   virtual void free(uint64_t id) = 0;
 
-  virtual Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) = 0;
+  virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
+
+  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then, too.
+  // Waits. Failures that were not reported yet stay for the next wait.
+  virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
 
   // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
   // with no lock held.
@@ -147,6 +155,9 @@ class Client {
 
   virtual Counters counters() const = 0;
   virtual void reset_counters() = 0;
+  // As of the worker's last message.
+  virtual MemoryUse memory_use() const = 0;
+  virtual MachineInfo machine() const = 0;
   // kLost once the worker is gone, with why.
   virtual Status health() const = 0;
   // For log lines and WorkerLost.

@@ -155,17 +155,16 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::ProfileReply>(frame);
     case wire::Type::kSynchronizeReply:
       if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
-        totals_.worker_bytes = reply->allocated();
-        totals_.worker_peak_bytes = reply->peak();
         totals_.kernels_compiled = reply->kernels_compiled();
       }
       return handle_reply<wire::SynchronizeReply>(frame);
+    case wire::Type::kMemoryReply:
+      return handle_reply<wire::MemoryReply>(frame);
     case wire::Type::kProfilePart:
       return handle_profile_part(frame);
     case wire::Type::kProgress:
       if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
-        totals_.worker_bytes = progress->allocated();
-        totals_.worker_peak_bytes = std::max(totals_.worker_peak_bytes, progress->peak());
+        note_memory(progress->memory());
         defer(op_error(progress->error()));
         return {};
       }
@@ -193,6 +192,7 @@ Status Replies::handle_reply(Frame& frame) {
   if (!message)
     return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
                            " is damaged");
+  if constexpr (requires { message->memory(); }) note_memory(message->memory());
   std::optional<OpError> error = op_error(message->error());
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
@@ -216,6 +216,15 @@ Status Replies::acknowledge(uint64_t sequence) {
     first_credit_ = (first_credit_ + 1) % credits_.size();
   }
   return {};
+}
+
+void Replies::note_memory(const wire::MemoryUse* use) {
+  if (!use) return;
+  const auto stat = [](const wire::MemoryStat& s) {
+    return MemoryStat{s.current(), s.peak(), s.allocated(), s.freed()};
+  };
+  totals_.memory = {stat(use->allocated()), stat(use->reserved()), stat(use->allocations()),
+                    stat(use->segments()),  use->retries(),        use->failures()};
 }
 
 // --- profile ---------------------------------------------------------------------------------------------------------

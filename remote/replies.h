@@ -65,9 +65,8 @@ class Replies {
 
   struct Totals {
     uint64_t bytes_received = 0;  // control
-    uint64_t worker_bytes = 0;
-    uint64_t worker_peak_bytes = 0;
     uint64_t kernels_compiled = 0;
+    MemoryUse memory;
   };
   Totals totals() const;
 
@@ -99,6 +98,7 @@ class Replies {
   Status handle_reply(Frame& frame);
   Status handle_profile_part(Frame& frame);
   Status acknowledge(uint64_t sequence);
+  void note_memory(const wire::MemoryUse* use);
   std::optional<OpError> op_error(const wire::Error* error) const;
   void defer(std::optional<OpError> error);
   void set_lost(const Status& why);

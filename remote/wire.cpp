@@ -79,6 +79,9 @@ const char* name(Type type) {
       return "profile";
     case Type::kProfilePart:
       return "hand over profile";
+    case Type::kMemory:
+    case Type::kMemoryReply:
+      return "memory";
     case Type::kTransport:
       break;
   }

@@ -27,7 +27,9 @@ enum class Type : uint8_t {
   kHasOpReply,
   kProfile,
   kProfileReply,
-  kProfilePart,      // from the worker, without being asked: a ProfileReply's part so far
+  kProfilePart,  // from the worker, without being asked: a ProfileReply's part so far
+  kMemory,
+  kMemoryReply,
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
 };
 

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <fstream>
-#include <string>
 
 namespace torch_remote::worker {
 namespace {
@@ -36,17 +34,6 @@ class AnonymousSource : public SegmentSource {
 }  // namespace
 
 std::unique_ptr<SegmentSource> make_anonymous_source() { return std::make_unique<AnonymousSource>(); }
-
-uint64_t default_memory_limit() {
-  const uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-  uint64_t limit = physical;
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    uint64_t value;
-    if (file >> value) limit = std::min(limit, value);
-  }
-  return limit;
-}
 
 CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit) {
   return Pointer(new CachingAllocator(std::move(source), limit));
@@ -81,24 +68,22 @@ size_t CachingAllocator::class_size(uint32_t size_class) {
   return (((size_class - 8) % 4 + 5) << shift) * kSmallest;
 }
 
-void CachingAllocator::count(size_t bytes) {
-  stats_.allocated += bytes;
-  stats_.peak = std::max(stats_.peak, stats_.allocated);
-}
-
 bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer) {
   std::lock_guard lock(mutex_);
-  Block* block;
+  Block* block = nullptr;
   if (nbytes <= kSmallMax) {
     block = take_small(class_of(nbytes));
-  } else {
-    if (nbytes > limit_) return false;  // also keeps the rounding below from overflowing
+  } else if (nbytes <= limit_) {  // also keeps the rounding from overflowing
     block = take_large(round_up(nbytes, kPage));
   }
-  if (!block) return false;
+  if (!block) {
+    ++stats_.failures;
+    return false;
+  }
   block->in_use = true;
   ++blocks_in_use_;
-  count(block->size);
+  stats_.allocations.increase(1);
+  stats_.allocated.increase(block->size);
   *buffer = {block->data, nbytes, block, &CachingAllocator::release};
   return true;
 }
@@ -110,7 +95,8 @@ void CachingAllocator::release(void* owner) {
   {
     std::lock_guard lock(allocator->mutex_);
     block->in_use = false;
-    allocator->stats_.allocated -= block->size;
+    allocator->stats_.allocations.decrease(1);
+    allocator->stats_.allocated.decrease(block->size);
     if (block->slab) {
       allocator->give_small(block);
     } else {
@@ -181,6 +167,7 @@ CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
       free_segments();
       found = free_large_.lower_bound(&probe);
       if (found == free_large_.end() && !add_segment(size)) return nullptr;
+      ++stats_.retries;
     }
     found = free_large_.lower_bound(&probe);
   }
@@ -221,7 +208,9 @@ void CachingAllocator::give_large(Block* block) {
 }
 
 bool CachingAllocator::add_segment(size_t size) {
-  const auto fits = [&](size_t bytes) { return stats_.reserved <= limit_ && bytes <= limit_ - stats_.reserved; };
+  const auto fits = [&](size_t bytes) {
+    return stats_.reserved.current <= limit_ && bytes <= limit_ - stats_.reserved.current;
+  };
   // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
   Segment memory;
   if (size < kSegment / 2 && fits(kSegment)) memory = source_->allocate(kSegment);
@@ -233,7 +222,8 @@ bool CachingAllocator::add_segment(size_t size) {
   block->size = memory.size / kPage * kPage;
   block->segment = segment.get();
   segment->first = block;
-  stats_.reserved += memory.size;
+  stats_.segments.increase(1);
+  stats_.reserved.increase(memory.size);
   segment->memory = std::move(memory);
   segments_.push_back(std::move(segment));
   free_large_.insert(block);
@@ -270,7 +260,8 @@ void CachingAllocator::free_segments() {
     if (first->in_use || first->next) return false;
     free_large_.erase(first);
     spare_blocks_.push_back(first);
-    stats_.reserved -= segment->memory.size;
+    stats_.segments.decrease(1);
+    stats_.reserved.decrease(segment->memory.size);
     return true;
   });
 }
@@ -283,14 +274,16 @@ void CachingAllocator::trim() {
 
 void CachingAllocator::add_external(uint64_t nbytes) {
   std::lock_guard lock(mutex_);
-  count(nbytes);
-  stats_.reserved += nbytes;
+  stats_.allocations.increase(1);
+  stats_.allocated.increase(nbytes);
+  stats_.reserved.increase(nbytes);
 }
 
 void CachingAllocator::remove_external(uint64_t nbytes) {
   std::lock_guard lock(mutex_);
-  stats_.allocated -= nbytes;
-  stats_.reserved -= nbytes;
+  stats_.allocations.decrease(1);
+  stats_.allocated.decrease(nbytes);
+  stats_.reserved.decrease(nbytes);
 }
 
 MemoryStats CachingAllocator::stats() const {
@@ -300,7 +293,27 @@ MemoryStats CachingAllocator::stats() const {
 
 void CachingAllocator::reset_peak() {
   std::lock_guard lock(mutex_);
-  stats_.peak = stats_.allocated;
+  for (MemoryStat* stat : {&stats_.allocated, &stats_.reserved, &stats_.allocations, &stats_.segments}) {
+    stat->peak = stat->current;
+  }
+}
+
+void CachingAllocator::reset_totals() {
+  std::lock_guard lock(mutex_);
+  for (MemoryStat* stat : {&stats_.allocated, &stats_.reserved, &stats_.allocations, &stats_.segments}) {
+    stat->allocated = stat->freed = 0;
+  }
+  stats_.retries = stats_.failures = 0;
+}
+
+uint64_t CachingAllocator::limit() const {
+  std::lock_guard lock(mutex_);
+  return limit_;
+}
+
+void CachingAllocator::set_limit(uint64_t limit) {
+  std::lock_guard lock(mutex_);
+  limit_ = limit;
 }
 
 void CachingAllocator::close() {

@@ -18,10 +18,31 @@
 // free neighbours. Every block is aligned to 64 bytes, large ones to 4096.
 namespace torch_remote::worker {
 
+// Of one kind of thing. Unsigned numbers that are never below 0.
+struct MemoryStat {
+  uint64_t current = 0;
+  uint64_t peak = 0;       // the most `current` was
+  uint64_t allocated = 0;  // all that came
+  uint64_t freed = 0;      // all that went
+
+  void increase(uint64_t by) {
+    current += by;
+    allocated += by;
+    peak = peak < current ? current : peak;
+  }
+  void decrease(uint64_t by) {
+    current -= by;
+    freed += by;
+  }
+};
+
 struct MemoryStats {
-  uint64_t allocated = 0;  // bytes in blocks that are in use, and external ones
-  uint64_t peak = 0;       // the most `allocated` was
-  uint64_t reserved = 0;   // bytes of segments, and external ones
+  MemoryStat allocated;    // bytes of blocks that are in use, and external ones
+  MemoryStat reserved;     // bytes of segments, and external ones
+  MemoryStat allocations;  // blocks in use, and external ones
+  MemoryStat segments;
+  uint64_t retries = 0;   // allocations that succeeded after segments were given back
+  uint64_t failures = 0;  // allocations that did not succeed
 };
 
 // A large piece of memory; `keep` gives it back when it goes.
@@ -41,9 +62,6 @@ class SegmentSource {
 // Anonymous memory, in huge pages where the kernel has them.
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
-// What this process may use: physical memory, or the control group's limit if that is less.
-uint64_t default_memory_limit();
-
 // Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer
 // than the session that it came from.
 class CachingAllocator {
@@ -59,7 +77,7 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all.
+  // `limit`: bytes that may be reserved in all, external ones included.
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit);
 
   // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
@@ -74,7 +92,10 @@ class CachingAllocator {
 
   MemoryStats stats() const;
   void reset_peak();
-  uint64_t limit() const { return limit_; }
+  // What came and went counts from 0 again.
+  void reset_totals();
+  uint64_t limit() const;
+  void set_limit(uint64_t limit);
 
  private:
   struct Slab;
@@ -123,14 +144,13 @@ class CachingAllocator {
   void free_slabs();
   void free_segments();
   Block* new_block();
-  void count(size_t bytes);
   void close();
 
   mutable std::mutex mutex_;
   std::unique_ptr<SegmentSource> source_;
-  const uint64_t limit_;
+  uint64_t limit_;
   MemoryStats stats_;
-  uint64_t blocks_in_use_ = 0;
+  uint64_t blocks_in_use_ = 0;  // without external ones
   bool closed_ = false;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;

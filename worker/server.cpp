@@ -9,6 +9,7 @@
 
 #include "ir/op_table.h"
 #include "remote/message.h"
+#include "worker/machine.h"
 #include "worker/memory.h"
 #include "worker/profile.h"
 #include "worker/session.h"
@@ -80,6 +81,8 @@ class Server {
   Status synchronize(Frame& frame);
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
+  Status memory(Frame& frame);
+  wire::MemoryUse memory_use() const;
   Status acknowledge();
   Status tell_failed_check();
   // Puts what was recorded since the last time into *events and builder_.
@@ -158,7 +161,7 @@ Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
   memory_ = CachingAllocator::create(std::move(source),
-                                     options_.memory_limit ? options_.memory_limit : default_memory_limit());
+                                     options_.memory_limit ? options_.memory_limit : machine_memory());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
   tr_error error{};
   error.struct_size = sizeof(error);
@@ -195,7 +198,9 @@ Status Server::hello() {
   session_number_ = frame.header.session;
   builder_.Clear();
   const auto description = builder_.CreateString(options_.executor->description);
-  builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description));
+  const auto processor = builder_.CreateString(processor_name());
+  builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
+                                         processor_cores(), memory_->limit()));
   done_ = frame.header.sequence;
   spdlog::debug("session with process {}", hello->process());
   return reply(Type::kHelloReply, frame);
@@ -230,8 +235,8 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
 Status Server::acknowledge() {
   builder_.Clear();
   const auto error = encode(session_->take_failure());
-  const MemoryStats stats = memory_->stats();
-  builder_.Finish(wire::CreateProgress(builder_, stats.allocated, stats.peak, error));
+  const wire::MemoryUse memory = memory_use();
+  builder_.Finish(wire::CreateProgress(builder_, &memory, error));
   acknowledged_ = done_;
   return send(Type::kProgress, done_);
 }
@@ -260,6 +265,8 @@ Status Server::handle(Frame& frame) {
       return has_op(frame);
     case Type::kProfile:
       return profile(frame);
+    case Type::kMemory:
+      return memory(frame);
     default:
       return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
                              ", which the worker does not expect");
@@ -307,7 +314,8 @@ Status Server::run_program(Frame& frame) {
   builder_.Clear();
   const auto error = encode(failure);
   const auto words = builder_.CreateVector(words_);
-  builder_.Finish(wire::CreateRunReply(builder_, error, words));
+  const wire::MemoryUse memory = memory_use();
+  builder_.Finish(wire::CreateRunReply(builder_, error, words, &memory));
   return reply(Type::kRunReply, frame);
 }
 
@@ -368,20 +376,44 @@ Status Server::read(Frame& frame) {
   if (Status status = tell_failed_check(); !status) return status;
   builder_.Clear();
   const auto error = encode(failure);
-  builder_.Finish(wire::CreateReadReply(builder_, error));
+  const wire::MemoryUse memory = memory_use();
+  builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
   return reply(Type::kReadReply, frame, std::move(attachment));
 }
 
 Status Server::synchronize(Frame& frame) {
   const auto* message = wire::verify<wire::Synchronize>(frame.control);
   if (!message) return damaged("synchronize");
-  if (message->reset_peak()) memory_->reset_peak();
   builder_.Clear();
   const auto error = encode(session_->take_failure());
-  const MemoryStats stats = memory_->stats();
-  builder_.Finish(wire::CreateSynchronizeReply(builder_, error, stats.allocated, stats.peak, stats.reserved,
-                                               /*kernels_compiled=*/0));
+  const wire::MemoryUse memory = memory_use();
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &memory, /*kernels_compiled=*/0));
   return reply(Type::kSynchronizeReply, frame);
+}
+
+wire::MemoryUse Server::memory_use() const {
+  const MemoryStats stats = memory_->stats();
+  const auto encoded = [](const MemoryStat& stat) {
+    return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
+  };
+  return {encoded(stats.allocated), encoded(stats.reserved), encoded(stats.allocations), encoded(stats.segments),
+          stats.retries, stats.failures};
+}
+
+Status Server::memory(Frame& frame) {
+  const auto* message = wire::verify<wire::Memory>(frame.control);
+  if (!message) return damaged("memory");
+  if (message->trim()) memory_->trim();
+  if (message->limit()) memory_->set_limit(*message->limit());
+  if (message->reset_peak()) memory_->reset_peak();
+  if (message->reset_totals()) memory_->reset_totals();
+  const uint64_t limit = memory_->limit();
+  const uint64_t reserved = memory_->stats().reserved.current;
+  const wire::MemoryUse memory = memory_use();
+  builder_.Clear();
+  builder_.Finish(wire::CreateMemoryReply(builder_, 0, &memory, limit,
+                                          std::min(limit - std::min(limit, reserved), available_memory())));
+  return reply(Type::kMemoryReply, frame);
 }
 
 Status Server::has_op(Frame& frame) {

@@ -146,12 +146,12 @@ class ServerTest : public ::testing::Test {
 
   std::string synchronize(uint64_t* allocated = nullptr) {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateSynchronize(builder, false));
+    builder.Finish(wire::CreateSynchronize(builder));
     send(Type::kSynchronize, builder, nullptr, wire::kWantsReply);
     Frame frame;
     EXPECT_TRUE(receive(Type::kSynchronizeReply, &frame));
     const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control);
-    if (allocated) *allocated = reply->allocated();
+    if (allocated) *allocated = reply->memory()->allocated().current();
     return reply->error() ? reply->error()->message()->str() : "";
   }
 

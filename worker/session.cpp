@@ -117,7 +117,7 @@ const LoadedProgram* Session::find_program(uint32_t number) const {
 
 Status Session::upload(uint64_t id, MemoryPtr memory) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
-  if (memory_->stats().reserved > memory_->limit()) {
+  if (memory_->stats().reserved.current > memory_->limit()) {
     put(id,
         {nullptr,
          note({{ErrorCode::kOutOfMemory,

@@ -156,7 +156,7 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
 })");
   upload(1, {4, 5});
   upload(2, {1});
-  const uint64_t external = memory->stats().allocated;
+  const uint64_t external = memory->stats().allocated.current;
   EXPECT_EQ(run(1, {2, 8}, {1}, 100, {2, 77}), nullptr);
   EXPECT_FALSE(exists(1));
   EXPECT_FALSE(exists(2));
@@ -166,7 +166,7 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   std::vector<uint64_t> ids{100};
   remote::encode_frees(ids, frees);
   ASSERT_TRUE(session->free(frees).ok());
-  EXPECT_EQ(memory->stats().allocated, 0u);
+  EXPECT_EQ(memory->stats().allocated.current, 0u);
   EXPECT_EQ(session->buffers(), 0u);
 }
 
@@ -228,7 +228,7 @@ TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
   read(100, 2, &why);
   ASSERT_NE(why, nullptr);
   EXPECT_EQ(why->status.kind(), "ValueError");
-  EXPECT_EQ(memory->stats().allocated, 8u);  // the upload
+  EXPECT_EQ(memory->stats().allocated.current, 8u);  // the upload
 }
 
 TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
@@ -408,7 +408,7 @@ TEST_F(SmallSessionTest, TemporariesShareMemory) {
   upload(1, {1, 2});
   EXPECT_EQ(run(1, {2, 20 << 20, 0, 8}, {1}), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{8, 16}));
-  EXPECT_LT(memory->stats().peak, uint64_t{45} << 20);
+  EXPECT_LT(memory->stats().allocated.peak, uint64_t{45} << 20);
 }
 
 // Two inputs of 20 MiB that die one after the other, and two results of 20 MiB: three of the four fit at a time.
@@ -432,7 +432,7 @@ TEST_F(SmallSessionTest, DeadInputsMakeRoom) {
     ASSERT_TRUE(session->upload(1 + i, std::make_shared<Memory>(memory_of)).ok());
   }
   EXPECT_EQ(run(1, {5 << 20, 20 << 20}, {1, 2}), nullptr);
-  EXPECT_LT(memory->stats().peak, uint64_t{62} << 20);
+  EXPECT_LT(memory->stats().allocated.peak, uint64_t{62} << 20);
   EXPECT_EQ(read(101, 1), (Floats{2}));
 }
 

@@ -97,7 +97,7 @@ Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, s
 Status Device::settle(WorkerError* error) {
   error->reset();
   remote::OpError reported;
-  return sort(client_->synchronize(kPatient, false, &reported), reported, error);
+  return sort(client_->synchronize(kPatient, &reported), reported, error);
 }
 
 Status Device::upload(std::span<const std::byte> bytes, uint64_t* id) {
