@@ -24,8 +24,6 @@ def work(questions, answers):
     for x in iter(questions.get, None):
         assert device_of(x) == "remote:0", x.device
         answers.put((x * 2, os.getpid()))
-    answers.close(); answers.join_thread()
-    questions.get()  # the sender of shared memory must live until it was received: torch's rule
 
 if __name__ == "__main__":
     context = mp.get_context("spawn")
@@ -38,10 +36,11 @@ if __name__ == "__main__":
         y, pid = answers.get(timeout=50)
         assert pid == process.pid and device_of(y) == "remote:0"
         assert torch.equal(y, x * 2) and y.shape == x.shape
-    questions.put(None); questions.put(None)
+    questions.put(None)
     process.join()
     assert process.exitcode == 0
-"""
+""",
+        timeout=120,
     )
 
 
@@ -62,7 +61,6 @@ def work(tensors, parameter, connection):
     assert type(parameter) is torch.nn.Parameter and parameter.requires_grad
     (parameter.sum() + leaf.sum()).backward()
     connection.send([parameter.grad, leaf.grad])
-    connection.recv()
 
 if __name__ == "__main__":
     x = torch.arange(6.0, device="remote").view(2, 3)
@@ -73,13 +71,13 @@ if __name__ == "__main__":
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(tensors, parameter, theirs))
     process.start()
+    process.join()  # what it sent is here already
     gradients = ours.recv()
     assert [g.tolist() for g in gradients] == [[1, 1, 1], [1, 1]] and device_of(gradients[0]) == "remote:0"
-    ours.send(None)
-    process.join()
     assert process.exitcode == 0
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]  # the other process has a copy
-"""
+""",
+        timeout=120,
     )
 
 
@@ -132,7 +130,8 @@ if __name__ == "__main__":
     except RuntimeError as error:
         print(error)
     assert here.tolist() == [1, 1]
-"""
+""",
+        timeout=120,
     )
     assert result.stdout.count("Cannot re-initialize remote in forked subprocess") == 2, result.stdout
     assert result.stdout.count("'spawn'") == 2
@@ -163,7 +162,8 @@ if __name__ == "__main__":
         raise SystemExit("no error")
     except IndexError:
         pass
-"""
+""",
+        timeout=120,
     )
 
 
@@ -183,6 +183,7 @@ if __name__ == "__main__":
     assert ours.recv() == [("remote:0", [0, 0]), ("remote:1", [1, 1])]
     process.join()
 """,
+        timeout=120,
         TORCH_REMOTE_WORKER="local,local",
     )
 
@@ -201,5 +202,6 @@ if __name__ == "__main__":
     process.start()
     process.join()
     assert x.tolist() == [1, 1, 1]
-"""
+""",
+        timeout=120,
     )
