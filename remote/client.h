@@ -136,8 +136,8 @@ class Client {
 
   virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
 
-  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then, too.
-  // Waits. Failures that were not reported yet stay for the next wait.
+  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then,
+  // too. Waits. Failures that were not reported yet stay for the next wait.
   virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
 
   // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
