@@ -173,7 +173,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
   std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}, {}};
+    CompiledGraph::Place place{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
