@@ -194,10 +194,13 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
 }
 
 [[gnu::noinline]] uint32_t new_callers(_PyInterpreterFrame* frame) {
-  static thread_local std::unique_ptr<LastCallers> owner;
-  if (!owner) owner = std::make_unique<LastCallers>();
-  last_callers = owner.get();
-  LastCallers& last = *owner;
+  struct Owner {
+    std::unique_ptr<LastCallers> last = std::make_unique<LastCallers>();
+    ~Owner() { last_callers = nullptr; }
+  };
+  static thread_local const Owner owner;
+  last_callers = owner.last.get();
+  LastCallers& last = *last_callers;
   std::array<_PyInterpreterFrame*, LastCallers::kMost> frames;
   uint32_t count = 0;
   for (frame = python_frame(frame); frame != nullptr && count < LastCallers::kMost;
@@ -219,7 +222,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
     std::move(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
               last.numbers.begin() + count - same);
   }
-  last.count = 0;  // until it is complete
+  last.count = last.number = 0;  // until it is complete
   for (uint32_t i = count - same; i-- > 0;) {
     PyCodeObject* code = code_of(frames[i]);
     if (kind_of(code) == CodeTable::Kind::kUnknown) return 0;
