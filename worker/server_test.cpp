@@ -341,7 +341,7 @@ TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
   upload(2, {1, 2});
   run(1, {2, 8}, {2}, 102);
   run(2, {2}, {2}, 103);
-  run(1, {2, 8}, {2}, 104);  // of the buffer that program 2 failed to write: skipped
+  run(1, {2, 8}, {99}, 104);  // of a buffer that is not there: skipped
   const Frame frame = profile(wire::ProfileCommand::Stop);
   const auto* reply = wire::verify<wire::ProfileReply>(frame.control);
   EXPECT_EQ(reply->dropped(), 0u);

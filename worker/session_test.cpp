@@ -307,7 +307,7 @@ TEST_F(SessionTest, AnOverwritingOpThatReadsWhatItOverwritesRepairsNothing) {
   b0: input survives
   %0: f32[s0]{1} @b0
   %1: f32[1]{1} @b0
-  aten::copy_(%0, %1, false)
+  aten::copy_(%0, %1)
 })");
   upload(1, {1, 2});
   upload(2, {3, 4});
