@@ -50,14 +50,14 @@ class WithoutGil {
 // How far kineto's clock (CLOCK_REALTIME) is ahead of CLOCK_MONOTONIC, in ns.
 int64_t realtime_ahead() {
   const uint64_t before = remote::monotonic_ns();
-  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::system_clock::now().time_since_epoch());
+  const auto now =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
   const uint64_t after = remote::monotonic_ns();
   return now.count() - static_cast<int64_t>(before + (after - before) / 2);
 }
 
-// A worker's time as ours. As torch_remote/profile_recording.py does it: if 0 lies within the bounds the clocks count as
-// one, else their difference is interpolated between the samples.
+// A worker's time as ours. As torch_remote/profile_recording.py does it: if 0 lies within the bounds the clocks count
+// as one, else their difference is interpolated between the samples.
 class WorkerClock {
  public:
   explicit WorkerClock(const std::vector<ClockSample>& samples) {
@@ -100,7 +100,8 @@ class Correlations {
     Open& open = open_.emplace_back();
     open.owner = this;
     open.id = id;
-    for (int i = 0; i < device_count(); ++i) open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).records();
+    for (int i = 0; i < device_count(); ++i)
+      open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).records();
   }
   void pop() {
     if (open_.empty() || open_.back().owner != this) return;  // pushed before the recording began
@@ -158,7 +159,8 @@ class Session final : public libkineto::IActivityProfilerSession {
     const WithoutGil released;
     try {
       on_ = start_recording(kMaxEvents);
-      if (!on_) throw std::runtime_error("remote: torch.remote.profile is on: torch.profiler sees nothing of the workers");
+      if (!on_)
+        throw std::runtime_error("remote: torch.remote.profile is on: torch.profiler sees nothing of the workers");
     } catch (const std::exception& error) {
       errors_.emplace_back(error.what());
       TORCH_WARN(error.what());
@@ -316,7 +318,8 @@ class Profiler final : public libkineto::IActivityProfiler {
     for (int i = 0; i < device_count(); ++i) {
       if (existing_client(static_cast<c10::DeviceIndex>(i)) == nullptr) continue;
       TORCH_WARN_ONCE(
-          "remote: without torch.profiler.ProfilerActivity.PrivateUse1 among its activities, torch.profiler sees how long "
+          "remote: without torch.profiler.ProfilerActivity.PrivateUse1 among its activities, torch.profiler sees how "
+          "long "
           "ops on the device 'remote' take to be recorded, not how long they run");
     }
     return nullptr;
@@ -344,7 +347,7 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
       const WithoutGil released;
       try {
         (void)Recorder::get(current).memory({});  // tells no op's failure: that is the user's to see
-      } catch (const std::exception&) {  // nor a worker's, which whatever comes next raises
+      } catch (const std::exception&) {           // nor a worker's, which whatever comes next raises
       }
     }
     const uint64_t now = remote::monotonic_ns();

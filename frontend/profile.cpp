@@ -186,9 +186,10 @@ py::dict to_python(const EventLog::Recorded& recorded, const std::vector<WorkerR
 void start(uint64_t limit) {
   check_not_forked();
   py::gil_scoped_release release;
-  TORCH_CHECK(start_recording(limit),
-              "remote: a profile is being recorded already, by torch.remote.profile or torch.profiler; end it before the "
-              "next one begins");
+  TORCH_CHECK(
+      start_recording(limit),
+      "remote: a profile is being recorded already, by torch.remote.profile or torch.profiler; end it before the "
+      "next one begins");
 }
 
 py::dict stop() {

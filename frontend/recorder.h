@@ -201,7 +201,7 @@ class Recorder {
   std::vector<TracedRun> traced_;
   ir::CutLimits limits_before_;  // tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
-  uint64_t sent_ = 0;                      // records that were sent or dropped
+  uint64_t sent_ = 0;  // records that were sent or dropped
   std::atomic<uint64_t> records_{0};
   std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };

@@ -445,10 +445,12 @@ Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) 
     if (Status status = send(wire::Type::kSynchronize, true, nullptr, &sequence); !status) return status;
   }
   Frame frame;
-  Status status = wait(sequence, keep_waiting, &frame, error);
-  if (!status && error->status.ok()) return status;
-  replies_.take_deferred(error);
-  return error->status;
+  OpError failures;
+  Status status = wait(sequence, keep_waiting, &frame, &failures);
+  if (!status && failures.status.ok()) return status;
+  replies_.take_deferred(&failures);
+  if (!failures.status) *error = failures;
+  return failures.status;
 }
 
 Status ClientImpl::cancel() {

@@ -540,8 +540,8 @@ TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
 
 TEST_P(ClientTest, AFailureHasTheSourceOfItsOwnRun) {
   worker->on_run([](const FakeWorker::Message& run) {
-    return run.params.back() == 12 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
-                                   : FakeWorker::Failure{};
+    return std::ranges::count(run.params, 12) > 0 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
+                                                  : FakeWorker::Failure{};
   });
   for (const int size : {10, 11, 12, 13, 14}) {
     TraceWriter(trace).op(0, 5, size, true);

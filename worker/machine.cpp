@@ -35,8 +35,8 @@ uint64_t read_number(const char* path, std::string_view key) {
 
 uint64_t machine_memory() {
   const uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-  return std::min({physical, read_number("/sys/fs/cgroup/memory.max"),
-                   read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
+  return std::min(
+      {physical, read_number("/sys/fs/cgroup/memory.max"), read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
 }
 
 uint64_t available_memory() {

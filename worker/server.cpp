@@ -207,8 +207,8 @@ Status Server::next(Frame* frame) {
 Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
-  memory_ = CachingAllocator::create(std::move(source),
-                                     options_.memory_limit ? options_.memory_limit : machine_memory());
+  memory_ =
+      CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
   tr_error error{};
   error.struct_size = sizeof(error);
@@ -453,8 +453,8 @@ wire::MemoryUse Server::memory_use() const {
   const auto encoded = [](const MemoryStat& stat) {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
-  return {encoded(stats.allocated), encoded(stats.reserved), encoded(stats.allocations), encoded(stats.segments),
-          stats.retries, stats.failures};
+  return {encoded(stats.allocated), encoded(stats.reserved), encoded(stats.allocations),
+          encoded(stats.segments),  stats.retries,           stats.failures};
 }
 
 Status Server::memory(Frame& frame) {
