@@ -198,7 +198,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
     std::unique_ptr<LastCallers> last = std::make_unique<LastCallers>();
     ~Owner() { last_callers = nullptr; }
   };
-  static thread_local const Owner owner;
+  static thread_local Owner owner;
   last_callers = owner.last.get();
   LastCallers& last = *last_callers;
   std::array<_PyInterpreterFrame*, LastCallers::kMost> frames;
