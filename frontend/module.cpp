@@ -71,6 +71,12 @@ void synchronize(int device) {
   Recorder::get(checked_device(device)).synchronize();
 }
 
+void cancel(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked_device(device)).cancel();
+}
+
 void flush(int device) {
   check_not_forked();
   py::gil_scoped_release release;
@@ -204,11 +210,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
   module.def("synchronize", wrap_pybind_function(f::synchronize));
+  module.def("cancel", wrap_pybind_function(f::cancel));
   module.def("flush", wrap_pybind_function(f::flush));
   module.def("restart", wrap_pybind_function(f::restart_device));
-  module.def("shutdown", wrap_pybind_function([] {
+  module.def("shutdown", wrap_pybind_function([](bool wait) {
                py::gil_scoped_release release;
-               f::shutdown();
+               f::shutdown(wait);
              }));
   module.def("in_bad_fork", f::in_bad_fork);
   module.def("is_connected", [](int device) { return f::existing_client(f::checked_device(device)) != nullptr; });

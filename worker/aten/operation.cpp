@@ -187,6 +187,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     }
   } else if (no_results && !(ir::op_desc(node.opcode).flags & ir::kOpHostResult)) {
     mode_ = Mode::kEffect;
+    hazard_ = hazard_of(node, graph);
   } else {
     mode_ = Mode::kFunctional;
     // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
@@ -307,7 +308,18 @@ void Operation::call(c10::Stack& stack) {
     return;
   }
   stack.assign(arguments_.begin(), arguments_.end());
+  if (hazard_ != Hazard::kNone && may_fail(hazard_, arguments_.data())) [[unlikely]]
+    return call_on_copy(stack);
   call(op_, stack);
+}
+
+// The stack has the arguments.
+void Operation::call_on_copy(c10::Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  const at::Tensor copy = self.clone();
+  stack[0] = copy;
+  call(op_, stack);
+  self.copy_(copy);
 }
 
 void Operation::call_functional(c10::Stack& stack) {

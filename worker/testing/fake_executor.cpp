@@ -72,14 +72,16 @@ class Runner {
       return 0;
     }
     if (name == "aten::nonzero") return nonzero(node, index);
-    const bool in_place = name == "aten::add_.Tensor";
+    const bool in_place = name == "aten::add_.Tensor" || name == "aten::zero_" || name == "aten::copy_";
     const uint32_t result = in_place ? node.args[0].a : node.results[0].a;
     if (!ready(result)) return out_of_memory(index);
     const float* a = data(node.args[0].a);
     const float* b = node.args.size() > 1 && node.args[1].tag == ir::ArgTag::kView ? data(node.args[1].a) : a;
     float* out = data(result);
     for (int64_t i = 0; i < count(result); ++i) {
-      out[i] = name == "aten::mul.Tensor"                    ? a[i] * b[i]
+      out[i] = name == "aten::zero_"                         ? 0
+               : name == "aten::copy_"                       ? b[i]
+               : name == "aten::mul.Tensor"                  ? a[i] * b[i]
                : name == "aten::relu"                        ? std::max(a[i], 0.f)
                : name == "test::make" || name == "aten::exp" ? a[i]
                                                              : a[i] + b[i];
