@@ -253,11 +253,15 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
 void copy_to_host(const Tensor& self, const Tensor& source) {
   TORCH_CHECK(self.is_cpu(), "remote: copy_ to a tensor on ", self.device(),
               " is not supported; copy it to the CPU first");
-  const bool direct = self.is_contiguous() && self.scalar_type() == source.scalar_type() &&
-                      self.sizes().equals(source.sizes()) && !self.is_conj() && !self.is_neg();
+  const bool alike = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
+                     !self.is_conj() && !self.is_neg();
   Recorder& recorder = Recorder::get(source.device().index());
-  if (direct) {
+  if (alike && self.is_contiguous()) {
     recorder.read(source, self.mutable_data_ptr(), "copy to cpu");
+  } else if (alike && self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense()) {
+    // In the order of their memory: nobody has to pack it.
+    recorder.read(make_view(source, {source.numel()}, {1}, source.storage_offset()), self.mutable_data_ptr(),
+                  "copy to cpu");
   } else {
     const Tensor packed = at::detail::empty_cpu(source.sizes(), source.scalar_type());
     recorder.read(source, packed.mutable_data_ptr(), "copy to cpu");
@@ -367,8 +371,10 @@ const char* const kOwnKernels[] = {
     "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::clone", "aten::_lazy_clone",
     "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
-    "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
+    "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
     "aten::copy", "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
+    // host_memory.cpp
+    "aten::_to_copy",
     // rnn.cpp
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl", "aten::_thnn_fused_gru_cell",
     "aten::_thnn_fused_gru_cell_backward",

@@ -8,6 +8,8 @@
 #include <ATen/ops/rnn_tanh_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "frontend/infer.h"
 #include "frontend/tensor.h"
 
@@ -217,6 +219,21 @@ void register_layers(torch::Library& library) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_layers(library); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_layers(library); }
 
+// What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
+// oneDNN (32-bit floats and bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is oneDNN's
+// own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
+int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
+  const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
+  if (mode != RnnMode::kLstm || item_size > 4) return own;
+  constexpr int64_t kPage = 4096, kAreas = 7;
+  const auto padded = [](int64_t size) { return (size + 63) / 64 * 64 + 64; };  // rows, against cache conflicts
+  const int64_t widest = padded(std::max(inputs, units)), state = padded(units);
+  const int64_t gates = steps * padded(4 * units) * item_size;
+  const int64_t states = 2 * (steps + 1) * (widest * (item_size + 8) + state * (item_size + 4));
+  const int64_t bytes = kPage + batch * (units * item_size + gates + states) + kAreas * kPage;
+  return std::max(own, (bytes + 63) / 64 * 64 / item_size);
+}
+
 }  // namespace
 
 bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
@@ -226,7 +243,9 @@ bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
   const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
   if (args[9].toInt() != 1 || args[10].toBool()) return false;  // not made by `run`
   const auto type = input.scalar_type();
-  const int64_t kept = args[12].toBool() ? steps * batch * directions * units * ir::rnn_reserve(mode) : 0;
+  const auto item_size = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t kept =
+      args[12].toBool() ? directions * reserve_size(mode, steps, batch, input.size(2), units, item_size) : 0;
   out.add({steps, batch, directions * units}, type);
   out.add(hx.sizes(), type);
   out.add(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}, type);

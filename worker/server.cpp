@@ -188,6 +188,7 @@ Status Server::next(Frame* frame) {
   if (done_ != acknowledged_) {
     if (status = acknowledge(); !status.ok()) return status;
   }
+  if (executor_) options_.executor->rest(executor_);
   for (;;) {
     std::chrono::nanoseconds idle = kIdle;
     if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
@@ -207,8 +208,10 @@ Status Server::next(Frame* frame) {
 Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
-  memory_ =
-      CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory());
+  // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
+  memory_ = CachingAllocator::create(std::move(source),
+                                     options_.memory_limit ? options_.memory_limit : machine_memory(),
+                                     options_.inproc ? nullptr : make_anonymous_source());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
   tr_error error{};
   error.struct_size = sizeof(error);

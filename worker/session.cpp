@@ -398,7 +398,7 @@ void Session::unshare_written(Run& run) {
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
-  if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena)) return false;
+  if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena, Reach::kOwn)) return false;
   for (size_t b = 0; b < run.buffers.size(); ++b) {
     if (layout.offsets[b] == Layout::kNotThere) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
@@ -735,7 +735,7 @@ void Session::pack(const ReadRequest& request, const Located& located, void* des
   if (located.packed) {
     std::memcpy(destination, located.data, located.nbytes);
   } else {
-    api_->pack(located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
+    api_->pack(executor_, located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
                request.sizes.data(), request.strides.data());
   }
 }

@@ -56,6 +56,42 @@ def test_equals_cpu(device, kind, layers, bidirectional):
                 torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("sizes", [(5, 3, 4, 6), (1, 2, 7, 33), (12, 4, 130, 64), (7, 2, 300, 20), (3, 5, 20, 300)])
+def test_lstm_is_cpus_to_the_bit(device, equal, bidirectional, sizes):
+    """CPU has a kernel of its own for LSTMs; ours must be no other one."""
+    steps, batch, inputs, units = sizes
+    torch.manual_seed(0)
+    here = nn.LSTM(inputs, units, 2, bidirectional=bidirectional)
+    there = nn.LSTM(inputs, units, 2, bidirectional=bidirectional)
+    there.load_state_dict(here.state_dict())
+    there.to(device)
+    input = torch.randn(steps, batch, inputs)
+    states = [torch.randn(2 * (1 + bidirectional), batch, units) for _ in range(2)]
+    with torch.no_grad():
+        expected, got = here(input, tuple(states)), there(input.to(device), tuple(s.to(device) for s in states))
+        for mine, its in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+            equal(mine, its)
+    wanted = ("output", "hy", "cy")
+    expected = outcome(here, input, states, wanted, torch.device("cpu"))
+    for mine, its in zip(outcome(there, input, states, wanted, device), expected, strict=True):
+        equal(mine, its)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_lstm_of_other_dtypes(device, dtype):
+    torch.manual_seed(0)
+    here = nn.LSTM(8, 12, dtype=dtype)
+    there = nn.LSTM(8, 12, dtype=dtype)
+    there.load_state_dict(here.state_dict())
+    there.to(device)
+    input, tolerance = torch.randn(6, 3, 8, dtype=dtype), 1e-9 if dtype == torch.float64 else 3e-2
+    expected = outcome(here, input, [torch.zeros(1, 3, 12, dtype=dtype)] * 2, ("output",), torch.device("cpu"))
+    got = outcome(there, input, [torch.zeros(1, 3, 12, dtype=dtype)] * 2, ("output",), device)
+    for mine, its in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), its, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_gradients(device, kind):
     here, there = pair(kind, device, num_layers=2)

@@ -10,6 +10,7 @@
 
 #include "worker/aten/norm.h"
 #include "worker/aten/philox.h"
+#include "worker/aten/pool.h"
 #include "worker/aten/schema.h"
 
 namespace torch_remote::worker::aten {
@@ -177,6 +178,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
 
   special_ = find_special(name);
   if (!special_) special_ = find_norm(node, graph);
+  if (!special_) special_ = find_pool(node, graph);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {

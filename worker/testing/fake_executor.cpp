@@ -154,8 +154,8 @@ int creates_buffer(const tr_program* program, uint32_t buffer) {
   return 0;
 }
 
-void pack(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
-          const int64_t* strides) {
+void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+          const int64_t* sizes, const int64_t* strides) {
   if (rank == 0) {
     std::memcpy(destination, source, item_size);
     return;
@@ -163,8 +163,8 @@ void pack(const void* source, void* destination, uint32_t item_size, uint32_t ra
   int64_t inner = item_size;
   for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
   for (int64_t i = 0; i < sizes[0]; ++i) {
-    pack(static_cast<const char*>(source) + i * strides[0] * item_size, static_cast<char*>(destination) + i * inner,
-         item_size, rank - 1, sizes + 1, strides + 1);
+    pack(executor, static_cast<const char*>(source) + i * strides[0] * item_size,
+         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1);
   }
 }
 
@@ -183,6 +183,7 @@ const tr_executor_api* fake_executor() {
       .creates_buffer = creates_buffer,
       .pack = pack,
       .has_op = [](tr_executor*, const char* name) -> int { return ir::find_op(name) != ir::kInvalidOpcode; },
+      .rest = [](tr_executor*) {},
   };
   return &api;
 }
