@@ -16,9 +16,11 @@
 // Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
 // a step. Here a layer is one op, `_cudnn_rnn`, as it is on CUDA; torch knows its gradient, and the worker computes it.
 //
-// Cells, packed sequences and projections go torch's way. It uses fused LSTM and GRU cells on every device but the CPU,
-// and has kernels for CUDA alone: here they are spelled out in ops that are recorded and fused. Their workspace is what
-// the backward pass needs: the gates after their activations.
+// Cells, packed sequences and projections go torch's way, as does all under torch.func and
+// torch.backends.cudnn.flags(enabled=False): what is taken apart can be differentiated twice, as on CUDA. Torch's way
+// has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are spelled
+// out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after their
+// activations.
 namespace torch_remote::frontend {
 namespace {
 
@@ -108,16 +110,24 @@ struct Net {
   int64_t stride() const { return has_biases ? 4 : 2; }
 };
 
+// By torch.func (vmap, grad, ...) or forward AD, which have no rules for the op.
+bool is_transformed(const Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return tensor.key_set().has_any(kWrappers) || tensor._fw_grad(/*level=*/0).defined();
+}
+
 bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
 
 // False: torch's own way covers it, or says what is wrong.
 bool is_plain(const Net& net) {
+  if (!at::globalContext().userEnabledCuDNN()) return false;
   if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
   if (static_cast<int64_t>(net.params.size()) != net.layers * net.directions() * net.stride()) return false;
   if (net.hidden.size() != (net.mode == RnnMode::kLstm ? 2 : 1)) return false;
   const auto type = net.input.scalar_type();
   const auto fits = [&](const Tensor& t) {
-    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch();
+    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch() &&
+           !has_tangent(t) && !is_batched(t);
   };
   if (!c10::isFloatingType(type) || !fits(net.input)) return false;
   const Tensor& hx = net.hidden[0];
@@ -182,6 +192,15 @@ std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
   return {net.batch_first ? x.transpose(0, 1) : x, join(hy), join(cy)};
 }
 
+// Torch's way adds to what the states give in place: they must have the batch that torch.func.vmap hides in the input.
+std::vector<Tensor> batched_states(const Tensor& input, at::TensorList states) {
+  std::vector<Tensor> result = states.vec();
+  if (!is_transformed(input) || input.numel() == 0) return result;
+  const Tensor zero = at::zeros_like(input.flatten().narrow(0, 0, 1));
+  for (Tensor& state : result) state = state.add(zero);
+  return result;
+}
+
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
                                         int64_t layers, double dropout, bool train, bool bidirectional,
                                         bool batch_first) {
@@ -189,7 +208,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, 
           layers,         dropout, train,    bidirectional, batch_first};
   autocast(net);
   if (is_plain(net)) return run(net);
-  return at::native::lstm(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+  return at::native::lstm(input, batched_states(input, hx), params, has_biases, layers, dropout, train, bidirectional,
+                          batch_first);
 }
 
 using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
@@ -202,7 +222,8 @@ std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, a
   Net net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
   autocast(net);
   if (!is_plain(net)) {
-    return torchs(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+    return torchs(input, batched_states(input, hx)[0], params, has_biases, layers, dropout, train, bidirectional,
+                  batch_first);
   }
   const auto [output, hy, none] = run(net);
   return {output, hy};

@@ -172,3 +172,49 @@ def test_wrong_use_says_so(device):
         net(torch.randn(5, 3, 4).to(device), (torch.zeros(1, 2, 6).to(device), torch.zeros(1, 2, 6).to(device)))
     with pytest.raises(RuntimeError, match=r"input\.size"):
         net(torch.randn(5, 3, 9).to(device))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_without_cudnn(device, kind):
+    def penalty(net, where):
+        torch.manual_seed(3)
+        input = torch.randn(4, 2, 4).to(where).requires_grad_()
+        with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+            output, _ = net(input)
+        (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
+        gradient.square().sum().backward()
+        return [input.grad, *(p.grad for p in net.parameters())]
+
+    here, there = pair(kind, device, num_layers=2, bidirectional=True)
+    for mine, its in zip(penalty(there, device), penalty(here, "cpu"), strict=True):
+        assert (mine is None) == (its is None)
+        if its is not None:
+            torch.testing.assert_close(mine.cpu(), its, rtol=1e-3, atol=1e-5)
+
+
+def test_fused_layers_name_the_way_to_second_derivatives(remote):
+    _, net = pair("lstm", remote)
+    input = torch.randn(4, 2, 4).to(remote).requires_grad_()
+    (gradient,) = torch.autograd.grad(net(input)[0].sum(), input, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"torch\.backends\.cudnn\.flags\(enabled=False\)"):
+        gradient.square().sum().backward()
+
+
+def test_transforms(remote):
+    here, there = pair("lstm", remote)
+    torch.manual_seed(4)
+    input, tangent = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
+
+    def forward(net, where):
+        return torch.func.jvp(lambda x: net(x)[0], (input.to(where),), (tangent.to(where),))[1]
+
+    def each(net, where):
+        def loss(x):
+            return net(x[:, None])[0].square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), in_dims=1)(input.to(where))
+
+    with torch.backends.mkldnn.flags(enabled=False):  # which has no forward derivative
+        expected = forward(here, "cpu")
+    torch.testing.assert_close(forward(there, remote).cpu(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(each(there, remote).cpu(), each(here, "cpu"), rtol=1e-4, atol=1e-5)

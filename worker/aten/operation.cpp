@@ -179,6 +179,9 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   special_ = find_special(name);
   if (!special_) special_ = find_norm(node, graph);
   if (!special_) special_ = find_pool(node, graph);
+  if (!special_) special_ = find_nansum(node, graph);
+  if (!special_) casts_ = Casts::find(node, graph);
+  has_kernel_ = functional_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
@@ -195,7 +198,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
     // variants go wrong on layouts that the functional overload takes.
     const bool hidden = ir::op_desc(node.opcode).flags & ir::kOpHiddenMutation;
-    const auto out = all_views && !hidden ? find_out_variant(functional_) : std::nullopt;
+    const auto out = all_views && !hidden && !casts_ ? find_out_variant(functional_) : std::nullopt;
     if (out) {
       mode_ = Mode::kOut;
       op_ = *out;
@@ -333,6 +336,20 @@ void Operation::call_functional(c10::Stack& stack) {
 // The stack has the arguments.
 void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
   for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
+  if (casts_) {
+    const c10::Stack own = stack;
+    casts_->widen(stack);
+    const c10::Stack widened = stack;
+    call_kernel(op, stack);
+    casts_->narrow(stack, own, widened);
+  } else {
+    call_kernel(op, stack);
+  }
+}
+
+void Operation::call_kernel(const c10::OperatorHandle& op, c10::Stack& stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(has_kernel_, "remote: the worker computes on the CPU, for which torch has no '",
+                              op.schema().name(), "'");
   if (!random_) {
     op.redispatchBoxed(kCpu, &stack);
     return;

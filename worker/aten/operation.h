@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "ir/graph.h"
+#include "worker/aten/casts.h"
 #include "worker/aten/hazard.h"
 #include "worker/aten/special.h"
 
@@ -55,6 +57,7 @@ class Operation {
 
   void call(const c10::OperatorHandle& op, c10::Stack& stack);
   void call_on_copy(c10::Stack& stack);
+  void call_kernel(const c10::OperatorHandle& op, c10::Stack& stack);
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
 
@@ -63,6 +66,8 @@ class Operation {
   Mode mode_;
   Special special_ = nullptr;
   Hazard hazard_ = Hazard::kNone;
+  std::optional<Casts> casts_;
+  bool has_kernel_ = false;     // torch has one for the CPU
   bool random_ = false;         // seeds before each call
   bool own_generator_ = false;  // the op has a Generator argument; else the default one is seeded
   bool updated_ = false;
