@@ -19,7 +19,7 @@ def classifier() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-@pytest.fixture(name="classifier")
+@pytest.fixture(name="classifier", scope="session")
 def classifier_fixture() -> object:
     return classifier
 
@@ -42,6 +42,6 @@ def small_gpt() -> nn.Module:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-@pytest.fixture(name="small_gpt")
+@pytest.fixture(name="small_gpt", scope="session")
 def small_gpt_fixture() -> object:
     return small_gpt

@@ -146,9 +146,18 @@ def test_autoload_while_a_library_is_the_first_to_import_torch(script, remote):
     )
 
 
-def test_autoload_refuses_other_values(script, remote):
-    result = script("import torch", status=1, TORCH_REMOTE_AUTOLOAD="yes")
-    assert "remote: TORCH_REMOTE_AUTOLOAD='yes' is not understood; set it to 1" in result.stderr
+def test_autoload_refuses_other_values_where_the_device_is_used(script, remote):
+    result = script(
+        """
+    import torch
+    assert not hasattr(torch, "remote")
+    import torch_remote
+    torch.ones(1, device="remote").item()
+    """,
+        status=1,
+        TORCH_REMOTE_AUTOLOAD="yes",
+    )
+    assert "remote: TORCH_REMOTE_AUTOLOAD='yes' is not a setting; use '0' (the default) or '1'" in result.stderr
 
 
 def test_devices_as_libraries_give_them():

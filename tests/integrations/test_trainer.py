@@ -25,9 +25,7 @@ def train(small_gpt, folder, **arguments):
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    from conftest import small_gpt
-
+def expected(small_gpt, tmp_path_factory):
     arguments, model, losses = train(small_gpt, tmp_path_factory.mktemp("cpu"), use_cpu=True)
     assert arguments.device == model.device == torch.device("cpu")
     return losses

@@ -152,7 +152,7 @@ def _models() -> dict[str, Model]:
         dropout=0.0,
     )
     mistral = t.MistralConfig(**decoder, sliding_window=8)
-    # float32 products of grouped matrices are not there yet
+    # A loop over experts, each with its rows: what is recorded depends on the routing.
     mixtral = t.MixtralConfig(**decoder, num_local_experts=4, experts_implementation="eager")
     return {
         "gpt2": Model(lambda: t.GPT2LMHeadModel(gpt2), tokens),
