@@ -319,7 +319,7 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     joining_ = false;
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
-    const Status status = flush_locked("error");
+    const Status status = flush_locked({"error"});
     throw;
   }
 }
@@ -351,7 +351,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
     const bool joins = joins_inputs(op, args);
     if (joins && !trace_.empty()) {
-      status = flush_locked("join");
+      status = flush_locked({"join"});
       flushed = true;
     }
     if (pass != pass_) {
@@ -375,8 +375,10 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
         }
       }
     }
-    if (trace_.end_record(limits_) || joins) {
-      const Status cut = flush_locked(joins ? "join" : "cut");
+    trace_.end_record();
+    if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
+      const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
+      const Status cut = flush_locked({joins ? "join" : "cut", false, planned});
       if (status.ok()) status = cut;
       flushed = true;
     }
@@ -393,15 +395,15 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 // Between forward and backward, and between backward and optimizer.
 Status Recorder::enter_pass(Pass pass, bool* flushed) {
   Status status;
-  if (trace_.at_boundary(limits_)) {
-    status = flush_locked("boundary");
+  if (pass != last_pass_ && cuts_.at_boundary()) {
+    status = flush_locked({"boundary"});
     *flushed = true;
   }
   if (trace_.empty() && EventLog::on()) {
     trace_began_ = remote::monotonic_ns();
     trace_thread_ = EventLog::this_thread();
   }
-  pass_ = pass;
+  pass_ = last_pass_ = pass;
   return status;
 }
 
@@ -419,8 +421,9 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
       enter_buffer(remote);
       trace_.new_dynamic_result(remote);
     }
-    trace_.end_record(limits_);
-    status = flush_locked("dynamic", &ticket);
+    trace_.end_record();
+    (void)cuts_.after(op.opcode);
+    status = flush_locked({"dynamic", true}, &ticket);
   }
   ops_recorded_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
@@ -434,7 +437,8 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   return words;
 }
 
-Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::SourceRef& line) {
+Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::SourceRef& line) {
+  cuts_.trace_ends(trace_, !cause.planned, cause.waits);
   if (trace_.empty()) return {};
   survivors_.clear();
   for (const ir::TraceBuffer& buffer : trace_.buffers) {
@@ -458,8 +462,8 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
   if (++epoch_ == 0) epoch_ = 1;
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
-  note_flush({info, reason, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started);
+  note_flush({info, cause.name, last, remote::monotonic_ns() - started});
+  if (EventLog::on()) log_flush(cause.name, info, line.code != 0 ? line : last, started);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -480,7 +484,7 @@ void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::spa
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked("compiled graph");
+    status = flush_locked({"compiled graph"});
     for (const RemoteStorage* storage : inputs) check_not_lost(storage);
     if (status.ok()) status = run_locked(graph, params, inputs, results);
   }
@@ -557,9 +561,14 @@ void Recorder::profile_starts() {
 void Recorder::profile_ends(const ir::SourceRef& line) {
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    (void)flush_locked("profile ends", nullptr, line);
+    (void)flush_locked({"profile ends"}, nullptr, line);
   }
   report_flushes();
+}
+
+void Recorder::set_limits(const ir::CutLimits& limits) {
+  std::lock_guard<FastMutex> lock(mutex_);
+  cuts_.set_limits(limits);
 }
 
 void Recorder::start_tracing() {
@@ -567,14 +576,15 @@ void Recorder::start_tracing() {
   std::lock_guard<FastMutex> lock(mutex_);
   TORCH_CHECK(!tracing_, "remote: torch.remote.trace() is on already");
   tracing_ = true;
-  limits_before_ = std::exchange(limits_, {1u << 30, 1u << 30});
+  limits_before_ = cuts_.limits();
+  cuts_.set_limits({1u << 30, 1u << 30, false});
 }
 
 std::vector<TracedRun> Recorder::stop_tracing() {
   flush("trace");
   std::lock_guard<FastMutex> lock(mutex_);
   tracing_ = false;
-  limits_ = limits_before_;
+  cuts_.set_limits(limits_before_);
   return std::exchange(traced_, {});
 }
 
@@ -612,12 +622,12 @@ void Recorder::throttle() {
   if (remote::Client* worker = existing_client(device_)) check(worker->throttle(keep_waiting));
 }
 
-void Recorder::flush(const char* reason) {
+void Recorder::flush(const char* reason, bool waits) {
   const ir::SourceRef line = wait_line();
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason, nullptr, line);
+    status = flush_locked({reason, waits}, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -625,7 +635,7 @@ void Recorder::flush(const char* reason) {
 }
 
 void Recorder::synchronize(bool reset_peak) {
-  flush("synchronize");
+  flush("synchronize", /*waits=*/true);
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   remote::OpError error;
@@ -644,7 +654,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason, nullptr, line);
+    status = flush_locked({reason, true}, nullptr, line);
     id = storage->id;
     if (status.ok()) check_not_lost(storage);
   }
@@ -705,7 +715,9 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
   std::lock_guard<FastMutex> lock(mutex_);
   if (storage->buffer.epoch == epoch_) {
-    trace_.buffers[storage->buffer.number].owner = nullptr;
+    ir::TraceBuffer& buffer = trace_.buffers[storage->buffer.number];
+    buffer.owner = nullptr;
+    buffer.died = static_cast<uint32_t>(trace_.records.size());
   } else if (storage->id != 0 && storage->id != RemoteStorage::kLost && storage->session == session_) {
     if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
   }
