@@ -36,23 +36,63 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "remote: device memory cannot be copied through a pointer; use tensor.copy_");
   }
-  bool initialized() override { return existing_client(current) != nullptr; }
-  void emptyCache(c10::MempoolId_t) override {}
+  bool initialized() override {
+    for (int i = 0; i < device_count(); ++i) {
+      if (existing_client(static_cast<DeviceIndex>(i)) != nullptr) return true;
+    }
+    return false;
+  }
+  void emptyCache(c10::MempoolId_t) override {
+    remote::MemoryRequest request;
+    request.trim = true;
+    ask_if_connected(current, request);
+  }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
-    if (remote::Client* worker = existing_client(device)) {
-      const remote::Counters counters = worker->counters();
-      auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-      bytes.current = static_cast<int64_t>(counters.worker_bytes);
-      bytes.peak = static_cast<int64_t>(counters.worker_peak_bytes);
-      stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)] = bytes;
-      stats.active_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)] = bytes;
-    }
+    const remote::Client* worker = existing_client(checked_device(device));
+    if (worker == nullptr) return stats;
+    const remote::MemoryUse use = worker->memory_use();
+    const auto set = [](c10::CachingAllocator::StatArray& all, const remote::MemoryStat& stat) {
+      auto& sum = all[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+      sum.current = static_cast<int64_t>(stat.current);
+      sum.peak = static_cast<int64_t>(stat.peak);
+      sum.allocated = static_cast<int64_t>(stat.allocated);
+      sum.freed = static_cast<int64_t>(stat.freed);
+    };
+    set(stats.allocation, use.allocations);
+    set(stats.active, use.allocations);
+    set(stats.segment, use.segments);
+    set(stats.allocated_bytes, use.allocated);
+    set(stats.active_bytes, use.allocated);
+    set(stats.requested_bytes, use.allocated);
+    set(stats.reserved_bytes, use.reserved);
+    stats.num_alloc_retries = static_cast<int64_t>(use.retries);
+    stats.num_ooms = static_cast<int64_t>(use.failures);
+    stats.num_device_alloc = static_cast<int64_t>(use.segments.allocated);
+    stats.num_device_free = static_cast<int64_t>(use.segments.freed);
     return stats;
   }
-  void resetAccumulatedStats(DeviceIndex) override {}
-  void resetPeakStats(DeviceIndex device) override { Recorder::get(device).synchronize(/*reset_peak=*/true); }
+  void resetAccumulatedStats(DeviceIndex device) override {
+    remote::MemoryRequest request;
+    request.reset_totals = true;
+    ask_if_connected(device, request);
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    remote::MemoryRequest request;
+    request.reset_peak = true;
+    ask_if_connected(device, request);
+  }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
+    const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory({});
+    return {room.free, client(device).machine().memory};
+  }
+
+ private:
+  // A device without a worker has nothing to count yet.
+  static void ask_if_connected(DeviceIndex device, const remote::MemoryRequest& request) {
+    if (existing_client(checked_device(device)) != nullptr) (void)Recorder::get(device).memory(request);
+  }
 };
 
 RemoteAllocator& allocator() {
@@ -71,6 +111,8 @@ class PinnedAllocator final : public at::HostAllocator {
     if (memory != nullptr) {
       std::lock_guard lock(mutex());
       ranges()[reinterpret_cast<uintptr_t>(memory)] = size;
+      blocks().increase(1);
+      bytes().increase(size);
     }
     return {memory, memory, &release, Device(DeviceType::CPU)};
   }
@@ -80,9 +122,25 @@ class PinnedAllocator final : public at::HostAllocator {
   }
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}
-  at::HostStats get_stats() override { return {}; }
-  void reset_accumulated_stats() override {}
-  void reset_peak_stats() override {}
+  at::HostStats get_stats() override {
+    std::lock_guard lock(mutex());
+    at::HostStats stats;
+    stats.active_requests = stats.allocations = blocks();
+    stats.active_bytes = stats.allocated_bytes = bytes();
+    stats.num_host_alloc = blocks().allocated;
+    stats.num_host_free = blocks().freed;
+    return stats;
+  }
+  void reset_accumulated_stats() override {
+    std::lock_guard lock(mutex());
+    blocks().reset_accumulated();
+    bytes().reset_accumulated();
+  }
+  void reset_peak_stats() override {
+    std::lock_guard lock(mutex());
+    blocks().reset_peak();
+    bytes().reset_peak();
+  }
 
   static bool contains(const void* data) {
     std::lock_guard lock(mutex());
@@ -102,11 +160,23 @@ class PinnedAllocator final : public at::HostAllocator {
     static auto* instance = new std::map<uintptr_t, size_t>;
     return *instance;
   }
+  // Of all ranges; with mutex() held.
+  static c10::CachingAllocator::Stat& blocks() {
+    static c10::CachingAllocator::Stat stat;
+    return stat;
+  }
+  static c10::CachingAllocator::Stat& bytes() {
+    static c10::CachingAllocator::Stat stat;
+    return stat;
+  }
   static void release(void* memory) {
     if (memory == nullptr) return;
     {
       std::lock_guard lock(mutex());
-      ranges().erase(reinterpret_cast<uintptr_t>(memory));
+      const auto range = ranges().find(reinterpret_cast<uintptr_t>(memory));
+      blocks().decrease(1);
+      bytes().decrease(range->second);
+      ranges().erase(range);
     }
     std::free(memory);
   }
@@ -214,6 +284,15 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
   void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+  c10::DeviceCapability getDeviceCapability(Device) const override {
+    c10::DeviceCapability capability;
+    uint64_t& bits = capability.capability_data.capability_bits;
+    for (const c10::ScalarType unsupported : {c10::ScalarType::QInt8, c10::ScalarType::QUInt8, c10::ScalarType::QInt32,
+                                              c10::ScalarType::QUInt4x2, c10::ScalarType::QUInt2x4}) {
+      bits &= ~(uint64_t{1} << static_cast<int>(unsupported));
+    }
+    return capability;
+  }
 
  private:
   static Stream default_stream(Device device) {

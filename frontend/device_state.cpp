@@ -14,7 +14,9 @@
 #include "frontend/device_state.h"
 #include "frontend/diagnostics.h"
 #include "frontend/profile.h"
+#include "frontend/recorder.h"
 #include "frontend/source.h"
+#include "remote/environment.h"
 #include "remote/event_log.h"
 
 namespace torch_remote::frontend {
@@ -29,6 +31,13 @@ struct State {
   std::mutex mutex;  // starting and ending
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
+  std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
+  std::array<remote::Counters, kMaxDevices> ended;
+  std::array<std::atomic<double>, kMaxDevices> memory_fraction;
+
+  State() {
+    for (auto& fraction : memory_fraction) fraction = 1;
+  }
   std::atomic<bool> forked{false};
   std::atomic<bool> used{false};
 };
@@ -59,6 +68,7 @@ std::vector<std::string> worker_names() {
 }
 
 Status start(c10::DeviceIndex device, Connection& connection) {
+  if (Status status = remote::check_environment(); !status) return status;
   const std::vector<std::string> names = worker_names();  // as they are now
   if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
     return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(names.size()) +
@@ -80,6 +90,14 @@ Status start(c10::DeviceIndex device, Connection& connection) {
     return build_program(request, capture.get(), program);
   };
   return remote::Client::connect(std::move(transport), build, &connection.client);
+}
+
+// Tells the worker how much memory it may use.
+Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
+  remote::MemoryRequest request;
+  request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
+  remote::MemoryRoom room;
+  return worker.memory(request, keep_waiting, &room);
 }
 
 void stop(Connection& connection) {
@@ -147,6 +165,8 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
       *status = start(device, connection);
+      const double fraction = s.memory_fraction[device];
+      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, {});
     }
     if (!status->ok()) {
       stop(connection);
@@ -154,7 +174,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     }
     s.connections[device] = std::move(connection);
     remote::Client* client = s.connections[device].client.get();
-    profile_connected(*client);
+    profile_connected(device, *client);
     s.clients[device].store(client, std::memory_order_release);
     return client;
   } catch (const std::exception& error) {
@@ -174,17 +194,51 @@ remote::Client* existing_client(c10::DeviceIndex device) noexcept {
   return state().clients[device < 0 ? 0 : device].load(std::memory_order_acquire);
 }
 
+remote::Counters counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  remote::Counters all = s.ended[device];
+  if (const remote::Client* client = existing_client(device)) all.add(client->counters());
+  return all;
+}
+
+void reset_counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  s.ended[device] = {};
+  if (remote::Client* client = existing_client(device)) client->reset_counters();
+}
+
+double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
+
+void set_memory_fraction(c10::DeviceIndex device, double fraction) {
+  remote::Client& worker = client(device);
+  state().memory_fraction[device] = fraction;
+  check(limit_memory(worker, fraction, keep_waiting));
+}
+
 void restart(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  s.clients[device].store(nullptr);
+  {
+    std::lock_guard ended_lock(s.ended_mutex);
+    if (remote::Client* client = s.clients[device].exchange(nullptr)) {
+      remote::Counters counters = client->counters();
+      counters.worker_bytes = counters.worker_peak_bytes = 0;
+      s.ended[device].add(counters);
+    }
+  }
   stop(s.connections[device]);
   s.connections[device] = {};
 }
 
-void shutdown() {
+void shutdown(bool wait) {
   if (in_bad_fork()) return;
-  for (int i = 0; i < device_count(); ++i) restart(static_cast<c10::DeviceIndex>(i));
+  for (int i = 0; i < device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    if (wait) Recorder::get(device).report_unseen();
+    restart(device);
+  }
 }
 
 int worker_process(c10::DeviceIndex device) {
@@ -202,10 +256,29 @@ void check_not_forked() {
               "'spawn' start method");
 }
 
+namespace {
+
+// Python's own KeyboardInterrupt says nothing.
+void name_the_way_out() {
+  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  const py::handle error(value);
+  if (py::len(error.attr("args")) == 0) {
+    error.attr("args") = py::make_tuple(
+        "while waiting for the remote worker, which goes on with what is queued; torch.remote.cancel() drops that");
+  }
+  PyErr_Restore(type, value, traceback);
+}
+
+}  // namespace
+
 bool keep_waiting() {
   if (!Py_IsInitialized()) return true;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return true;
+  name_the_way_out();
   interrupted = std::make_unique<python_error>();
   interrupted->persist();
   return false;
@@ -241,11 +314,33 @@ void raise(const Status& status) {
   }
 }
 
-void raise(const remote::OpError& error) {
-  std::string message = error.status.message();
-  const std::string line = describe_source(error.source);
-  if (!line.empty()) message += "\n  recorded at " + line;
-  raise(Status(error.status.code(), message, error.status.kind()));
+namespace {
+
+std::string count_of(uint64_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
+
+std::string describe_one(const remote::OpError& error) {
+  std::string text = error.status.message() + describe_stack(error.source);
+  if (error.skipped == 0) return text;
+  return text + "\n  " + count_of(error.skipped, "in-place update") +
+         (error.skipped == 1 ? " that depends on it was skipped; its tensor keeps its old contents"
+                             : " that depend on it were skipped; these tensors keep their old contents");
+}
+
+}  // namespace
+
+std::string describe(const remote::OpError& error) {
+  constexpr size_t kShown = 8;
+  std::string text = describe_one(error);
+  const uint64_t others = error.more.size() + error.not_listed;
+  if (others == 0) return text;
+  text += "\n" + count_of(others, "other failure") + " had not been raised:";
+  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text += "\n" + describe_one(error.more[i]);
+  if (others > kShown) text += "\nand " + std::to_string(others - kShown) + " more";
+  return text;
+}
+
+void raise(const remote::OpError& error) { raise(Status(error.status.code(), describe(error), error.status.kind())); }
 
 }  // namespace torch_remote::frontend

@@ -30,14 +30,24 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
 // The client if there is one; never starts anything.
 remote::Client* existing_client(c10::DeviceIndex device) noexcept;
 
+// Of all workers that the device has had since reset_counters; worker_bytes and its peak of the one that it has.
+remote::Counters counters(c10::DeviceIndex device);
+void reset_counters(c10::DeviceIndex device);
+
+// The share of its memory, in [0, 1], that this device's worker may use; also of workers that are started later.
+double memory_fraction(c10::DeviceIndex device);
+void set_memory_fraction(c10::DeviceIndex device, double fraction);
+
 // Ends the worker (if any) and forgets it; the next use starts another one.
 void restart(c10::DeviceIndex device);
-// At exit: ends all workers.
-void shutdown();
+// At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
+void shutdown(bool wait);
 
 // Throws c10::Error / torch.OutOfMemoryError / WorkerLost / KeyboardInterrupt for a failed status.
 [[noreturn]] void raise(const Status& status);
 [[noreturn]] void raise(const remote::OpError& error);
+// What it says: what failed, where it was recorded, which updates were skipped, what else failed. Takes the GIL.
+std::string describe(const remote::OpError& error);
 inline void check(const Status& status) {
   if (!status) raise(status);
 }

@@ -1,3 +1,4 @@
+#include <ATen/core/CachingHostAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
@@ -9,11 +10,14 @@
 #include "frontend/generator.h"
 #include "frontend/graph_object.h"
 #include "frontend/graph_ops.h"
+#include "frontend/kineto.h"
 #include "frontend/lowering.h"
 #include "frontend/profile.h"
 #include "frontend/recorder.h"
 #include "frontend/registration.h"
 #include "frontend/source.h"
+#include "frontend/sync_debug.h"
+#include "remote/environment.h"
 
 // torch_remote._C: what the Python package needs. Everything that may wait gives the GIL back.
 
@@ -26,6 +30,7 @@ void initialize(const std::string& worker, const std::string& plugin, const std:
   for (const std::string& folder : library_folders) add_library_folder(folder);
   register_device();
   register_ops();
+  register_profilers();
 }
 
 py::dict stats() {
@@ -34,20 +39,7 @@ py::dict stats() {
   uint64_t ops = 0;
   for (int i = 0; i < device_count(); ++i) {
     ops += Recorder::get(static_cast<c10::DeviceIndex>(i)).ops_recorded();
-    const remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i));
-    if (worker == nullptr) continue;
-    const remote::Counters c = worker->counters();
-    sum.flushes += c.flushes;
-    sum.programs_built += c.programs_built;
-    sum.program_hits += c.program_hits;
-    sum.kernels_compiled += c.kernels_compiled;
-    sum.round_trips += c.round_trips;
-    sum.bytes_sent += c.bytes_sent;
-    sum.bytes_received += c.bytes_received;
-    sum.bytes_uploaded += c.bytes_uploaded;
-    sum.bytes_downloaded += c.bytes_downloaded;
-    sum.worker_bytes += c.worker_bytes;
-    sum.worker_peak_bytes += c.worker_peak_bytes;
+    sum.add(counters(static_cast<c10::DeviceIndex>(i)));
   }
   all["ops_recorded"] = ops;
   all["flushes"] = sum.flushes;
@@ -69,7 +61,7 @@ void reset_stats() {
   reset_client_fallbacks();
   for (int i = 0; i < device_count(); ++i) {
     Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
-    if (remote::Client* worker = existing_client(static_cast<c10::DeviceIndex>(i))) worker->reset_counters();
+    reset_counters(static_cast<c10::DeviceIndex>(i));
   }
 }
 
@@ -77,6 +69,12 @@ void synchronize(int device) {
   check_not_forked();
   py::gil_scoped_release release;
   Recorder::get(checked_device(device)).synchronize();
+}
+
+void cancel(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked_device(device)).cancel();
 }
 
 void flush(int device) {
@@ -102,6 +100,78 @@ py::object worker_info(int device) {
   return info;
 }
 
+// Name, what is allowed, meaning (remote/environment.h).
+std::vector<std::array<std::string, 3>> environment_variables() {
+  std::vector<std::array<std::string, 3>> all;
+  for (const remote::EnvironmentVariable& variable : remote::environment_variables()) {
+    all.push_back({std::string(variable.name), std::string(variable.allowed), std::string(variable.meaning)});
+  }
+  return all;
+}
+
+// Of the device's worker, which is started if there is none: what it computes on.
+py::dict machine(int device) {
+  check_not_forked();
+  remote::MachineInfo info;
+  std::string description;
+  {
+    py::gil_scoped_release release;
+    const remote::Client& worker = client(checked_device(device));
+    info = worker.machine();
+    description = worker.description();
+  }
+  py::dict all;
+  all["description"] = description;
+  all["processor"] = info.processor;
+  all["cores"] = info.cores;
+  all["memory"] = info.memory;
+  return all;
+}
+
+py::dict host_memory_stats() {
+  const at::HostStats stats = at::getHostAllocator(at::kPrivateUse1)->get_stats();
+  const auto encoded = [](const c10::CachingAllocator::Stat& stat) {
+    py::dict all;
+    all["current"] = stat.current;
+    all["peak"] = stat.peak;
+    all["allocated"] = stat.allocated;
+    all["freed"] = stat.freed;
+    return all;
+  };
+  py::dict all;
+  all["active_requests"] = encoded(stats.active_requests);
+  all["active_bytes"] = encoded(stats.active_bytes);
+  all["allocations"] = encoded(stats.allocations);
+  all["allocated_bytes"] = encoded(stats.allocated_bytes);
+  return all;
+}
+
+void reset_host_memory_stats(bool peaks) {
+  at::HostAllocator* allocator = at::getHostAllocator(at::kPrivateUse1);
+  if (peaks) {
+    allocator->reset_peak_stats();
+  } else {
+    allocator->reset_accumulated_stats();
+  }
+}
+
+double set_fraction(int device, double fraction) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  set_memory_fraction(checked_device(device), fraction);
+  return fraction;
+}
+
+// Limit and free bytes, after the worker gave back what it does not need if `trim`.
+std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  remote::MemoryRequest request;
+  request.trim = trim;
+  const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory(request);
+  return {room.limit, room.free};
+}
+
 // Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
 // always is and its copy on the CPU; None: the arguments are the inputs.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
@@ -109,7 +179,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
   std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}, {}};
+    CompiledGraph::Place place{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
@@ -140,15 +210,28 @@ PYBIND11_MODULE(_C, module) {
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
   module.def("synchronize", wrap_pybind_function(f::synchronize));
+  module.def("cancel", wrap_pybind_function(f::cancel));
   module.def("flush", wrap_pybind_function(f::flush));
   module.def("restart", wrap_pybind_function(f::restart_device));
-  module.def("shutdown", wrap_pybind_function([] {
+  module.def("shutdown", wrap_pybind_function([](bool wait) {
                py::gil_scoped_release release;
-               f::shutdown();
+               f::shutdown(wait);
              }));
   module.def("in_bad_fork", f::in_bad_fork);
   module.def("is_connected", [](int device) { return f::existing_client(f::checked_device(device)) != nullptr; });
+  module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
+  module.def("machine", wrap_pybind_function(f::machine));
+  module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);
+  module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
+  module.def("reset_host_memory_stats", f::reset_host_memory_stats);
+  module.def("memory_fraction", [](int device) { return f::memory_fraction(f::checked_device(device)); });
+  module.def("set_memory_fraction", wrap_pybind_function(f::set_fraction));
+  module.def("set_sync_debug_mode", wrap_pybind_function([](int mode) {
+               TORCH_CHECK_VALUE(mode >= 0 && mode <= 2, "remote: sync debug mode must be 0, 1 or 2, got ", mode);
+               f::set_sync_debug_mode(static_cast<f::SyncDebugMode>(mode));
+             }));
+  module.def("sync_debug_mode", [] { return static_cast<int>(f::sync_debug_mode()); });
   module.def("device_count", f::device_count);
   module.def("current_device", [] { return static_cast<int>(f::current_device()); });
   module.def("set_device", wrap_pybind_function(f::set_current_device));

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "frontend/device_state.h"
 #include "frontend/recorder.h"
@@ -23,28 +24,12 @@ using remote::ProfileCommand;
 constexpr int kClockSamples = 8;
 constexpr std::chrono::seconds kLastWords{1};  // for a worker that is ended
 
-// The worker's clock is ahead of ours by least to most ns, at the time `at`.
-struct ClockSample {
-  uint64_t at = 0;
-  int64_t least = 0, most = 0;
-};
-
-// What is known of one worker.
-struct Session {
-  uint64_t session = 0;
-  std::string description;
-  std::vector<ClockSample> clock;
-  remote::WorkerProfile recorded;
-  Status status;  // of asking for it
-  bool stopped = false;
-};
-
 // Held for moments only: never while waiting for a worker or for the GIL.
 struct State {
   std::mutex mutex;
   uint64_t limit = 0;
   uint64_t begin = 0;
-  std::vector<Session> sessions;
+  std::vector<WorkerRecording> sessions;
 };
 
 State& state() {
@@ -65,8 +50,9 @@ Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_wait
   return {};
 }
 
-void start_session(remote::Client& worker, uint64_t limit, const remote::KeepWaiting& keep_waiting) {
-  Session session{worker.session(), worker.description(), {}, {}, {}, false};
+void start_session(c10::DeviceIndex device, remote::Client& worker, uint64_t limit,
+                   const remote::KeepWaiting& keep_waiting) {
+  WorkerRecording session{device, worker.session(), worker.description(), {}, {}, {}, false};
   ClockSample sample;
   session.status = worker.profile(ProfileCommand::kStart, limit, keep_waiting, &session.recorded);
   if (session.status.ok()) session.status = sample_clock(worker, keep_waiting, &sample);
@@ -85,7 +71,7 @@ void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waitin
     status = worker.profile(ProfileCommand::kStop, 0, keep_waiting, &recorded);
   }
   std::lock_guard lock(state().mutex);
-  for (Session& session : state().sessions) {
+  for (WorkerRecording& session : state().sessions) {
     if (session.session != worker.session() || session.stopped) continue;
     if (sampled) session.clock.push_back(sample);
     if (!status.ok()) recorded.process = session.recorded.process;
@@ -100,24 +86,6 @@ void for_each_device(F&& f) {
   for (int i = 0; i < device_count(); ++i) f(static_cast<c10::DeviceIndex>(i));
 }
 
-void start(uint64_t limit) {
-  check_not_forked();
-  py::gil_scoped_release release;
-  for_each_device([](c10::DeviceIndex device) { Recorder::get(device).flush("profile"); });
-  TORCH_CHECK(EventLog::start(limit), "remote: a profile is being recorded already; end it before the next one begins");
-  {
-    std::lock_guard lock(state().mutex);
-    state().limit = limit;
-    state().sessions.clear();
-  }
-  for_each_device([&](c10::DeviceIndex device) {
-    if (remote::Client* worker = existing_client(device)) start_session(*worker, limit, keep_waiting);
-    Recorder::get(device).profile_starts();
-  });
-  std::lock_guard lock(state().mutex);
-  state().begin = remote::monotonic_ns();
-}
-
 // -- for Python
 // -----------------------------------------------------------------------------------------------------------
 
@@ -127,18 +95,18 @@ class Lines {
   int number(const ir::SourceRef& source) {
     if (source.code == 0) return -1;
     const auto [found, is_new] =
-        numbers_.try_emplace({source.code, source.instruction, source.sequence}, static_cast<int>(texts_.size()));
+        numbers_.try_emplace({source.code, source.instruction, is_backward(source)}, static_cast<int>(texts_.size()));
     if (is_new) texts_.append(describe_source(source));
     return found->second;
   }
   const py::list& texts() const { return texts_; }
 
  private:
-  std::map<std::tuple<uint64_t, int32_t, uint32_t>, int> numbers_;
+  std::map<std::tuple<uint64_t, int32_t, bool>, int> numbers_;
   py::list texts_;
 };
 
-py::dict to_python(const Session& session) {
+py::dict to_python(const WorkerRecording& session) {
   py::dict all;
   all["session"] = session.session;
   all["description"] = session.description;
@@ -169,7 +137,7 @@ py::object why_missed(const Event& event) {
   return py::cast("op " + std::to_string(event.first_difference) + " differs");
 }
 
-py::dict to_python(const EventLog::Recorded& recorded, const std::vector<Session>& sessions) {
+py::dict to_python(const EventLog::Recorded& recorded, const std::vector<WorkerRecording>& sessions) {
   Lines lines;
   std::map<remote::SourcesPtr, size_t> numbers;
   py::list events, sources;
@@ -200,7 +168,7 @@ py::dict to_python(const EventLog::Recorded& recorded, const std::vector<Session
     events.append(e);
   }
   py::dict message_types;
-  for (int type = 1; type <= static_cast<int>(wire::Type::kProfilePart); ++type) {
+  for (int type = 1; type <= static_cast<int>(wire::Type::kMemoryReply); ++type) {
     message_types[py::int_(type)] = wire::name(static_cast<wire::Type>(type));
   }
   py::dict all;
@@ -210,62 +178,90 @@ py::dict to_python(const EventLog::Recorded& recorded, const std::vector<Session
   all["lines"] = lines.texts();
   all["message_types"] = message_types;
   py::list workers;
-  for (const Session& session : sessions) workers.append(to_python(session));
+  for (const WorkerRecording& session : sessions) workers.append(to_python(session));
   all["workers"] = workers;
   return all;
 }
 
-// Everything that was recorded. What the worker is still at work on is waited for; if that fails, the rest is given
-// nevertheless.
+void start(uint64_t limit) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  TORCH_CHECK(
+      start_recording(limit),
+      "remote: a profile is being recorded already, by torch.remote.profile or torch.profiler; end it before the "
+      "next one begins");
+}
+
 py::dict stop() {
   check_not_forked();
-  EventLog::Recorded recorded;
-  std::vector<Session> sessions;
-  uint64_t begin, end;
-  bool interrupted = false;
+  Recording recording;
   {
     py::gil_scoped_release release;
-    const ir::SourceRef line = user_line();
-    for_each_device([&](c10::DeviceIndex device) {
-      Recorder::get(device).profile_ends(line);
-      remote::Client* worker = existing_client(device);
-      if (worker == nullptr) return;
-      {
-        const WaitSpan span("profile ends", line);
-        remote::WorkerProfile reply;
-        (void)worker->profile(ProfileCommand::kClock, 0, keep_waiting, &reply);
-      }
-    });
-    end = remote::monotonic_ns();
-    recorded = EventLog::stop();
-    for_each_device([&](c10::DeviceIndex device) {
-      if (remote::Client* worker = existing_client(device)) stop_session(*worker, keep_waiting);
-    });
-    std::lock_guard lock(state().mutex);
-    begin = state().begin;
-    sessions = std::move(state().sessions);
-    state().sessions.clear();
+    recording = stop_recording();
   }
-  for (const Session& session : sessions) interrupted |= session.status.code() == ErrorCode::kInterrupted;
-  py::dict all = to_python(recorded, sessions);
-  all["begin"] = begin;
-  all["end"] = end;
-  all["interrupted"] = interrupted;
+  py::dict all = to_python(recording.client, recording.workers);
+  all["begin"] = recording.begin;
+  all["end"] = recording.end;
+  all["interrupted"] = recording.interrupted;
   return all;
 }
 
 }  // namespace
 
+bool start_recording(uint64_t limit) {
+  for_each_device([](c10::DeviceIndex device) { Recorder::get(device).flush("profile"); });
+  if (!EventLog::start(limit)) return false;
+  {
+    std::lock_guard lock(state().mutex);
+    state().limit = limit;
+    state().sessions.clear();
+  }
+  for_each_device([&](c10::DeviceIndex device) {
+    if (remote::Client* worker = existing_client(device)) start_session(device, *worker, limit, keep_waiting);
+    Recorder::get(device).profile_starts();
+  });
+  std::lock_guard lock(state().mutex);
+  state().begin = remote::monotonic_ns();
+  return true;
+}
+
+Recording stop_recording() {
+  Recording recording;
+  const ir::SourceRef line = user_line();
+  for_each_device([&](c10::DeviceIndex device) {
+    Recorder::get(device).profile_ends(line);
+    remote::Client* worker = existing_client(device);
+    if (worker == nullptr) return;
+    {
+      const WaitSpan span("profile ends", line);
+      remote::WorkerProfile reply;
+      (void)worker->profile(ProfileCommand::kClock, 0, keep_waiting, &reply);
+    }
+  });
+  recording.end = remote::monotonic_ns();
+  recording.client = EventLog::stop();
+  for_each_device([&](c10::DeviceIndex device) {
+    if (remote::Client* worker = existing_client(device)) stop_session(*worker, keep_waiting);
+  });
+  std::lock_guard lock(state().mutex);
+  recording.begin = state().begin;
+  recording.workers = std::exchange(state().sessions, {});
+  for (const WorkerRecording& worker : recording.workers) {
+    recording.interrupted |= worker.status.code() == ErrorCode::kInterrupted;
+  }
+  return recording;
+}
+
 ir::SourceRef wait_line() { return EventLog::on() ? user_line() : ir::SourceRef(); }
 
-void profile_connected(remote::Client& worker) noexcept {
+void profile_connected(c10::DeviceIndex device, remote::Client& worker) noexcept {
   if (!EventLog::on()) return;
   uint64_t limit;
   {
     std::lock_guard lock(state().mutex);
     limit = state().limit;
   }
-  start_session(worker, limit, {});
+  start_session(device, worker, limit, {});
 }
 
 void profile_ending(remote::Client& worker) noexcept {

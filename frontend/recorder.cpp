@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "frontend/diagnostics.h"
 #include "frontend/profile.h"
 #include "frontend/source.h"
+#include "frontend/sync_debug.h"
 #include "remote/event_log.h"
 
 namespace torch_remote::frontend {
@@ -43,10 +45,34 @@ bool Recorder::is_lost(const RemoteStorage* storage) {
   return is_lost_locked(storage);
 }
 
-void Recorder::check_not_lost(const RemoteStorage* storage) const {
-  TORCH_CHECK(!is_lost_locked(storage),
-              "remote: this tensor's contents were lost with the worker that held them; make it again after "
-              "torch.remote.restart()");
+void Recorder::check_not_lost(const RemoteStorage* storage) {
+  met_lost_ = is_lost_locked(storage);
+  TORCH_CHECK(!met_lost_,
+              "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
+              "overwrite it (copy_, zero_, load_state_dict) or make it again");
+}
+
+std::vector<RemoteStorage*> Recorder::forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const {
+  std::vector<RemoteStorage*> overwritten, read;
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    if (op.args[i].role != ir::ArgRole::kOperand) continue;
+    const auto visit = [&](const c10::IValue& value) {
+      if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
+      const at::Tensor& tensor = value.toTensor();
+      RemoteStorage* storage = storage_of(tensor);
+      const bool whole = op.args[i].overwrites && is_lost_locked(storage) && tensor.storage_offset() == 0 &&
+                         tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage->nbytes();
+      (whole ? overwritten : read).push_back(storage);
+    };
+    if (args[i].isList()) {
+      for (const c10::IValue& item : args[i].toListRef()) visit(item);
+    } else {
+      visit(args[i]);
+    }
+  }
+  std::erase_if(overwritten, [&](RemoteStorage* storage) { return std::ranges::find(read, storage) != read.end(); });
+  for (RemoteStorage* storage : overwritten) storage->id = 0;
+  return overwritten;
 }
 
 // The trace will never run: what it would have made is lost.
@@ -54,6 +80,8 @@ void Recorder::forget_trace() {
   for (const ir::TraceBuffer& buffer : trace_.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
+  sent_ += trace_.records.size();
+  cuts_.trace_ends(trace_, /*ends=*/true, /*waits=*/false);
   trace_.clear();
   if (++epoch_ == 0) epoch_ = 1;
 }
@@ -320,7 +348,15 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
     const Status status = flush_locked({"error"});
-    throw;
+    if (!std::exchange(met_lost_, false)) throw;
+    const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
+    if (overwritten.empty()) throw;
+    try {
+      begin_record(op, args, source, random);
+    } catch (...) {  // something else is wrong, too
+      for (RemoteStorage* storage : overwritten) storage->id = RemoteStorage::kLost;
+      throw;
+    }
   }
 }
 
@@ -383,7 +419,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       flushed = true;
     }
   }
-  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  records_.fetch_add(1, std::memory_order_relaxed);
   if (flushed) {
     report_flushes();
     check(status);
@@ -409,6 +445,7 @@ Status Recorder::enter_pass(Pass pass, bool* flushed) {
 
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                                c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
+  before_wait("an op whose result's size depends on data");
   bool backward = false;
   const ir::SourceRef source = capture_source(&backward);
   uint64_t ticket = 0;
@@ -425,7 +462,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
     (void)cuts_.after(op.opcode);
     status = flush_locked({"dynamic", true}, &ticket);
   }
-  ops_recorded_.fetch_add(1, std::memory_order_relaxed);
+  records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
   check(status);
   std::vector<int64_t> words;
@@ -445,6 +482,7 @@ Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::So
     if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
   }
   const ir::SourceRef last = trace_.sources.back();
+  const uint64_t first_record = std::exchange(sent_, sent_ + trace_.records.size());
   std::vector<ir::SourceRef> sources;
   std::vector<ir::Opcode> ops;
   const bool watch = expect_no_compile_ && !unexpected_compile_;
@@ -463,7 +501,7 @@ Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::So
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
   note_flush({info, cause.name, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(cause.name, info, line.code != 0 ? line : last, started);
+  if (EventLog::on()) log_flush(cause.name, info, line.code != 0 ? line : last, started, first_record);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -519,7 +557,7 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush("compiled graph", info, last, started);
+  if (EventLog::on()) log_flush("compiled graph", info, last, started, kNoRecords);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
     unexpected_compile_->compiled_graph = true;
@@ -527,9 +565,10 @@ Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params,
   return {};
 }
 
-void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
-                         uint64_t started) {
+void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
+                         uint64_t first_record) {
   Event flush;
+  flush.first_record = first_record;
   flush.kind = Event::Kind::kFlush;
   flush.name = reason;
   flush.begin = started;
@@ -634,20 +673,64 @@ void Recorder::flush(const char* reason, bool waits) {
   throttle();
 }
 
-void Recorder::synchronize(bool reset_peak) {
+remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
+  flush("memory", /*waits=*/true);
+  remote::MemoryRoom room;
+  const WaitSpan span("memory", wait_line());
+  check(client(device_).memory(request, keep_waiting, &room));
+  return room;
+}
+
+void Recorder::synchronize() {
   flush("synchronize", /*waits=*/true);
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   remote::OpError error;
   const WaitSpan span("synchronize", wait_line());
-  const Status status = worker->synchronize(keep_waiting, reset_peak, &error);
+  const Status status = worker->synchronize(keep_waiting, &error);
   if (!error.status.ok()) raise(error);
   check(status);
+}
+
+void Recorder::cancel() {
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr) return;
+  check(worker->cancel());  // makes room for what is sent next
+  Status status;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    if (trace_.empty()) return;
+    status = flush_locked({"cancel"});
+  }
+  report_flushes();
+  check(status);
+  check(worker->cancel());
+}
+
+void Recorder::report_unseen() noexcept try {
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr || !worker->health()) return;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    if (!flush_locked({"exit"})) return;
+  }
+  report_flushes();
+  remote::OpError error;
+  (void)worker->synchronize(keep_waiting, &error);
+  if (error.status.ok()) return;
+  const uint64_t count = 1 + error.more.size() + error.not_listed;
+  std::fprintf(stderr,
+               "remote: %llu op%s failed on the worker, and nothing that was read has told of %s "
+               "(torch.remote.synchronize() raises it):\n%s\n",
+               static_cast<unsigned long long>(count), count == 1 ? "" : "s", count == 1 ? "it" : "them",
+               describe(error).c_str());
+} catch (...) {  // the process ends, whatever it is
 }
 
 void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
   const size_t nbytes = tensor.numel() * tensor.element_size();
   if (nbytes == 0) return;
+  before_wait(reason);
   RemoteStorage* storage = storage_of(tensor);
   const ir::SourceRef line = wait_line();
   uint64_t id;

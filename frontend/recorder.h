@@ -93,7 +93,14 @@ class Recorder {
   // waits for it.
   void flush(const char* reason, bool waits = false);
   // flush, then wait until the worker is done; raises what went wrong there.
-  void synchronize(bool reset_peak = false);
+  void synchronize();
+  // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
+  remote::MemoryRoom memory(const remote::MemoryRequest& request);
+
+  // Has the worker drop what it has not done, and what is recorded. From any thread; does not wait for the worker.
+  void cancel();
+  // At exit: waits likewise, and prints on stderr what went wrong and nobody has seen. Raises nothing.
+  void report_unseen() noexcept;
 
   // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
   // travel.
@@ -109,8 +116,10 @@ class Recorder {
   // Called by a storage that goes away, from any thread, with or without the GIL.
   void storage_died(RemoteStorage* storage) noexcept;
 
-  uint64_t ops_recorded() const { return ops_recorded_.load(std::memory_order_relaxed); }
-  void reset_counters() { ops_recorded_.store(0, std::memory_order_relaxed); }
+  uint64_t ops_recorded() const { return records() - reset_at_.load(std::memory_order_relaxed); }
+  void reset_counters() { reset_at_.store(records(), std::memory_order_relaxed); }
+  // How many records there have ever been: the next one's number (remote::Event::first_record).
+  uint64_t records() const { return records_.load(std::memory_order_relaxed); }
 
   // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
   void restart();
@@ -132,6 +141,9 @@ class Recorder {
   std::string take_unexpected_compile();
 
   c10::DeviceIndex device() const { return device_; }
+
+  // remote::Event::first_record of what is no trace: a compiled graph's run.
+  static constexpr uint64_t kNoRecords = ~uint64_t{0};
 
  private:
   // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
@@ -164,7 +176,8 @@ class Recorder {
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                     std::span<RemoteStorage* const> results);
-  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started);
+  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
+                 uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
   Status enter_pass(Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
@@ -172,7 +185,9 @@ class Recorder {
   uint32_t enter_buffer(RemoteStorage* storage);
   bool is_lost_locked(const RemoteStorage* storage) const;
   // Raises if it is.
-  void check_not_lost(const RemoteStorage* storage) const;
+  void check_not_lost(const RemoteStorage* storage);
+  // Lost storages that the op overwrites, all of each: from now on they count as never written.
+  std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
   void forget_trace();
 
   static const std::array<Recorder*, kMaxDevices> all_;
@@ -183,6 +198,7 @@ class Recorder {
   uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
   ir::Cuts cuts_;
+  bool met_lost_ = false;                  // check_not_lost has raised
   bool joining_ = false;                   // the arguments of such an op are written
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
   Pass pass_ = Pass::kForward;             // the last record's, or kUnknown
@@ -194,7 +210,9 @@ class Recorder {
   std::vector<TracedRun> traced_;
   ir::CutLimits limits_before_;  // tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
-  std::atomic<uint64_t> ops_recorded_{0};
+  uint64_t sent_ = 0;  // records that were sent or dropped
+  std::atomic<uint64_t> records_{0};
+  std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };
 
 }  // namespace torch_remote::frontend

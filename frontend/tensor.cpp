@@ -9,7 +9,9 @@
 #include <mutex>
 #include <utility>
 
+#include "frontend/device.h"
 #include "frontend/recorder.h"
+#include "ir/trace.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -96,7 +98,8 @@ bool is_token(const void* address) {
 
 c10::intrusive_ptr<c10::StorageImpl> make_remote_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt nbytes,
                                                          c10::DataPtr data, c10::Allocator* allocator, bool resizable) {
-  if (data.get() == nullptr) data = make_token(data.device().has_index() ? data.device().index() : 0);
+  // Of torch.UntypedStorage(n, device=...): torch has made that device the current one.
+  if (data.get() == nullptr) data = make_token(data.device().has_index() ? data.device().index() : current_device());
   return c10::make_intrusive<RemoteStorage>(std::move(nbytes), std::move(data), allocator, resizable);
 }
 
@@ -171,8 +174,15 @@ void RemoteTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& i
   view = {};
 }
 
+void check_rank(c10::IntArrayRef sizes) {
+  TORCH_CHECK(sizes.size() <= ir::kMaxRank, "remote: only tensors with up to ", ir::kMaxRank,
+              " dims are supported on the device, got one of ", sizes.size(),
+              "; merge some with .reshape(...), or keep it on the CPU");
+}
+
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device) {
+  check_rank(sizes);
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const int64_t nbytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(new_storage(nbytes, device), kKeySet, meta);
@@ -181,6 +191,7 @@ at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Sc
 }
 
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device) {
+  check_rank(sizes);
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const int64_t nbytes = static_cast<int64_t>(at::detail::computeStorageNbytesContiguous(sizes, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(new_storage(nbytes, device), kKeySet, meta);
@@ -190,6 +201,7 @@ at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype,
 
 at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                      c10::IntArrayRef strides, int64_t offset) {
+  check_rank(sizes);
   auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base.key_set(), dtype);
   impl->set_sizes_and_strides(sizes, strides, offset);
   return at::Tensor(std::move(impl));

@@ -1,18 +1,28 @@
-"""Entry point of the command line tools: `remote-opt` and the others are programs in torch_remote/bin.
+"""Entry point of the command line tools: `remote-opt`, `torch-remote-worker` and the others are programs in
+torch_remote/bin.
 
 A module beside the package, not in it: importing torch_remote imports torch, which takes two seconds.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
 
-def main() -> None:
-    """Becomes the tool by whose name this process was started."""
-    name = Path(sys.argv[0]).name
+def run(name: str, arguments: list[str]) -> None:
+    """Becomes the tool, which gets to know where torch's libraries lie."""
     binary = Path(__file__).parent / "torch_remote" / "bin" / name
+    torch = importlib.util.find_spec("torch")  # found, not imported
+    environment = dict(os.environ)
+    if torch is not None and torch.origin is not None:
+        environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.origin).parent / "lib"))
     try:
-        os.execv(binary, [name, *sys.argv[1:]])
+        os.execve(binary, [name, *arguments], environment)
     except OSError as error:
         sys.exit(f"remote: cannot run {binary}: {error.strerror}; install torch_remote again")
+
+
+def main() -> None:
+    """Becomes the tool by whose name this process was started."""
+    run(Path(sys.argv[0]).name, sys.argv[1:])

@@ -415,7 +415,7 @@ Status CaptureReader::free(const Chunk& chunk, CaptureEvent* event) {
 Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Synchronize>(message_of(chunk.control));
   if (!message) return damaged(chunk.offset, "a synchronisation that is none");
-  SynchronizeEvent synchronize{message->reset_peak(), false, {}};
+  SynchronizeEvent synchronize;
   const wire::SynchronizeReply* reply;
   if (Status status = answer(sequence, &reply, nullptr); !status) return status;
   if (reply) {

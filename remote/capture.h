@@ -91,7 +91,6 @@ struct FreeEvent {
 };
 
 struct SynchronizeEvent {
-  bool reset_peak = false;
   bool answered = false;
   std::optional<CapturedError> error;
 };

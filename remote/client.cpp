@@ -54,7 +54,9 @@ class ClientImpl : public Client {
               int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error) override;
   void free(uint64_t id) override;
-  Status synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) override;
+  Status synchronize(const KeepWaiting& keep_waiting, OpError* error) override;
+  Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) override;
+  Status cancel() override;
   Status throttle(const KeepWaiting& keep_waiting) override {
     return abandoned_ ? forked() : replies_.throttle(keep_waiting);
   }
@@ -65,6 +67,8 @@ class ClientImpl : public Client {
 
   Counters counters() const override;
   void reset_counters() override;
+  MemoryUse memory_use() const override { return abandoned_ ? MemoryUse() : replies_.totals().memory; }
+  MachineInfo machine() const override { return machine_; }
   Status health() const override { return abandoned_ ? forked() : replies_.health(); }
   std::string description() const override { return description_; }
   uint64_t session() const override { return session_; }
@@ -115,6 +119,7 @@ class ClientImpl : public Client {
   std::atomic<bool> abandoned_ = false;
   uint64_t session_ = 0;
   std::string description_;
+  MachineInfo machine_;
 
   std::mutex order_;
   uint64_t sequence_ = 0;
@@ -166,6 +171,7 @@ Status ClientImpl::hello() {
   session_ = frame.header.session;
   description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " +
                  std::to_string(reply->process()) + ", over " + transport_->description();
+  machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
   return {};
 }
 
@@ -265,7 +271,7 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     outbox_.build_and_send(std::move(job), header, control, run);
     return {};
   }
-  programs_.set_sources(*program, trace.sources);
+  programs_.set_sources(*program, info->sequence, trace.sources);
   trace.clear();
   return outbox_.send(header, control, nullptr, &run);
 }
@@ -427,7 +433,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   return {};
 }
 
-Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, bool reset_peak, OpError* error) {
+Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) {
   if (abandoned_) return forked();
   uint64_t sequence;
   {
@@ -435,11 +441,55 @@ Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, bool reset_peak,
     if (Status status = begin(1, 0); !status) return status;
     if (Status status = send_frees(); !status) return status;
     builder_.Clear();
-    builder_.Finish(wire::CreateSynchronize(builder_, reset_peak));
+    builder_.Finish(wire::CreateSynchronize(builder_));
     if (Status status = send(wire::Type::kSynchronize, true, nullptr, &sequence); !status) return status;
   }
   Frame frame;
-  return wait(sequence, keep_waiting, &frame, error);
+  OpError failures;
+  Status status = wait(sequence, keep_waiting, &frame, &failures);
+  if (!status && failures.status.ok()) return status;
+  replies_.take_deferred(&failures);
+  if (!failures.status) *error = failures;
+  return failures.status;
+}
+
+Status ClientImpl::cancel() {
+  if (abandoned_) return forked();
+  if (Status status = health(); !status) return status;
+  uint64_t through;
+  {
+    // Whoever holds it may wait for credits, which come soon: what is sent then is not to be dropped for sure.
+    std::unique_lock order(order_, std::try_to_lock);
+    through = order.owns_lock() ? sequence_ : replies_.last_sent();
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateCancel(builder, through));
+  return transport_->send(header(wire::Type::kCancel, 0, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
+}
+
+Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    builder_.Clear();
+    wire::MemoryBuilder message(builder_);
+    message.add_trim(request.trim);
+    if (request.limit) message.add_limit(*request.limit);
+    message.add_reset_peak(request.reset_peak);
+    message.add_reset_totals(request.reset_totals);
+    builder_.Finish(message.Finish());
+    if (Status status = send(wire::Type::kMemory, true, nullptr, &sequence); !status) return status;
+  }
+  counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
+  Frame frame;
+  OpError none;  // such a reply has no error
+  if (Status status = replies_.wait(sequence, keep_waiting, &frame, &none); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
+  *room = {reply->limit(), reply->free()};
+  return {};
 }
 
 Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {
@@ -482,7 +532,8 @@ Status ClientImpl::ask_profile(ProfileCommand command, uint64_t limit, const Kee
     if (Status status = send(wire::Type::kProfile, true, nullptr, &sequence); !status) return status;
     if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence);
   }
-  return replies_.wait_for_this(sequence, keep_waiting, reply);
+  OpError none;  // such a reply has no error
+  return replies_.wait(sequence, keep_waiting, reply, &none);
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------
@@ -501,8 +552,8 @@ Counters ClientImpl::counters() const {
   c.bytes_received = totals.bytes_received - base_.bytes_received;
   c.bytes_uploaded = counters_.bytes_uploaded;
   c.bytes_downloaded = counters_.bytes_downloaded;
-  c.worker_bytes = totals.worker_bytes;
-  c.worker_peak_bytes = totals.worker_peak_bytes;
+  c.worker_bytes = totals.memory.allocated.current;
+  c.worker_peak_bytes = totals.memory.allocated.peak;
   return c;
 }
 
@@ -519,6 +570,20 @@ void ClientImpl::reset_counters() {
 }
 
 }  // namespace
+
+void Counters::add(const Counters& other) {
+  flushes += other.flushes;
+  programs_built += other.programs_built;
+  program_hits += other.program_hits;
+  kernels_compiled += other.kernels_compiled;
+  round_trips += other.round_trips;
+  bytes_sent += other.bytes_sent;
+  bytes_received += other.bytes_received;
+  bytes_uploaded += other.bytes_uploaded;
+  bytes_downloaded += other.bytes_downloaded;
+  worker_bytes += other.worker_bytes;
+  worker_peak_bytes += other.worker_peak_bytes;
+}
 
 Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client) {
   auto made = std::make_unique<ClientImpl>(std::move(transport), std::move(build));

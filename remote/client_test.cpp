@@ -98,7 +98,7 @@ class ClientTest : public testing::TestWithParam<Kind> {
   }
   Status synchronize() {
     error = OpError();
-    return client->synchronize(kPatient, false, &error);
+    return client->synchronize(kPatient, &error);
   }
   uint64_t upload(const std::string& text) {
     uint64_t id = 0;
@@ -538,7 +538,21 @@ TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   EXPECT_TRUE(synchronize().ok());
 }
 
-TEST_P(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
+TEST_P(ClientTest, AFailureHasTheSourceOfItsOwnRun) {
+  worker->on_run([](const FakeWorker::Message& run) {
+    return std::ranges::count(run.params, 12) > 0 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
+                                                  : FakeWorker::Failure{};
+  });
+  for (const int size : {10, 11, 12, 13, 14}) {
+    TraceWriter(trace).op(0, 5, size, true);
+    trace.sources[0].instruction = size;
+    EXPECT_EQ(flush().hit, size > 10);
+  }
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.source.instruction, 12);
+}
+
+TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
   worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
@@ -548,8 +562,9 @@ TEST_P(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
     std::this_thread::sleep_for(1ms);
   }
   std::string text;
-  EXPECT_EQ(read(id, 1, &text).code(), ErrorCode::kOutOfMemory);
   EXPECT_TRUE(read(id, 1, &text).ok());
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOutOfMemory);
+  EXPECT_TRUE(synchronize().ok());
 }
 
 TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
@@ -716,6 +731,29 @@ TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   EXPECT_EQ(counters.bytes_received, 0u);
 }
 
+TEST_P(ClientTest, AsksForMemoryWithoutTellingFailures) {
+  EXPECT_EQ(client->machine().processor, "fake processor");
+  EXPECT_EQ(client->machine().cores, 3u);
+  EXPECT_EQ(client->machine().memory, 5000u);
+  worker->on_run([](const auto&) { return FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}; });
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  MemoryRoom room;
+  ASSERT_TRUE(client->memory({}, kPatient, &room).ok());
+  EXPECT_EQ(room.limit, 77u);
+  EXPECT_EQ(room.free, 66u);
+  EXPECT_EQ(client->memory_use().allocated.current, 50u);
+  EXPECT_EQ(client->memory_use().allocated.freed, 150u);
+  EXPECT_EQ(client->memory_use().reserved.peak, 1000u);
+  EXPECT_EQ(client->memory_use().segments.current, 7u);
+  EXPECT_EQ(client->memory_use().failures, 2u);
+  ASSERT_TRUE(client->memory({.limit = 1234, .reset_peak = true}, kPatient, &room).ok());
+  EXPECT_EQ(room.limit, 1234u);
+  EXPECT_EQ(client->memory_use().allocated.current, 5u);
+  EXPECT_EQ(client->counters().round_trips, 2u);
+  EXPECT_EQ(synchronize().message(), "no");
+}
+
 TEST_P(ClientTest, DestructionSaysGoodbye) {
   client = nullptr;
   while (!worker->said_goodbye()) std::this_thread::yield();
@@ -726,7 +764,7 @@ TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   child->abandon();
   child->free(5);
   EXPECT_EQ(child->health().code(), ErrorCode::kLost);
-  EXPECT_EQ(child->synchronize(kPatient, false, &error).code(), ErrorCode::kLost);
+  EXPECT_EQ(child->synchronize(kPatient, &error).code(), ErrorCode::kLost);
   forked_clients->push_back(child);
 }
 

@@ -46,6 +46,7 @@ struct Event {
   uint64_t bytes = 0;       // control
   uint64_t attachment = 0;  // bytes
   size_t first_difference = 0;
+  uint64_t first_record = 0;   // of a flush: number of its first record, among all that the device recorded
   std::string_view name = {};  // lives as long as the process
   ir::SourceRef source = {};
   SourcesPtr sources = nullptr;

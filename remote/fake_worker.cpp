@@ -23,6 +23,12 @@ flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Stat
                                  status.message().c_str(), program, record, sequence);
 }
 
+// Some numbers, all different.
+wire::MemoryUse memory_use(uint64_t allocated) {
+  const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
+  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2};
+}
+
 std::vector<uint8_t> program_of(size_t params, ptrdiff_t inputs) {
   const uint32_t counts[] = {static_cast<uint32_t>(params), static_cast<uint32_t>(inputs)};
   std::vector<uint8_t> bytes(sizeof(counts));
@@ -67,11 +73,11 @@ void FakeWorker::serve() {
 }
 
 void FakeWorker::progress() {
-  if (done_ == acknowledged_ && failure_.status.ok()) return;
+  if (done_ == acknowledged_) return;
   FlatBufferBuilder builder;
   const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
-  builder.Finish(wire::CreateProgress(builder, 1000, 2000, error));
-  failure_ = {};
+  const wire::MemoryUse memory = memory_use(1000);
+  builder.Finish(wire::CreateProgress(builder, &memory, error));
   reply(wire::Type::kProgress, done_, finished(builder), nullptr);
   acknowledged_ = done_;
 }
@@ -180,7 +186,8 @@ bool FakeWorker::handle(Frame& frame) {
   switch (message.type) {
     case wire::Type::kHello: {
       const auto error = error_of(builder, hello_);
-      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake executor")));
+      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake executor"),
+                                            builder.CreateString("fake processor"), 3, 5000));
       done_ = acknowledged_ = message.sequence;
       reply(wire::Type::kHelloReply, message.sequence, finished(builder), nullptr);
       return hello_.ok();
@@ -240,10 +247,18 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kProfileReply, builder, std::move(attachment));
       break;
     }
+    case wire::Type::kMemory: {
+      const auto* request = wire::verify<wire::Memory>(frame.control);
+      const wire::MemoryUse memory = memory_use(request->reset_peak() ? 5 : 50);
+      builder.Finish(wire::CreateMemoryReply(builder, 0, &memory, request->limit().value_or(77), 66));
+      answer(wire::Type::kMemoryReply, builder, nullptr);
+      break;
+    }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};
-      builder.Finish(wire::CreateSynchronizeReply(builder, error, 11, 22, 33, 44));
+      const wire::MemoryUse memory = memory_use(11);
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, &memory, 44));
       answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }

@@ -198,7 +198,8 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     const Status status = {ErrorCode::kLost, "remote: no worker at unix://" + path + ": " + std::strerror(errno) +
-                                                 "; start one with: torch-remote-worker --listen unix://" + path};
+                                                 "; start one with: torch-remote-worker --listen unix://" + path +
+                                                 " (or python -m torch_remote.worker --listen unix://" + path + ")"};
     close(socket);
     return status;
   }

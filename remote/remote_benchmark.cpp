@@ -119,7 +119,7 @@ void benchmark_flush() {
   samples.clear();
   for (int i = 0; i < 300; ++i) {
     const auto begin = Clock::now();
-    check(client->synchronize({}, false, &error));
+    check(client->synchronize({}, &error));
     samples.push_back(microseconds(Clock::now() - begin));
   }
   const Statistics r = statistics(samples);

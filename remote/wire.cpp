@@ -79,6 +79,11 @@ const char* name(Type type) {
       return "profile";
     case Type::kProfilePart:
       return "hand over profile";
+    case Type::kMemory:
+    case Type::kMemoryReply:
+      return "memory";
+    case Type::kCancel:
+      return "cancel";
     case Type::kTransport:
       break;
   }

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <fstream>
-#include <string>
 
 namespace torch_remote::worker {
 namespace {
@@ -37,23 +35,14 @@ class AnonymousSource : public SegmentSource {
 
 std::unique_ptr<SegmentSource> make_anonymous_source() { return std::make_unique<AnonymousSource>(); }
 
-uint64_t default_memory_limit() {
-  const uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-  uint64_t limit = physical;
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    uint64_t value;
-    if (file >> value) limit = std::min(limit, value);
-  }
-  return limit;
+CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                                                   std::unique_ptr<SegmentSource> own) {
+  return Pointer(new CachingAllocator(std::move(source), limit, std::move(own)));
 }
 
-CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit) {
-  return Pointer(new CachingAllocator(std::move(source), limit));
-}
-
-CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit)
-    : source_(std::move(source)), limit_(limit) {}
+CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                                   std::unique_ptr<SegmentSource> own)
+    : sources_{std::move(source), std::move(own)}, limit_(limit) {}
 
 CachingAllocator::~CachingAllocator() {
   free_slabs();
@@ -81,24 +70,23 @@ size_t CachingAllocator::class_size(uint32_t size_class) {
   return (((size_class - 8) % 4 + 5) << shift) * kSmallest;
 }
 
-void CachingAllocator::count(size_t bytes) {
-  stats_.allocated += bytes;
-  stats_.peak = std::max(stats_.peak, stats_.allocated);
-}
-
-bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer) {
+bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
   std::lock_guard lock(mutex_);
-  Block* block;
+  if (!sources_[1]) reach = Reach::kShared;
+  Block* block = nullptr;
   if (nbytes <= kSmallMax) {
     block = take_small(class_of(nbytes));
-  } else {
-    if (nbytes > limit_) return false;  // also keeps the rounding below from overflowing
-    block = take_large(round_up(nbytes, kPage));
+  } else if (nbytes <= limit_) {  // also keeps the rounding from overflowing
+    block = take_large(round_up(nbytes, kPage), reach);
   }
-  if (!block) return false;
+  if (!block) {
+    ++stats_.failures;
+    return false;
+  }
   block->in_use = true;
   ++blocks_in_use_;
-  count(block->size);
+  stats_.allocations.increase(1);
+  stats_.allocated.increase(block->size);
   *buffer = {block->data, nbytes, block, &CachingAllocator::release};
   return true;
 }
@@ -110,7 +98,8 @@ void CachingAllocator::release(void* owner) {
   {
     std::lock_guard lock(allocator->mutex_);
     block->in_use = false;
-    allocator->stats_.allocated -= block->size;
+    allocator->stats_.allocations.decrease(1);
+    allocator->stats_.allocated.decrease(block->size);
     if (block->slab) {
       allocator->give_small(block);
     } else {
@@ -138,7 +127,7 @@ void CachingAllocator::give_small(Block* block) {
 
 bool CachingAllocator::add_slab(uint32_t size_class) {
   const size_t size = class_size(size_class);
-  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage));
+  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage), Reach::kShared);
   if (!memory) return false;
   memory->in_use = true;
   auto slab = std::make_unique<Slab>();
@@ -171,21 +160,23 @@ CachingAllocator::Block* CachingAllocator::new_block() {
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
+CachingAllocator::Block* CachingAllocator::take_large(size_t size, Reach reach) {
+  std::set<Block*, BySize>& free = free_large(reach);
   Block probe;
   probe.size = size;
-  auto found = free_large_.lower_bound(&probe);
-  if (found == free_large_.end()) {
-    if (!add_segment(size)) {
+  auto found = free.lower_bound(&probe);
+  if (found == free.end()) {
+    if (!add_segment(size, reach)) {
       free_slabs();
       free_segments();
-      found = free_large_.lower_bound(&probe);
-      if (found == free_large_.end() && !add_segment(size)) return nullptr;
+      found = free.lower_bound(&probe);
+      if (found == free.end() && !add_segment(size, reach)) return nullptr;
+      ++stats_.retries;
     }
-    found = free_large_.lower_bound(&probe);
+    found = free.lower_bound(&probe);
   }
   Block* block = *found;
-  free_large_.erase(found);
+  free.erase(found);
   if (block->size > size) {
     Block* rest = new_block();
     rest->data = block->data + size;
@@ -196,47 +187,53 @@ CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
     if (rest->next) rest->next->previous = rest;
     block->next = rest;
     block->size = size;
-    free_large_.insert(rest);
+    free.insert(rest);
   }
   return block;
 }
 
 void CachingAllocator::give_large(Block* block) {
+  std::set<Block*, BySize>& free = free_large(block->segment->reach);
   if (Block* next = block->next; next && !next->in_use) {
-    free_large_.erase(next);
+    free.erase(next);
     block->size += next->size;
     block->next = next->next;
     if (block->next) block->next->previous = block;
     spare_blocks_.push_back(next);
   }
   if (Block* previous = block->previous; previous && !previous->in_use) {
-    free_large_.erase(previous);
+    free.erase(previous);
     previous->size += block->size;
     previous->next = block->next;
     if (previous->next) previous->next->previous = previous;
     spare_blocks_.push_back(block);
     block = previous;
   }
-  free_large_.insert(block);
+  free.insert(block);
 }
 
-bool CachingAllocator::add_segment(size_t size) {
-  const auto fits = [&](size_t bytes) { return stats_.reserved <= limit_ && bytes <= limit_ - stats_.reserved; };
+bool CachingAllocator::add_segment(size_t size, Reach reach) {
+  SegmentSource& source = *sources_[static_cast<size_t>(reach)];
+  const auto fits = [&](size_t bytes) {
+    return stats_.reserved.current <= limit_ && bytes <= limit_ - stats_.reserved.current;
+  };
   // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
   Segment memory;
-  if (size < kSegment / 2 && fits(kSegment)) memory = source_->allocate(kSegment);
-  if (!memory.data && fits(size)) memory = source_->allocate(size);
+  if (size < kSegment / 2 && fits(kSegment)) memory = source.allocate(kSegment);
+  if (!memory.data && fits(size)) memory = source.allocate(size);
   if (!memory.data) return false;
   auto segment = std::make_unique<OwnedSegment>();
+  segment->reach = reach;
   Block* block = new_block();
   block->data = memory.data;
   block->size = memory.size / kPage * kPage;
   block->segment = segment.get();
   segment->first = block;
-  stats_.reserved += memory.size;
+  stats_.segments.increase(1);
+  stats_.reserved.increase(memory.size);
   segment->memory = std::move(memory);
   segments_.push_back(std::move(segment));
-  free_large_.insert(block);
+  free_large(reach).insert(block);
   return true;
 }
 
@@ -268,9 +265,10 @@ void CachingAllocator::free_segments() {
   std::erase_if(segments_, [&](std::unique_ptr<OwnedSegment>& segment) {
     Block* first = segment->first;
     if (first->in_use || first->next) return false;
-    free_large_.erase(first);
+    free_large(segment->reach).erase(first);
     spare_blocks_.push_back(first);
-    stats_.reserved -= segment->memory.size;
+    stats_.segments.decrease(1);
+    stats_.reserved.decrease(segment->memory.size);
     return true;
   });
 }
@@ -283,14 +281,16 @@ void CachingAllocator::trim() {
 
 void CachingAllocator::add_external(uint64_t nbytes) {
   std::lock_guard lock(mutex_);
-  count(nbytes);
-  stats_.reserved += nbytes;
+  stats_.allocations.increase(1);
+  stats_.allocated.increase(nbytes);
+  stats_.reserved.increase(nbytes);
 }
 
 void CachingAllocator::remove_external(uint64_t nbytes) {
   std::lock_guard lock(mutex_);
-  stats_.allocated -= nbytes;
-  stats_.reserved -= nbytes;
+  stats_.allocations.decrease(1);
+  stats_.allocated.decrease(nbytes);
+  stats_.reserved.decrease(nbytes);
 }
 
 MemoryStats CachingAllocator::stats() const {
@@ -300,7 +300,27 @@ MemoryStats CachingAllocator::stats() const {
 
 void CachingAllocator::reset_peak() {
   std::lock_guard lock(mutex_);
-  stats_.peak = stats_.allocated;
+  for (MemoryStat* stat : {&stats_.allocated, &stats_.reserved, &stats_.allocations, &stats_.segments}) {
+    stat->peak = stat->current;
+  }
+}
+
+void CachingAllocator::reset_totals() {
+  std::lock_guard lock(mutex_);
+  for (MemoryStat* stat : {&stats_.allocated, &stats_.reserved, &stats_.allocations, &stats_.segments}) {
+    stat->allocated = stat->freed = 0;
+  }
+  stats_.retries = stats_.failures = 0;
+}
+
+uint64_t CachingAllocator::limit() const {
+  std::lock_guard lock(mutex_);
+  return limit_;
+}
+
+void CachingAllocator::set_limit(uint64_t limit) {
+  std::lock_guard lock(mutex_);
+  limit_ = limit;
 }
 
 void CachingAllocator::close() {

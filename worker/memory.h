@@ -18,10 +18,31 @@
 // free neighbours. Every block is aligned to 64 bytes, large ones to 4096.
 namespace torch_remote::worker {
 
+// Of one kind of thing. Unsigned numbers that are never below 0.
+struct MemoryStat {
+  uint64_t current = 0;
+  uint64_t peak = 0;       // the most `current` was
+  uint64_t allocated = 0;  // all that came
+  uint64_t freed = 0;      // all that went
+
+  void increase(uint64_t by) {
+    current += by;
+    allocated += by;
+    peak = peak < current ? current : peak;
+  }
+  void decrease(uint64_t by) {
+    current -= by;
+    freed += by;
+  }
+};
+
 struct MemoryStats {
-  uint64_t allocated = 0;  // bytes in blocks that are in use, and external ones
-  uint64_t peak = 0;       // the most `allocated` was
-  uint64_t reserved = 0;   // bytes of segments, and external ones
+  MemoryStat allocated;    // bytes of blocks that are in use, and external ones
+  MemoryStat reserved;     // bytes of segments, and external ones
+  MemoryStat allocations;  // blocks in use, and external ones
+  MemoryStat segments;
+  uint64_t retries = 0;   // allocations that succeeded after segments were given back
+  uint64_t failures = 0;  // allocations that did not succeed
 };
 
 // A large piece of memory; `keep` gives it back when it goes.
@@ -41,8 +62,8 @@ class SegmentSource {
 // Anonymous memory, in huge pages where the kernel has them.
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
-// What this process may use: physical memory, or the control group's limit if that is less.
-uint64_t default_memory_limit();
+// Who will see a block's bytes: the client too, through the transport's memory, or this process alone.
+enum class Reach : uint8_t { kShared, kOwn };
 
 // Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer
 // than the session that it came from.
@@ -59,11 +80,13 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all.
-  static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit);
+  // `limit`: bytes that may be reserved in all, external ones included. `own`: where large blocks of Reach::kOwn come from, if not from
+  // `source`.
+  static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                        std::unique_ptr<SegmentSource> own = nullptr);
 
   // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
-  bool allocate(uint64_t nbytes, tr_buffer* buffer);
+  bool allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach = Reach::kShared);
 
   // Counts memory that is not from here (tensors adopted from messages) in the statistics and against the limit.
   void add_external(uint64_t nbytes);
@@ -74,7 +97,10 @@ class CachingAllocator {
 
   MemoryStats stats() const;
   void reset_peak();
-  uint64_t limit() const { return limit_; }
+  // What came and went counts from 0 again.
+  void reset_totals();
+  uint64_t limit() const;
+  void set_limit(uint64_t limit);
 
  private:
   struct Slab;
@@ -98,6 +124,7 @@ class CachingAllocator {
   };
   struct OwnedSegment {
     Segment memory;
+    Reach reach = Reach::kShared;
     Block* first = nullptr;
   };
   struct BySize {
@@ -107,7 +134,7 @@ class CachingAllocator {
   };
   static constexpr uint32_t kClasses = 32;
 
-  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit);
+  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit, std::unique_ptr<SegmentSource> own);
   ~CachingAllocator();
 
   static uint32_t class_of(size_t size);
@@ -115,26 +142,26 @@ class CachingAllocator {
   static void release(void* owner);
 
   Block* take_small(uint32_t size_class);
-  Block* take_large(size_t size);
+  Block* take_large(size_t size, Reach reach);
   bool add_slab(uint32_t size_class);
-  bool add_segment(size_t size);
+  bool add_segment(size_t size, Reach reach);
   void give_small(Block* block);
   void give_large(Block* block);
+  std::set<Block*, BySize>& free_large(Reach reach) { return free_large_[static_cast<size_t>(reach)]; }
   void free_slabs();
   void free_segments();
   Block* new_block();
-  void count(size_t bytes);
   void close();
 
   mutable std::mutex mutex_;
-  std::unique_ptr<SegmentSource> source_;
-  const uint64_t limit_;
+  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // by reach; there may be no own one
+  uint64_t limit_;
   MemoryStats stats_;
-  uint64_t blocks_in_use_ = 0;
+  uint64_t blocks_in_use_ = 0;  // without external ones
   bool closed_ = false;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;
-  std::set<Block*, BySize> free_large_;
+  std::array<std::set<Block*, BySize>, 2> free_large_;  // by reach
   std::vector<std::unique_ptr<OwnedSegment>> segments_;
   std::vector<Block*> spare_blocks_;  // records of large blocks, for reuse
 };

@@ -8,6 +8,8 @@
 #include <random>
 #include <thread>
 
+#include "worker/machine.h"
+
 namespace torch_remote::worker {
 namespace {
 
@@ -56,12 +58,45 @@ TEST(Memory, AlignsAndRoundsUp) {
     const tr_buffer buffer = f.get(size);
     EXPECT_EQ(buffer.nbytes, size);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data) % (size > CachingAllocator::kSmallMax ? 4096 : 64), 0u);
-    const uint64_t allocated = f.allocator->stats().allocated;
+    const uint64_t allocated = f.allocator->stats().allocated.current;
     EXPECT_GE(allocated, size);
     EXPECT_LE(allocated, size + size / 4 + 4096) << size;
     release(buffer);
-    EXPECT_EQ(f.allocator->stats().allocated, 0u);
+    EXPECT_EQ(f.allocator->stats().allocated.current, 0u);
   }
+}
+
+TEST(Memory, OwnBlocksComeFromTheirOwnSource) {
+  const auto shared = std::make_shared<Counted>(), own = std::make_shared<Counted>();
+  auto allocator = CachingAllocator::create(std::make_unique<CountingSource>(shared), uint64_t{200} << 20,
+                                            std::make_unique<CountingSource>(own));
+  const auto get = [&](Reach reach, uint64_t size) {
+    tr_buffer buffer{};
+    EXPECT_TRUE(allocator->allocate(size, &buffer, reach));
+    return buffer;
+  };
+  const tr_buffer a = get(Reach::kOwn, 1 << 20);
+  EXPECT_EQ(own->segments, 1u);
+  EXPECT_EQ(shared->segments, 0u);
+  const tr_buffer b = get(Reach::kShared, 1 << 20);
+  EXPECT_EQ(shared->segments, 1u);
+  release(a);
+  release(b);
+  // Each is found again where it belongs.
+  const tr_buffer c = get(Reach::kShared, 1 << 20), d = get(Reach::kOwn, 1 << 20);
+  EXPECT_EQ(c.data, b.data);
+  EXPECT_EQ(d.data, a.data);
+  release(c);
+  release(d);
+  // The limit counts both, and what one does not need the other may have.
+  const tr_buffer large = get(Reach::kOwn, 150 << 20);
+  tr_buffer none{};
+  EXPECT_FALSE(allocator->allocate(100 << 20, &none, Reach::kShared));
+  release(large);
+  release(get(Reach::kShared, 180 << 20));
+  allocator->trim();
+  EXPECT_EQ(own->bytes + shared->bytes, 0u);
+  EXPECT_EQ(allocator->stats().reserved.current, 0u);
 }
 
 TEST(Memory, ReusesWhatWasFreed) {
@@ -118,14 +153,14 @@ TEST(Memory, TheLimitHoldsAndFailureLeavesAllIntact) {
 TEST(Memory, ExternalMemoryCounts) {
   Fixture f(64 << 20);
   f.allocator->add_external(50 << 20);
-  EXPECT_EQ(f.allocator->stats().allocated, 50u << 20);
+  EXPECT_EQ(f.allocator->stats().allocated.current, 50u << 20);
   tr_buffer buffer{};
   EXPECT_FALSE(f.allocator->allocate(20 << 20, &buffer));
   f.allocator->remove_external(50 << 20);
-  EXPECT_EQ(f.allocator->stats().allocated, 0u);
-  EXPECT_EQ(f.allocator->stats().peak, 50u << 20);
+  EXPECT_EQ(f.allocator->stats().allocated.current, 0u);
+  EXPECT_EQ(f.allocator->stats().allocated.peak, 50u << 20);
   f.allocator->reset_peak();
-  EXPECT_EQ(f.allocator->stats().peak, 0u);
+  EXPECT_EQ(f.allocator->stats().allocated.peak, 0u);
   EXPECT_TRUE(f.allocator->allocate(20 << 20, &buffer));
   release(buffer);
 }
@@ -140,7 +175,7 @@ TEST(Memory, TrimGivesBackWhatIsUnused) {
   release(b);
   f.allocator->trim();
   EXPECT_EQ(f.counted->segments, 0u);
-  EXPECT_EQ(f.allocator->stats().reserved, 0u);
+  EXPECT_EQ(f.allocator->stats().reserved.current, 0u);
   release(f.get(100));
 }
 
@@ -196,16 +231,49 @@ TEST(Memory, RandomUseAgreesWithAModel) {
       uint64_t asked = 0;
       for (auto& [data, entry] : live) asked += entry.first.nbytes;
       const MemoryStats stats = f.allocator->stats();
-      ASSERT_GE(stats.allocated, asked);
-      ASSERT_GE(stats.reserved, stats.allocated);
-      ASSERT_EQ(stats.reserved, f.counted->bytes);
-      ASSERT_LE(stats.reserved, 96u << 20);
+      ASSERT_GE(stats.allocated.current, asked);
+      ASSERT_GE(stats.reserved.current, stats.allocated.current);
+      ASSERT_EQ(stats.reserved.current, f.counted->bytes);
+      ASSERT_LE(stats.reserved.peak, 96u << 20);
+      ASSERT_EQ(stats.allocations.current, live.size());
+      ASSERT_EQ(stats.segments.current, f.counted->segments);
+      for (const MemoryStat& stat : {stats.allocated, stats.reserved, stats.allocations, stats.segments}) {
+        ASSERT_EQ(stat.allocated - stat.freed, stat.current);
+        ASSERT_GE(stat.peak, stat.current);
+      }
     }
     for (auto& [data, entry] : live) release(entry.first);
-    EXPECT_EQ(f.allocator->stats().allocated, 0u);
+    EXPECT_EQ(f.allocator->stats().allocated.current, 0u);
     f.allocator->trim();
     EXPECT_EQ(f.counted->segments, 0u);
   }
+}
+
+TEST(Memory, ALowerLimitFailsWhatComesNext) {
+  Fixture f;
+  const tr_buffer kept = f.get(20 << 20);
+  f.allocator->set_limit(40 << 20);
+  tr_buffer buffer{};
+  EXPECT_FALSE(f.allocator->allocate(30 << 20, &buffer));
+  EXPECT_EQ(f.allocator->stats().failures, 1u);
+  ASSERT_TRUE(f.allocator->allocate(16 << 20, &buffer));
+  release(buffer);
+  // Room that was given back counts again.
+  release(kept);
+  ASSERT_TRUE(f.allocator->allocate(39 << 20, &buffer));
+  EXPECT_EQ(f.allocator->stats().retries, 1u);
+  release(buffer);
+  f.allocator->reset_totals();
+  EXPECT_EQ(f.allocator->stats().allocations.allocated, 0u);
+  EXPECT_EQ(f.allocator->stats().failures + f.allocator->stats().retries, 0u);
+}
+
+TEST(Machine, SaysWhatItHas) {
+  EXPECT_GT(machine_memory(), uint64_t{64} << 20);
+  EXPECT_GT(available_memory(), 0u);
+  EXPECT_LE(available_memory(), machine_memory());
+  EXPECT_FALSE(processor_name().empty());
+  EXPECT_GE(processor_cores(), 1u);
 }
 
 TEST(Memory, FreeFromOtherThreads) {
@@ -229,11 +297,11 @@ TEST(Memory, FreeFromOtherThreads) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(f.allocator->stats().allocated, 0u);
+  EXPECT_EQ(f.allocator->stats().allocated.current, 0u);
 }
 
 TEST(Memory, AnonymousSegmentsAreZeroAndWritable) {
-  auto allocator = CachingAllocator::create(make_anonymous_source(), default_memory_limit());
+  auto allocator = CachingAllocator::create(make_anonymous_source(), machine_memory());
   tr_buffer buffer{};
   ASSERT_TRUE(allocator->allocate(5 << 20, &buffer));
   EXPECT_EQ(static_cast<char*>(buffer.data)[(5 << 20) - 1], 0);

@@ -140,6 +140,11 @@ class trace:  # noqa: N801 (called like a function)
             raise ValueError(f"torch.remote.trace: the block recorded {len(self.graphs)} graphs; see .graphs")
         return self.graphs[0]
 
+    def __str__(self) -> str:
+        if self._graphs is None:
+            return "torch.remote.trace: the graphs are there after the block"
+        return "\n".join(graph.to_text() for graph in self._graphs)
+
     def to_text(self) -> str:
         """The graph's text."""
         return self.graph.to_text()

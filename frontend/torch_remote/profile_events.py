@@ -15,6 +15,7 @@ Event = dict[str, Any]
 
 LAST_MOMENTS = "what the worker did in its last 0.1 s may be missing"
 _SHARED_TRACK = 1  # of traces that several threads recorded; no thread of ours has this number
+_RANGES = 1 << 24  # added to a thread's number: the track of its ranges; Linux's numbers are below
 
 
 class _Writer:
@@ -75,6 +76,9 @@ class _Writer:
             yield name("thread_name", self.recording.process, thread, text)
         if any(e.kind == "recording" and self.is_shared(e) for e in self.recording.client):
             yield name("thread_name", self.recording.process, _SHARED_TRACK, "traces of several threads")
+        for thread in {r.thread for r in self.recording.ranges if r.kind != "free range"}:
+            text = f"ranges: {self.recording.threads.get(thread, 'thread')}"
+            yield name("thread_name", self.recording.process, _RANGES + thread, text)
         for pid in self.pids:
             yield name("thread_name", pid, pid, "runs and ops")
 
@@ -128,6 +132,21 @@ class _Writer:
                 yield span("start worker")
             case _:
                 yield span(e.kind)
+
+    # -- what the user named ------------------------------------------------------------------------------------------
+
+    def ranges(self) -> Iterator[Event]:
+        process = self.recording.process
+        for number, r in enumerate(self.recording.ranges):
+            if r.kind == "range":
+                yield self.span(r.name, "range", process, _RANGES + r.thread, r.begin, r.end)
+            elif r.kind == "mark":
+                place = {"pid": process, "tid": _RANGES + r.thread}
+                yield {"name": r.name, "cat": "range", "ph": "i", "s": "t", "ts": self.time(r.begin), **place}
+            else:
+                common = {"name": r.name, "cat": "range", "id2": {"local": f"{number:#x}"}, "pid": process, "tid": 0}
+                yield {**common, "ph": "b", "ts": self.time(r.begin)}
+                yield {**common, "ph": "e", "ts": self.time(r.end)}
 
     # -- wire ---------------------------------------------------------------------------------------------------------
 
@@ -197,6 +216,7 @@ class _Writer:
         events = list(self.client())
         for index, worker in enumerate(self.recording.workers):
             events.extend(self.worker(index, worker))
+        events.extend(self.ranges())
         events.extend(self.marks())
         # Viewers want what encloses first.
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch_remote.profile_ranges import Range
+
 _EVENT = struct.Struct("<QQQII")  # wire::ProfileEvent
 _MESSAGE = 0xFFFFFFFF
 
@@ -93,6 +95,7 @@ class Recording:
     client: list[ClientEvent]
     dropped: int
     workers: list[Worker]
+    ranges: list[Range]
 
 
 def clock_of(samples: list[tuple[int, int, int]]) -> Callable[[int], int]:
@@ -138,8 +141,8 @@ def _read_worker(raw: dict[str, Any], worker: Worker, message_types: dict[int, s
         worker.ops.append(WorkerOp(labels[node], line, number, sequence, ours(begin), ours(end)))
 
 
-def read(raw: dict[str, Any]) -> Recording:
-    """Makes sense of what `_C.profile_stop` returns."""
+def read(raw: dict[str, Any], ranges: list[Range]) -> Recording:
+    """Makes sense of what `_C.profile_stop` returns; `ranges` that began before it are cut."""
     lines = [*raw["lines"], ""]  # -1: not known
     sources = [[lines[i] for i in numbers] for numbers in raw["sources"]]
     numbers = {worker["session"]: i for i, worker in enumerate(raw["workers"])}
@@ -170,5 +173,6 @@ def read(raw: dict[str, Any]) -> Recording:
     for worker, part in zip(workers, raw["workers"], strict=True):
         _read_worker(part, worker, raw["message_types"])
     return Recording(
-        os.getpid(), raw["begin"], raw["end"], _thread_names(raw["events"]), client, raw["dropped"], workers
-    )
+        os.getpid(), raw["begin"], raw["end"], _thread_names(raw["events"]), client, raw["dropped"], workers,
+        [r._replace(begin=max(r.begin, raw["begin"])) for r in ranges if r.end >= raw["begin"]],
+    )  # fmt: skip

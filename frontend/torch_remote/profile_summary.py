@@ -88,6 +88,17 @@ def _waits(recording: Recording, rows: int) -> list[str]:
     return ["waits, by line", *table, *more]
 
 
+def _ranges(recording: Recording, rows: int) -> list[str]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for r in recording.ranges:
+        if r.kind != "mark":
+            groups[r.name].append(r.end - r.begin)
+    slowest = sorted(groups.items(), key=lambda item: -sum(item[1]))
+    table = _table(["", "count", "total", "p50", "p99"], [[name, *_spread(times)] for name, times in slowest[:rows]])
+    more = [f"  and {len(slowest) - rows} more"] if len(slowest) > rows else []
+    return ["ranges (torch.remote.nvtx), recording and waits", *table, *more]
+
+
 def _builds(recording: Recording) -> list[str]:
     builds = [e.end - e.begin for e in recording.client if e.kind == "build"]
     if not builds:
@@ -150,6 +161,8 @@ def summary(recording: Recording, rows: int = 15) -> str:
     """A table of each of: client, waits by line, builds, workers and their ops. At most `rows` lines and ops."""
     sections = [[f"profile: {_time(recording.end - recording.begin)}"]]
     sections += [_client(recording), _waits(recording, rows), _builds(recording)]
+    if any(r.kind != "mark" for r in recording.ranges):
+        sections.insert(2, _ranges(recording, rows))
     sections += [_worker(recording, worker, rows) for worker in recording.workers]
     dropped = recording.dropped + sum(worker.dropped for worker in recording.workers)
     if dropped:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from torch_remote import _C
+from torch_remote import _C, profile_ranges
 from torch_remote.profile_events import chrome_events
 from torch_remote.profile_recording import Recording, read
 from torch_remote.profile_summary import summary
@@ -46,11 +46,13 @@ class profile:  # noqa: N801 (called like a function)
             with open(self._path, "a"):  # raises now if that is impossible
                 pass
         _C.profile_start(self._max_events)
+        profile_ranges.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        ranges = profile_ranges.stop()
         raw = _C.profile_stop()
-        self._recording = read(raw)
+        self._recording = read(raw, ranges)
         self._events = None
         if self._path is not None:
             self.save(self._path)

@@ -1,5 +1,8 @@
 """torch.remote and torch.accelerator: what users of torch.cuda expect."""
 
+import os
+import warnings
+
 import pytest
 import torch
 
@@ -13,7 +16,6 @@ def test_the_module(remote):
     assert torch.get_device_module("remote") is torch.remote
     assert torch.utils.backend_registration is not None
     assert torch._C._get_privateuse1_backend_name() == "remote"
-    assert torch.remote.get_device_properties(0) is not None
 
 
 def test_a_device_that_does_not_exist(remote):
@@ -110,6 +112,193 @@ def test_default_device(remote):
         assert torch.ones(2).device.type == "remote" and torch.nn.Linear(2, 2).weight.device.type == "remote"
     finally:
         torch.set_default_device(None)
+
+
+def test_memory_is_true_after_any_wait(remote):
+    """Not only after synchronize(): every reply says how much there is."""
+    torch.remote.synchronize()
+    before = torch.remote.memory_allocated()
+    x = torch.ones(1 << 20, device=remote)
+    y = torch.ones(2, device=remote)
+    assert y.sum().item() == 2
+    assert torch.remote.memory_allocated() - before >= x.nbytes
+    assert torch.remote.max_memory_allocated() >= before + x.nbytes
+    del x
+    assert y.tolist() == [1, 1]  # a read: the list of what is freed goes with it
+    assert torch.remote.memory_allocated() - before < 1 << 16
+    x = torch.ones(1 << 20, device=remote)
+    assert y.nonzero().shape == (2, 1)  # the reply to a run
+    assert torch.remote.memory_allocated() - before >= x.nbytes
+    assert torch.accelerator.memory_allocated() == torch.remote.memory_allocated()
+
+
+def test_a_device_that_does_not_exist_has_no_memory(remote):
+    for function in (
+        torch.remote.memory_allocated, torch.remote.max_memory_reserved, torch.remote.mem_get_info,
+        torch.remote.memory_summary, torch.remote.get_device_properties, torch.remote.reset_peak_memory_stats,
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"there is no device remote:7.*TORCH_REMOTE_WORKER"):
+            function(7)
+
+
+def test_what_the_worker_has(remote):
+    properties = torch.remote.get_device_properties()
+    assert properties.name == torch.remote.get_device_name() and properties.name not in ("", "remote")
+    assert properties.multi_processor_count == len(os.sched_getaffinity(0))
+    assert 1 << 26 < properties.total_memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert "ATen" in properties.worker and properties.type == "cpu"
+    free, total = torch.remote.mem_get_info()
+    assert total == properties.total_memory and 0 < free <= total
+    assert torch.accelerator.get_memory_info()[1] == total
+    assert torch.remote.device_memory_used() > 0
+    assert torch.remote.get_device_capability() == (properties.major, properties.minor) == (0, 0)
+    dtypes = torch.accelerator.get_device_capability(0)["supported_dtypes"]
+    assert {torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64} <= set(dtypes)
+    assert torch.qint8 not in dtypes
+    assert torch.remote.can_device_access_peer(0, 0) is False
+    assert 0 <= torch.remote.utilization() <= 100
+    assert f"{os.getpid()} uses" in torch.remote.list_gpu_processes()
+    for function in (torch.remote.is_tf32_supported, torch.remote.is_current_stream_capturing):
+        assert function() is False
+
+
+def test_statistics_of_the_allocator(remote):
+    torch.remote.reset_accumulated_memory_stats()
+    torch.remote.synchronize()
+    before = torch.remote.memory_stats()
+    assert before["allocation.all.allocated"] == before["allocated_bytes.all.freed"] == 0
+    for _ in range(3):
+        torch.ones(1 << 16, device=remote).sum().item()
+    torch.remote.synchronize()
+    after = torch.remote.memory_stats()
+    assert after["allocation.all.allocated"] >= 3
+    assert after["allocated_bytes.all.allocated"] >= 3 << 18
+    assert after["allocated_bytes.all.current"] == torch.remote.memory_allocated()
+    assert after["segment.all.current"] >= 1
+    assert torch.remote.memory_stats_as_nested_dict()["allocation"]["all"]["current"] == after["allocation.all.current"]
+    text = torch.remote.memory_summary()
+    assert "Allocated memory" in text and "Reserved segments" in text and "remote:0" in text
+    assert len({len(line) for line in text.splitlines()}) == 1, text
+    assert "Reserved" not in torch.remote.memory_summary(abbreviated=True)
+
+
+def test_the_peak_starts_anew_and_the_cache_is_given_back(remote):
+    x = torch.ones(1 << 24, device=remote)
+    x.sum().item()
+    del x
+    torch.remote.reset_max_memory_allocated()
+    assert torch.remote.max_memory_allocated() < 1 << 25
+    assert torch.remote.max_memory_allocated() == torch.remote.memory_allocated()
+    torch.remote.empty_cache()
+    torch.remote.synchronize()
+    assert torch.remote.memory_reserved() - torch.remote.memory_allocated() < 1 << 26
+
+
+def test_asking_for_memory_tells_no_failure_of_an_op(remote):
+    bad = torch.ones(3, device=remote)[torch.tensor([7], device=remote)]
+    torch.remote.mem_get_info()
+    torch.remote.empty_cache()
+    torch.remote.reset_peak_memory_stats()
+    with pytest.raises(IndexError):
+        bad.tolist()
+
+
+MEMORY_FRACTION = """
+import torch, torch_remote
+total = torch.remote.get_device_properties().total_memory
+torch.remote.set_per_process_memory_fraction((64 << 20) / total)
+assert abs(torch.remote.get_per_process_memory_fraction() * total - (64 << 20)) < 1
+for again in range(2):
+    torch.ones(1 << 20, device="remote").sum().item()
+    try:
+        torch.ones(1 << 26, device="remote").sum().item()
+    except torch.remote.OutOfMemoryError as error:
+        assert "no memory left" in str(error)
+    else:
+        raise AssertionError
+    assert torch.remote.mem_get_info()[0] <= 64 << 20 and torch.remote.mem_get_info()[1] == total
+    assert torch.remote.memory_stats()["num_ooms"] >= 1
+    torch.remote.restart()  # the next worker has the same limit
+torch.remote.set_per_process_memory_fraction(1.0)
+assert torch.ones(1 << 26, device="remote").sum().item() == 1 << 26
+for wrong, error in ((1, TypeError), (1.5, ValueError), (-0.1, ValueError)):
+    try:
+        torch.remote.set_per_process_memory_fraction(wrong)
+    except error:
+        continue
+    raise AssertionError(wrong)
+"""
+
+
+def test_a_share_of_the_memory(script, remote):
+    script(MEMORY_FRACTION)
+
+
+def test_pinned_memory_is_counted(remote):
+    torch.remote.reset_accumulated_host_memory_stats()
+    before = torch.remote.host_memory_stats()
+    x = torch.ones(1000).pin_memory()
+    during = torch.remote.host_memory_stats()
+    assert during["allocations.current"] == before["allocations.current"] + 1
+    assert during["allocated_bytes.allocated"] == x.nbytes
+    assert x.is_pinned()
+    del x
+    after = torch.remote.host_memory_stats()
+    assert after["active_bytes.current"] == before["active_bytes.current"]
+    assert after["allocated_bytes.freed"] == 4000 and after["allocated_bytes.peak"] >= 4000
+    torch.remote.reset_peak_host_memory_stats()
+    assert torch.remote.host_memory_stats()["allocated_bytes.peak"] == after["allocated_bytes.current"]
+
+
+@pytest.fixture
+def sync_debug_mode(remote):
+    yield torch.remote.set_sync_debug_mode
+    torch.remote.set_sync_debug_mode("default")
+
+
+def waits():
+    """What waits for the worker, on a tensor."""
+    return [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.nonzero(),
+        lambda x: bool(x[0] > 0),
+        lambda x: str(x),
+        lambda x: x[x > 0],
+    ]
+
+
+def test_sync_debug_mode_names_the_line_that_waits(sync_debug_mode, remote):
+    x = torch.ones(3, device=remote)
+    assert torch.remote.get_sync_debug_mode() == 0
+    for set_to, mode in (("warn", 1), (1, 1)):
+        sync_debug_mode(set_to)
+        assert torch.remote.get_sync_debug_mode() == mode
+        for wait in waits():
+            line = wait.__code__.co_firstlineno
+            with pytest.warns(UserWarning, match=rf"waits for the worker \(.*test_device_api.py:{line} "):
+                wait(x)
+    for set_to in ("error", 2):
+        sync_debug_mode(set_to)
+        assert torch.remote.get_sync_debug_mode() == 2
+        for wait in waits():
+            line = wait.__code__.co_firstlineno
+            with pytest.raises(RuntimeError, match=rf"waits for the worker \(.*test_device_api.py:{line} "):
+                wait(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sync_debug_mode("error")
+        y = (x * 2 + torch.tensor([1.0, 2, 3]).to(remote)).sum()  # nothing here waits
+        torch.remote.synchronize()  # is there to wait
+        sync_debug_mode("default")
+        assert y.item() == 12
+
+
+@pytest.mark.parametrize("wrong", ["loud", 3, -1, None, 1.5])
+def test_sync_debug_modes(sync_debug_mode, wrong):
+    with pytest.raises(RuntimeError, match="expected one of `default`, `warn`, `error`"):
+        sync_debug_mode(wrong)
 
 
 def test_loops_over_many_tensors_do_not_leak(remote):

@@ -89,6 +89,105 @@ assert torch.full((2,), 4.0, device="remote:1").sum().item() == 8
 """
 
 
+STORAGES = """
+import copy, io, pickle, torch, torch_remote
+x = torch.arange(4.0, device="remote:1")
+
+def check(tensor, index, values=(0, 1, 2, 3)):
+    assert tensor.device == torch.device("remote", index), tensor.device
+    assert tensor.untyped_storage().device == tensor.device
+    assert tuple(tensor.tolist()) == values
+    assert (tensor + torch.ones(4, device=tensor.device)).sum().item() == sum(values) + 4
+
+assert torch.UntypedStorage(8, device="remote:1").device == torch.device("remote:1")
+assert torch.UntypedStorage(8, device="remote").device == torch.device("remote:0")
+with torch.remote.device(1):
+    assert torch.UntypedStorage(8, device="remote").device == torch.device("remote:1")
+    assert torch.UntypedStorage(8, device="remote:0").device == torch.device("remote:0")
+assert torch.remote.current_device() == 0
+check(torch.empty(0, device="remote:1").set_(x.untyped_storage().clone()), 1)
+check(copy.deepcopy(x), 1)
+check(pickle.loads(pickle.dumps(x)), 1)
+check(torch.nn.Parameter(x).__deepcopy__({}).detach(), 1)
+
+file = io.BytesIO()
+torch.save({"x": x, "row": x.view(2, 2)[1], "y": torch.arange(4.0, device="remote:0")}, file)
+
+def load(**arguments):
+    file.seek(0)
+    loaded = torch.load(file, **arguments)
+    assert loaded["row"].untyped_storage().data_ptr() == loaded["x"].untyped_storage().data_ptr()
+    return loaded
+
+check(load()["x"], 1)
+check(load()["y"], 0)
+for where, index in (
+    ("remote:1", 1), (torch.device("remote:1"), 1), ("remote:0", 0), ({"remote:1": "remote:0"}, 0),
+    ({"remote:1": "remote:1"}, 1), (lambda storage, tag: storage.remote(int(tag[-1])), 1),
+):
+    check(load(map_location=where)["x"], index)
+check(load(map_location={"remote:0": "remote:1"})["y"], 1)
+with torch.remote.device(1):
+    check(load(map_location="remote")["x"], 1)
+    check(load(map_location="remote")["y"], 1)
+
+net = torch.nn.Linear(2, 2).to("remote:1")
+torch.save(net.state_dict(), "/dev/null")
+saved = io.BytesIO()
+torch.save(net, saved)
+saved.seek(0)
+assert torch.load(saved, weights_only=False).weight.device == torch.device("remote:1")
+"""
+
+CURRENT = """
+import torch, torch_remote
+stream = torch.remote.Stream(device=1)
+with torch.remote.stream(stream):
+    assert torch.remote.current_device() == 1 and torch.ones(1, device="remote").device.index == 1
+    with torch.remote.stream(None):
+        assert torch.remote.current_device() == 1
+    with torch.remote.StreamContext(torch.remote.Stream(device=0)) as nothing:
+        assert torch.remote.current_device() == 0
+    assert torch.remote.current_stream() == stream
+assert torch.remote.current_device() == 0
+torch.remote.set_stream(stream)
+assert torch.remote.current_device() == 1
+torch.remote.set_device(0)
+
+before = [torch.remote.memory_allocated(i) for i in range(2)]
+x = torch.ones(1 << 20, device="remote:1")
+assert x.sum().item() == 1 << 20
+after = [torch.remote.memory_allocated(i) for i in range(2)]
+assert after[0] == before[0] and after[1] - before[1] >= x.nbytes, (before, after)
+assert torch.accelerator.memory_allocated(1) == after[1] != torch.accelerator.memory_allocated(0)
+assert torch.remote.max_memory_allocated("remote:1") >= x.nbytes > torch.remote.max_memory_allocated("remote:0")
+assert torch.remote.stats()["worker_bytes"] == sum(after)
+assert torch.remote.memory_reserved(1) > torch.remote.memory_reserved(0)
+
+torch.ones(3, device="remote:0").tolist()
+before = torch.remote.stats()
+torch.remote.restart(0)
+after = torch.remote.stats()
+assert before["round_trips"] == after["round_trips"] > 0 and before["bytes_sent"] <= after["bytes_sent"]
+assert {key: after[key] for key in before if "bytes" not in key} == {
+    key: before[key] for key in before if "bytes" not in key
+}
+torch.ones(3, device="remote:0").tolist()
+assert torch.remote.stats()["flushes"] == before["flushes"] + 1
+torch.remote.reset_stats()
+assert torch.remote.stats()["flushes"] == torch.remote.stats()["round_trips"] == 0
+"""
+
+
+@pytest.mark.parametrize("workers", ["local,local", "inproc,inproc"])
+def test_storages_stay_on_their_device(script, workers):
+    script(STORAGES, TORCH_REMOTE_WORKER=workers)
+
+
+def test_the_current_device_memory_and_counters_of_two(script):
+    script(CURRENT, TORCH_REMOTE_WORKER="local,local")
+
+
 @pytest.mark.parametrize("workers", ["local,local", "local,inproc"])
 def test_copies_errors_and_seeds(script, workers):
     script(COPIES, TORCH_REMOTE_WORKER=workers)

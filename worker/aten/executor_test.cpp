@@ -308,7 +308,7 @@ TEST(Executor, TemporariesThatItMadeAreGivenBack) {
   builder.call("aten::clone", {a, IValue()}, {copy});
   builder.call("aten::add.Tensor", {copy, copy, 1}, {result});
   builder.graph.buffers[1].survives = false;
-  const uint64_t before = executor.memory->stats().allocated;  // the tensors above are from there too
+  const uint64_t before = executor.memory->stats().allocated.current;  // the tensors above are from there too
   TestExecutor::Loaded program(executor, builder);
   ASSERT_EQ(executor.api->creates_buffer(program.program, 1), 1);
   ASSERT_EQ(executor.api->creates_buffer(program.program, 2), 0);
@@ -316,7 +316,7 @@ TEST(Executor, TemporariesThatItMadeAreGivenBack) {
   EXPECT_EQ(program.buffers[1].data, nullptr);
   expect_same(program.tensor(builder.graph.nodes[1].results[0].a), a + a, "sum");
   program.release();
-  EXPECT_EQ(executor.memory->stats().allocated, before);
+  EXPECT_EQ(executor.memory->stats().allocated.current, before);
 }
 
 TEST(Executor, DynamicResultsReportTypeAndSizes) {
@@ -422,7 +422,7 @@ TEST(Executor, PackGathersAStridedView) {
   const at::Tensor view = a.permute({2, 0, 1});
   std::vector<int32_t> packed(24);
   TestExecutor executor;
-  executor.api->pack(a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
+  executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
   const at::Tensor wanted = view.contiguous();
   EXPECT_EQ(std::memcmp(packed.data(), wanted.data_ptr(), 96), 0);
 }

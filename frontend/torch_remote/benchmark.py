@@ -1,0 +1,57 @@
+"""`torch.remote.benchmark`: how long a call takes, its results computed."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_KEPT_BYTES = 256 << 20  # of results that are kept until they are computed
+
+
+def benchmark(
+    function: Callable[..., Any], *args: Any, min_run_time: float = 0.5, label: str | None = None, **kwargs: Any
+) -> Any:
+    """Times `function(*args, **kwargs)`, and returns a torch.utils.benchmark.Measurement.
+
+    A result that nobody keeps is not computed on this device, so a loop that drops its results times the recording of
+    ops only. This keeps the results of a block of calls until the device has computed them. It first calls the function
+    until programs are known, then chooses how many calls make a block (so that waiting for the device at its end does
+    not count), and measures blocks for `min_run_time` seconds. It times functions on the CPU the same way, so that both
+    compare.
+
+    The Measurement has `.median`, `.iqr` (both seconds a call), `.raw_times`, and prints all of it.
+
+    Args:
+        function: what is to be timed; it may return anything, tensors in tuples, lists and dicts count as results.
+        min_run_time: seconds of measuring.
+        label: what the Measurement is called when it is printed; the function's name by default.
+    """
+    from torch.utils.benchmark import Measurement, TaskSpec
+
+    def block(calls: int) -> float:
+        """Seconds of so many calls, results computed."""
+        torch.remote.synchronize()
+        begin = time.perf_counter()
+        results = [function(*args, **kwargs) for _ in range(calls)]
+        torch.remote.synchronize()
+        seconds = time.perf_counter() - begin
+        del results
+        return seconds
+
+    result = function(*args, **kwargs)
+    size = sum(t.nbytes for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
+    del result
+    most = max(1, _KEPT_BYTES // max(size, 1))
+    calls = 1
+    for _ in range(2):
+        block(1)
+    while calls < most and block(calls) < 0.02:
+        calls = min(2 * calls, most)
+    block(calls)  # a block of this many is one or several programs of its own
+    times = []
+    while sum(times) < min_run_time or len(times) < 5:
+        times.append(block(calls))
+    name = label or getattr(function, "__qualname__", type(function).__qualname__)
+    task = TaskSpec(stmt=name, setup="", label=name, num_threads=torch.get_num_threads())
+    return Measurement(number_per_run=calls, raw_times=times, task_spec=task)

@@ -1,0 +1,45 @@
+"""Names of `torch.cuda` that `torch.remote` does not have, and why not. docs/python-api.md has the same table."""
+
+_TENSORS = "torch's old tensor types; use dtype= and device="
+_ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
+_GRAPHS = "a step that was seen before is one message; torch.compile(mode='reduce-overhead') makes calls cheap"
+_NVIDIA = "of NVIDIA's libraries, which the worker does not use"
+_SENSORS = "the worker computes on a CPU and reads no sensors"
+
+ABSENT: dict[str, str] = {
+    **{
+        f"{dtype}{kind}": _TENSORS
+        for dtype in (
+            "BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float", "Half", "Int",
+            "Long", "Short",
+        )
+        for kind in ("Storage", "Tensor")
+        if not (dtype.startswith("Complex") and kind == "Tensor")
+    },
+    **dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle", "graphs", "make_graphed_callables"), _GRAPHS),
+    **dict.fromkeys(
+        (
+            "CUDAPluggableAllocator", "MemPool", "caching_allocator_alloc", "caching_allocator_delete",
+            "caching_allocator_disabled", "caching_allocator_enable", "change_current_allocator",
+            "get_allocator_backend", "use_mem_pool",
+        ),
+        _ALLOCATOR,
+    ),
+    **dict.fromkeys(
+        (
+            "CudaError", "check_error", "cudaStatus", "cudart", "current_blas_handle", "current_solver_handle",
+            "get_arch_list", "get_gencode_flags", "has_magma", "jiterator", "nccl", "tunable",
+        ),
+        _NVIDIA,
+    ),
+    **dict.fromkeys(("clock_rate", "memory_usage", "power_draw", "temperature"), _SENSORS),
+    "DeferredCudaCallError": "nothing is deferred until a first use; recorded ops raise their own errors",
+    "ExternalStream": "streams are no handles of a driver; a device has one stream",
+    "GreenContext": "a worker's cores are set with TORCH_REMOTE_WORKER_THREADS",
+    "get_stream_from_external": "streams are no handles of a driver; a device has one stream",
+    "has_half": "an old constant; see get_amp_supported_dtype()",
+    "ipc_collect": "processes do not share the worker's memory",
+    "memory_snapshot": "addresses on the worker say nothing here; see memory_summary() and torch.remote.profile",
+    "profiler": "use torch.profiler or torch.remote.profile",
+    "sparse": "an empty module of torch's; and there are no sparse tensors",
+}  # fmt: skip

@@ -1,0 +1,85 @@
+"""Runs the examples of a page: its fenced blocks, `python name=FILE` and `console`. Indented blocks are not run."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import torch_remote
+
+Block = tuple[str, str, str]
+
+
+def blocks(text: str) -> list[Block]:
+    """(language, file name, text) of each."""
+    return re.findall(r"^```(\w+)(?: name=(\S+))?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def comparable(text: str) -> list[str]:
+    """Lines without what differs from run to run: numbers (but for lines of scripts), units, folders, columns."""
+    text = re.sub(r"(?<![\w.])/[\w./-]*/", "", text)
+    text = re.sub(r"\.py:(\d+)", lambda m: ".py:" + "".join(chr(ord("a") + int(d)) for d in m[1]), text)
+    text = re.sub(r"\bnode \d+", "node", text)
+    text = re.sub(r"\b0x[0-9a-f]+", "N", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?( (ns|µs|us|ms|s|KB|B)\b)?", "N", text)
+    return [" ".join(line.split()) for line in text.rstrip().splitlines()]
+
+
+def matches(expected: list[str], actual: list[str]) -> bool:
+    """Whether the lines are the expected ones, where "..." is any number of lines."""
+    if not expected:
+        return not actual
+    if expected[0] == "...":
+        return any(matches(expected[1:], actual[i:]) for i in range(len(actual) + 1))
+    return bool(actual) and expected[0] == actual[0] and matches(expected[1:], actual[1:])
+
+
+def environment(folder: Path, programs: dict[str, Path]) -> dict[str, str]:
+    """Where `python`, the installed programs and `programs` are on the path."""
+    package = Path(torch_remote.__file__).parent
+    path = folder / ".bin"
+    path.mkdir()
+    names = ("remote-dump", "remote-opt", "remote-viz", "remote-replay", "remote-reduce", "torch-remote-worker")
+    for name, file in {**{name: package / "bin" / name for name in names}, **programs}.items():
+        (path / name).symlink_to(file.resolve())
+    (path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (path / "python").chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{path}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
+        "TORCH_REMOTE_PACKAGE": str(package.resolve()),
+        "TORCH_REMOTE_TORCH_LIB": str(Path(torch.__file__).parent / "lib"),
+    }
+
+
+def check(page: list[Block], folder: Path, variables: dict[str, str]) -> None:
+    """Runs blocks in order and compares what their commands print; what these leave in the background ends with it."""
+    groups = []
+    try:
+        for language, name, text in page:
+            if language == "python":
+                assert name, f"a script without a name:\n{text}"
+                (folder / name).write_text(text)
+                continue
+            assert language == "console"
+            for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, flags=re.MULTILINE):
+                with open(folder / ".output", "w+") as output:
+                    process = subprocess.Popen(
+                        command, shell=True, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )  # fmt: skip
+                    groups.append(process.pid)
+                    process.wait(timeout=120)
+                    output.seek(0)
+                    printed = output.read()
+                assert matches(comparable(expected), comparable(printed)), f"$ {command}\n{printed}"
+    finally:
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):  # all of it has ended
+                os.killpg(group, signal.SIGKILL)

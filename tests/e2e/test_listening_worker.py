@@ -1,0 +1,211 @@
+"""A worker that listens: started as its error says, a session for each client, never silence."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_remote
+
+COMMAND = [sys.executable, "-m", "torch_remote.worker"]
+
+
+@pytest.fixture
+def worker(remote, tmp_path_factory):
+    """Starts workers: worker(*arguments) -> (url, process)."""
+    processes = []
+
+    def start(*arguments, url=None, command=COMMAND):
+        url = url or f"unix://{tmp_path_factory.mktemp('s')}/w"
+        process = subprocess.Popen(
+            [*command, "--listen", url, *arguments], env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        path = Path(url.removeprefix("unix://"))
+        deadline = time.monotonic() + 60
+        while not path.is_socket():
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return url, process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def environment():
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+USE = "import torch, torch_remote; assert torch.ones(3, device='remote').sum().item() == 3"
+
+
+def sessions(process):
+    """Pids of a listening worker's sessions."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()] if children.exists() else []
+
+
+def ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+TWO_DEVICES = """
+    import torch, torch_remote
+    a, b = torch.ones(3, device="remote:0"), torch.full((3,), 2.0, device="remote:1")
+    assert (a.to("remote:1") + b).tolist() == [3, 3, 3]
+    workers = {torch.remote.get_device_properties(i).worker for i in range(2)}
+    assert len(workers) == 2, workers  # two sessions
+"""
+
+
+def test_one_worker_as_two_devices(script, worker):
+    url, _ = worker()
+    script(TWO_DEVICES, TORCH_REMOTE_WORKER=f"{url},{url}")
+    script(TWO_DEVICES, TORCH_REMOTE_WORKER=f"{url},local")
+
+
+def test_clients_at_the_same_time_have_a_session_each(script, worker):
+    url, _ = worker()
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdout.readline() == "ready\n"
+    script(USE, TORCH_REMOTE_WORKER=url)
+    assert client.communicate("\n", timeout=60)[0] == "6.0\n" and client.returncode == 0
+
+
+CLIENT = """
+import torch, torch_remote
+x = torch.arange(4.0, device="remote")
+x.sum().item()
+print("ready", flush=True)
+input()
+print(x.sum().item())
+"""
+
+
+def test_a_full_worker_refuses_at_once_and_a_client_that_dies_makes_room(script, worker):
+    url, _ = worker("--max-sessions", "1")
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdout.readline() == "ready\n"
+    output = script(
+        """
+        import time, torch, torch_remote
+        begin = time.perf_counter()
+        try:
+            torch.ones(1, device="remote").item()
+        except RuntimeError as error:
+            print(error)
+            assert time.perf_counter() - begin < 20
+            raise SystemExit(3)
+        """,
+        status=3,
+        TORCH_REMOTE_WORKER=url,
+    ).stdout
+    for part in ("is busy", url, f"process {client.pid} uses it", "--max-sessions", "torch-remote-worker --listen"):
+        assert part in output, output
+    client.kill()
+    client.wait()
+    script(
+        """
+        import torch, torch_remote
+        for i in range(3):  # its own old session makes room in time, too
+            assert torch.ones(3, device="remote").sum().item() == 3
+            torch.remote.restart()
+        """,
+        TORCH_REMOTE_WORKER=url,
+    )
+
+
+def test_a_session_that_dies_is_lost_to_its_client_only(script, worker):
+    url, process = worker()
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdout.readline() == "ready\n"
+    (session,) = sessions(process)
+    os.kill(session, signal.SIGSEGV)
+    assert "WorkerLost" in client.communicate("\n", timeout=60)[1]
+    script(USE, TORCH_REMOTE_WORKER=url)
+    process.terminate()
+    assert f"the session of process {client.pid} (pid {session}) was killed by signal 11" in process.communicate()[1]
+
+
+def test_sessions_end_with_their_worker(worker):
+    url, process = worker()
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdout.readline() == "ready\n"
+    (session,) = sessions(process)
+    process.kill()
+    deadline = time.monotonic() + 30
+    while not ended(session):
+        assert time.monotonic() < deadline, "the session lives on"
+        time.sleep(0.01)
+    assert "WorkerLost" in client.communicate("\n", timeout=60)[1]
+
+
+def test_the_program_finds_plugin_and_torch_by_itself(script, worker):
+    """As the error advises: without --plugin. The bare program wants torch's folder if that is not beside it."""
+    package = Path(torch_remote.__file__).parent.resolve()
+    output = script(
+        "import torch, torch_remote; torch.ones(1, device='remote').item()",
+        status=1,
+        TORCH_REMOTE_WORKER="unix:///nonexistent/w",
+    ).stderr
+    assert "torch-remote-worker --listen unix:///nonexistent/w" in output
+    assert "python -m torch_remote.worker --listen unix:///nonexistent/w" in output
+    os.environ["TORCH_REMOTE_TORCH_LIB"] = str(Path(torch.__file__).parent / "lib")
+    try:
+        url, _ = worker(command=[str(package / "bin/torch-remote-worker")])
+    finally:
+        del os.environ["TORCH_REMOTE_TORCH_LIB"]
+    script(USE, TORCH_REMOTE_WORKER=url)
+
+
+def run(*arguments, **variables):
+    return subprocess.run(
+        [*COMMAND, *arguments], env={**environment(), **variables}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_help_has_examples_that_are_its_options(remote):
+    text = run("--help").stdout
+    assert "torch-remote-worker --listen unix:///tmp/worker.sock" in text and "TORCH_REMOTE_WORKER=unix://" in text
+    for option in ("--threads", "--memory-limit", "--max-sessions", "--plugin"):
+        assert text.count(option) >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        ([], {}, "torch-remote-worker --listen unix:///tmp/worker.sock"),
+        (["--listen", "tcp://localhost:1"], {}, "--listen wants unix://PATH"),
+        (["--listen", "unix:///no/such/folder/w"], {}, "No such file or directory"),
+        (["--listen", "unix:///tmp/w", "--memory-limit", "much"], {}, "--memory-limit"),
+        (["--listen", "unix:///tmp/w"], {"TORCH_REMOTE_WORKER_LOG": "loud"}, "use 'warn' (the default), 'off', "),
+        (["--listen", "unix:///tmp/w"], {"TORCH_REMOTE_WORKER_LGO": "info"}, "did you mean TORCH_REMOTE_WORKER_LOG?"),
+    ],
+)
+def test_wrong_calls_say_what_is_right(remote, arguments, variables, message):
+    result = run(*arguments, **variables)
+    assert result.returncode != 0 and message in result.stdout + result.stderr, result
