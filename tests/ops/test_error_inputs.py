@@ -173,7 +173,7 @@ def test_optimizers_raise_at_the_call(device, name):
                 optimizer.step()
 
         params = tree_map(move, given.params)
-        cpu, got = outcome(lambda: use(given.params), "error"), outcome(lambda: use(params), "error")
+        cpu, got = (outcome(lambda p=p, use=use: use(p), "error") for p in (given.params, params))
         if (text := difference(got, cpu, item.error_type, item.error_regex)) is not None:
             wrong.append(f"{given.desc}: {text}")
     assert not wrong, "\n".join(wrong)
