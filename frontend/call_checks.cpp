@@ -173,9 +173,9 @@ void index_select(const OpEntry& op, const IValue* args) {
 // index_put(self, indices, values, accumulate)
 void index_put(const OpEntry&, const IValue* args) {
   const at::Tensor &self = tensor_at(args, 0), &values = tensor_at(args, 2);
-  TORCH_CHECK_INDEX(self.scalar_type() == values.scalar_type(),
-                    "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
-                    " for the destination and ", values.scalar_type(), " for the source.");
+  TORCH_CHECK(self.scalar_type() == values.scalar_type(),
+              "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
+              " for the destination and ", values.scalar_type(), " for the source.");
   const std::optional<c10::DimVector> sizes = indexed_sizes(args);
   TORCH_CHECK(!sizes || at::is_expandable_to(values.sizes(), *sizes), "shape mismatch: value tensor of shape ",
               values.sizes(), " cannot be broadcast to indexing result of shape ", c10::IntArrayRef(*sizes));
@@ -190,7 +190,11 @@ void masked_fill(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(!in_place || at::is_expandable_to(mask.sizes(), self.sizes()), "output with shape ", self.sizes(),
               " doesn't match the broadcast shape ",
               c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
-  if (args[2].isScalar()) check_fits(self.scalar_type(), args[2].toScalar());
+  if (args[2].isScalar()) {
+    check_fits(self.scalar_type(), args[2].toScalar());
+  } else if (args[2].toTensor().is_cpu() && args[2].toTensor().dim() == 0) {
+    check_fits(self.scalar_type(), args[2].toTensor().item());
+  }
 }
 
 // masked_scatter(self, mask, source)
@@ -413,7 +417,7 @@ constexpr CallCheckRow kRows[] = {
     {"take", kAlways, take},
     {"put", kAlways, put},
     {"index_fill", kAlways, index_fill},
-    {"index_select", kUnlessRuled, index_select},
+    {"index_select", kAlways, index_select},
     {"index_put", kUnlessRuled, index_put},
     {"_index_put_impl", kUnlessRuled, index_put},
     {"masked_fill", kUnlessRuled, masked_fill},

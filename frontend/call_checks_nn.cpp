@@ -1,5 +1,4 @@
 // Layers: convolution, embedding, norms, pooling, losses.
-#include <ATen/TensorUtils.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/GridSamplerUtils.h>
 #include <ATen/native/LossMulti.h>
@@ -30,18 +29,27 @@ void convolution(const OpEntry&, const IValue* args) {
   for (int i = 0; i < 4; ++i) {
     for (const int64_t item : int_list(args[i == 3 ? 7 : 3 + i])) lists[i].emplace_back(item);
   }
+  TORCH_CHECK(weight.dim() > 2, "weight should have at least three dimensions");
+  TORCH_CHECK(args[8].toInt() > 0, "non-positive groups is not supported");
   const auto bias = given(args[2]) ? std::optional(meta_like(tensor_at(args, 2))) : std::nullopt;
   // Torch checks the call before it chooses. (What it would choose here is no matter.)
   at::native::select_conv_backend(meta_like(input), meta_like(weight), bias, lists[0], lists[1], lists[2],
                                   args[6].toBool(), lists[3], args[8].toInt(), std::nullopt);
+  const c10::DimVector dilation = int_list(args[5]);
+  for (const int64_t step : dilation) {
+    TORCH_CHECK(step > 0, "dilation should be greater than zero, but got ", c10::IntArrayRef(dilation));
+  }
   check_same_dtype(input, weight);
 }
 
 // embedding(weight, indices, ...)
 void embedding(const OpEntry&, const IValue* args) {
   TORCH_CHECK(tensor_at(args, 0).dim() == 2, "'weight' must be 2-D");
-  at::checkScalarTypes("embedding", at::TensorArg(tensor_at(args, 1), "indices", 1),
-                       {ScalarType::Long, ScalarType::Int});
+  const ScalarType dtype = tensor_at(args, 1).scalar_type();
+  TORCH_CHECK(dtype == ScalarType::Long || dtype == ScalarType::Int,
+              "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+              "torch.remote.",
+              dtype, "Tensor instead (while checking arguments for embedding)");
 }
 
 // native_layer_norm(input, normalized_shape, weight, bias, eps)

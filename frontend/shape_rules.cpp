@@ -619,9 +619,10 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
     if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
   }
   for (uint32_t a = 1; a < op.arg_count; ++a) {
-    if (!args[a].isTensorList()) continue;
+    if (!args[a].isList()) continue;
     const auto others = args[a].toListRef();
     if (others.size() != tensors.size()) return false;
+    if (!args[a].isTensorList()) continue;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor& t = tensors[i].toTensor();
       const at::Tensor& other = others[i].toTensor();

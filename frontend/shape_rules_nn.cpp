@@ -117,9 +117,7 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   if (transposed && output_padding.size() != spatial) return false;
   if (groups <= 0 || weight.size(0) % groups != 0) return false;
   const int64_t expected_channels = transposed ? weight.size(0) : weight.size(1) * groups;
-  TORCH_CHECK(input.size(1) == expected_channels, "Given ", transposed ? "transposed" : "groups", "=",
-              transposed ? 1 : groups, ", weight of size ", weight.sizes(), ", expected input", input.sizes(),
-              " to have ", expected_channels, " channels, but got ", input.size(1), " channels instead");
+  if (input.size(1) != expected_channels) return false;
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
   if (given(args[2])) {
     const at::Tensor& bias = args[2].toTensor();
