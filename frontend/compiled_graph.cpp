@@ -48,17 +48,18 @@ py::handle CompiledGraph::argument(const py::list& arguments, size_t input) cons
 
 void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
   const GraphInput& in = spec_->inputs[index];
-  TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument ", index,
-                   " of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
+  const std::string& name = places_[index].name;
+  TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument '", name,
+                   "' of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
   // (A Python float that Dynamo made a tensor of is of another precision than its example.)
   const bool number = in.kind == GraphInput::Kind::kNumber && c10::isFloatingType(in.dtype) &&
                       c10::isFloatingType(tensor.scalar_type());
-  TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument ", index,
-              " of a compiled graph must be of dtype ", in.dtype, ", got ", tensor.scalar_type());
+  TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument '", name,
+              "' of a compiled graph must be of dtype ", in.dtype, ", got ", tensor.scalar_type());
   if (in.kind == GraphInput::Kind::kNumber) {
-    TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument ", index,
-                " of a compiled graph must be a 0-dim tensor on the CPU, got one of ", tensor.dim(), " dims on ",
+    TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 0, "remote: argument '", name,
+                "' of a compiled graph must be a 0-dim tensor on the CPU, got one of ", tensor.dim(), " dims on ",
                 tensor.device());
     const c10::Scalar value = at::native::_local_scalar_dense_cpu(tensor);
     if (value.isComplex()) {
@@ -69,11 +70,11 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
     }
     return;
   }
-  TORCH_CHECK(is_remote(tensor) && tensor.device().index() == spec_->device, "remote: argument ", index,
-              " of a compiled graph must be on remote:", static_cast<int>(spec_->device), ", got one on ",
+  TORCH_CHECK(is_remote(tensor) && tensor.device().index() == spec_->device, "remote: argument '", name,
+              "' of a compiled graph must be on remote:", static_cast<int>(spec_->device), ", got one on ",
               tensor.device());
-  TORCH_CHECK(tensor.dim() == static_cast<int64_t>(in.sizes.size()), "remote: argument ", index,
-              " of a compiled graph must have ", in.sizes.size(), " dims, got ", tensor.dim());
+  TORCH_CHECK(tensor.dim() == static_cast<int64_t>(in.sizes.size()), "remote: argument '", name,
+              "' of a compiled graph must have ", in.sizes.size(), " dims, got ", tensor.dim());
   if (places_[index].copy.defined()) restored(tensor, places_[index].copy);
   call.params[in.param] = tensor.storage_offset();
   for (const auto& [dim, param] : in.size_params) call.params[param] = tensor.size(dim);
@@ -117,8 +118,8 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   bool same = true;
   for (size_t d = 0; d < in.sizes.size(); ++d) {
-    TORCH_CHECK(sizes[d] == call.values[in.sizes[d]], "remote: argument ", index, " of a compiled graph has sizes ",
-                sizes, ", but dim ", d, " must be ", call.values[in.sizes[d]]);
+    TORCH_CHECK(sizes[d] == call.values[in.sizes[d]], "remote: argument '", places_[index].name,
+                "' of a compiled graph has sizes ", sizes, ", but dim ", d, " must be ", call.values[in.sizes[d]]);
     same = same && (sizes[d] == 1 || strides[d] == call.values[in.strides[d]]);
   }
   same = same && tensor.is_conj() == in.conj && tensor.is_neg() == in.neg;

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "frontend/compiled_graph_spec.h"
@@ -21,6 +22,7 @@ class CompiledGraph {
     size_t position = 0;     // among the arguments of a call
     pybind11::object fixed;  // instead: the same at every call
     at::Tensor copy;         // of that, on the CPU; undefined: it is not a worker's
+    std::string name;        // of its node, for errors: of an exported program, the argument's own
   };
   // `places`: of the graph's inputs.
   CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,

@@ -14,6 +14,7 @@
 #include "frontend/device_state.h"
 #include "frontend/diagnostics.h"
 #include "frontend/profile.h"
+#include "frontend/recorder.h"
 #include "frontend/source.h"
 #include "remote/environment.h"
 #include "remote/event_log.h"
@@ -231,9 +232,13 @@ void restart(c10::DeviceIndex device) {
   s.connections[device] = {};
 }
 
-void shutdown() {
+void shutdown(bool wait) {
   if (in_bad_fork()) return;
-  for (int i = 0; i < device_count(); ++i) restart(static_cast<c10::DeviceIndex>(i));
+  for (int i = 0; i < device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    if (wait) Recorder::get(device).report_unseen();
+    restart(device);
+  }
 }
 
 int worker_process(c10::DeviceIndex device) {
@@ -251,10 +256,29 @@ void check_not_forked() {
               "'spawn' start method");
 }
 
+namespace {
+
+// Python's own KeyboardInterrupt says nothing.
+void name_the_way_out() {
+  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  const py::handle error(value);
+  if (py::len(error.attr("args")) == 0) {
+    error.attr("args") = py::make_tuple(
+        "while waiting for the remote worker, which goes on with what is queued; torch.remote.cancel() drops that");
+  }
+  PyErr_Restore(type, value, traceback);
+}
+
+}  // namespace
+
 bool keep_waiting() {
   if (!Py_IsInitialized()) return true;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return true;
+  name_the_way_out();
   interrupted = std::make_unique<python_error>();
   interrupted->persist();
   return false;
@@ -290,11 +314,33 @@ void raise(const Status& status) {
   }
 }
 
-void raise(const remote::OpError& error) {
-  std::string message = error.status.message();
-  const std::string line = describe_source(error.source);
-  if (!line.empty()) message += "\n  recorded at " + line;
-  raise(Status(error.status.code(), message, error.status.kind()));
+namespace {
+
+std::string count_of(uint64_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
+
+std::string describe_one(const remote::OpError& error) {
+  std::string text = error.status.message() + describe_stack(error.source);
+  if (error.skipped == 0) return text;
+  return text + "\n  " + count_of(error.skipped, "in-place update") +
+         (error.skipped == 1 ? " that depends on it was skipped; its tensor keeps its old contents"
+                             : " that depend on it were skipped; these tensors keep their old contents");
+}
+
+}  // namespace
+
+std::string describe(const remote::OpError& error) {
+  constexpr size_t kShown = 8;
+  std::string text = describe_one(error);
+  const uint64_t others = error.more.size() + error.not_listed;
+  if (others == 0) return text;
+  text += "\n" + count_of(others, "other failure") + " had not been raised:";
+  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text += "\n" + describe_one(error.more[i]);
+  if (others > kShown) text += "\nand " + std::to_string(others - kShown) + " more";
+  return text;
+}
+
+void raise(const remote::OpError& error) { raise(Status(error.status.code(), describe(error), error.status.kind())); }
 
 }  // namespace torch_remote::frontend

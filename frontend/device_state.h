@@ -40,12 +40,14 @@ void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
 // Ends the worker (if any) and forgets it; the next use starts another one.
 void restart(c10::DeviceIndex device);
-// At exit: ends all workers.
-void shutdown();
+// At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
+void shutdown(bool wait);
 
 // Throws c10::Error / torch.OutOfMemoryError / WorkerLost / KeyboardInterrupt for a failed status.
 [[noreturn]] void raise(const Status& status);
 [[noreturn]] void raise(const remote::OpError& error);
+// What it says: what failed, where it was recorded, which updates were skipped, what else failed. Takes the GIL.
+std::string describe(const remote::OpError& error);
 inline void check(const Status& status) {
   if (!status) raise(status);
 }

@@ -61,13 +61,6 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   }
 }
 
-// Raises if the dtype cannot hold the number.
-void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
-  AT_DISPATCH_V2(dtype, "fill_", AT_WRAP([&] { (void)number.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf, at::kHalf,
-                 at::kBFloat16, at::kBool);
-}
-
 // masked_fill_ as scripts use it: a mask of bools that fits, and a number. False: ask torch. Raises if the dtype cannot
 // hold the number.
 bool is_plain_masked_fill(const IValue* args) {
@@ -82,7 +75,7 @@ bool is_plain_masked_fill(const IValue* args) {
   return true;
 }
 
-// index_put_ with operands that do not overlap: torch's meta function checks no more than the dtypes.
+// index_put_ with operands that do not overlap, and values that fit.
 bool is_plain_index_put(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& values = args[2].toTensor();
@@ -92,7 +85,8 @@ bool is_plain_index_put(const IValue* args) {
   for (const IValue& index : args[1].toListRef()) {
     if (!index.isNone() && index.toTensor().defined() && !apart(index.toTensor())) return false;
   }
-  return true;
+  const std::optional<c10::DimVector> sizes = indexed_sizes(args);
+  return !sizes || at::is_expandable_to(values.sizes(), *sizes);
 }
 
 // What CPU does by copying `self` to itself, and so without looking at it.
@@ -102,6 +96,49 @@ bool is_copied(const OpEntry& op, const at::Tensor& self) {
 }
 
 }  // namespace
+
+void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
+  AT_DISPATCH_V2(dtype, "fill_", AT_WRAP([&] { (void)number.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
+                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf, at::kHalf,
+                 at::kBFloat16, at::kBool);
+}
+
+std::optional<c10::DimVector> indexed_sizes(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const auto indices = args[1].toListRef();
+  if (static_cast<int64_t>(indices.size()) > self.dim()) return std::nullopt;
+  c10::DimVector sizes, picked;
+  size_t first = indices.size(), last = 0;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i].isNone() || !indices[i].toTensor().defined()) continue;
+    const at::Tensor& index = indices[i].toTensor();
+    if (index.scalar_type() == c10::ScalarType::Bool || index.scalar_type() == c10::ScalarType::Byte) {
+      return std::nullopt;
+    }
+    if (first == indices.size()) {
+      picked.assign(index.sizes().begin(), index.sizes().end());
+    } else if (!index.sizes().equals(picked)) {
+      TORCH_CHECK_INDEX(at::are_expandable(index.sizes(), picked),
+                        "shape mismatch: indexing tensors could not be broadcast together with shapes ",
+                        c10::IntArrayRef(picked), ", ", index.sizes());
+      picked = at::infer_size_dimvector(index.sizes(), picked);
+    }
+    first = std::min(first, i);
+    last = i;
+  }
+  // Dims that are picked together stay in their place; where others lie between, they come first.
+  bool together = true;
+  for (size_t i = first; i <= last && i < indices.size(); ++i) {
+    together &= !indices[i].isNone() && indices[i].toTensor().defined();
+  }
+  if (!together) sizes = picked;
+  for (size_t i = 0; i < static_cast<size_t>(self.dim()); ++i) {
+    if (together && i == first) sizes.append(picked.begin(), picked.end());
+    const bool whole = i >= indices.size() || indices[i].isNone() || !indices[i].toTensor().defined();
+    if (whole) sizes.push_back(self.size(static_cast<int64_t>(i)));
+  }
+  return sizes;
+}
 
 void check_in_place_call(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {

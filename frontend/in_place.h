@@ -8,6 +8,13 @@
 // Overloads that write their arguments: what CPU's kernels would check is checked at the call.
 namespace torch_remote::frontend {
 
+// Raises if the dtype cannot hold the number.
+void check_fits(c10::ScalarType dtype, const c10::Scalar& number);
+
+// Sizes of self[indices], of the arguments of index_put and its like; none if only data can tell (a mask). Raises if
+// the indices do not fit together.
+std::optional<c10::DimVector> indexed_sizes(const c10::IValue* args);
+
 // Raises what is wrong with the arguments of an in-place op.
 void check_in_place_call(const OpEntry& op, const c10::IValue* args);
 

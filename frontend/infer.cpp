@@ -1,7 +1,6 @@
 #include "frontend/infer.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 
+#include "frontend/call_checks.h"
 #include "frontend/metas/structured_metas.h"
 #include "ir/op_table_generated.h"
 
@@ -214,6 +214,10 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   const c10::FunctionSchema& schema = handle.schema();
   arg_count = static_cast<uint32_t>(schema.arguments().size());
   rule = find_shape_rule(*desc);
+  refused_dtypes = find_refused_dtypes(desc->name);
+  if (const CallCheckRow* row = find_call_check(*desc)) {
+    (row->when == CheckWhen::kAlways ? check : check_unruled) = row->check;
+  }
   structured = find_structured_meta(handle.operator_name());
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
   const std::string_view base = desc->name.substr(0, desc->name.find('.'));
@@ -331,6 +335,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     out.results.clear();
     out.list_lengths.clear();
   }
+  if (op.check_unruled != nullptr) op.check_unruled(op, args);
   if (op.single != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
   if (calls_structured(op, args)) {
@@ -392,56 +397,10 @@ void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
   }
 }
 
-// tril_ and triu_ work in place if each matrix follows the one before, and copy the result otherwise.
-void check_triangle(const at::Tensor& self) {
-  if (self.numel() == 0 || self.dim() <= 3 || self.is_contiguous()) return;
-  int64_t stride = self.size(-1) * self.size(-2);
-  for (int64_t i = self.dim() - 3; i >= 0; --i) {
-    if (i == 0 && (self.stride(0) == 0 || self.size(0) == 1)) continue;
-    if (self.stride(i) != stride) {
-      at::assert_no_internal_overlap(self);
-      return;
-    }
-    stride *= self.size(i);
-  }
-}
-
-// What CPU's kernels refuse and their metas do not. Ops that read one argument's elements while they write another's
-// refuse overlaps, for instance.
-void check_kernel(const OpEntry& op, const IValue* args) {
-  const std::string_view base = op.desc->name.substr(0, op.desc->name.find('.'));
-  for (const char* name : {"aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::index_add_",
-                           "aten::index_copy_", "aten::index_reduce_", "aten::masked_scatter_"}) {
-    if (base != name) continue;
-    for (uint32_t i = 1; i < op.arg_count; ++i) {
-      if (args[i].isTensor() && is_remote(args[i].toTensor()))
-        at::assert_no_overlap(args[0].toTensor(), args[i].toTensor());
-    }
-  }
-  if (base == "aten::cumsum_" || base == "aten::cumprod_") {
-    const at::Tensor& self = args[0].toTensor();
-    if (self.dim() > 0 && self.numel() > 0) at::assert_no_internal_overlap(self);
-  }
-  if (base == "aten::tril_" || base == "aten::triu_") check_triangle(args[0].toTensor());
-  if (base == "aten::addr_") {
-    const at::Tensor& self = args[0].toTensor();
-    TORCH_CHECK(self.dim() == 2, "2D tensor expected, got ", self.dim(), "D tensor for input");
-    const int64_t rows = args[1].toTensor().numel(), columns = args[2].toTensor().numel();
-    TORCH_CHECK(self.size(0) == rows && self.size(1) == columns, "size mismatch, input: ", self.sizes(),
-                ", v1: ", args[1].toTensor().sizes(), ", v2: ", args[2].toTensor().sizes());
-  }
-  if (base == "aten::masked_fill_") {
-    const at::Tensor& self = args[0].toTensor();
-    const at::Tensor& mask = args[1].toTensor();
-    TORCH_CHECK(at::is_expandable_to(mask.sizes(), self.sizes()), "output with shape ", self.sizes(),
-                " doesn't match the broadcast shape ",
-                c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
-  }
-}
-
 }  // namespace
 
 bool check_mutation(const OpEntry& op, const IValue* args) {
+  if (op.check_unruled != nullptr) op.check_unruled(op, args);
   std::string key;
   bool memorable = true;
   for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
@@ -487,7 +446,6 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
     if (!is_missing_meta(error)) throw;
     return false;
   }
-  check_kernel(op, args);
   bool changed = false;
   for (auto& [real, meta] : mirrors) {
     if (real.sizes().equals(meta.sizes()) && real.strides().equals(meta.strides())) continue;

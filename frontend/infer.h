@@ -40,6 +40,9 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc);
 bool rnn_shapes(const OpEntry& op, const c10::IValue* args, Inferred& out);
 bool rnn_backward_shapes(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
+// Raises what is wrong with a call (call_checks.h).
+using CallCheck = void (*)(const OpEntry& op, const c10::IValue* args);
+
 struct OpEntry {
   explicit OpEntry(c10::OperatorHandle handle, const ir::OpDesc* desc);
 
@@ -47,9 +50,12 @@ struct OpEntry {
   const ir::OpDesc* desc;
   uint32_t arg_count;
   ShapeRuleFunction rule = nullptr;
+  CallCheck check = nullptr;          // of every call
+  CallCheck check_unruled = nullptr;  // of calls that no rule or fast path accepts: these decline wrong ones
   const c10::KernelFunction* structured = nullptr;
   const OpEntry* functional = nullptr;  // of an in-place or out overload: what to infer with
   const OpEntry* single = nullptr;      // of a multi-tensor op: what CPU calls for each tensor
+  uint64_t refused_dtypes = 0;          // by ScalarType: those that its kernel does not compute in
   bool dynamic = false;                 // always tier 4
   bool scalars_allowed = false;         // takes 0-dim CPU tensors
   bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded

@@ -8,6 +8,8 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/core/op_registration/adaption.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -46,6 +48,12 @@ void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_me
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
+// torch.use_deterministic_algorithms(True) with torch.utils.deterministic.fill_uninitialized_memory.
+bool fills_new_memory() {
+  const at::Context& context = at::globalContext();
+  return C10_UNLIKELY(context.deterministicAlgorithms()) && context.deterministicFillUninitializedMemory();
+}
+
 // -- factories
 // ------------------------------------------------------------------------------------------------------------
 
@@ -57,6 +65,7 @@ Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::option
   Tensor tensor = make_contiguous_tensor(size, c10::dtype_or_default(dtype), index_of(device));
   const c10::MemoryFormat format = memory_format.value_or(c10::MemoryFormat::Contiguous);
   if (format != c10::MemoryFormat::Contiguous) tensor.unsafeGetTensorImpl()->empty_tensor_restride(format);
+  if (fills_new_memory()) at::native::fill_empty_deterministic_(tensor);
   return tensor;
 }
 
@@ -65,7 +74,9 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
                      std::optional<bool> pin_memory) {
   check_factory(layout, pin_memory);
   at::detail::check_size_nonnegative(size);
-  return make_tensor(size, stride, c10::dtype_or_default(dtype), index_of(device));
+  Tensor tensor = make_tensor(size, stride, c10::dtype_or_default(dtype), index_of(device));
+  if (fills_new_memory()) at::native::fill_empty_deterministic_(tensor);
+  return tensor;
 }
 
 // Zeros that torch hands out instead of computing a gradient that is zero. Real ones here: an op that took a tensor
@@ -152,8 +163,10 @@ void resize_to_fit(c10::TensorImpl* impl) {
 
 const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
   auto* impl = self.unsafeGetTensorImpl();
+  const auto old_nbytes = static_cast<int64_t>(impl->unsafe_storage().nbytes());
   if (!self.sizes().equals(size)) {
     at::detail::check_size_nonnegative(size);
+    check_rank(size);
     impl->set_sizes_contiguous(size);
     resize_to_fit(impl);
   }
@@ -161,10 +174,12 @@ const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<c10::M
     TORCH_CHECK(*memory_format != c10::MemoryFormat::Preserve, "Unsupported memory format ", *memory_format);
     impl->empty_tensor_restride(*memory_format);
   }
+  if (fills_new_memory()) at::native::fill_resize_deterministic_(self, old_nbytes);
   return self;
 }
 
 Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  check_rank(size);
   at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
   if (stride.data() != nullptr) {
@@ -238,11 +253,15 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
 void copy_to_host(const Tensor& self, const Tensor& source) {
   TORCH_CHECK(self.is_cpu(), "remote: copy_ to a tensor on ", self.device(),
               " is not supported; copy it to the CPU first");
-  const bool direct = self.is_contiguous() && self.scalar_type() == source.scalar_type() &&
-                      self.sizes().equals(source.sizes()) && !self.is_conj() && !self.is_neg();
+  const bool alike = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
+                     !self.is_conj() && !self.is_neg();
   Recorder& recorder = Recorder::get(source.device().index());
-  if (direct) {
+  if (alike && self.is_contiguous()) {
     recorder.read(source, self.mutable_data_ptr(), "copy to cpu");
+  } else if (alike && self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense()) {
+    // In the order of their memory: nobody has to pack it.
+    recorder.read(make_view(source, {source.numel()}, {1}, source.storage_offset()), self.mutable_data_ptr(),
+                  "copy to cpu");
   } else {
     const Tensor packed = at::detail::empty_cpu(source.sizes(), source.scalar_type());
     recorder.read(source, packed.mutable_data_ptr(), "copy to cpu");
@@ -339,6 +358,7 @@ const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArr
   const int64_t start = offset.has_value() ? offset->guard_int(__FILE__, __LINE__) : self.storage_offset();
   at::native::checkAsStridedArgs(size, stride, start);
   at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
+  check_rank(size);
   self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, start);
   return self;
 }
@@ -351,8 +371,10 @@ const char* const kOwnKernels[] = {
     "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::clone", "aten::_lazy_clone",
     "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
-    "aten::_to_copy", "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
+    "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
     "aten::copy", "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
+    // host_memory.cpp
+    "aten::_to_copy",
     // rnn.cpp
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl", "aten::_thnn_fused_gru_cell",
     "aten::_thnn_fused_gru_cell_backward",

@@ -293,7 +293,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   const std::string& line(const ir::SourceRef& source) {
-    const auto [found, is_new] = lines_.try_emplace({source.code, source.instruction, source.sequence});
+    const auto [found, is_new] = lines_.try_emplace({source.code, source.instruction, is_backward(source)});
     if (is_new) found->second = describe_source(source);
     return found->second;
   }
@@ -303,7 +303,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   int64_t realtime_ahead_ = 0;
   Correlations correlations_;
   std::unique_ptr<libkineto::CpuTraceBuffer> trace_;
-  std::map<std::tuple<uint64_t, int32_t, uint32_t>, std::string> lines_;
+  std::map<std::tuple<uint64_t, int32_t, bool>, std::string> lines_;
   uint32_t flows_ = 0;
   std::vector<std::string> errors_;
 };

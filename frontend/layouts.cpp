@@ -30,7 +30,11 @@ TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, library) { refuse_all<kQuantized>(li
 // where it is not, they stay padded. That is the way to go here, whatever the mask.
 bool left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { library.impl("_nested_tensor_from_mask_left_aligned", &left_aligned); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_nested_tensor_from_mask_left_aligned", &left_aligned);
+  // Autograd would ask the tensor that it makes for its sizes, where no error may come from.
+  library.impl("_nested_tensor_from_tensor_list", torch::CppFunction::makeFromBoxedFunction<&refuse<kNested>>());
+}
 
 }  // namespace
 }  // namespace torch_remote::frontend

@@ -1,5 +1,5 @@
-// Shape functions that torch lacks. Without one, an eager call is a round trip, and torch.compile runs the op while it
-// traces: a random one then takes numbers that the program was to have.
+// Shape functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call is a round trip,
+// and torch.compile runs the op while it traces: a random one then takes numbers that the program was to have.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -18,7 +18,70 @@ at::Tensor dirichlet_grad(const at::Tensor& x, const at::Tensor&, const at::Tens
 
 at::Tensor standard_gamma_grad(const at::Tensor& self, const at::Tensor&) { return at::empty_like(self); }
 
+// The last two dims must be one after the other in memory, in either order, and rows begin at multiples of 16 bytes.
+void check_rows(const at::Tensor& mat) {
+  const int64_t last = mat.dim() - 1, alignment = 16 / static_cast<int64_t>(mat.element_size());
+  const auto packed = [&](int64_t inner, int64_t outer) {
+    return TORCH_GUARD_OR_FALSE(mat.sym_stride(inner).sym_eq(1)) &&
+           TORCH_GUARD_OR_TRUE(mat.sym_stride(outer).sym_ge(mat.sym_size(inner).max(1)));
+  };
+  const bool transposed = packed(last - 1, last);
+  TORCH_CHECK(transposed || packed(last, last - 1), "Invalid strides/sizes, got ", mat.sym_strides(),
+              " for strides and ", mat.sym_sizes(), " for sizes");
+  const c10::SymInt rows = mat.sym_stride(transposed ? last : last - 1);
+  TORCH_CHECK(TORCH_GUARD_OR_TRUE((rows % alignment).sym_eq(0)), "strides should be multiple of 16 bytes");
+}
+
+// Matrix products of groups (mixtures of experts), in the three dtypes that kernels take, their checks in their order;
+// torch's own function knows bfloat16 alone. Sizes [m, k] x [g, k, n] and `offs` where groups of rows end: [m, n].
+// Rows of the result begin at multiples of 16 bytes.
+at::Tensor grouped_mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
+                      const std::optional<at::Tensor>& bias, std::optional<c10::ScalarType> dtype) {
+  for (const auto& [mat, name] : {std::pair(&a, "mat_a"), {&b, "mat_b"}}) {
+    const auto type = mat->scalar_type();
+    TORCH_CHECK(type == at::kBFloat16 || type == at::kFloat || type == at::kHalf, "Expected ", name,
+                " to be Float32, BFloat16 or Float16 matrix, got ", type);
+  }
+  TORCH_CHECK(a.dim() == 2 || a.dim() == 3, "mat_a has to be 2 or 3d");
+  TORCH_CHECK(b.dim() == 2 || b.dim() == 3, "mat_b has to be 2 or 3d");
+  const bool a_flat = a.dim() == 2, b_flat = b.dim() == 2;
+  if (!a_flat || !b_flat) {
+    TORCH_SYM_CHECK(a.sym_size(-1).sym_eq(b.sym_size(-2)), "contraction dimension of mat_a and mat_b must match");
+  }
+  check_rows(a);
+  check_rows(b);
+  TORCH_CHECK(offs.has_value() == (a_flat || b_flat),
+              "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d");
+  if (offs.has_value()) {
+    TORCH_CHECK(offs->dim() == 1, "offs has to be 1D");
+    TORCH_CHECK(offs->scalar_type() == at::kInt, "Offsets have to be int32");
+  }
+  TORCH_CHECK(!bias.has_value(), "Bias not supported yet");
+  const auto type = dtype.value_or(a.scalar_type());
+  TORCH_CHECK(type == a.scalar_type(), "Grouped gemm output dtype must match `mat_a` dtype");
+
+  c10::SymDimVector sizes;
+  if (a_flat && b_flat) {
+    sizes = {offs->sym_size(0), a.sym_size(0), b.sym_size(1)};
+  } else if (a_flat) {
+    TORCH_SYM_CHECK(offs->sym_size(0).sym_eq(b.sym_size(0)), "matrix batch sizes have to match");
+    sizes = {a.sym_size(0), b.sym_size(-1)};
+  } else if (b_flat) {
+    TORCH_SYM_CHECK(offs->sym_size(0).sym_eq(a.sym_size(0)), "matrix batch sizes have to match");
+    sizes = {a.sym_size(1), b.sym_size(1)};
+  } else {
+    TORCH_SYM_CHECK(a.sym_size(0).sym_eq(b.sym_size(0)), "batched dimension has to match");
+    sizes = {a.sym_size(0), a.sym_size(1), b.sym_size(-1)};
+  }
+  const int64_t alignment = 16 / static_cast<int64_t>(c10::elementSize(type));
+  const c10::SymInt row = (sizes.back() + (alignment - 1)) / alignment * alignment;
+  c10::SymDimVector strides = {row, 1};
+  if (sizes.size() == 3) strides.insert(strides.begin(), sizes[1] * row);
+  return at::empty_strided_symint(sizes, strides, a.options().dtype(type));
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
   library.impl("binomial", &binomial);
   library.impl("_dirichlet_grad", &dirichlet_grad);

@@ -71,6 +71,12 @@ void synchronize(int device) {
   Recorder::get(checked_device(device)).synchronize();
 }
 
+void cancel(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  Recorder::get(checked_device(device)).cancel();
+}
+
 void flush(int device) {
   check_not_forked();
   py::gil_scoped_release release;
@@ -173,7 +179,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
   std::vector<CompiledGraph::Place> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}, {}};
+    CompiledGraph::Place place{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
@@ -204,11 +210,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
   module.def("synchronize", wrap_pybind_function(f::synchronize));
+  module.def("cancel", wrap_pybind_function(f::cancel));
   module.def("flush", wrap_pybind_function(f::flush));
   module.def("restart", wrap_pybind_function(f::restart_device));
-  module.def("shutdown", wrap_pybind_function([] {
+  module.def("shutdown", wrap_pybind_function([](bool wait) {
                py::gil_scoped_release release;
-               f::shutdown();
+               f::shutdown(wait);
              }));
   module.def("in_bad_fork", f::in_bad_fork);
   module.def("is_connected",

@@ -95,14 +95,14 @@ class Lines {
   int number(const ir::SourceRef& source) {
     if (source.code == 0) return -1;
     const auto [found, is_new] =
-        numbers_.try_emplace({source.code, source.instruction, source.sequence}, static_cast<int>(texts_.size()));
+        numbers_.try_emplace({source.code, source.instruction, is_backward(source)}, static_cast<int>(texts_.size()));
     if (is_new) texts_.append(describe_source(source));
     return found->second;
   }
   const py::list& texts() const { return texts_; }
 
  private:
-  std::map<std::tuple<uint64_t, int32_t, uint32_t>, int> numbers_;
+  std::map<std::tuple<uint64_t, int32_t, bool>, int> numbers_;
   py::list texts_;
 };
 

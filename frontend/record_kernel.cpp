@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "frontend/call_checks.h"
 #include "frontend/generator.h"
 #include "frontend/in_place.h"
 #include "frontend/kernels.h"
@@ -17,8 +18,21 @@ using torch::jit::Stack;
 
 [[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t,
                                c10::DeviceIndex device) {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but remote: '", op.desc->name, "' got '", arg.name,
-              "' on ", t.device(), " and others on remote:", static_cast<int>(device), "; move one with .to(...)");
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arg.name, " is on ", t.device(),
+              ", different from other tensors on remote:", static_cast<int>(device),
+              " (when checking argument of remote '", op.desc->name, "'); move one with .to(...)");
+}
+
+// What brought a call here without a tensor of the device: a generator of it.
+[[noreturn]] void no_device(const OpEntry& op, const IValue* args) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
+    for (uint32_t g = 0; g < op.arg_count; ++g) {
+      TORCH_CHECK(!args[g].isGenerator(), "Expected a '", args[i].toTensor().device().type(),
+                  "' device type for generator but found '", args[g].toGenerator().device().type(), "'");
+    }
+  }
+  TORCH_CHECK(false, "remote: '", op.desc->name, "' was called without a tensor on the device");
 }
 
 // Device of the call: that of its first remote tensor, or of its device argument; -1: none.
@@ -53,7 +67,9 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
   wrong_device(op, arg, t, device);
 }
 
-void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
+// Returns the dtypes of operands that are tensors, as bits.
+uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
+  uint64_t dtypes = 0;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     const ir::ArgDesc& arg = op.desc->args[i];
     if (arg.role != ir::ArgRole::kOperand) {
@@ -68,6 +84,7 @@ void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
       check_operand(op, arg, value.toTensor(), device);
       // Lazy conjugates and negatives reach the ops that torch lets handle them: nothing is lazy in a trace.
       const at::Tensor& t = value.toTensor();
+      if (t.defined()) dtypes |= uint64_t{1} << static_cast<int>(t.scalar_type());
       if (t.defined() && (t.is_conj() || t.is_neg())) {
         TORCH_CHECK_NOT_IMPLEMENTED(!arg.writes, "remote: '", op.desc->name, "' cannot write to '", arg.name,
                                     "', a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");
@@ -99,6 +116,7 @@ void check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
       }
     }
   }
+  return dtypes;
 }
 
 std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, const Inferred& inferred,
@@ -230,9 +248,11 @@ void record_call(const OpEntry& op, Stack& stack) {
   const size_t base = stack.size() - op.arg_count;
   IValue* args = &stack[base];
   const c10::DeviceIndex device = find_device(op, args);
-  TORCH_CHECK(device >= 0, "remote: '", op.desc->name, "' was called without a tensor on the device");
-  check_operands(op, args, device);
+  if (device < 0) no_device(op, args);
+  const uint64_t dtypes = check_operands(op, args, device);
   check_not_forked();
+  if (op.refused_dtypes & dtypes) check_kernel_dtype(op, args);
+  if (op.check != nullptr) op.check(op, args);
 
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "frontend/diagnostics.h"
@@ -44,10 +45,34 @@ bool Recorder::is_lost(const RemoteStorage* storage) {
   return is_lost_locked(storage);
 }
 
-void Recorder::check_not_lost(const RemoteStorage* storage) const {
-  TORCH_CHECK(!is_lost_locked(storage),
-              "remote: this tensor's contents were lost with the worker that held them; make it again after "
-              "torch.remote.restart()");
+void Recorder::check_not_lost(const RemoteStorage* storage) {
+  met_lost_ = is_lost_locked(storage);
+  TORCH_CHECK(!met_lost_,
+              "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
+              "overwrite it (copy_, zero_, load_state_dict) or make it again");
+}
+
+std::vector<RemoteStorage*> Recorder::forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const {
+  std::vector<RemoteStorage*> overwritten, read;
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    if (op.args[i].role != ir::ArgRole::kOperand) continue;
+    const auto visit = [&](const c10::IValue& value) {
+      if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
+      const at::Tensor& tensor = value.toTensor();
+      RemoteStorage* storage = storage_of(tensor);
+      const bool whole = op.args[i].overwrites && is_lost_locked(storage) && tensor.storage_offset() == 0 &&
+                         tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage->nbytes();
+      (whole ? overwritten : read).push_back(storage);
+    };
+    if (args[i].isList()) {
+      for (const c10::IValue& item : args[i].toListRef()) visit(item);
+    } else {
+      visit(args[i]);
+    }
+  }
+  std::erase_if(overwritten, [&](RemoteStorage* storage) { return std::ranges::find(read, storage) != read.end(); });
+  for (RemoteStorage* storage : overwritten) storage->id = 0;
+  return overwritten;
 }
 
 // The trace will never run: what it would have made is lost.
@@ -322,7 +347,15 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
     const Status status = flush_locked("error");
-    throw;
+    if (!std::exchange(met_lost_, false)) throw;
+    const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
+    if (overwritten.empty()) throw;
+    try {
+      begin_record(op, args, source, random);
+    } catch (...) {  // something else is wrong, too
+      for (RemoteStorage* storage : overwritten) storage->id = RemoteStorage::kLost;
+      throw;
+    }
   }
 }
 
@@ -646,6 +679,41 @@ void Recorder::synchronize() {
   const Status status = worker->synchronize(keep_waiting, &error);
   if (!error.status.ok()) raise(error);
   check(status);
+}
+
+void Recorder::cancel() {
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr) return;
+  check(worker->cancel());  // makes room for what is sent next
+  Status status;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    if (trace_.empty()) return;
+    status = flush_locked("cancel");
+  }
+  report_flushes();
+  check(status);
+  check(worker->cancel());
+}
+
+void Recorder::report_unseen() noexcept try {
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr || !worker->health()) return;
+  {
+    std::lock_guard<FastMutex> lock(mutex_);
+    if (!flush_locked("exit")) return;
+  }
+  report_flushes();
+  remote::OpError error;
+  (void)worker->synchronize(keep_waiting, &error);
+  if (error.status.ok()) return;
+  const uint64_t count = 1 + error.more.size() + error.not_listed;
+  std::fprintf(stderr,
+               "remote: %llu op%s failed on the worker, and nothing that was read has told of %s "
+               "(torch.remote.synchronize() raises it):\n%s\n",
+               static_cast<unsigned long long>(count), count == 1 ? "" : "s", count == 1 ? "it" : "them",
+               describe(error).c_str());
+} catch (...) {  // the process ends, whatever it is
 }
 
 void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {

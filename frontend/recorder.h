@@ -95,6 +95,11 @@ class Recorder {
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
   remote::MemoryRoom memory(const remote::MemoryRequest& request);
 
+  // Has the worker drop what it has not done, and what is recorded. From any thread; does not wait for the worker.
+  void cancel();
+  // At exit: waits likewise, and prints on stderr what went wrong and nobody has seen. Raises nothing.
+  void report_unseen() noexcept;
+
   // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
   // travel.
   void read(const at::Tensor& tensor, void* destination, const char* reason);
@@ -172,7 +177,9 @@ class Recorder {
   uint32_t enter_buffer(RemoteStorage* storage);
   bool is_lost_locked(const RemoteStorage* storage) const;
   // Raises if it is.
-  void check_not_lost(const RemoteStorage* storage) const;
+  void check_not_lost(const RemoteStorage* storage);
+  // Lost storages that the op overwrites, all of each: from now on they count as never written.
+  std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
   void forget_trace();
 
   static const std::array<Recorder*, kMaxDevices> all_;
@@ -183,6 +190,7 @@ class Recorder {
   uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
   ir::CutLimits limits_;
+  bool met_lost_ = false;                  // check_not_lost has raised
   bool joining_ = false;                   // the arguments of such an op are written
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
   Pass pass_ = Pass::kForward;             // the last record's

@@ -164,6 +164,9 @@ void register_ops() {
       entry.functional = sibling->second;
     }
   }
+  for (OpEntry& entry : table.all) {
+    if (entry.functional != nullptr) entry.refused_dtypes |= entry.functional->refused_dtypes;
+  }
 }
 
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle) {

@@ -8,15 +8,19 @@
 #include <ATen/ops/rnn_tanh_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "frontend/infer.h"
 #include "frontend/tensor.h"
 
 // Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
 // a step. Here a layer is one op, `_cudnn_rnn`, as it is on CUDA; torch knows its gradient, and the worker computes it.
 //
-// Cells, packed sequences and projections go torch's way. It uses fused LSTM and GRU cells on every device but the CPU,
-// and has kernels for CUDA alone: here they are spelled out in ops that are recorded and fused. Their workspace is what
-// the backward pass needs: the gates after their activations.
+// Cells, packed sequences and projections go torch's way, as does all under torch.func and
+// torch.backends.cudnn.flags(enabled=False): what is taken apart can be differentiated twice, as on CUDA. Torch's way
+// has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are spelled
+// out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after their
+// activations.
 namespace torch_remote::frontend {
 namespace {
 
@@ -106,16 +110,24 @@ struct Net {
   int64_t stride() const { return has_biases ? 4 : 2; }
 };
 
+// By torch.func (vmap, grad, ...) or forward AD, which have no rules for the op.
+bool is_transformed(const Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return tensor.key_set().has_any(kWrappers) || tensor._fw_grad(/*level=*/0).defined();
+}
+
 bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
 
 // False: torch's own way covers it, or says what is wrong.
 bool is_plain(const Net& net) {
+  if (!at::globalContext().userEnabledCuDNN()) return false;
   if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
   if (static_cast<int64_t>(net.params.size()) != net.layers * net.directions() * net.stride()) return false;
   if (net.hidden.size() != (net.mode == RnnMode::kLstm ? 2 : 1)) return false;
   const auto type = net.input.scalar_type();
   const auto fits = [&](const Tensor& t) {
-    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch();
+    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch() &&
+           !is_transformed(t);
   };
   if (!c10::isFloatingType(type) || !fits(net.input)) return false;
   const Tensor& hx = net.hidden[0];
@@ -180,6 +192,15 @@ std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
   return {net.batch_first ? x.transpose(0, 1) : x, join(hy), join(cy)};
 }
 
+// Torch's way adds to what the states give in place: they must have the batch that torch.func.vmap hides in the input.
+std::vector<Tensor> batched_states(const Tensor& input, at::TensorList states) {
+  std::vector<Tensor> result = states.vec();
+  if (!is_transformed(input) || input.numel() == 0) return result;
+  const Tensor zero = at::zeros_like(input.flatten().narrow(0, 0, 1));
+  for (Tensor& state : result) state = state.add(zero);
+  return result;
+}
+
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
                                         int64_t layers, double dropout, bool train, bool bidirectional,
                                         bool batch_first) {
@@ -187,7 +208,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, 
           layers,         dropout, train,    bidirectional, batch_first};
   autocast(net);
   if (is_plain(net)) return run(net);
-  return at::native::lstm(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+  return at::native::lstm(input, batched_states(input, hx), params, has_biases, layers, dropout, train, bidirectional,
+                          batch_first);
 }
 
 using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
@@ -200,7 +222,8 @@ std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, a
   Net net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
   autocast(net);
   if (!is_plain(net)) {
-    return torchs(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first);
+    return torchs(input, batched_states(input, hx)[0], params, has_biases, layers, dropout, train, bidirectional,
+                  batch_first);
   }
   const auto [output, hy, none] = run(net);
   return {output, hy};
@@ -217,6 +240,21 @@ void register_layers(torch::Library& library) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_layers(library); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_layers(library); }
 
+// What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
+// oneDNN (32-bit floats and bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is oneDNN's
+// own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
+int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
+  const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
+  if (mode != RnnMode::kLstm || item_size > 4) return own;
+  constexpr int64_t kPage = 4096, kAreas = 7;
+  const auto padded = [](int64_t size) { return (size + 63) / 64 * 64 + 64; };  // rows, against cache conflicts
+  const int64_t widest = padded(std::max(inputs, units)), state = padded(units);
+  const int64_t gates = steps * padded(4 * units) * item_size;
+  const int64_t states = 2 * (steps + 1) * (widest * (item_size + 8) + state * (item_size + 4));
+  const int64_t bytes = kPage + batch * (units * item_size + gates + states) + kAreas * kPage;
+  return std::max(own, (bytes + 63) / 64 * 64 / item_size);
+}
+
 }  // namespace
 
 bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
@@ -226,7 +264,9 @@ bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
   const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
   if (args[9].toInt() != 1 || args[10].toBool()) return false;  // not made by `run`
   const auto type = input.scalar_type();
-  const int64_t kept = args[12].toBool() ? steps * batch * directions * units * ir::rnn_reserve(mode) : 0;
+  const auto item_size = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t kept =
+      args[12].toBool() ? directions * reserve_size(mode, steps, batch, input.size(2), units, item_size) : 0;
   out.add({steps, batch, directions * units}, type);
   out.add(hx.sizes(), type);
   out.add(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}, type);

@@ -309,6 +309,18 @@ bool frexp(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// gelu(self, approximate) and its gradient.
+template <int kApproximate>
+bool gelu(const OpEntry& op, const IValue* args, Inferred& out) {
+  const std::string_view name = args[kApproximate].toStringView();
+  return (name == "none" || name == "tanh") && pointwise(op, args, out);
+}
+
+// clamp(self, min, max): one of them is given.
+bool clamp(const OpEntry& op, const IValue* args, Inferred& out) {
+  return !(args[1].isNone() && args[2].isNone()) && pointwise(op, args, out);
+}
+
 // addcdiv refuses to divide integers by integers.
 bool addcdiv(const OpEntry& op, const IValue* args, Inferred& out) {
   return !(c10::isIntegralType(args[1].toTensor().scalar_type(), true) &&
@@ -368,7 +380,7 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     if (dtype == ScalarType::Byte) return false;
     dtype = ScalarType::Bool;
   } else if (kind == ReductionKind::kIndex) {
-    if (self.numel() == 0) return false;
+    if (self.numel() == 0 || c10::isComplexType(dtype) || dtype == ScalarType::Bool) return false;
     dtype = ScalarType::Long;
   } else {
     if (self.numel() == 0 && op.dim < 0 && (op.desc->name == "aten::max" || op.desc->name == "aten::min")) {
@@ -378,6 +390,7 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     }
     if (!is_plain_float(dtype) || self.numel() == 0) return false;
     dtype = dtype_arg(op, args, dtype);
+    if (!is_plain_float(dtype)) return false;
   }
   const int64_t rank = self.dim();
   uint64_t reduced = 0;
@@ -674,6 +687,11 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
       if (base == "aten::where") return where;
       if (base == "aten::lerp") return lerp;
       if (base == "aten::addcdiv") return addcdiv;
+      if (base == "aten::clamp") return clamp;
+      if (base == "aten::gelu") return gelu<1>;
+      if (base == "aten::gelu_backward") return gelu<2>;
+      // Their meta functions check numbers, too.
+      if (base == "aten::softshrink" || desc.name == "aten::div.Tensor_mode") return nullptr;
       if (base == "aten::nan_to_num" || base == "aten::_conj_physical") return like;
       if (base == "aten::hardtanh") return like_number;
       if (base == "aten::deg2rad" || base == "aten::rad2deg") return like_float;

@@ -349,6 +349,7 @@ bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const MemoryFormat format = input.suggest_memory_format();
   TORCH_CHECK(input.is_contiguous(format), "Expected X.is_contiguous(memory_format) to be true, but got false.");
   if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
+  if (at::native::is_mixed_type(input, optional_tensor(args[1]), optional_tensor(args[2]))) return false;
   const int64_t n = args[3].toInt(), groups = args[6].toInt();
   if (groups <= 0 || args[4].toInt() % groups != 0) return false;
   out.add(input.sizes(), format, input.scalar_type());

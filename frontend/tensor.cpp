@@ -11,6 +11,7 @@
 
 #include "frontend/device.h"
 #include "frontend/recorder.h"
+#include "ir/trace.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -173,8 +174,15 @@ void RemoteTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& i
   view = {};
 }
 
+void check_rank(c10::IntArrayRef sizes) {
+  TORCH_CHECK(sizes.size() <= ir::kMaxRank, "remote: only tensors with up to ", ir::kMaxRank,
+              " dims are supported on the device, got one of ", sizes.size(),
+              "; merge some with .reshape(...), or keep it on the CPU");
+}
+
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device) {
+  check_rank(sizes);
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const int64_t nbytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(new_storage(nbytes, device), kKeySet, meta);
@@ -183,6 +191,7 @@ at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Sc
 }
 
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device) {
+  check_rank(sizes);
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const int64_t nbytes = static_cast<int64_t>(at::detail::computeStorageNbytesContiguous(sizes, meta.itemsize()));
   auto impl = c10::make_intrusive<RemoteTensorImpl>(new_storage(nbytes, device), kKeySet, meta);
@@ -192,6 +201,7 @@ at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype,
 
 at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                      c10::IntArrayRef strides, int64_t offset) {
+  check_rank(sizes);
   auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base.key_set(), dtype);
   impl->set_sizes_and_strides(sizes, strides, offset);
   return at::Tensor(std::move(impl));

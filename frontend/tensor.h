@@ -86,6 +86,9 @@ inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage)
 // A storage of bytes that nobody has written, for `make_tensor` and the like.
 c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device);
 
+// Raises for more dims than a trace can hold: where a tensor gets its sizes, so that the error is told there.
+void check_rank(c10::IntArrayRef sizes);
+
 // A new, undefined tensor with a storage of its own that just holds it. Sizes and strides in elements.
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device);

@@ -111,6 +111,9 @@ struct Node {
   // list of unknown length is one dynamic view.
   std::vector<Arg> results;
   uint32_t source = 0;  // the record it came from: its index in the trace
+  // It was an op in place, and its only result is its first argument's next value (`lift`): if the node cannot run, the
+  // result has that argument's value.
+  bool in_place = false;
   bool operator==(const Node&) const = default;
 };
 
@@ -165,6 +168,16 @@ inline constexpr uint32_t kNoNode = 0xFFFFFFFF;
 // creates a view counts as a write.
 template <typename F>
 void for_each_view(const Node& node, F&& f);
+
+enum class Access : uint8_t {
+  kReads,
+  kUpdates,     // writes some of it, or what depends on its contents
+  kOverwrites,  // writes all of its elements and looks at none
+  kCreates,     // a result
+};
+// The same with f(view, Access).
+template <typename F>
+void for_each_access(const Node& node, F&& f);
 
 // The graph of a trace. Dims that the key fixes (0 and 1) are constants, all others parameters. `survivors` as
 // Trace::survivors. Input buffers come in the order of their ordinals: the run's bindings are in that order.
@@ -222,6 +235,20 @@ void for_each_view(const Node& node, F&& f) {
   const OpDesc& desc = op_desc(node.opcode);
   for (size_t i = 0; i < node.args.size(); ++i) internal::visit_views(node.args[i], desc.args[i].writes, f);
   for (const Arg& result : node.results) internal::visit_views(result, true, f);
+}
+
+template <typename F>
+void for_each_access(const Node& node, F&& f) {
+  const OpDesc& desc = op_desc(node.opcode);
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    const Access access = desc.args[i].overwrites ? Access::kOverwrites
+                          : desc.args[i].writes   ? Access::kUpdates
+                                                  : Access::kReads;
+    auto visit = [&](uint32_t view, bool) { f(view, access); };
+    internal::visit_views(node.args[i], false, visit);
+  }
+  auto visit = [&](uint32_t view, bool) { f(view, Access::kCreates); };
+  for (const Arg& result : node.results) internal::visit_views(result, true, visit);
 }
 
 }  // namespace torch_remote::ir

@@ -82,7 +82,13 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   op.args.reserve(args.size());
   for (const OpaqueArg& arg : args) {
     op.args.push_back(
-        {op.arg_names.emplace_back(arg.name), arg.kind, default_role(arg.kind), arg.writes, arg.keyword_only});
+        {op.arg_names.emplace_back(arg.name), arg.kind, default_role(arg.kind), arg.writes, arg.keyword_only, false});
+  }
+  // Torch's own out variants overwrite what they return; nobody knows what others do.
+  if ((flags & kOpOut) != 0 && name.starts_with("aten::")) {
+    for (const ResultDesc& result : op.results) {
+      if (result.alias >= 0) op.args[result.alias].overwrites = op.args[result.alias].writes;
+    }
   }
 
   std::atomic<OpDesc*>& chunk = table.chunks[index / kChunkSize];

@@ -80,6 +80,7 @@ struct ArgDesc {
   ArgRole role;
   bool writes;        // the op writes this operand, annotated in the schema or not (batch norm's running stats)
   bool keyword_only;  // for printing
+  bool overwrites;    // writes all of its elements without reading one (fill_, copy_, out=)
 };
 
 enum class ResultKind : uint8_t { kTensor, kTensorList, kInt, kFloat, kBool, kScalar };

@@ -486,7 +486,7 @@ class Parser {
 
   // -- nodes ---------------------------------------------------------------------------------------------------------
 
-  // [result, ... =] op(arg, ..., name=arg) [loc(...)]. `first` was read already, if it is a view.
+  // [result, ... =] op(arg, ..., name=arg) [in_place] [loc(...)]. `first` was read already, if it is a view.
   bool node(Arg first) {
     Node node;
     std::vector<Arg> results;
@@ -508,6 +508,10 @@ class Parser {
     const OpDesc& desc = op_desc(node.opcode);
     if (!place_results(at, desc, results, node.results) || !arguments(desc, node.args)) return false;
     node.source = static_cast<uint32_t>(graph_.nodes.size());
+    if (token_.is("in_place") && !token_.first_on_line) {
+      node.in_place = true;
+      advance();
+    }
     if (token_.is("loc") && !token_.first_on_line && !location(node.source)) return false;
     graph_.nodes.push_back(std::move(node));
     where_.nodes.push_back(at.line);

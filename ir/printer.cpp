@@ -251,6 +251,7 @@ class Printer {
     out_ += op_name(desc.name) + '(';
     arguments(node, desc);
     out_ += ')';
+    if (node.in_place) out_ += " in_place";
     if (options_.sources) location(node.source, index);
     out_ += '\n';
   }

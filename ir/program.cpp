@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Goes up when the meaning of a field in ir/program.fbs changes; a reader refuses every other number.
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 
 constexpr size_t kMaxOpArgs = 512;
 constexpr size_t kMaxNameLength = 1024;
@@ -83,7 +83,7 @@ class Encoder {
     nodes_.reserve(graph_.nodes.size());
     args_.reserve(5 * graph_.nodes.size());
     for (const Node& node : graph_.nodes) {
-      nodes_.emplace_back(op_index(node.opcode), static_cast<uint32_t>(args_.size()), node.source);
+      nodes_.emplace_back(op_index(node.opcode), static_cast<uint32_t>(args_.size()), node.source, node.in_place);
       uint32_t items = static_cast<uint32_t>(args_.size() + node.args.size() + node.results.size());
       for (const Arg& arg : node.args) add_arg(arg, &items);
       for (const Arg& arg : node.results) add_arg(arg, &items);
@@ -284,6 +284,7 @@ class Decoder {
       Node& node = graph_.nodes.emplace_back();
       node.opcode = opcodes_[in.op()];
       node.source = in.source();
+      node.in_place = in.in_place();
       const OpDesc& desc = op_desc(node.opcode);
       if (!read(desc.args.size(), node.args) || !read(desc.results.size(), node.results) || !items(node.args) ||
           !items(node.results)) {

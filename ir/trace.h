@@ -79,7 +79,7 @@ struct Hash128 {
 struct SourceRef {
   uint64_t code = 0;
   int32_t instruction = -1;
-  uint32_t sequence = 0;  // autograd's sequence number, low bits; 0: none
+  uint32_t callers = 0;  // which chain of frames called this one, and whether the record is of a backward pass
 };
 
 struct TraceBuffer {

@@ -148,7 +148,21 @@ class Verifier {
         return fail_node(index, "result " + std::to_string(i) + " " + what);
       }
     }
+    if (node.in_place && !updates_first_argument(node)) {
+      return fail_node(index, "is marked in_place, but its result is no next value of its first argument");
+    }
     return true;
+  }
+
+  // One result, another buffer than the first argument's, and as the argument is: dtype, sizes, strides, offset.
+  bool updates_first_argument(const Node& node) const {
+    if (node.args.empty() || node.args[0].tag != ArgTag::kView) return false;
+    if (node.results.size() != 1 || node.results[0].tag != ArgTag::kView) return false;
+    const View& from = graph_.views[node.args[0].a];
+    View to = graph_.views[node.results[0].a];
+    if (to.buffer == from.buffer || op_desc(node.opcode).args[0].writes) return false;
+    to.buffer = from.buffer;
+    return to == from;
   }
 
   // The checks of one argument return what is wrong, or null.

@@ -84,9 +84,10 @@ class ValueNumbering {
   void make_key(const Node& node) {
     key_.clear();
     key_.push_back(node.opcode);
-    const bool exchange = (ir::op_desc(node.opcode).flags & ir::kOpCommutative) != 0 && node.args.size() >= 2 &&
-                          node.args[0].tag == ArgTag::kView && node.args[1].tag == ArgTag::kView &&
-                          number(node.args[1].a) < number(node.args[0].a);
+    key_.push_back(node.in_place);
+    const bool exchange = !node.in_place && (ir::op_desc(node.opcode).flags & ir::kOpCommutative) != 0 &&
+                          node.args.size() >= 2 && node.args[0].tag == ArgTag::kView &&
+                          node.args[1].tag == ArgTag::kView && number(node.args[1].a) < number(node.args[0].a);
     for (size_t i = 0; i < node.args.size(); ++i) add(node.args[exchange && i < 2 ? 1 - i : i]);
     for (const Arg& result : node.results) add_result(result);
   }

@@ -10,7 +10,9 @@
 // x = a + b; x.relu_() is two values and not one memory location. The new *index* goes to the older value: the last
 // value keeps the buffer's place, because places of surviving buffers are what the client counts on. This is exact only
 // if the functional op would give the same dtype, and if nothing but the value that the op reads was ever written to
-// the buffer. Then every buffer that only its first node writes is marked ssa.
+// the buffer. The node stays marked in_place, for the run in which it fails: the older value is then the buffer's.
+// Integers stay in place: their divisions fail in the middle, when the older value may have lost its memory. Then every
+// buffer that only its first node writes is marked ssa.
 namespace torch_remote::passes {
 namespace {
 
@@ -125,7 +127,7 @@ class Lifter {
       return false;
     }
     const int limit = category(self.dtype);
-    if (limit == 3) return false;  // abs and angle of a complex number are real
+    if (limit == 1 || limit == 3) return false;  // divisions by zero; abs and angle of a complex number are real
     for (const Arg& arg : node.args) {
       switch (arg.tag) {
         case ArgTag::kView: {
@@ -188,6 +190,7 @@ class Lifter {
       ++next;
       ++versions_[graph_.views[self].buffer].current;
       node.opcode = ir::op_desc(node.opcode).functional;
+      node.in_place = true;
       Arg result;
       result.tag = ArgTag::kView;
       result.a = renamed(self);

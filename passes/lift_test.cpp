@@ -30,9 +30,9 @@ graph(s0..s4) {
   b3: fresh(s4) ssa
   %0: f32[s0]{s1} @b0
   %3: f32[s0]{1} @b2 = aten::relu(%0)
-  %4: f32[s0]{1} @b3 = aten::mul.Tensor(%3, number(s4: f64))
+  %4: f32[s0]{1} @b3 = aten::mul.Tensor(%3, number(s4: f64)) in_place
   %5: f32[s2]{1} @b3 + s3
-  %1: f32[s0]{1} @b1 = aten::add.Tensor(%4, %5, alpha=1)
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%4, %5, alpha=1) in_place
   %2: f32[s2]{1} @b1 + s3
   aten::relu_(%2!)
 }
@@ -62,7 +62,7 @@ graph(s0..s1) {
   %2: f32[s0]{1} @b2
   aten::zero_(%2!)
   %0: f32[s0]{1} @b0
-  %1: f32[s0]{1} @b1 = aten::add.Tensor(%2, %0, alpha=1)
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%2, %0, alpha=1) in_place
 }
 )");
 }

@@ -11,12 +11,8 @@ bool same_geometry(const ir::View& a, const ir::View& b) {
 }
 
 bool fills_first_argument(const OpDesc& desc) {
-  static const ir::Opcode kOpcodes[] = {ir::find_op("aten::copy_"), ir::find_op("aten::fill_.Scalar"),
-                                        ir::find_op("aten::fill_.Tensor"), ir::find_op("aten::zero_")};
-  for (const ir::Opcode opcode : kOpcodes) {
-    if (desc.opcode == opcode) return true;
-  }
-  return false;
+  return !desc.args.empty() && desc.args[0].overwrites && desc.args[0].kind == ir::ArgKind::kTensor &&
+         (desc.flags & (ir::kOpInPlace | ir::kOpRandom)) == ir::kOpInPlace;
 }
 
 bool only_visible_effects(const OpDesc& desc) {

@@ -11,7 +11,7 @@ namespace torch_remote::passes {
 // Same dtype, sizes, strides and offset: two such views of one buffer are the same elements.
 bool same_geometry(const ir::View& a, const ir::View& b);
 
-// The op fills its first argument whole and does not read it (copy_, fill_, zero_).
+// The op fills its first argument, a tensor, and does not read it (copy_, fill_, zero_).
 bool fills_first_argument(const ir::OpDesc& desc);
 
 // The op's only effects are its results and what its schema or the table says it writes; it reports nothing to the

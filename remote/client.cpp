@@ -56,6 +56,7 @@ class ClientImpl : public Client {
   void free(uint64_t id) override;
   Status synchronize(const KeepWaiting& keep_waiting, OpError* error) override;
   Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) override;
+  Status cancel() override;
   Status throttle(const KeepWaiting& keep_waiting) override {
     return abandoned_ ? forked() : replies_.throttle(keep_waiting);
   }
@@ -270,7 +271,7 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     outbox_.build_and_send(std::move(job), header, control, run);
     return {};
   }
-  programs_.set_sources(*program, trace.sources);
+  programs_.set_sources(*program, info->sequence, trace.sources);
   trace.clear();
   return outbox_.send(header, control, nullptr, &run);
 }
@@ -444,7 +445,26 @@ Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) 
     if (Status status = send(wire::Type::kSynchronize, true, nullptr, &sequence); !status) return status;
   }
   Frame frame;
-  return wait(sequence, keep_waiting, &frame, error);
+  OpError failures;
+  Status status = wait(sequence, keep_waiting, &frame, &failures);
+  if (!status && failures.status.ok()) return status;
+  replies_.take_deferred(&failures);
+  if (!failures.status) *error = failures;
+  return failures.status;
+}
+
+Status ClientImpl::cancel() {
+  if (abandoned_) return forked();
+  if (Status status = health(); !status) return status;
+  uint64_t through;
+  {
+    // Whoever holds it may wait for credits, which come soon: what is sent then is not to be dropped for sure.
+    std::unique_lock order(order_, std::try_to_lock);
+    through = order.owns_lock() ? sequence_ : replies_.last_sent();
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateCancel(builder, through));
+  return transport_->send(header(wire::Type::kCancel, 0, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
 }
 
 Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) {
@@ -465,7 +485,8 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
   }
   counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
   Frame frame;
-  if (Status status = replies_.wait_for_this(sequence, keep_waiting, &frame); !status) return status;
+  OpError none;  // such a reply has no error
+  if (Status status = replies_.wait(sequence, keep_waiting, &frame, &none); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
   *room = {reply->limit(), reply->free()};
   return {};
@@ -511,7 +532,8 @@ Status ClientImpl::ask_profile(ProfileCommand command, uint64_t limit, const Kee
     if (Status status = send(wire::Type::kProfile, true, nullptr, &sequence); !status) return status;
     if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence);
   }
-  return replies_.wait_for_this(sequence, keep_waiting, reply);
+  OpError none;  // such a reply has no error
+  return replies_.wait(sequence, keep_waiting, reply, &none);
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------

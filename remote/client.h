@@ -28,6 +28,10 @@ struct OpError {
   Status status;
   ir::SourceRef source;  // of the record that failed
   std::string op;        // schema name; empty if no single op is to blame
+  uint64_t skipped = 0;  // updates in place that depend on it and did not happen
+  // Of synchronize: the other failures that no wait has told.
+  std::vector<OpError> more = {};
+  uint64_t not_listed = 0;  // and how many there are beside these
 };
 
 struct Counters {
@@ -125,7 +129,8 @@ class Client {
   // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
 
-  // Reads a strided view of a buffer, packed. `take` sees the bytes once, in place.
+  // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
+  // bytes once, in place.
   virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
                       std::span<const int64_t> strides, int64_t offset,
                       const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
@@ -134,11 +139,16 @@ class Client {
   // The id goes out with the next message. Never blocks for long, never throws: called from destructors.
   virtual void free(uint64_t id) = 0;
 
+  // Waits until everything is done. An error: all failures that no wait has told yet.
   virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
 
-  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then,
-  // too. Waits. Failures that were not reported yet stay for the next wait.
+  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then, too.
+  // Waits. Failures that were not told yet stay for the next synchronize.
   virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
+
+  // Has the worker drop what was sent and has not been done: what that would have made is poisoned, what it would have
+  // written stays as it is. Does not wait.
+  virtual Status cancel() = 0;
 
   // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
   // with no lock held.
@@ -147,9 +157,8 @@ class Client {
   // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
 
-  // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. Failures that were
-  // not reported yet stay for the next wait. `limit`: events that it may record. A Stop that fails gives what the
-  // worker had handed over.
+  // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. `limit`:
+  // events that it may record. A Stop that fails gives what the worker had handed over.
   virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                          WorkerProfile* profile) = 0;
 

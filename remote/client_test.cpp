@@ -538,7 +538,21 @@ TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   EXPECT_TRUE(synchronize().ok());
 }
 
-TEST_P(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
+TEST_P(ClientTest, AFailureHasTheSourceOfItsOwnRun) {
+  worker->on_run([](const FakeWorker::Message& run) {
+    return std::ranges::count(run.params, 12) > 0 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
+                                                  : FakeWorker::Failure{};
+  });
+  for (const int size : {10, 11, 12, 13, 14}) {
+    TraceWriter(trace).op(0, 5, size, true);
+    trace.sources[0].instruction = size;
+    EXPECT_EQ(flush().hit, size > 10);
+  }
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.source.instruction, 12);
+}
+
+TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
   worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
@@ -548,8 +562,9 @@ TEST_P(ClientTest, AFailureThatProgressReportsIsKeptForTheNextRead) {
     std::this_thread::sleep_for(1ms);
   }
   std::string text;
-  EXPECT_EQ(read(id, 1, &text).code(), ErrorCode::kOutOfMemory);
   EXPECT_TRUE(read(id, 1, &text).ok());
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOutOfMemory);
+  EXPECT_TRUE(synchronize().ok());
 }
 
 TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {

@@ -30,6 +30,10 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_FALLBACK", "error|warn|allow",
      "what even the worker cannot run (custom ops of this process): an error, or on this process's CPU with a warning "
      "or without"},
+    {"TORCH_REMOTE_AUTOLOAD", "0|1", "`import torch` imports `torch_remote` ([integrations.md](integrations.md))"},
+    {"TORCH_REMOTE_INTEGRATIONS", "",
+     "`1` (default), `0`, or the bridges to libraries to leave out: `-lightning,-dlpack` "
+     "([integrations.md](integrations.md))"},
     {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program after every pass"},
     {"TORCH_REMOTE_VERIFY", "0|1", "verify the graph between passes"},
     {"TORCH_REMOTE_CAPTURE", "",

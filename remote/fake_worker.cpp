@@ -73,12 +73,11 @@ void FakeWorker::serve() {
 }
 
 void FakeWorker::progress() {
-  if (done_ == acknowledged_ && failure_.status.ok()) return;
+  if (done_ == acknowledged_) return;
   FlatBufferBuilder builder;
   const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
   const wire::MemoryUse memory = memory_use(1000);
   builder.Finish(wire::CreateProgress(builder, &memory, error));
-  failure_ = {};
   reply(wire::Type::kProgress, done_, finished(builder), nullptr);
   acknowledged_ = done_;
 }

@@ -86,17 +86,31 @@ size_t ProgramCache::first_difference(const ir::Trace& trace) const {
   return static_cast<size_t>(after - trace.records.begin()) - 1;
 }
 
-void ProgramCache::set_sources(Program& program, std::vector<ir::SourceRef>& sources) {
+void ProgramCache::set_sources(Program& program, uint64_t sequence, std::vector<ir::SourceRef>& sources) {
+  constexpr size_t kMost = 256;
   std::lock_guard lock(mutex_);
-  program.sources.swap(sources);
+  if (same<ir::SourceRef>(program.sources, sources)) return;
+  std::vector<ir::SourceRef> spare;
+  if (earlier_.size() == kMost) {
+    spare = std::move(earlier_.front().sources);
+    earlier_.pop_front();
+  }
+  spare.swap(sources);
+  spare.swap(program.sources);
+  earlier_.push_back({program.number, std::exchange(program.sources_since, sequence), sequence, std::move(spare)});
 }
 
-bool ProgramCache::describe(uint32_t program, uint32_t record, ir::SourceRef* source, std::string* op) const {
+bool ProgramCache::describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source,
+                            std::string* op) const {
   std::lock_guard lock(mutex_);
   if (program == 0 || program > by_number_.size()) return false;
   const Program& found = *by_number_[program - 1];
   if (record >= found.ops.size() || found.ops[record] == ir::kInvalidOpcode) return false;
-  if (record < found.sources.size()) *source = found.sources[record];
+  const std::vector<ir::SourceRef>* sources = sequence >= found.sources_since ? &found.sources : nullptr;
+  for (auto old = earlier_.rbegin(); sources == nullptr && old != earlier_.rend(); ++old) {
+    if (old->program == program && old->since <= sequence && sequence < old->until) sources = &old->sources;
+  }
+  if (sources != nullptr && record < sources->size()) *source = (*sources)[record];
   *op = ir::op_desc(found.ops[record]).name;
   return true;
 }

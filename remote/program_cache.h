@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -33,8 +34,9 @@ struct Program {
   Status failure;
   bool ran = false;  // guarded like params
 
-  // Of the latest run. Guarded by the cache.
+  // Of the runs from this sequence on. Guarded by the cache.
   std::vector<ir::SourceRef> sources;
+  uint64_t sources_since = 0;
 };
 
 // Finding and adding is for one thread at a time; `describe` may run beside them.
@@ -52,10 +54,11 @@ class ProgramCache {
   // FlushInfo::first_difference of a trace that is not there.
   size_t first_difference(const ir::Trace& trace) const;
 
-  // The program ran once more, recorded from these places. They are exchanged for the last run's.
-  void set_sources(Program& program, std::vector<ir::SourceRef>& sources);
-  // Where a record of a program comes from and its op's name; false if there is no such record.
-  bool describe(uint32_t program, uint32_t record, ir::SourceRef* source, std::string* op) const;
+  // The program's run of this sequence was recorded from these places. Takes them if they are not the last run's.
+  void set_sources(Program& program, uint64_t sequence, std::vector<ir::SourceRef>& sources);
+  // Where a record of a program's run comes from, if that is still known, and its op's name; false if there is no such
+  // record.
+  bool describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source, std::string* op) const;
 
  private:
   void number(const ProgramPtr& program);
@@ -63,6 +66,13 @@ class ProgramCache {
   std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
   mutable std::mutex mutex_;                              // for what follows and Program::sources
   std::vector<ProgramPtr> by_number_;                     // number - 1
+  // Of earlier runs: a failure may be told long after.
+  struct Earlier {
+    uint32_t program;
+    uint64_t since, until;  // sequences
+    std::vector<ir::SourceRef> sources;
+  };
+  std::deque<Earlier> earlier_;
 };
 
 }  // namespace torch_remote::remote

@@ -1,6 +1,8 @@
 #include "remote/replies.h"
 
 #include <algorithm>
+#include <iterator>
+#include <type_traits>
 
 #include "remote/event_log.h"
 #include "remote/message.h"
@@ -114,28 +116,26 @@ Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, cons
   return status;
 }
 
-Status Replies::wait_for_this(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply) {
-  std::unique_lock lock(mutex_);
-  Slot result;
-  if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
-  if (result.error) return result.error->status;
-  *reply = std::move(result.reply);
-  return {};
-}
-
 Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
   std::unique_lock lock(mutex_);
   Slot result;
   if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
-  if (deferred_) {
-    *error = *std::exchange(deferred_, std::nullopt);
-  } else if (result.error) {
-    *error = *std::move(result.error);
-  } else {
+  if (!result.error) {
     *reply = std::move(result.reply);
     return {};
   }
+  *error = *std::move(result.error);
   return error->status;
+}
+
+void Replies::take_deferred(OpError* error) {
+  std::lock_guard lock(mutex_);
+  if (deferred_.empty()) return;
+  if (!error->status) defer(std::move(*error));
+  std::vector<OpError> all = std::exchange(deferred_, {});
+  *error = std::move(all.front());
+  error->more.assign(std::make_move_iterator(all.begin() + 1), std::make_move_iterator(all.end()));
+  error->not_listed = std::exchange(not_listed_, 0);
 }
 
 // --- what comes ------------------------------------------------------------------------------------------------------
@@ -165,7 +165,6 @@ Status Replies::handle(Frame& frame) {
     case wire::Type::kProgress:
       if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
         note_memory(progress->memory());
-        defer(op_error(progress->error()));
         return {};
       }
       break;
@@ -194,9 +193,15 @@ Status Replies::handle_reply(Frame& frame) {
                            " is damaged");
   if constexpr (requires { message->memory(); }) note_memory(message->memory());
   std::optional<OpError> error = op_error(message->error());
+  if constexpr (std::is_same_v<Message, wire::SynchronizeReply>) {
+    if (error && message->more()) {
+      for (const wire::Error* other : *message->more()) error->more.push_back(*op_error(other));
+    }
+    if (error) error->not_listed = message->not_listed();
+  }
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
-    defer(std::move(error));  // whoever asked was interrupted
+    if (error && !message->error()->told()) defer(*std::move(error));  // whoever asked was interrupted
     return {};
   }
   slot->second.reply = std::move(frame);
@@ -247,13 +252,20 @@ WorkerProfile Replies::take_profile() {
 
 std::optional<OpError> Replies::op_error(const wire::Error* error) const {
   if (!error) return std::nullopt;
-  OpError result{wire::to_status(*error), {}, {}};
-  programs_.describe(error->program(), error->record(), &result.source, &result.op);
+  OpError result{wire::to_status(*error), {}, {}, error->skipped()};
+  programs_.describe(error->program(), error->record(), error->sequence(), &result.source, &result.op);
   return result;
 }
 
-void Replies::defer(std::optional<OpError> error) {
-  if (error && !deferred_) deferred_ = std::move(error);
+void Replies::defer(OpError error) {
+  constexpr size_t kMost = 256;
+  not_listed_ += std::exchange(error.not_listed, 0);
+  std::vector<OpError> more = std::exchange(error.more, {});
+  deferred_.push_back(std::move(error));
+  std::ranges::move(more, std::back_inserter(deferred_));
+  if (deferred_.size() <= kMost) return;
+  not_listed_ += deferred_.size() - kMost;
+  deferred_.resize(kMost);
 }
 
 void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error) {
@@ -262,10 +274,11 @@ void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError err
     if (count > 0) missing_.push_back({base, count, error});
     if (missing_.size() > kMaxMissing) missing_.pop_front();
     if (const auto slot = slots_.find(sequence); slot != slots_.end()) {
-      slot->second.error = error;
+      slot->second.error = std::move(error);
       slot->second.done = true;
+    } else {
+      defer(std::move(error));
     }
-    defer(std::move(error));
   }
   changed_.notify_all();
   transport_.wake();  // whoever receives may be the one that waits for it
@@ -305,6 +318,11 @@ Status Replies::health() const {
 uint64_t Replies::acknowledged() const {
   std::lock_guard lock(mutex_);
   return acknowledged_;
+}
+
+uint64_t Replies::last_sent() const {
+  std::lock_guard lock(mutex_);
+  return last_sent_;
 }
 
 Replies::Totals Replies::totals() const {

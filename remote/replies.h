@@ -39,20 +39,21 @@ class Replies {
   // Takes what has come already.
   void drain();
 
-  // Waits for the reply to a message that was announced by `expect`. A failure is returned and set in *error: the first
-  // one that was not reported yet, which may be another message's.
+  // Waits for the reply to a message that was announced by `expect`. A failure that it tells is returned and set in
+  // *error.
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
 
-  // The same, but failures that were not reported yet stay for the next `wait`.
-  Status wait_for_this(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply);
+  // Failures that nobody has waited for: of programs that could not be built, and in replies to interrupted waits.
+  // Those of *error, a synchronisation's, come after them in it.
+  void take_deferred(OpError* error);
 
   // What the worker records after this message is kept as it comes, at most `limit` events.
   void start_profile(uint64_t limit, uint64_t sequence);
   // What came since then.
   WorkerProfile take_profile();
 
-  // A run that cannot be sent: `error` is reported by the next wait, by that of this run (`sequence`), and by reads of
-  // the buffers [base, base + count) that it should have made.
+  // A run that cannot be sent: `error` is told by the wait for this run (`sequence`), by reads of the buffers
+  // [base, base + count) that it should have made, or else by take_deferred.
   void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
   // The error of `fail` that made this buffer impossible.
   std::optional<OpError> missing(uint64_t buffer) const;
@@ -62,6 +63,7 @@ class Replies {
   // ok, or kLost with why.
   Status health() const;
   uint64_t acknowledged() const;
+  uint64_t last_sent() const;
 
   struct Totals {
     uint64_t bytes_received = 0;  // control
@@ -100,7 +102,7 @@ class Replies {
   Status acknowledge(uint64_t sequence);
   void note_memory(const wire::MemoryUse* use);
   std::optional<OpError> op_error(const wire::Error* error) const;
-  void defer(std::optional<OpError> error);
+  void defer(OpError error);
   void set_lost(const Status& why);
 
   Transport& transport_;
@@ -112,7 +114,8 @@ class Replies {
   Status lost_;
   uint64_t lost_at_ = 0;
   std::map<uint64_t, Slot> slots_;  // by sequence
-  std::optional<OpError> deferred_;
+  std::vector<OpError> deferred_;
+  uint64_t not_listed_ = 0;  // beside these
   std::deque<Missing> missing_;
   std::array<Credit, kMaxUnacknowledged> credits_;  // a ring: not acknowledged yet, in order
   size_t first_credit_ = 0;

@@ -82,6 +82,8 @@ const char* name(Type type) {
     case Type::kMemory:
     case Type::kMemoryReply:
       return "memory";
+    case Type::kCancel:
+      return "cancel";
     case Type::kTransport:
       break;
   }

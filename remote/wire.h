@@ -30,6 +30,7 @@ enum class Type : uint8_t {
   kProfilePart,  // from the worker, without being asked: a ProfileReply's part so far
   kMemory,
   kMemoryReply,
+  kCancel,
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
 };
 
@@ -43,7 +44,7 @@ enum Flags : uint16_t {
 
 // Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each
 // direction; a reply's is that of the message it answers (so it can be sent again after a resume, and matched by the
-// client).
+// client). A Cancel has none: 0.
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 4
+#define TR_EXECUTOR_ABI 5
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
@@ -81,10 +81,12 @@ typedef struct tr_executor_api {
   // not allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
   // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements.
-  void (*pack)(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
-               const int64_t* strides);
+  void (*pack)(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+               const int64_t* sizes, const int64_t* strides);
   // 1 if programs may have the op of this name ("aten::add.Tensor").
   int (*has_op)(tr_executor* executor, const char* name);
+  // The host is about to wait, for nobody knows how long: threads that spin should sleep.
+  void (*rest)(tr_executor* executor);
 } tr_executor_api;
 
 typedef const tr_executor_api* (*tr_executor_entry)(void);

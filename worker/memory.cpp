@@ -35,12 +35,14 @@ class AnonymousSource : public SegmentSource {
 
 std::unique_ptr<SegmentSource> make_anonymous_source() { return std::make_unique<AnonymousSource>(); }
 
-CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit) {
-  return Pointer(new CachingAllocator(std::move(source), limit));
+CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                                                   std::unique_ptr<SegmentSource> own) {
+  return Pointer(new CachingAllocator(std::move(source), limit, std::move(own)));
 }
 
-CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit)
-    : source_(std::move(source)), limit_(limit) {}
+CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                                   std::unique_ptr<SegmentSource> own)
+    : sources_{std::move(source), std::move(own)}, limit_(limit) {}
 
 CachingAllocator::~CachingAllocator() {
   free_slabs();
@@ -68,13 +70,14 @@ size_t CachingAllocator::class_size(uint32_t size_class) {
   return (((size_class - 8) % 4 + 5) << shift) * kSmallest;
 }
 
-bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer) {
+bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
   std::lock_guard lock(mutex_);
+  if (!sources_[1]) reach = Reach::kShared;
   Block* block = nullptr;
   if (nbytes <= kSmallMax) {
     block = take_small(class_of(nbytes));
   } else if (nbytes <= limit_) {  // also keeps the rounding from overflowing
-    block = take_large(round_up(nbytes, kPage));
+    block = take_large(round_up(nbytes, kPage), reach);
   }
   if (!block) {
     ++stats_.failures;
@@ -124,7 +127,7 @@ void CachingAllocator::give_small(Block* block) {
 
 bool CachingAllocator::add_slab(uint32_t size_class) {
   const size_t size = class_size(size_class);
-  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage));
+  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage), Reach::kShared);
   if (!memory) return false;
   memory->in_use = true;
   auto slab = std::make_unique<Slab>();
@@ -157,22 +160,23 @@ CachingAllocator::Block* CachingAllocator::new_block() {
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
+CachingAllocator::Block* CachingAllocator::take_large(size_t size, Reach reach) {
+  std::set<Block*, BySize>& free = free_large(reach);
   Block probe;
   probe.size = size;
-  auto found = free_large_.lower_bound(&probe);
-  if (found == free_large_.end()) {
-    if (!add_segment(size)) {
+  auto found = free.lower_bound(&probe);
+  if (found == free.end()) {
+    if (!add_segment(size, reach)) {
       free_slabs();
       free_segments();
-      found = free_large_.lower_bound(&probe);
-      if (found == free_large_.end() && !add_segment(size)) return nullptr;
+      found = free.lower_bound(&probe);
+      if (found == free.end() && !add_segment(size, reach)) return nullptr;
       ++stats_.retries;
     }
-    found = free_large_.lower_bound(&probe);
+    found = free.lower_bound(&probe);
   }
   Block* block = *found;
-  free_large_.erase(found);
+  free.erase(found);
   if (block->size > size) {
     Block* rest = new_block();
     rest->data = block->data + size;
@@ -183,40 +187,43 @@ CachingAllocator::Block* CachingAllocator::take_large(size_t size) {
     if (rest->next) rest->next->previous = rest;
     block->next = rest;
     block->size = size;
-    free_large_.insert(rest);
+    free.insert(rest);
   }
   return block;
 }
 
 void CachingAllocator::give_large(Block* block) {
+  std::set<Block*, BySize>& free = free_large(block->segment->reach);
   if (Block* next = block->next; next && !next->in_use) {
-    free_large_.erase(next);
+    free.erase(next);
     block->size += next->size;
     block->next = next->next;
     if (block->next) block->next->previous = block;
     spare_blocks_.push_back(next);
   }
   if (Block* previous = block->previous; previous && !previous->in_use) {
-    free_large_.erase(previous);
+    free.erase(previous);
     previous->size += block->size;
     previous->next = block->next;
     if (previous->next) previous->next->previous = previous;
     spare_blocks_.push_back(block);
     block = previous;
   }
-  free_large_.insert(block);
+  free.insert(block);
 }
 
-bool CachingAllocator::add_segment(size_t size) {
+bool CachingAllocator::add_segment(size_t size, Reach reach) {
+  SegmentSource& source = *sources_[static_cast<size_t>(reach)];
   const auto fits = [&](size_t bytes) {
     return stats_.reserved.current <= limit_ && bytes <= limit_ - stats_.reserved.current;
   };
   // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
   Segment memory;
-  if (size < kSegment / 2 && fits(kSegment)) memory = source_->allocate(kSegment);
-  if (!memory.data && fits(size)) memory = source_->allocate(size);
+  if (size < kSegment / 2 && fits(kSegment)) memory = source.allocate(kSegment);
+  if (!memory.data && fits(size)) memory = source.allocate(size);
   if (!memory.data) return false;
   auto segment = std::make_unique<OwnedSegment>();
+  segment->reach = reach;
   Block* block = new_block();
   block->data = memory.data;
   block->size = memory.size / kPage * kPage;
@@ -226,7 +233,7 @@ bool CachingAllocator::add_segment(size_t size) {
   stats_.reserved.increase(memory.size);
   segment->memory = std::move(memory);
   segments_.push_back(std::move(segment));
-  free_large_.insert(block);
+  free_large(reach).insert(block);
   return true;
 }
 
@@ -258,7 +265,7 @@ void CachingAllocator::free_segments() {
   std::erase_if(segments_, [&](std::unique_ptr<OwnedSegment>& segment) {
     Block* first = segment->first;
     if (first->in_use || first->next) return false;
-    free_large_.erase(first);
+    free_large(segment->reach).erase(first);
     spare_blocks_.push_back(first);
     stats_.segments.decrease(1);
     stats_.reserved.decrease(segment->memory.size);

@@ -62,6 +62,9 @@ class SegmentSource {
 // Anonymous memory, in huge pages where the kernel has them.
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
+// Who will see a block's bytes: the client too, through the transport's memory, or this process alone.
+enum class Reach : uint8_t { kShared, kOwn };
+
 // Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer
 // than the session that it came from.
 class CachingAllocator {
@@ -77,11 +80,13 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all, external ones included.
-  static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit);
+  // `limit`: bytes that may be reserved in all, external ones included. `own`: where large blocks of Reach::kOwn come from, if not from
+  // `source`.
+  static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                        std::unique_ptr<SegmentSource> own = nullptr);
 
   // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
-  bool allocate(uint64_t nbytes, tr_buffer* buffer);
+  bool allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach = Reach::kShared);
 
   // Counts memory that is not from here (tensors adopted from messages) in the statistics and against the limit.
   void add_external(uint64_t nbytes);
@@ -119,6 +124,7 @@ class CachingAllocator {
   };
   struct OwnedSegment {
     Segment memory;
+    Reach reach = Reach::kShared;
     Block* first = nullptr;
   };
   struct BySize {
@@ -128,7 +134,7 @@ class CachingAllocator {
   };
   static constexpr uint32_t kClasses = 32;
 
-  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit);
+  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit, std::unique_ptr<SegmentSource> own);
   ~CachingAllocator();
 
   static uint32_t class_of(size_t size);
@@ -136,25 +142,26 @@ class CachingAllocator {
   static void release(void* owner);
 
   Block* take_small(uint32_t size_class);
-  Block* take_large(size_t size);
+  Block* take_large(size_t size, Reach reach);
   bool add_slab(uint32_t size_class);
-  bool add_segment(size_t size);
+  bool add_segment(size_t size, Reach reach);
   void give_small(Block* block);
   void give_large(Block* block);
+  std::set<Block*, BySize>& free_large(Reach reach) { return free_large_[static_cast<size_t>(reach)]; }
   void free_slabs();
   void free_segments();
   Block* new_block();
   void close();
 
   mutable std::mutex mutex_;
-  std::unique_ptr<SegmentSource> source_;
+  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // by reach; there may be no own one
   uint64_t limit_;
   MemoryStats stats_;
   uint64_t blocks_in_use_ = 0;  // without external ones
   bool closed_ = false;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;
-  std::set<Block*, BySize> free_large_;
+  std::array<std::set<Block*, BySize>, 2> free_large_;  // by reach
   std::vector<std::unique_ptr<OwnedSegment>> segments_;
   std::vector<Block*> spare_blocks_;  // records of large blocks, for reuse
 };

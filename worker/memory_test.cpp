@@ -66,6 +66,39 @@ TEST(Memory, AlignsAndRoundsUp) {
   }
 }
 
+TEST(Memory, OwnBlocksComeFromTheirOwnSource) {
+  const auto shared = std::make_shared<Counted>(), own = std::make_shared<Counted>();
+  auto allocator = CachingAllocator::create(std::make_unique<CountingSource>(shared), uint64_t{200} << 20,
+                                            std::make_unique<CountingSource>(own));
+  const auto get = [&](Reach reach, uint64_t size) {
+    tr_buffer buffer{};
+    EXPECT_TRUE(allocator->allocate(size, &buffer, reach));
+    return buffer;
+  };
+  const tr_buffer a = get(Reach::kOwn, 1 << 20);
+  EXPECT_EQ(own->segments, 1u);
+  EXPECT_EQ(shared->segments, 0u);
+  const tr_buffer b = get(Reach::kShared, 1 << 20);
+  EXPECT_EQ(shared->segments, 1u);
+  release(a);
+  release(b);
+  // Each is found again where it belongs.
+  const tr_buffer c = get(Reach::kShared, 1 << 20), d = get(Reach::kOwn, 1 << 20);
+  EXPECT_EQ(c.data, b.data);
+  EXPECT_EQ(d.data, a.data);
+  release(c);
+  release(d);
+  // The limit counts both, and what one does not need the other may have.
+  const tr_buffer large = get(Reach::kOwn, 150 << 20);
+  tr_buffer none{};
+  EXPECT_FALSE(allocator->allocate(100 << 20, &none, Reach::kShared));
+  release(large);
+  release(get(Reach::kShared, 180 << 20));
+  allocator->trim();
+  EXPECT_EQ(own->bytes + shared->bytes, 0u);
+  EXPECT_EQ(allocator->stats().reserved.current, 0u);
+}
+
 TEST(Memory, ReusesWhatWasFreed) {
   Fixture f;
   const tr_buffer small = f.get(100);

@@ -52,6 +52,7 @@ struct LoadedProgram {
   bool executor_is_current = false;  // the executor has seen `values`
   Layout layout;
   std::vector<Stage> stages;
+  uint32_t piece = 8;  // nodes after which a long run looks whether it is to go on
 };
 
 // Cuts a run where many bytes of inputs that do not outlive it (activations, in a backward pass) are dead, so that what

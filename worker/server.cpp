@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 
 #include "ir/op_table.h"
 #include "remote/message.h"
@@ -70,6 +71,10 @@ class Server {
   Status refuse(const Status& why);
   Status create_executor();
   Status next(Frame* frame);
+  Status receive(Frame* frame, std::chrono::nanoseconds timeout);
+  // Takes what has come, for later, and looks for a Cancel among it.
+  void look_ahead();
+  bool note_cancel(const Frame& frame);
   Status handle(Frame& frame);
   Status handle_profiled(Frame& frame);
 
@@ -84,7 +89,6 @@ class Server {
   Status memory(Frame& frame);
   wire::MemoryUse memory_use() const;
   Status acknowledge();
-  Status tell_failed_check();
   // Puts what was recorded since the last time into *events and builder_.
   using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
   Programs take_profile(Profile& profile, AttachmentPtr* events);
@@ -92,6 +96,8 @@ class Server {
   Status hand_over_profile();
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
+  // Likewise; the client knows it then.
+  flatbuffers::Offset<wire::Error> tell(const FailurePtr& failure);
   // Sends what builder_ holds.
   Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
   Status reply(Type type, const Frame& to, AttachmentPtr attachment = nullptr);
@@ -108,6 +114,10 @@ class Server {
   uint64_t session_number_ = 0;
   uint64_t done_ = 0;          // sequence of the last message that is done
   uint64_t acknowledged_ = 0;  // the client knows that
+  std::deque<Frame> ahead_;    // received, and not yet handled
+  Status ahead_status_;        // why nothing more comes
+  uint64_t cancelled_ = 0;     // runs up to this sequence are dropped
+  uint64_t looked_ = 0;        // when, ns
   uint64_t replied_ = 0;       // when the last reply went out, if a profile is recorded
 };
 
@@ -134,19 +144,57 @@ Status Server::run() {
   }
 }
 
+bool Server::note_cancel(const Frame& frame) {
+  if (frame.header.type != static_cast<uint8_t>(Type::kCancel)) return false;
+  if (const auto* message = wire::verify<wire::Cancel>(frame.control)) {
+    cancelled_ = std::max(cancelled_, message->through());
+  }
+  return true;
+}
+
+void Server::look_ahead() {
+  looked_ = monotonic_ns();
+  while (ahead_status_.ok()) {
+    Frame frame;
+    Status status = transport_.receive(&frame, std::chrono::nanoseconds::zero());
+    if (status.code() == ErrorCode::kTimeout) return;
+    if (!status.ok()) {
+      ahead_status_ = status;
+    } else if (!note_cancel(frame)) {
+      ahead_.push_back(std::move(frame));
+    }
+  }
+}
+
+Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
+  constexpr uint64_t kLookEvery = 2'000'000;  // ns
+  if (monotonic_ns() - looked_ > kLookEvery) look_ahead();
+  if (!ahead_.empty()) {
+    *frame = std::move(ahead_.front());
+    ahead_.pop_front();
+    return {};
+  }
+  if (!ahead_status_.ok()) return ahead_status_;
+  for (;;) {
+    Status status = transport_.receive(frame, timeout);
+    if (!status.ok() || !note_cancel(*frame)) return status;
+  }
+}
+
 // The next message. Before it waits, it tells the client what is done.
 Status Server::next(Frame* frame) {
-  Status status = transport_.receive(frame, std::chrono::nanoseconds::zero());
+  Status status = receive(frame, std::chrono::nanoseconds::zero());
   if (status.code() != ErrorCode::kTimeout) return status;
   if (done_ != acknowledged_) {
     if (status = acknowledge(); !status.ok()) return status;
   }
+  if (executor_) options_.executor->rest(executor_);
   for (;;) {
     std::chrono::nanoseconds idle = kIdle;
     if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
       idle = std::chrono::nanoseconds(due);
     }
-    status = transport_.receive(frame, idle);
+    status = receive(frame, idle);
     if (status.code() != ErrorCode::kTimeout) return status;
     if (profile_) {
       if (status = hand_over_profile(); !status.ok()) return status;
@@ -160,8 +208,10 @@ Status Server::next(Frame* frame) {
 Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
-  memory_ =
-      CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory());
+  // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
+  memory_ = CachingAllocator::create(std::move(source),
+                                     options_.memory_limit ? options_.memory_limit : machine_memory(),
+                                     options_.inproc ? nullptr : make_anonymous_source());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
   tr_error error{};
   error.struct_size = sizeof(error);
@@ -170,12 +220,16 @@ Status Server::create_executor() {
     return {ErrorCode::kInternal, std::string("remote: the executor does not start: ") + error.message, error.kind};
   }
   session_ = std::make_unique<Session>(options_.executor, executor_, memory_.get());
+  session_->set_cancelled([this](uint64_t sequence) {
+    look_ahead();
+    return sequence <= cancelled_;
+  });
   return {};
 }
 
 Status Server::refuse(const Status& why) {
   builder_.Clear();
-  builder_.Finish(wire::CreateHelloReply(builder_, encode(std::make_shared<const Failure>(Failure{why, 0, 0, 0})),
+  builder_.Finish(wire::CreateHelloReply(builder_, encode(std::make_shared<Failure>(Failure{why, 0, 0, 0})),
                                          static_cast<uint32_t>(getpid())));
   Status sent = send(Type::kHelloReply, 1);
   return sent.ok() ? why : sent;
@@ -229,20 +283,24 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
   if (!failure) return 0;
   const Status& status = failure->status;
   return wire::CreateErrorDirect(builder_, static_cast<uint8_t>(status.code()), status.kind().c_str(),
-                                 status.message().c_str(), failure->program, failure->record, failure->sequence);
+                                 status.message().c_str(), failure->program, failure->record, failure->sequence,
+                                 failure->skipped, failure->told);
+}
+
+flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
+  const auto error = encode(failure);
+  if (failure) failure->told = true;
+  return error;
 }
 
 Status Server::acknowledge() {
   builder_.Clear();
-  const auto error = encode(session_->take_failure());
+  const auto error = encode(session_->announce());
   const wire::MemoryUse memory = memory_use();
   builder_.Finish(wire::CreateProgress(builder_, &memory, error));
   acknowledged_ = done_;
   return send(Type::kProgress, done_);
 }
-
-// Nobody may get to see what comes after a failed check without its failure.
-Status Server::tell_failed_check() { return session_->failed_check() ? acknowledge() : Status(); }
 
 // -- messages
 // -----------------------------------------------------------------------------------------------------------
@@ -307,12 +365,12 @@ Status Server::run_program(Frame& frame) {
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
   FailurePtr failure;
-  Status status = session_->run(request, &words_, &failure);
+  words_.clear();
+  Status status = request.sequence <= cancelled_ ? session_->run_cancelled(request, &failure)
+                                                 : session_->run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
-  if (failure) session_->reported(failure);
-  if (status = tell_failed_check(); !status) return status;
   builder_.Clear();
-  const auto error = encode(failure);
+  const auto error = tell(failure);
   const auto words = builder_.CreateVector(words_);
   const wire::MemoryUse memory = memory_use();
   builder_.Finish(wire::CreateRunReply(builder_, error, words, &memory));
@@ -362,7 +420,7 @@ Status Server::read(Frame& frame) {
       if (attachment) {
         session_->pack(request, located, attachment->bytes().data());
       } else {
-        failure = std::make_shared<const Failure>(
+        failure = std::make_shared<Failure>(
             Failure{{ErrorCode::kOutOfMemory,
                      "remote: the worker has no memory left to send " + std::to_string(located.nbytes) + " bytes",
                      "OutOfMemoryError"},
@@ -372,10 +430,8 @@ Status Server::read(Frame& frame) {
       }
     }
   }
-  if (failure) session_->reported(failure);
-  if (Status status = tell_failed_check(); !status) return status;
   builder_.Clear();
-  const auto error = encode(failure);
+  const auto error = tell(failure);
   const wire::MemoryUse memory = memory_use();
   builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
   return reply(Type::kReadReply, frame, std::move(attachment));
@@ -385,9 +441,13 @@ Status Server::synchronize(Frame& frame) {
   const auto* message = wire::verify<wire::Synchronize>(frame.control);
   if (!message) return damaged("synchronize");
   builder_.Clear();
-  const auto error = encode(session_->take_failure());
+  uint64_t not_listed = 0;
+  std::vector<flatbuffers::Offset<wire::Error>> errors;
+  for (const FailurePtr& failure : session_->take_failures(&not_listed)) errors.push_back(tell(failure));
+  const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
+  const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
   const wire::MemoryUse memory = memory_use();
-  builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &memory, /*kernels_compiled=*/0));
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &memory, /*kernels_compiled=*/0, more, not_listed));
   return reply(Type::kSynchronizeReply, frame);
 }
 

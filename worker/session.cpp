@@ -1,6 +1,7 @@
 #include "worker/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -58,6 +59,56 @@ bool is_packed(const ReadRequest& request) {
 
 bool valid_item_size(uint32_t size) { return size == 1 || size == 2 || size == 4 || size == 8 || size == 16; }
 
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();
+constexpr size_t kMaxUntold = 64;
+constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
+
+bool untold(const FailurePtr& failure) { return failure && !failure->told; }
+
+// Of two that the client does not know, the earlier.
+const FailurePtr& earlier(const FailurePtr& a, const FailurePtr& b) {
+  if (!untold(a)) return b;
+  return untold(b) && b->number < a->number ? b : a;
+}
+
+// The view is all of `nbytes` bytes, each element once.
+bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
+  if (view.dynamic || values[view.offset] != 0) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    const int64_t size = values[view.sizes[d]];
+    if (size == 0) return nbytes == 0;
+    if (size != 1) dims.emplace_back(values[view.strides[d]], size);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != extent) return false;
+    extent *= size;
+  }
+  return static_cast<uint64_t>(extent) * ir::item_size(view.dtype) == nbytes;
+}
+
+// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
+uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
+  uint64_t bytes = 0;
+  for (const ir::View& view : graph.views) {
+    if (view.buffer != buffer || view.dynamic) continue;
+    int64_t last = values[view.offset];
+    bool empty = false;
+    for (size_t d = 0; d < view.sizes.size(); ++d) {
+      empty |= values[view.sizes[d]] == 0;
+      last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+    }
+    if (!empty) bytes = std::max(bytes, static_cast<uint64_t>(last + 1) * ir::item_size(view.dtype));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Memory::Memory(void* data, uint64_t nbytes, std::shared_ptr<void> keep, CachingAllocator* counted)
@@ -76,17 +127,29 @@ struct Session::Run {
   const RunRequest& request;
   std::vector<int64_t>* words;
   size_t words_used = 0;
-  std::vector<tr_buffer> buffers;  // of the graph. With an owner: to be kept or released by the run
-  std::vector<FailurePtr> poison;  // of the graph's buffers; empty while there is none
+  std::vector<tr_buffer> buffers = {};  // of the graph. With an owner: to be kept or released by the run
+  std::vector<FailurePtr> poison = {};  // of the graph's buffers; empty while there is none
+  std::vector<FailurePtr> behind = {};  // likewise: which update they lack, that the client does not know
+  FailurePtr check = nullptr;           // everything that is written now comes after this failed check
+  FailurePtr cancelled = nullptr;       // the rest of it
+  uint64_t since_look = 0;              // ns of work, without looking whether it is
   tr_buffer arena{};
-  FailurePtr failure;    // the first that this run met, its own or an older one
-  uint32_t next = 0;     // the node to go on with
-  bool aliased = false;  // one buffer is bound twice, which no client of ours does
+  FailurePtr failure = nullptr;  // of the last node: it did not run, or its operands are behind
+  uint32_t next = 0;             // the node to go on with
+  bool aliased = false;          // one buffer is bound twice, which no client of ours does
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());
     if (!poison[buffer]) poison[buffer] = reason;
-    if (!failure) failure = reason;
+  }
+  FailurePtr poison_of(uint32_t buffer) const { return poison.empty() ? nullptr : poison[buffer]; }
+  void set_behind(uint32_t buffer, const FailurePtr& reason) {
+    if (behind.empty()) behind.resize(buffers.size());
+    behind[buffer] = reason;
+  }
+  void add_behind(uint32_t buffer, const FailurePtr& reason) {
+    if (behind.empty()) behind.resize(buffers.size());
+    behind[buffer] = earlier(behind[buffer], reason);
   }
 };
 
@@ -96,9 +159,30 @@ Session::Session(const tr_executor_api* api, tr_executor* executor, CachingAlloc
 Session::~Session() = default;
 
 FailurePtr Session::note(Failure failure) {
-  auto shared = std::make_shared<const Failure>(std::move(failure));
-  if (!unreported_ || (shared->check && !unreported_->check)) unreported_ = shared;
+  auto shared = std::make_shared<Failure>(std::move(failure));
+  shared->number = ++failures_;
+  if (untold_.size() >= kMaxUntold) std::erase_if(untold_, [](const FailurePtr& known) { return known->told; });
+  if (untold_.size() < kMaxUntold) {
+    untold_.push_back(shared);
+  } else {
+    ++forgotten_;
+  }
+  if (shared->check && !untold(check_)) check_ = shared;
   return shared;
+}
+
+FailurePtr Session::announce() {
+  for (const FailurePtr& failure : untold_) {
+    if (!failure->told && !std::exchange(failure->announced, true)) return failure;
+  }
+  return nullptr;
+}
+
+std::vector<FailurePtr> Session::take_failures(uint64_t* more) {
+  std::vector<FailurePtr> all = std::exchange(untold_, {});
+  std::erase_if(all, [](const FailurePtr& failure) { return failure->told; });
+  *more = std::exchange(forgotten_, 0);
+  return all;
 }
 
 void Session::put(uint64_t id, Entry entry) {
@@ -119,7 +203,7 @@ Status Session::upload(uint64_t id, MemoryPtr memory) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
   if (memory_->stats().reserved.current > memory_->limit()) {
     put(id,
-        {nullptr,
+        {std::make_shared<Memory>(memory->nbytes()),
          note({{ErrorCode::kOutOfMemory,
                 "remote: the worker has no memory left for an upload of " + std::to_string(memory->nbytes()) + " bytes",
                 "OutOfMemoryError"},
@@ -142,44 +226,56 @@ Status Session::free(std::span<const uint8_t> bytes) {
 
 FailurePtr Session::no_such_buffer(uint64_t id, uint64_t sequence) const {
   if (undecoded_failure_ && id >= undecoded_base_) return undecoded_failure_;
-  return std::make_shared<const Failure>(
+  return std::make_shared<Failure>(
       Failure{Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
 }
 
 // -- running
 // ------------------------------------------------------------------------------------------------------------
 
-Status Session::run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure) {
-  words->clear();
-  *failure = nullptr;
+// Null without an error: the program could not be decoded.
+Status Session::decode(const RunRequest& request, LoadedProgram** program) {
+  *program = nullptr;
   const auto found = programs_.find(request.program);
   if (found == programs_.end()) {
     return Status::invalid("remote: a run names program " + std::to_string(request.program) + ", which was not sent");
   }
-  LoadedProgram& program = *found->second;
+  LoadedProgram& loaded = *found->second;
   frees_.clear();
   Status status = remote::decode_frees(request.frees, &frees_);
+  if (!status.ok() || !loaded.decoded) return status;
+  bool changed = false;
+  status = remote::decode_params(request.params, loaded.params, &changed);
+  if (status.ok()) status = remote::decode_bindings(request.bindings, request.base, loaded.bindings);
   if (!status.ok()) return status;
-  if (!program.decoded) {
-    *failure = note({program.status, request.program, 0, request.sequence});
+  if (changed) loaded.evaluated = false;
+  *program = &loaded;
+  return {};
+}
+
+Status Session::run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure) {
+  words->clear();
+  *failure = nullptr;
+  LoadedProgram* program = nullptr;
+  Status status = decode(request, &program);
+  if (!status.ok()) return status;
+  if (program == nullptr) {
+    *failure = note({programs_[request.program]->status, request.program, 0, request.sequence});
     undecoded_failure_ = *failure;
     undecoded_base_ = request.base;
     for (const uint64_t id : frees_) buffers_.erase(id);
     return {};
   }
-  bool changed = false;
-  status = remote::decode_params(request.params, program.params, &changed);
-  if (status.ok()) status = remote::decode_bindings(request.bindings, request.base, program.bindings);
-  if (!status.ok()) return status;
-  if (changed) program.evaluated = false;
-  Run run{program, request, words, 0, std::vector<tr_buffer>(program.graph.buffers.size()), {}, {}, nullptr, 0, false};
+  Run run{*program, request, words};
+  run.buffers.resize(program->graph.buffers.size());
+  run.check = pending_check();
   bind_inputs(run);
-  if (!program.status.ok()) {
-    fail_all(run, note({program.status, program.number, 0, request.sequence}));
+  if (!program->status.ok()) {
+    fail_all(run, note({program->status, program->number, 0, request.sequence}));
   } else if (status = prepare(run); !status.ok()) {
-    fail_all(run, note({status, program.number, 0, request.sequence}));
+    fail_all(run, note({status, program->number, 0, request.sequence}));
   } else {
-    words->resize(program.words);
+    words->resize(program->words);
     unshare_written(run);
     if (!run.poison.empty() || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
   }
@@ -190,6 +286,41 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   return {};
 }
 
+Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
+  *failure = nullptr;
+  LoadedProgram* program = nullptr;
+  Status status = decode(request, &program);
+  if (!status.ok()) return status;
+  if (program != nullptr) {
+    Run run{*program, request, nullptr};
+    run.buffers.resize(program->graph.buffers.size());
+    bind_inputs(run);
+    fail_all(run, cancellation(request.sequence));
+    finish(run);
+    *failure = run.failure;
+  }
+  for (const uint64_t id : frees_) buffers_.erase(id);
+  return {};
+}
+
+// Whoever asked for it knows it.
+FailurePtr Session::cancellation(uint64_t sequence) {
+  auto failure = std::make_shared<Failure>(
+      Failure{{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
+  failure->number = ++failures_;
+  failure->told = true;
+  return failure;
+}
+
+// The first failed check that the client does not know.
+FailurePtr Session::pending_check() {
+  if (check_ && check_->told) {
+    const auto next = std::ranges::find_if(untold_, [](const FailurePtr& f) { return f->check && !f->told; });
+    check_ = next != untold_.end() ? *next : nullptr;
+  }
+  return check_;
+}
+
 void Session::bind_inputs(Run& run) {
   const LoadedProgram& program = run.program;
   ++run_count_;
@@ -198,12 +329,17 @@ void Session::bind_inputs(Run& run) {
     const uint64_t id = program.bindings.ids[i];
     const Entry* entry = buffers_.find(id);
     if (!entry) {
-      run.set_poison(b, note(Failure(*no_such_buffer(id, run.request.sequence))));
-    } else if (entry->failure) {
+      run.buffers[b].nbytes = kUnknownSize;
+      FailurePtr failure = no_such_buffer(id, run.request.sequence);
+      run.set_poison(b, failure == undecoded_failure_ ? failure : note(*failure));
+      continue;
+    }
+    run.buffers[b] = borrowed(entry->memory->data(), entry->memory->nbytes());
+    run.aliased |= !entry->memory->bind(run_count_);
+    if (entry->poisoned()) {
       run.set_poison(b, entry->failure);
-    } else {
-      run.buffers[b] = borrowed(entry->memory->data(), entry->memory->nbytes());
-      run.aliased |= !entry->memory->bind(run_count_);
+    } else if (untold(entry->failure)) {
+      run.set_behind(b, entry->failure);
     }
   }
 }
@@ -221,8 +357,7 @@ Status Session::prepare(Run& run) {
   nbytes_.resize(graph.buffers.size());
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].kind == ir::BufferKind::kInput) {
-      // A poisoned one's size does not matter: nothing will touch it.
-      nbytes_[b] = run.buffers[b].data ? run.buffers[b].nbytes : std::numeric_limits<int64_t>::max();
+      nbytes_[b] = run.buffers[b].nbytes;
     } else {
       const int64_t size = graph.buffers[b].nbytes == ir::kNoSym ? 0 : program.values[graph.buffers[b].nbytes];
       if (size < 0) return Status::invalid("remote: the run gives a buffer " + std::to_string(size) + " bytes");
@@ -263,7 +398,7 @@ void Session::unshare_written(Run& run) {
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
-  if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena)) return false;
+  if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena, Reach::kOwn)) return false;
   for (size_t b = 0; b < run.buffers.size(); ++b) {
     if (layout.offsets[b] == Layout::kNotThere) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
@@ -278,7 +413,7 @@ bool Session::execute(Run& run) {
     for (const uint32_t b : stage.allocate) {
       if (!memory_->allocate(program.nbytes[b], &run.buffers[b])) return false;
     }
-    if (stage.first != stage.last && !call(run, stage.first, stage.last)) return false;
+    if (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last)) return false;
     if (run.aliased || &stage == &program.stages.back()) continue;
     for (const uint32_t i : stage.release) {
       buffers_.erase(program.bindings.ids[i]);
@@ -288,8 +423,35 @@ bool Session::execute(Run& run) {
   return true;
 }
 
-// Runs nodes [first, last). False if one failed: its results and what it writes are then poisoned, and run.next is the
-// one after it.
+// As many nodes at once as take some milliseconds, so that a cancellation is seen in time. A program that takes less is
+// run as a whole from its second run on.
+bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
+  uint32_t& piece = run.program.piece;
+  while (last - first > piece) {
+    const uint64_t began = now_ns();
+    if (!call(run, first, first + piece)) return false;
+    first += piece;
+    const uint64_t took = now_ns() - began;
+    run.since_look += took;
+    if (took < kLookEvery / 2) piece *= 2;
+    if (took > 2 * kLookEvery) piece = std::max(piece / 2, 1u);
+    if (run.since_look < kLookEvery) continue;
+    run.since_look = 0;
+    if (look(run)) return false;
+  }
+  const uint64_t began = last - first > 8 ? now_ns() : 0;
+  const bool good = call(run, first, last);
+  if (began != 0 && now_ns() - began > 4 * kLookEvery) piece = std::max(piece / 2, 8u);
+  return good;
+}
+
+// Whether the rest of the run is to be dropped.
+bool Session::look(Run& run) {
+  if (cancelled_ && cancelled_(run.request.sequence)) run.cancelled = cancellation(run.request.sequence);
+  return run.cancelled != nullptr;
+}
+
+// Runs nodes [first, last). False if one failed: run.next is then the one after it.
 bool Session::call(Run& run, uint32_t first, uint32_t last) {
   LoadedProgram& program = run.program;
   tr_run call{};
@@ -309,13 +471,14 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   if (profile_) profile_->ops(program, run.request.sequence, first, last);
   program.executor_is_current = true;
   run.words_used += call.word_count;
+  const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
+  if (!run.behind.empty() || run.check) pass_on(run, first, end);
   run.next = last;
   if (good) return true;
-  const uint32_t node = std::clamp(error_.node, first, last - 1);
-  run.next = node + 1;
-  const FailurePtr failure = note(failure_of(run, node));
-  if (!run.failure) run.failure = failure;
-  poison_node(run, node, failure);
+  run.next = end + 1;
+  const FailurePtr failure = note(failure_of(run, end));
+  skip(run, end, failure);
+  if (failure->check && !run.check) run.check = failure;
   return false;
 }
 
@@ -334,66 +497,207 @@ Failure Session::failure_of(const Run& run, uint32_t index) const {
           check};
 }
 
-void Session::poison_node(Run& run, uint32_t index, const FailurePtr& failure) {
-  const ir::Graph& graph = run.program.graph;
-  ir::for_each_view(graph.nodes[index], [&](uint32_t view, bool writes) {
-    if (writes) run.set_poison(graph.views[view].buffer, failure);
-  });
-}
-
-// The slow way: node by node, past those that touch something poisoned. Temporaries are freed as soon as they are dead,
+// The slow way: node by node, past those that read something poisoned. Temporaries are freed as soon as they are dead,
 // and what has no memory yet gets it when it is needed, so that a program that does not fit at once may still run.
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
+  uint64_t looked = now_ns();
   for (uint32_t n = run.next; n < graph.nodes.size(); ++n) {
-    FailurePtr poisoned;
-    if (!run.poison.empty()) {
-      ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
-        if (!poisoned) poisoned = run.poison[graph.views[view].buffer];
-      });
+    if (!run.cancelled && now_ns() - looked > kLookEvery) {
+      look(run);
+      looked = now_ns();
     }
-    if (poisoned) {
-      poison_node(run, n, poisoned);
+    if (const FailurePtr failure = run.cancelled ? run.cancelled : blocked(run, n)) {
+      skip(run, n, failure);
     } else {
-      call(run, n, n + 1);
+      call_and_repair(run, n);
     }
     for (const uint32_t b : program.dead_after[n]) release(run.buffers[b]);
   }
 }
 
-// Nothing ran: everything that would have been made or written is not there.
-void Session::fail_all(Run& run, const FailurePtr& failure) {
-  for (const uint32_t b : run.program.survivors) run.set_poison(b, failure);
-  for (const uint32_t b : run.program.inputs) {
-    if (run.program.written[b]) run.set_poison(b, failure);
+// -- what a failure leaves
+// ------------------------------------------------------------------------------------------------------------
+
+// The earliest failure of what the node needs and is not there; null: it can run.
+FailurePtr Session::blocked(const Run& run, uint32_t index) const {
+  if (run.poison.empty()) return nullptr;
+  const ir::Graph& graph = run.program.graph;
+  FailurePtr first;
+  ir::for_each_access(graph.nodes[index], [&](uint32_t view, ir::Access) {
+    const uint32_t b = graph.views[view].buffer;
+    const FailurePtr& failure = run.poison[b];
+    if (!failure || (first && first->number <= failure->number) || covers(run, index, b)) return;
+    first = failure;
+  });
+  return first;
+}
+
+// The node overwrites all of the buffer and reads nothing of it.
+bool Session::covers(const Run& run, uint32_t index, uint32_t buffer) const {
+  const ir::Graph& graph = run.program.graph;
+  const std::vector<int64_t>& values = run.program.values;
+  uint64_t nbytes = nbytes_[buffer];
+  if (nbytes == kUnknownSize) nbytes = reach(graph, values, buffer);
+  bool whole = false, only = true;
+  ir::for_each_access(graph.nodes[index], [&](uint32_t view, ir::Access access) {
+    if (graph.views[view].buffer != buffer) return;
+    only = only && access == ir::Access::kOverwrites;
+    whole = whole || is_whole(graph.views[view], values, nbytes);
+  });
+  return whole && only;
+}
+
+// False if there is none; that is noted.
+bool Session::give_memory(Run& run, uint32_t buffer) {
+  tr_buffer& memory = run.buffers[buffer];
+  if (memory.data) return true;
+  uint64_t nbytes = nbytes_[buffer];
+  if (nbytes == kUnknownSize) nbytes = reach(run.program.graph, run.program.values, buffer);
+  if (memory_->allocate(nbytes, &memory)) return true;
+  memory = {nullptr, nbytes_[buffer], nullptr, nullptr};
+  return false;
+}
+
+// Runs a node that overwrites poisoned buffers: they are good if it succeeds.
+void Session::call_and_repair(Run& run, uint32_t index) {
+  const ir::Graph& graph = run.program.graph;
+  bool memory = true;
+  const auto each = [&](auto&& f) {
+    if (run.poison.empty()) return;
+    ir::for_each_view(graph.nodes[index], [&](uint32_t view, bool) {
+      const uint32_t b = graph.views[view].buffer;
+      if (run.poison[b]) f(b);
+    });
+  };
+  each([&](uint32_t b) {
+    if (!memory || give_memory(run, b)) return;
+    memory = false;
+    skip(run, index,
+         note({out_of_memory(nbytes_[b]), run.program.number, graph.nodes[index].source, run.request.sequence}));
+  });
+  if (memory && call(run, index, index + 1)) each([&](uint32_t b) { run.poison[b] = nullptr; });
+}
+
+// The node does not run. What it would have made is poisoned; what it would have written keeps what it has.
+void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
+  const LoadedProgram& program = run.program;
+  const ir::Node& node = program.graph.nodes[index];
+  if (index + 1 == program.graph.nodes.size()) run.failure = failure;
+  if (node.in_place) return keep_older_value(run, index, failure);
+  ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+    const uint32_t b = program.graph.views[view].buffer;
+    if (access == ir::Access::kReads || run.poison_of(b)) return;
+    if (program.graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index) {
+      run.set_poison(b, failure);
+    } else {
+      run.add_behind(b, failure);
+      ++failure->skipped;
+    }
+  });
+}
+
+// The older value's bytes become those of the buffer that holds the newer one.
+void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failure) {
+  const ir::Graph& graph = run.program.graph;
+  const ir::Node& node = graph.nodes[index];
+  const uint32_t from = graph.views[node.args[0].a].buffer, to = graph.views[node.results[0].a].buffer;
+  if (const FailurePtr poison = run.poison_of(from)) return run.set_poison(to, poison);
+  if (!give_memory(run, to)) {
+    return run.set_poison(to,
+                          note({out_of_memory(nbytes_[to]), run.program.number, node.source, run.request.sequence}));
   }
-  if (!run.failure) run.failure = failure;
+  if (run.buffers[to].data != run.buffers[from].data) {
+    std::memcpy(run.buffers[to].data, run.buffers[from].data, std::min(nbytes_[to], nbytes_[from]));
+  }
+  if (!run.behind.empty()) run.add_behind(to, run.behind[from]);
+  run.add_behind(to, failure);
+  ++failure->skipped;
+}
+
+// Nodes [first, last) ran: what they wrote lacks what their operands lacked.
+void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
+  const ir::Graph& graph = run.program.graph;
+  if (run.behind.empty()) run.behind.resize(run.buffers.size());
+  for (uint32_t n = first; n < last; ++n) {
+    FailurePtr lacks = run.check;
+    ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
+      if (access == ir::Access::kReads || access == ir::Access::kUpdates) {
+        lacks = earlier(lacks, run.behind[graph.views[view].buffer]);
+      }
+    });
+    ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
+      const uint32_t b = graph.views[view].buffer;
+      if (access == ir::Access::kReads) return;
+      if (access == ir::Access::kCreates || covers(run, n, b)) {
+        run.behind[b] = lacks;
+      } else {
+        run.behind[b] = earlier(run.behind[b], lacks);
+      }
+    });
+    if (n + 1 == graph.nodes.size() && untold(lacks)) run.failure = lacks;
+  }
+}
+
+// Nothing ran.
+void Session::fail_all(Run& run, const FailurePtr& failure) {
+  LoadedProgram& program = run.program;
+  const ir::Graph& graph = program.graph;
+  const bool sized = program.evaluated || ir::evaluate(graph, program.params.data(), &program.values).ok();
+  nbytes_.assign(graph.buffers.size(), kUnknownSize);
+  for (uint32_t b = 0; sized && b < graph.buffers.size(); ++b) {
+    const int64_t size = graph.buffers[b].nbytes == ir::kNoSym ? -1 : program.values[graph.buffers[b].nbytes];
+    if (size >= 0) nbytes_[b] = static_cast<uint64_t>(size);
+  }
+  program.nbytes = nbytes_;
+  program.placed = false;
+  for (const uint32_t b : program.survivors) run.set_poison(b, failure);
+  for (const ir::Node& node : graph.nodes) {
+    ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+      const uint32_t b = graph.views[view].buffer;
+      if (access == ir::Access::kReads || graph.buffers[b].kind != ir::BufferKind::kInput || run.poison_of(b)) return;
+      run.add_behind(b, failure);
+      ++failure->skipped;
+    });
+  }
+  run.failure = failure;
 }
 
 void Session::finish(Run& run) {
   const LoadedProgram& program = run.program;
-  const auto poison = [&](uint32_t b) { return run.poison.empty() ? nullptr : run.poison[b]; };
+  const auto behind = [&](uint32_t b) { return run.behind.empty() ? nullptr : run.behind[b]; };
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
     const uint64_t id = program.bindings.ids[i];
     if (!program.graph.buffers[b].survives) {
       buffers_.erase(id);
-    } else if (FailurePtr failure = poison(b)) {
-      if (Entry* entry = buffers_.find(id)) *entry = {nullptr, std::move(failure)};
+      continue;
+    }
+    Entry* entry = buffers_.find(id);
+    if (run.buffers[b].owner && !run.poison_of(b)) {  // repaired
+      put(id, {std::make_shared<Memory>(run.buffers[b]), behind(b)});
+      run.buffers[b] = {};
+    } else if (entry && !entry->poisoned()) {
+      // (Poisoned in this run only if it could not be written to.)
+      if (run.poison_of(b)) {
+        entry->failure = run.poison_of(b);
+      } else if (!run.behind.empty()) {
+        entry->failure = behind(b);
+      }
     }
   }
   for (size_t k = 0; k < program.survivors.size(); ++k) {
     const uint32_t b = program.survivors[k];
-    FailurePtr failure = poison(b);
+    FailurePtr failure = run.poison_of(b);
     if (!failure && !run.buffers[b].data && !memory_->allocate(program.nbytes[b], &run.buffers[b])) {
       failure = note({out_of_memory(program.nbytes[b]), program.number, 0, run.request.sequence});
     }
     if (failure) {
       release(run.buffers[b]);
-      put(run.request.base + k, {nullptr, std::move(failure)});
+      put(run.request.base + k, {std::make_shared<Memory>(program.nbytes[b]), std::move(failure)});
     } else {
-      put(run.request.base + k, {std::make_shared<Memory>(run.buffers[b]), nullptr});
+      put(run.request.base + k, {std::make_shared<Memory>(run.buffers[b]), behind(b)});
       run.buffers[b] = {};
     }
   }
@@ -406,11 +710,11 @@ void Session::finish(Run& run) {
 
 FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Located* located) {
   const auto refuse = [&](std::string message) {
-    return std::make_shared<const Failure>(Failure{Status::invalid(std::move(message)), 0, 0, sequence});
+    return std::make_shared<Failure>(Failure{Status::invalid(std::move(message)), 0, 0, sequence});
   };
   const Entry* entry = buffers_.find(request.buffer);
   if (!entry) return no_such_buffer(request.buffer, sequence);
-  if (entry->failure) return entry->failure;
+  if (entry->poisoned() || untold(entry->failure)) return entry->failure;
   if (!valid_item_size(request.item_size) || request.sizes.size() != request.strides.size() ||
       request.sizes.size() > ir::kMaxRank || !packed_bytes(request, &located->nbytes)) {
     return refuse("remote: a read has sizes that make no sense");
@@ -431,7 +735,7 @@ void Session::pack(const ReadRequest& request, const Located& located, void* des
   if (located.packed) {
     std::memcpy(destination, located.data, located.nbytes);
   } else {
-    api_->pack(located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
+    api_->pack(executor_, located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
                request.sizes.data(), request.strides.data());
   }
 }

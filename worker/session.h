@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,26 +19,37 @@
 
 // What a worker keeps for one client: its buffers and programs. One thread.
 //
-// Errors of ops do not stop a session. A node that fails poisons what it makes and what it writes; nodes that touch
-// poisoned buffers are skipped and poison theirs with the same failure, in this run and in later ones; all others run.
-// Reading a poisoned buffer gives the failure that it goes back to.
+// Errors of ops do not stop a session. A node that fails, or reads a poisoned buffer and is skipped for it, poisons
+// what it makes; what it would have written in place keeps its bytes, and is *behind*: it lacks that update. All other
+// nodes run, in this run and in later ones. A node that overwrites all of a poisoned buffer makes it good again.
+//
+// Reading a poisoned buffer gives the failure that it goes back to. Reading one that is behind, or was computed from
+// one that was, gives the failure if the client does not know it yet, and the bytes from then on. What is written after
+// a failed check (a node that makes and writes nothing) counts as behind by it. Where two failures meet, the earlier
+// one counts. So what is read does not depend on where programs begin and end.
 namespace torch_remote::worker {
 
-// Why a buffer has no contents.
+// Why a buffer has no contents, or lacks an update.
 struct Failure {
   Status status;
   uint32_t program = 0;   // 0: no run's
   uint32_t record = 0;    // of that program's trace
   uint64_t sequence = 0;  // of the message
-  bool check = false;     // of a node that makes and writes nothing: no buffer is poisoned, nothing that is read tells
+  bool check = false;     // of a node that makes and writes nothing
+  uint64_t number = 0;    // counts the session's failures
+  uint64_t skipped = 0;   // updates in place that did not happen because of it
+  bool told = false;      // the client knows it
+  bool announced = false;
 };
-using FailurePtr = std::shared_ptr<const Failure>;
+using FailurePtr = std::shared_ptr<Failure>;
 
 // Memory of a buffer. Shared between the session and the messages that lend it to the client.
 class Memory {
  public:
   // Gives the tr_buffer back when it goes.
   explicit Memory(const tr_buffer& buffer) : data_(buffer.data), nbytes_(buffer.nbytes), buffer_(buffer) {}
+  // Of a poisoned buffer: none, only how much it would be.
+  explicit Memory(uint64_t nbytes) : data_(nullptr), nbytes_(nbytes) {}
   // Memory of somebody else; `keep` holds it. Counted in the allocator's statistics.
   Memory(void* data, uint64_t nbytes, std::shared_ptr<void> keep, CachingAllocator* counted);
   ~Memory();
@@ -82,9 +94,14 @@ class Session {
   // A program that cannot be loaded is no error of the session: its runs fail.
   void load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune = false);
 
-  // Only a message that does not make sense is an error; the session is then useless. `words`: the results that the
-  // client wants to know; `failure`: the first of this run, or null.
+  // Only a message that does not make sense is an error; the session is then useless. `words`: the results of the last
+  // node that the client wants to know; `failure`: why it must not have them, or null.
   Status run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
+
+  // Asked now and then in the middle of a long run: true to drop the rest of it.
+  void set_cancelled(std::function<bool(uint64_t sequence)> cancelled) { cancelled_ = std::move(cancelled); }
+  // A run that is dropped as a whole.
+  Status run_cancelled(const RunRequest& request, FailurePtr* failure);
 
   // A new buffer with these bytes. 0 is no id.
   Status upload(uint64_t id, MemoryPtr memory);
@@ -102,15 +119,10 @@ class Session {
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
   void pack(const ReadRequest& request, const Located& located, void* destination) const;
 
-  // The failure to tell the client of next, or null: the first check's that it does not know, or else the first of all.
-  // It counts as told then.
-  FailurePtr take_failure() { return std::exchange(unreported_, nullptr); }
-  // Whether that is a check's.
-  bool failed_check() const { return unreported_ && unreported_->check; }
-  // The client was told of this one by a reply.
-  void reported(const FailurePtr& failure) {
-    if (unreported_ == failure) unreported_ = nullptr;
-  }
+  // A failure to announce before it is told, once; or null.
+  FailurePtr announce();
+  // The failures that the client does not know yet, in order; the caller tells them. There were `more` than are kept.
+  std::vector<FailurePtr> take_failures(uint64_t* more);
 
   // From now on the executor is asked when its ops run; null: no longer.
   void set_profile(Profile* profile) { profile_ = profile; }
@@ -121,11 +133,15 @@ class Session {
 
  private:
   struct Entry {
-    MemoryPtr memory;
-    FailurePtr failure;  // poisoned; `memory` may be there nevertheless
+    MemoryPtr memory;    // without data: poisoned
+    FailurePtr failure;  // why, or which update the contents lack
+    bool poisoned() const { return memory->data() == nullptr; }
   };
   struct Run;
 
+  Status decode(const RunRequest& request, LoadedProgram** program);
+  FailurePtr cancellation(uint64_t sequence);
+  FailurePtr pending_check();
   FailurePtr note(Failure failure);
   void bind_inputs(Run& run);
   Status prepare(Run& run);
@@ -133,9 +149,17 @@ class Session {
   bool allocate_arena(Run& run);
   bool execute(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last);
+  bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
+  bool look(Run& run);
   void execute_one_by_one(Run& run);
   Failure failure_of(const Run& run, uint32_t node) const;
-  static void poison_node(Run& run, uint32_t node, const FailurePtr& failure);
+  FailurePtr blocked(const Run& run, uint32_t node) const;
+  bool covers(const Run& run, uint32_t node, uint32_t buffer) const;
+  bool give_memory(Run& run, uint32_t buffer);
+  void call_and_repair(Run& run, uint32_t node);
+  void skip(Run& run, uint32_t node, const FailurePtr& failure);
+  void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
+  void pass_on(Run& run, uint32_t first, uint32_t last) const;
   void fail_all(Run& run, const FailurePtr& failure);
   void finish(Run& run);
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
@@ -147,7 +171,11 @@ class Session {
   Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
-  FailurePtr unreported_;
+  std::vector<FailurePtr> untold_;  // and some that were told; at most kMaxUntold
+  uint64_t forgotten_ = 0;          // more than these
+  uint64_t failures_ = 0;
+  FailurePtr check_;  // the first failed check that the client does not know
+  std::function<bool(uint64_t sequence)> cancelled_;
   // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not
   // exist.
   FailurePtr undecoded_failure_;

@@ -45,7 +45,7 @@ class SessionTest : public ::testing::Test {
     clients[number] = {};
   }
 
-  // Runs; `base` 100 unless told. Returns the failure, if any.
+  // Runs; `base` 100 unless told. Returns why the last node's results are not there, or null.
   FailurePtr run(uint32_t number, std::vector<int64_t> params, std::vector<uint64_t> inputs, uint64_t base = 100,
                  std::vector<uint64_t> frees = {}) {
     std::vector<uint8_t> encoded_params, encoded_bindings, encoded_frees;
@@ -79,6 +79,14 @@ class SessionTest : public ::testing::Test {
     std::vector<float> values(count);
     session->pack(request, located, values.data());
     return values;
+  }
+
+  // The first failure that the client does not know; it knows all of them now.
+  FailurePtr told() {
+    uint64_t more = 0;
+    const std::vector<FailurePtr> all = session->take_failures(&more);
+    for (const FailurePtr& failure : all) failure->told = true;
+    return all.empty() ? nullptr : all[0];
   }
 
   bool exists(uint64_t id) {
@@ -170,49 +178,233 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   EXPECT_EQ(session->buffers(), 0u);
 }
 
-TEST_F(SessionTest, AFailurePoisonsWhatHangsOnIt) {
+// An op fails that makes one tensor and is needed by an update in place and a result.
+constexpr const char* kPoisons = R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  b4: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::exp(%0)
+  aten::add_.Tensor(%1, %2, alpha=1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %0, alpha=1)
+  %4: f32[s0]{1} @b4 = aten::add.Tensor(%2, %0, alpha=1)
+})";
+
+// b1 += b0, or b1 = 0, or its first element.
+constexpr const char* kAddsInPlace = R"(graph(s0) {
+  b0: input survives
+  b1: input survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  aten::add_.Tensor(%1, %0, alpha=1)
+})";
+constexpr const char* kOverwrites = R"(graph(s0) {
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  aten::zero_(%0)
+})";
+constexpr const char* kDoubles = R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+})";
+
+TEST_F(SessionTest, AFailureNamesItsNode) {
   load(1, kFails);
   upload(1, {1, 2});
   upload(2, {3, 4});
-  const FailurePtr failure = run(1, {2, 8}, {1, 2});
+  run(1, {2, 8}, {1, 2});
+  const FailurePtr failure = told();
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->status.message(), "index out of range in self [aten::neg_(f32[2])]");
   EXPECT_EQ(failure->status.kind(), "IndexError");
   EXPECT_EQ(failure->program, 1u);
   EXPECT_EQ(failure->sequence, 1u);
+  EXPECT_EQ(failure->skipped, 1u);
+  EXPECT_EQ(told(), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
+  EXPECT_EQ(read(2, 2), (Floats{3, 4}));  // what it would have written
+  EXPECT_EQ(read(101, 2), (Floats{4, 6}));
   EXPECT_EQ(read(102, 2), (Floats{1, 2}));
+}
+
+TEST_F(SessionTest, AFailurePoisonsWhatItWouldHaveMadeAndLeavesWhatItWouldHaveWritten) {
+  load(1, kPoisons);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  const FailurePtr failure = run(1, {2, 8}, {1, 2});
+  ASSERT_NE(failure, nullptr);
   FailurePtr why;
-  read(101, 2, &why);
+  for (const uint64_t poisoned : {100, 102}) {
+    read(poisoned, 2, &why);
+    EXPECT_EQ(why, failure);
+  }
+  // The update was skipped, and so was that of what was computed from its target: this is told once.
+  for (const uint64_t behind : {2, 101}) {
+    read(behind, 2, &why);
+    EXPECT_EQ(why, failure);
+  }
+  EXPECT_EQ(failure->skipped, 1u);
+  failure->told = true;
+  EXPECT_EQ(read(2, 2), (Floats{3, 4}));
+  EXPECT_EQ(read(101, 2), (Floats{4, 6}));
+  read(100, 2, &why);
   EXPECT_EQ(why, failure);
-  read(2, 2, &why);  // written by the op that failed
-  EXPECT_EQ(why, failure);
-  EXPECT_EQ(session->take_failure(), failure);
-  EXPECT_EQ(session->take_failure(), nullptr);
+  EXPECT_EQ(told(), nullptr);
 }
 
 TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
-  load(1, kFails);
-  load(2, R"(graph(s0, s1) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  load(3, kDoubles);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  upload(3, {5, 6});
+  const FailurePtr root = run(1, {2, 8}, {1, 2});
+  EXPECT_EQ(run(2, {2}, {2, 3}, 200), root);  // behind
+  EXPECT_EQ(run(3, {2, 8}, {3}, 200), root);
+  FailurePtr why;
+  read(200, 2, &why);
+  EXPECT_EQ(why, root);
+  root->told = true;
+  EXPECT_EQ(read(200, 2), (Floats{16, 20}));
+  EXPECT_EQ(run(2, {2}, {100, 3}, 200), root);  // poisoned
+  EXPECT_EQ(root->skipped, 2u);
+  EXPECT_EQ(read(3, 2), (Floats{8, 10}));
+  EXPECT_EQ(run(3, {2, 8}, {3}, 201), nullptr);
+  EXPECT_EQ(read(201, 2), (Floats{16, 20}));
+  EXPECT_EQ(told(), nullptr);
+}
+
+TEST_F(SessionTest, OverwritingAllOfAPoisonedBufferRepairsIt) {
+  load(1, kPoisons);
+  load(2, kOverwrites);
+  load(3, kAddsInPlace);
+  upload(1, {1, 2, 3});
+  upload(2, {3, 4, 5});
+  const FailurePtr root = run(1, {3, 12}, {1, 2});
+  FailurePtr why;
+  EXPECT_EQ(run(2, {2}, {100}, 200), root);  // a part
+  read(100, 3, &why);
+  EXPECT_EQ(why, root);
+  EXPECT_EQ(run(2, {3}, {100}, 200), nullptr);
+  EXPECT_EQ(read(100, 3), (Floats{0, 0, 0}));
+  EXPECT_EQ(run(3, {3}, {1, 100}, 200), nullptr);
+  EXPECT_EQ(read(100, 3), (Floats{1, 2, 3}));
+  // What lacks an update lacks nothing after it was overwritten.
+  EXPECT_EQ(run(2, {3}, {2}, 200), nullptr);
+  EXPECT_EQ(read(2, 3), (Floats{0, 0, 0}));
+  EXPECT_EQ(told(), root);
+}
+
+TEST_F(SessionTest, AnOverwritingOpThatReadsWhatItOverwritesRepairsNothing) {
+  load(1, kPoisons);
+  load(2, R"(graph(s0) {
   b0: input survives
-  b1: input survives
-  b2: fresh(s1) survives
-  b3: fresh(s1) survives
   %0: f32[s0]{1} @b0
-  %1: f32[s0]{1} @b1
-  %2: f32[s0]{1} @b2 = aten::relu(%0)
-  %3: f32[s0]{1} @b3 = aten::relu(%1)
+  %1: f32[1]{1} @b0
+  aten::copy_(%0, %1)
 })");
   upload(1, {1, 2});
   upload(2, {3, 4});
   const FailurePtr root = run(1, {2, 8}, {1, 2});
-  session->take_failure();
-  EXPECT_EQ(run(2, {2, 8}, {101, 1}, 200), root);
-  EXPECT_EQ(session->take_failure(), nullptr);  // the client knows
+  EXPECT_EQ(run(2, {2}, {100}, 200), root);
+  FailurePtr why;
+  read(100, 2, &why);
+  EXPECT_EQ(why, root);
+}
+
+// A value that `lift` gave a buffer of its own goes back to the older one, wherever that lies.
+TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1)
+  b2: fresh(s1)
+  b3: fresh(s1)
+  b4: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::exp(%0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %1, alpha=1) in_place
+  %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %0, alpha=1)
+})");
+  upload(1, {1, 2});
+  const FailurePtr failure = run(1, {2, 8}, {1});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->skipped, 1u);
+  failure->told = true;
+  EXPECT_EQ(read(100, 2), (Floats{3, 6}));
+}
+
+TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
+  load(1, R"(graph(s0, s1) {
+  op test::check(Tensor self) -> ()
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+  test::check(%0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+})");
+  load(2, kDoubles);
+  upload(1, {1, 2});
+  run(1, {2, 8}, {1});
+  run(2, {2, 8}, {1}, 200);
+  EXPECT_EQ(read(1, 2), (Floats{1, 2}));
+  EXPECT_EQ(read(100, 2), (Floats{2, 4}));
+  FailurePtr check;
+  read(101, 2, &check);
+  ASSERT_NE(check, nullptr);
+  EXPECT_TRUE(check->check);
   FailurePtr why;
   read(200, 2, &why);
-  EXPECT_EQ(why, root);
-  EXPECT_EQ(read(201, 2), (Floats{1, 2}));
+  EXPECT_EQ(why, check);
+  check->told = true;
+  EXPECT_EQ(read(101, 2), (Floats{2, 4}));
+  EXPECT_EQ(read(200, 2), (Floats{2, 4}));
+  run(2, {2, 8}, {1}, 201);
+  EXPECT_EQ(read(201, 2), (Floats{2, 4}));
+  EXPECT_EQ(told(), nullptr);
+}
+
+// A run is looked at between its nodes, and what is dropped is as if it had failed.
+TEST_F(SessionTest, ACancelledRunLeavesWhatItWouldHaveWritten) {
+  load(1, kTwoOps);
+  load(2, kAddsInPlace);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  std::vector<uint8_t> params, bindings;
+  remote::encode_params(std::vector<int64_t>{3, 12}, clients[1].params, params);
+  remote::encode_bindings(std::vector<uint64_t>{1, 2}, 100, clients[1].bindings, bindings);
+  FailurePtr failure, why;
+  ASSERT_TRUE(session->run_cancelled({1, 100, params, bindings, {}, 7}, &failure).ok());
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.message(), "remote: cancelled by torch.remote.cancel()");
+  read(100, 3, &why);
+  EXPECT_EQ(why, failure);
+  EXPECT_EQ(told(), nullptr);  // the client asked for it
+  EXPECT_EQ(run(2, {3}, {100, 2}, 200), failure);
+  EXPECT_EQ(read(2, 3), (Floats{10, 20, 30}));
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(read(300, 3), (Floats{11, 44, 99}));
+}
+
+TEST_F(SessionTest, AllFailuresAreTold) {
+  load(1, kPoisons);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  for (int i = 0; i < 100; ++i) run(1, {2, 8}, {1, 2}, 100 + 4 * i);
+  uint64_t more = 0;
+  const std::vector<FailurePtr> all = session->take_failures(&more);
+  EXPECT_EQ(all.size() + more, 100u);
+  EXPECT_EQ(all[0]->sequence, 1u);
+  EXPECT_EQ(session->take_failures(&more).size(), 0u);
+  EXPECT_EQ(more, 0u);
 }
 
 TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
@@ -381,7 +573,8 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
 })");
   upload(1, {1, 2});
   for (int i = 0; i < 200; ++i) {
-    const FailurePtr failure = run(1, {2, int64_t{1} << 40, 8}, {1}, 100 + 4 * i);
+    run(1, {2, int64_t{1} << 40, 8}, {1}, 100 + 4 * i);
+    const FailurePtr failure = told();
     ASSERT_NE(failure, nullptr);
     ASSERT_EQ(failure->status.code(), ErrorCode::kOutOfMemory);
     ASSERT_NE(failure->status.message().find("[aten::relu(f32[2])]"), std::string::npos) << failure->status.message();

@@ -1,8 +1,8 @@
 """Ops that programs hold as they are, but that torch takes apart while AOTAutograd traces: kept whole here.
 
 These are the interpolations, which would become index arithmetic and gathers, with an accumulation into gathered places
-as their gradient. Of the other ops that torch takes apart so, all but a few pointwise ones are composed in eager code
-too.
+as their gradient, and attention with grouped queries, which would become products and a softmax. Of the other ops that
+torch takes apart so, all but a few pointwise ones are composed in eager code too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "
 _LINEAR += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
 _PACKED = ["upsample_bicubic2d"]  # their gradients are contiguous in whatever memory format they come
 _COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that take ops apart
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _lock = threading.RLock()  # compilers may run on several threads, and within each other
 
 Kernels = dict[DispatchKey, Callable[..., Any]]
@@ -51,6 +52,35 @@ def _linear(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """scaled_dot_product_attention; of grouped queries with keys and values repeated, as when it is recorded."""
+    if enable_gqa and query.device.type == "remote":
+        each = query.shape[-3] // key.shape[-3]
+        key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], each, *t.shape[-2:]).flatten(-4, -3) for t in (key, value))
+        enable_gqa = False
+    return _ATTENTION._op_dk(
+        DispatchKey.CompositeImplicitAutograd,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
 def _backward_meta(name: str) -> Callable[..., Any]:
     """For sizes that are symbolic, which most of C++'s shape functions do not take."""
 
@@ -64,7 +94,7 @@ def _backward_meta(name: str) -> Callable[..., Any]:
 @functools.cache
 def _replaced() -> dict[OpOverload, Kernels]:
     """By op: the Python kernels that are to be in place of those for composition."""
-    kernels: dict[OpOverload, Kernels] = {}
+    kernels: dict[OpOverload, Kernels] = {_ATTENTION: dict.fromkeys(_COMPOSED, _attention)}
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
             forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default

@@ -25,8 +25,15 @@ def as_data(op: Op) -> dict:
         "flags": op.flags,
         "functional": "aten::" + op.functional,
         "args": [
-            {"name": a.name, "kind": a.kind, "role": role, "writes": writes, "keyword_only": a.keyword_only}
-            for a, role, writes in zip(op.args, op.roles, op.writes, strict=True)
+            {
+                "name": a.name,
+                "kind": a.kind,
+                "role": role,
+                "writes": writes,
+                "keyword_only": a.keyword_only,
+                "overwrites": overwrites,
+            }
+            for a, role, writes, overwrites in zip(op.args, op.roles, op.writes, op.overwrites, strict=True)
         ],
         "results": [{"kind": r.kind, "alias": r.alias} for r in op.overload.results],
         "expression": op.expression,
@@ -88,10 +95,10 @@ def source(ops: list[Op]) -> str:
     opcode_of = {op.overload.name: i for i, op in enumerate(ops)}
     for opcode, op in enumerate(ops):
         first_arg, first_result = len(args), len(results)
-        for arg, role, writes in zip(op.args, op.roles, op.writes, strict=True):
+        for arg, role, writes, overwrites in zip(op.args, op.roles, op.writes, op.overwrites, strict=True):
             args.append(
                 f"    {{{_string(arg.name)}, ArgKind::k{arg.kind}, ArgRole::k{camel(role)}, {str(writes).lower()},"
-                f" {str(arg.keyword_only).lower()}}},"
+                f" {str(arg.keyword_only).lower()}, {str(overwrites).lower()}}},"
             )
         for result in op.overload.results:
             results.append(f"    {{ResultKind::k{result.kind}, {result.alias}}},")

@@ -15,8 +15,8 @@ from torchgen.model import SchemaKind
 
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
-    "overloads", "family", "shape", "structural", "values", "writes", "expression", "expressions", "decomposition",
-    "commutative", "dynamic", "random", "in_place_only", "doc",
+    "overloads", "family", "shape", "structural", "values", "writes", "overwrites", "expression", "expressions",
+    "decomposition", "commutative", "dynamic", "random", "in_place_only", "doc",
 }  # fmt: skip
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
@@ -54,6 +54,7 @@ class Op:
     args: list[Arg]  # the schema's, and a generator if the op draws random numbers without one
     roles: list[str]  # one an argument, an ir::ArgRole in snake_case without its k
     writes: list[bool]
+    overwrites: list[bool]
     flags: list[str]
     expression: str
     decomposition: str
@@ -176,7 +177,7 @@ class _Entry:
 
     def rows(self) -> list[Op]:
         chosen = self.select()
-        for key in ("structural", "values", "writes"):
+        for key in ("structural", "values", "writes", "overwrites"):
             for name in self.data.get(key, []):
                 if not any(o.arg(name) for o in chosen):
                     known = sorted({a.name for o in chosen for a in o.args})
@@ -223,11 +224,21 @@ class _Entry:
             args=args,
             roles=[self._role(arg.name, arg.kind, arg.default) for arg in args],
             writes=writes,
+            overwrites=self._overwrites(overload, args),
             flags=self._flags(overload, args, writes, hidden),
             expression=self._expression(overload),
             decomposition=self.data.get("decomposition", ""),
             doc=self.data["doc"],
         )
+
+    def _overwrites(self, overload: Overload, args: list[Arg]) -> list[bool]:
+        """Which arguments are filled without being read: what an out overload returns, and what the entry names."""
+        returned = {r.alias for r in overload.results} if overload.kind is SchemaKind.out else set()
+        named = self.data.get("overwrites", [])
+        for arg in args:
+            if arg.name in named and not arg.writes and overload.kind is SchemaKind.inplace:
+                self.fail(f"overwrites names {arg.name!r}, which {overload.name!r} does not write")
+        return [arg.writes and (i in returned or arg.name in named) for i, arg in enumerate(args)]
 
     def _args(self, overload: Overload) -> list[Arg]:
         given = any(arg.kind == "Generator" for arg in overload.args)

@@ -315,3 +315,191 @@ def test_tensors_that_the_device_does_not_have(remote, name):
         torch.remote.synchronize()
     assert (x + 1).shape == (2, 3)
     torch.remote.synchronize()
+
+
+# -- who is told -------------------------------------------------------------------------------------------------------
+
+
+def bad_index(device):
+    return torch.arange(4.0, device=device)[torch.full((4,), 9, device=device)]
+
+
+def test_a_good_tensor_never_fails_for_anothers_sake(remote):
+    bad = bad_index(remote)
+    good = torch.ones(3, device=remote)
+    assert "1." in repr(good) and good.sum().item() == 3 and (good * 2).tolist() == [2] * 3
+    assert good.nonzero().shape == (3, 1)
+    with pytest.raises(IndexError):
+        torch.accelerator.synchronize()
+    torch.accelerator.synchronize()
+    assert "1." in repr(good)
+    with pytest.raises(IndexError):
+        repr(bad)
+
+
+@pytest.mark.parametrize("wait", ["stream", "event", "module"])
+def test_each_way_to_synchronize_raises_what_nobody_was_told(remote, wait):
+    event = torch.Event(remote)
+    bad = bad_index(remote)
+    event.record()
+    waits = {
+        "stream": lambda: torch.Stream(remote).synchronize(),
+        "event": event.synchronize,
+        "module": torch.remote.synchronize,
+    }
+    with pytest.raises(IndexError):
+        waits[wait]()
+    waits[wait]()
+    del bad
+
+
+def test_one_synchronize_names_all_failures(remote):
+    kept = [bad_index(remote) for _ in range(3)]
+    kept.append(torch.zeros(2, 3, device=remote).index_select(0, torch.tensor([5], device=remote)))
+    with pytest.raises(IndexError) as error:
+        torch.remote.synchronize()
+    assert "3 other failures had not been raised" in str(error.value)
+    assert str(error.value).count("aten::index.Tensor") == 3 and "aten::index_select(f32[2, 3]" in str(error.value)
+    torch.remote.synchronize()
+
+
+def test_data_from_before_a_failed_check_can_be_read(remote):
+    x = torch.ones(4, device=remote)
+    before = x * 2
+    torch._assert_async((x > 2).all(), "too small")
+    after = x * 3
+    assert before.tolist() == [2] * 4
+    with pytest.raises(RuntimeError, match="too small"):
+        after.tolist()
+    assert after.tolist() == [3] * 4
+
+
+FAILS_UNSEEN = """
+    import torch, torch_remote
+    x = torch.arange(4.0, device="remote")
+    kept = [x[torch.full((4,), 9, device="remote")] for _ in range({count})]  # the line that fails
+    {then}
+"""
+
+
+@pytest.mark.parametrize("worker", ["local", "inproc"])
+def test_failures_that_nobody_saw_are_printed_at_exit(script, remote, worker):
+    result = script(FAILS_UNSEEN.format(count=2, then=""), TORCH_REMOTE_WORKER=worker)
+    assert "remote: 2 ops failed on the worker" in result.stderr
+    assert "index 9 is out of bounds" in result.stderr and "script.py:4 in" in result.stderr
+    assert "aten::index.Tensor(f32[4]" in result.stderr
+
+
+def test_failures_that_were_seen_are_not_printed_at_exit(script, remote):
+    seen = """try:
+        torch.remote.synchronize()
+    except IndexError:
+        pass"""
+    assert script(FAILS_UNSEEN.format(count=2, then=seen)).stderr == ""
+    assert "failed on the worker" not in script(FAILS_UNSEEN.format(count=1, then="kept[0].cpu()"), status=1).stderr
+
+
+# -- the user's frames -------------------------------------------------------------------------------------------------
+
+
+def outer(x, index):
+    return inner(x, index)  # the outer call
+
+
+def inner(x, index):
+    return torch.nn.Sequential(Picks(index))(x)  # the inner call
+
+
+class Picks(torch.nn.Module):
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+
+    def forward(self, x):
+        return x.index_select(0, self.index)  # the op
+
+
+def frames_of(message):
+    return [
+        (m[1], int(m[2])) for m in re.finditer(r"(called from|recorded at|   ) [^\n]*test_errors\.py:(\d+) in", message)
+    ]
+
+
+def test_an_error_has_the_frames_that_led_to_it(remote):
+    x, bad, good = torch.ones(4, device=remote), torch.tensor([9], device=remote), torch.tensor([1], device=remote)
+    outer(x, good)
+    result = outer(x, bad)  # the failing call
+    outer(x, good)
+    with pytest.raises(IndexError) as error:
+        result.cpu()
+    message = str(error.value)
+    frames = [line for _, line in frames_of(message)]
+    assert frames[-4:] == [line_of(f"# the {what}") for what in ("failing call", "outer call", "inner call", "op")]
+    assert re.search(r"\n    \.\.\. \d+ frames of torch\n  recorded at ", message), message
+
+
+def test_each_call_has_its_own_frames(remote):
+    """The same line, called from several."""
+    x, bad = torch.ones(4, device=remote), torch.tensor([9], device=remote)
+    results = []
+    for _ in range(3):
+        results.append(outer(x, bad))  # first caller
+        results.append(inner(x, bad))  # second caller
+    for i, result in enumerate(results):
+        with pytest.raises(IndexError) as error:
+            result.cpu()
+        frames = [line for _, line in frames_of(str(error.value))]
+        expected = (
+            ["first caller", "outer call", "inner call", "op"] if i % 2 == 0 else ["second caller", "inner call", "op"]
+        )
+        assert frames[-len(expected) :] == [
+            line_of(f"# {'' if 'caller' in what else 'the '}{what}") for what in expected
+        ]
+
+
+def test_frames_of_recursion_and_generators(remote):
+    x, bad = torch.ones(4, device=remote), torch.tensor([9], device=remote)
+
+    def deep(n):
+        return deep(n - 1) if n else x.index_select(0, bad)  # recursion
+
+    def items():
+        while True:
+            yield x.index_select(0, bad)  # generator
+
+    generator = items()
+    for result in (deep(3), deep(300), next(generator), next(generator)):
+        with pytest.raises(IndexError) as error:
+            result.cpu()
+        assert str(line_of("# recursion")) in str(error.value) or str(line_of("# generator")) in str(error.value)
+        assert len(str(error.value).splitlines()) < 40
+
+
+def test_the_backward_pass_names_the_frames_of_the_forward_pass(remote):
+    def model(x, index):
+        return x.gather(0, index).sum()  # gathered
+
+    x = torch.ones(3, device=remote, requires_grad=True)
+    index = torch.tensor([0, 1, 2], device=remote)
+    loss = model(x, index)  # the model
+    index.data.fill_(9)
+    loss.backward()
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        x.grad.cpu()
+    message = str(error.value)
+    assert re.search(rf"recorded in the backward pass of .*test_errors\.py:{line_of('# gathered')} in", message), (
+        message
+    )
+    assert f"test_errors.py:{line_of('# the model')} in" in message
+
+
+def test_a_compiled_graph_names_its_frames(remote):
+    @torch.compile(backend="remote")
+    def model(x, index):
+        return outer(x, index)
+
+    result = model(torch.ones(4, device=remote), torch.tensor([9], device=remote))
+    with pytest.raises(IndexError) as error:
+        result.cpu()
+    frames = [line for _, line in frames_of(str(error.value))]
+    assert frames[-3:] == [line_of(f"# the {what}") for what in ("outer call", "inner call", "op")], str(error.value)

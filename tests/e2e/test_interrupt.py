@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+import torch
+
 
 def test_ctrl_c_returns_within_a_second_and_the_session_works_on(script, remote):
     result = script(
@@ -78,3 +81,84 @@ def test_ctrl_c_does_not_reach_the_worker(script, remote):
     assert (x + 1).sum().item() == 16
     """.replace("import os", "import os; os.setpgid(0, 0); import os")
     )
+
+
+CANCEL = """
+    import os, signal, threading, time, torch, torch_remote
+    x = torch.ones(8, device="remote")
+    weight = torch.ones(1400, 1400, device="remote")
+    x.sum().item()
+    {begin}
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        weight.sum().item()
+        print("finished before the interrupt")
+    except KeyboardInterrupt as error:
+        print(error)
+    begin = time.perf_counter()
+    torch.remote.cancel()
+    assert (x + 1).sum().item() == 16
+    print("read after %.2f s" % (time.perf_counter() - begin))
+    try:
+        big.sum().item()
+        raise SystemExit("the dropped result was there")
+    except RuntimeError as error:
+        assert "remote: cancelled by torch.remote.cancel()" in str(error), error
+    assert weight.isfinite().all().item()
+    torch.remote.synchronize()
+    big.fill_(1)
+    weight.add_(big)
+    assert weight.isfinite().all().item()
+    for _ in range(3):
+        assert (big @ weight).isfinite().all().item()
+"""
+
+ONE_TRACE = """
+    big = torch.randn(1400, 1400, device="remote")
+    for _ in range(200):
+        big = big @ big
+        big = big / big.abs().max()
+        weight.add_(big)
+"""
+
+MANY_RUNS = """
+    big = torch.randn(1400, 1400, device="remote")
+    for _ in range(30):
+        for _ in range(7):
+            big = big @ big
+            big = big / big.abs().max()
+            weight.add_(big)
+        torch.remote._C.flush(0)
+"""
+
+
+@pytest.mark.parametrize("begin", [ONE_TRACE, MANY_RUNS], ids=["one long run", "many runs"])
+@pytest.mark.parametrize("worker", ["local", "inproc"])
+def test_cancel_drops_what_is_queued(script, remote, worker, begin):
+    result = script(CANCEL.format(begin=begin.strip()), timeout=120, TORCH_REMOTE_WORKER=worker)
+    assert "torch.remote.cancel() drops that" in result.stdout
+    match = re.search(r"read after ([\d.]+) s", result.stdout)
+    assert match, result.stdout
+    assert float(match[1]) < 2
+
+
+def test_cancel_without_work_does_nothing(remote):
+    x = torch.ones(4, device=remote)
+    assert x.sum().item() == 4
+    torch.remote.cancel()
+    y = x + 1
+    assert y.tolist() == [2] * 4
+
+
+def test_cancel_drops_what_is_recorded(remote):
+    x, big = torch.ones(4, device=remote), torch.randn(1000, 1000, device=remote)
+    assert x.sum().item() == 4
+    for _ in range(60):  # a second and more
+        big = big @ big
+        big = big / big.abs().max()
+    x.add_(big[0, 0])
+    torch.remote.cancel()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        big.sum().item()
+    assert x.tolist() == [1] * 4
+    torch.remote.synchronize()

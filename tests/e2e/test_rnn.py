@@ -56,6 +56,42 @@ def test_equals_cpu(device, kind, layers, bidirectional):
                 torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("sizes", [(5, 3, 4, 6), (1, 2, 7, 33), (12, 4, 130, 64), (7, 2, 300, 20), (3, 5, 20, 300)])
+def test_lstm_is_cpus_to_the_bit(device, equal, bidirectional, sizes):
+    """CPU has a kernel of its own for LSTMs; ours must be no other one."""
+    steps, batch, inputs, units = sizes
+    torch.manual_seed(0)
+    here = nn.LSTM(inputs, units, 2, bidirectional=bidirectional)
+    there = nn.LSTM(inputs, units, 2, bidirectional=bidirectional)
+    there.load_state_dict(here.state_dict())
+    there.to(device)
+    input = torch.randn(steps, batch, inputs)
+    states = [torch.randn(2 * (1 + bidirectional), batch, units) for _ in range(2)]
+    with torch.no_grad():
+        expected, got = here(input, tuple(states)), there(input.to(device), tuple(s.to(device) for s in states))
+        for mine, its in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+            equal(mine, its)
+    wanted = ("output", "hy", "cy")
+    expected = outcome(here, input, states, wanted, torch.device("cpu"))
+    for mine, its in zip(outcome(there, input, states, wanted, device), expected, strict=True):
+        equal(mine, its)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_lstm_of_other_dtypes(device, dtype):
+    torch.manual_seed(0)
+    here = nn.LSTM(8, 12, dtype=dtype)
+    there = nn.LSTM(8, 12, dtype=dtype)
+    there.load_state_dict(here.state_dict())
+    there.to(device)
+    input, tolerance = torch.randn(6, 3, 8, dtype=dtype), 1e-9 if dtype == torch.float64 else 3e-2
+    expected = outcome(here, input, [torch.zeros(1, 3, 12, dtype=dtype)] * 2, ("output",), torch.device("cpu"))
+    got = outcome(there, input, [torch.zeros(1, 3, 12, dtype=dtype)] * 2, ("output",), device)
+    for mine, its in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), its, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_gradients(device, kind):
     here, there = pair(kind, device, num_layers=2)
@@ -136,3 +172,49 @@ def test_wrong_use_says_so(device):
         net(torch.randn(5, 3, 4).to(device), (torch.zeros(1, 2, 6).to(device), torch.zeros(1, 2, 6).to(device)))
     with pytest.raises(RuntimeError, match=r"input\.size"):
         net(torch.randn(5, 3, 9).to(device))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_without_cudnn(device, kind):
+    def penalty(net, where):
+        torch.manual_seed(3)
+        input = torch.randn(4, 2, 4).to(where).requires_grad_()
+        with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+            output, _ = net(input)
+        (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
+        gradient.square().sum().backward()
+        return [input.grad, *(p.grad for p in net.parameters())]
+
+    here, there = pair(kind, device, num_layers=2, bidirectional=True)
+    for mine, its in zip(penalty(there, device), penalty(here, "cpu"), strict=True):
+        assert (mine is None) == (its is None)
+        if its is not None:
+            torch.testing.assert_close(mine.cpu(), its, rtol=1e-3, atol=1e-5)
+
+
+def test_fused_layers_name_the_way_to_second_derivatives(remote):
+    _, net = pair("lstm", remote)
+    input = torch.randn(4, 2, 4).to(remote).requires_grad_()
+    (gradient,) = torch.autograd.grad(net(input)[0].sum(), input, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"torch\.backends\.cudnn\.flags\(enabled=False\)"):
+        gradient.square().sum().backward()
+
+
+def test_transforms(remote):
+    here, there = pair("lstm", remote)
+    torch.manual_seed(4)
+    input, tangent = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
+
+    def forward(net, where):
+        return torch.func.jvp(lambda x: net(x)[0], (input.to(where),), (tangent.to(where),))[1]
+
+    def each(net, where):
+        def loss(x):
+            return net(x[:, None])[0].square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), in_dims=1)(input.to(where))
+
+    with torch.backends.mkldnn.flags(enabled=False):  # which has no forward derivative
+        expected = forward(here, "cpu")
+    torch.testing.assert_close(forward(there, remote).cpu(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(each(there, remote).cpu(), each(here, "cpu"), rtol=1e-4, atol=1e-5)

@@ -61,6 +61,7 @@ def test_import_loads_no_heavy_module(script, remote):
     before = set(sys.modules)
     import torch_remote
     new = set(sys.modules) - before
+    assert not any(name.startswith(("accelerate", "transformers", "lightning", "safetensors")) for name in new)
     for heavy in ("torch._dynamo", "torch._inductor", "sympy", "numpy.testing", "torch._functorch", "asyncio"):
         assert not any(name == heavy or name.startswith(heavy + ".") for name in new), (heavy, sorted(new))
     """
@@ -70,6 +71,7 @@ def test_import_loads_no_heavy_module(script, remote):
 def test_autoload_is_off_unless_configured(script, remote):
     """A registered device takes over torch.accelerator, so `import torch` alone must not do it."""
     script("import torch; assert not hasattr(torch, 'remote')")
+    script("import torch; assert torch.ones(1, device='remote').item() == 1", TORCH_REMOTE_AUTOLOAD="1")
 
 
 def test_import_twice_and_reload_are_harmless(script, remote):

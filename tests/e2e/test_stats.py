@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 KEYS = {
     "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "client_fallbacks", "round_trips",
@@ -188,6 +189,8 @@ def test_benchmark_times_results_that_are_computed(remote):
     x = torch.rand(600, 600)
     here, there = (torch.remote.benchmark(torch.mm, y, y, min_run_time=0.05) for y in (x, x.to(remote)))
     assert 0.2 * here.median < there.median
+    timer = Timer("kept.append(x @ x)", setup="kept = []", globals={"x": x.to(remote)})  # as docs/limits.md has it
+    assert 0.2 * here.median < timer.timeit(10).median
     assert len(there.raw_times) >= 5 and "Median" in str(there) and "mm" in str(there)
 
 

@@ -152,7 +152,8 @@ def _models() -> dict[str, Model]:
         dropout=0.0,
     )
     mistral = t.MistralConfig(**decoder, sliding_window=8)
-    mixtral = t.MixtralConfig(**decoder, num_local_experts=4)
+    # float32 products of grouped matrices are not there yet
+    mixtral = t.MixtralConfig(**decoder, num_local_experts=4, experts_implementation="eager")
     return {
         "gpt2": Model(lambda: t.GPT2LMHeadModel(gpt2), tokens),
         "llama": Model(lambda: t.LlamaForCausalLM(t.LlamaConfig(**decoder)), tokens),

@@ -42,7 +42,7 @@ class NotTransferableError(Exception):
 def copy_tree(tree: Any, device: torch.device | str) -> Any:
     """A deep copy on `device`. Tensors that share storage share it there, too; strides and offsets stay."""
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-    to_cpu = torch.device(device).type == "cpu"
+    there = torch.device(device)
 
     def tensor(t: torch.Tensor) -> torch.Tensor:
         if (
@@ -59,8 +59,8 @@ def copy_tree(tree: Any, device: torch.device | str) -> Any:
         storage = t.untyped_storage()
         key = (storage._cdata, t.dtype)
         if key not in storages:
-            flat = torch.empty(0, dtype=t.dtype).set_(storage)
-            storages[key] = flat.clone() if to_cpu else flat.to(device)
+            flat = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage)
+            storages[key] = flat.clone() if t.device == there else flat.to(device)
         copy = storages[key].as_strided(t.shape, t.stride(), t.storage_offset())
         return copy.detach().requires_grad_(t.requires_grad)
 

@@ -118,8 +118,10 @@ def test_the_tools_that_run_programs_find_worker_and_torch(environment, tool):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for needed in (
+        "torch_remote_autoload.py",
         "torch_remote_tools.py",
         "torch_remote/__init__.py",
+        "torch_remote/integrations/accelerate.py",
         "torch_remote/py.typed",
         "torch_remote/_C.so",
         "torch_remote/bin/torch-remote-worker",

@@ -422,7 +422,7 @@ TEST(Executor, PackGathersAStridedView) {
   const at::Tensor view = a.permute({2, 0, 1});
   std::vector<int32_t> packed(24);
   TestExecutor executor;
-  executor.api->pack(a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
+  executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
   const at::Tensor wanted = view.contiguous();
   EXPECT_EQ(std::memcmp(packed.data(), wanted.data_ptr(), 96), 0);
 }

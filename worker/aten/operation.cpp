@@ -10,6 +10,7 @@
 
 #include "worker/aten/norm.h"
 #include "worker/aten/philox.h"
+#include "worker/aten/pool.h"
 #include "worker/aten/schema.h"
 
 namespace torch_remote::worker::aten {
@@ -177,6 +178,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
 
   special_ = find_special(name);
   if (!special_) special_ = find_norm(node, graph);
+  if (!special_) special_ = find_pool(node, graph);
+  if (!special_) special_ = find_nansum(node, graph);
+  if (!special_) casts_ = Casts::find(node, graph);
+  has_kernel_ = functional_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
@@ -187,12 +192,13 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     }
   } else if (no_results && !(ir::op_desc(node.opcode).flags & ir::kOpHostResult)) {
     mode_ = Mode::kEffect;
+    hazard_ = hazard_of(node, graph);
   } else {
     mode_ = Mode::kFunctional;
     // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
     // variants go wrong on layouts that the functional overload takes.
     const bool hidden = ir::op_desc(node.opcode).flags & ir::kOpHiddenMutation;
-    const auto out = all_views && !hidden ? find_out_variant(functional_) : std::nullopt;
+    const auto out = all_views && !hidden && !casts_ ? find_out_variant(functional_) : std::nullopt;
     if (out) {
       mode_ = Mode::kOut;
       op_ = *out;
@@ -307,7 +313,18 @@ void Operation::call(c10::Stack& stack) {
     return;
   }
   stack.assign(arguments_.begin(), arguments_.end());
+  if (hazard_ != Hazard::kNone && may_fail(hazard_, arguments_.data())) [[unlikely]]
+    return call_on_copy(stack);
   call(op_, stack);
+}
+
+// The stack has the arguments.
+void Operation::call_on_copy(c10::Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  const at::Tensor copy = self.clone();
+  stack[0] = copy;
+  call(op_, stack);
+  self.copy_(copy);
 }
 
 void Operation::call_functional(c10::Stack& stack) {
@@ -319,6 +336,20 @@ void Operation::call_functional(c10::Stack& stack) {
 // The stack has the arguments.
 void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
   for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
+  if (casts_) {
+    const c10::Stack own = stack;
+    casts_->widen(stack);
+    const c10::Stack widened = stack;
+    call_kernel(op, stack);
+    casts_->narrow(stack, own, widened);
+  } else {
+    call_kernel(op, stack);
+  }
+}
+
+void Operation::call_kernel(const c10::OperatorHandle& op, c10::Stack& stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(has_kernel_, "remote: the worker computes on the CPU, for which torch has no '",
+                              op.schema().name(), "'");
   if (!random_) {
     op.redispatchBoxed(kCpu, &stack);
     return;

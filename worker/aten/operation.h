@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "ir/graph.h"
+#include "worker/aten/casts.h"
+#include "worker/aten/hazard.h"
 #include "worker/aten/special.h"
 
 // One node, prepared: which kernel to call, and its arguments as IValues that are made once and changed only when the
@@ -33,7 +36,8 @@ class Operation {
   // The symbols' values are new: makes the arguments that come from them again.
   void update(const int64_t* symbols);
 
-  // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest.
+  // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest. If it throws, an op in
+  // place has written nothing.
   void call(c10::Stack& stack);
 
   // kOut: calls the functional overload instead, this once. Its results are on the stack after it.
@@ -52,6 +56,8 @@ class Operation {
   };
 
   void call(const c10::OperatorHandle& op, c10::Stack& stack);
+  void call_on_copy(c10::Stack& stack);
+  void call_kernel(const c10::OperatorHandle& op, c10::Stack& stack);
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
 
@@ -59,6 +65,9 @@ class Operation {
   c10::OperatorHandle op_;  // what is called: functional_ or its out variant
   Mode mode_;
   Special special_ = nullptr;
+  Hazard hazard_ = Hazard::kNone;
+  std::optional<Casts> casts_;
+  bool has_kernel_ = false;     // torch has one for the CPU
   bool random_ = false;         // seeds before each call
   bool own_generator_ = false;  // the op has a Generator argument; else the default one is seeded
   bool updated_ = false;

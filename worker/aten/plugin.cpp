@@ -20,9 +20,11 @@
 using torch_remote::worker::aten::Program;
 
 struct tr_executor {
+  tr_executor(const tr_host& host, int threads, bool inproc) : host(host), inproc(inproc), threads(threads, inproc) {}
+
   tr_host host;
   bool inproc;
-  torch_remote::worker::aten::ThreadCount threads;
+  torch_remote::worker::aten::Threads threads;
 };
 
 struct tr_program {
@@ -36,7 +38,7 @@ int create(const tr_host* host, int threads, int inproc, tr_executor** executor,
   try {
     TORCH_CHECK(host->abi == TR_EXECUTOR_ABI, "remote: the worker speaks version ", host->abi,
                 " of the executor interface, this plugin ", TR_EXECUTOR_ABI, "; install them from one package");
-    auto result = std::make_unique<tr_executor>(tr_executor{*host, inproc != 0, ThreadCount(threads, inproc != 0)});
+    auto result = std::make_unique<tr_executor>(*host, threads, inproc != 0);
     if (!inproc) use_host_memory(&result->host);
     *executor = result.release();
     return 0;
@@ -81,9 +83,12 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
 
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
-void pack(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
-          const int64_t* strides) {
+void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+          const int64_t* sizes, const int64_t* strides) {
   const c10::InferenceMode inference;
+  double work = kWorkPerElement;
+  for (uint32_t i = 0; i < rank; ++i) work *= static_cast<double>(sizes[i]);
+  executor->threads.set(work >= kWorthThreads);
   const at::ScalarType type = item_size == 1   ? at::kByte
                               : item_size == 2 ? at::kShort
                               : item_size == 4 ? at::kInt
@@ -94,6 +99,8 @@ void pack(const void* source, void* destination, uint32_t item_size, uint32_t ra
 }
 
 int has_op(tr_executor* executor, const char* name) { return find_special(name) != nullptr || can_run(name); }
+
+void rest(tr_executor* executor) { executor->threads.rest(); }
 
 }  // namespace
 }  // namespace torch_remote::worker::aten
@@ -113,6 +120,7 @@ extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_r
       .creates_buffer = aten::creates_buffer,
       .pack = aten::pack,
       .has_op = aten::has_op,
+      .rest = aten::rest,
   };
   return &api;
 }

@@ -53,7 +53,7 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-Program::Program(const tr_host& host, ThreadCount& threads, ir::Graph graph, bool tune)
+Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune)
     : host_(host), threads_(threads), graph_(std::move(graph)) {
   if (tune && threads_.can_change()) tuner_.emplace();
   const c10::InferenceMode inference;
@@ -198,9 +198,13 @@ void Program::update(const int64_t* symbols) {
 
 void Program::update_threads(const int64_t* symbols) {
   estimate_work(graph_, symbols, &work_);
-  if (tuner_) return tuner_->resize(work_, &parallel_);
-  parallel_.resize(work_.size());
-  for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
+  if (tuner_) {
+    tuner_->resize(work_, &parallel_);
+  } else {
+    parallel_.resize(work_.size());
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
+  }
+  any_parallel_ = std::find(parallel_.begin(), parallel_.end(), true) != parallel_.end();
 }
 
 void Program::bind(uint32_t index, const tr_buffer& memory) {
@@ -232,6 +236,7 @@ void Program::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
+  if (any_parallel_) threads_.expect();
   const bool tuning = tuner_ && tuner_->open();
   if (run.times) {
     tuning ? run_nodes<true, true>(run, node, missing) : run_nodes<true, false>(run, node, missing);

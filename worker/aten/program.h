@@ -22,7 +22,7 @@ class Program {
  public:
   // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
   // `tune`: its first runs find out which nodes gain by several threads.
-  Program(const tr_host& host, ThreadCount& threads, ir::Graph graph, bool tune);
+  Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune);
 
   // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
   void run(tr_run& run, uint32_t* node);
@@ -78,7 +78,7 @@ class Program {
   };
 
   const tr_host& host_;
-  ThreadCount& threads_;
+  Threads& threads_;
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
@@ -87,6 +87,7 @@ class Program {
   std::vector<NodeState> nodes_;
   std::vector<double> work_;    // of the nodes, as estimated
   std::vector<bool> parallel_;  // of the nodes
+  bool any_parallel_ = false;
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
   bool updated_ = false;

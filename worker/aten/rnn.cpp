@@ -15,6 +15,7 @@
 
 #include <vector>
 
+#include "worker/aten/rnn_onednn.h"
 #include "worker/aten/special.h"
 
 // Recurrent layers, recorded whole for any device as `_cudnn_rnn`: one layer, in one direction or two, over all of
@@ -35,7 +36,7 @@ struct Direction {
   Tensor w_ih, w_hh;  // [G*H, I], [G*H, H]
   Tensor b_ih, b_hh;  // [G*H], or undefined
   Tensor output;      // [T, B, H]
-  Tensor reserve;     // ir::rnn_reserve parts of [T, B, H] each, or undefined: not wanted
+  Tensor reserve;     // ir::rnn_reserve parts of [T, B, H] each or more, or undefined: not wanted
 
   int64_t steps() const { return input.size(0); }
   int64_t batch() const { return input.size(1); }
@@ -67,7 +68,18 @@ struct Direction {
     return all.view({steps(), batch(), w_ih.size(0) / hidden(), hidden()});
   }
   Tensor both_biases() const { return b_ih.defined() ? b_ih + b_hh : Tensor(); }
+  OneDnnLstm onednn() const { return {input, w_ih, w_hh, b_ih, b_hh, hx, cx, reverse}; }
 };
+
+// By oneDNN, if it takes the layer.
+bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
+  OneDnnStates states;
+  if (!takes_onednn(d.onednn(), d.reserve.defined()) || !onednn_forward(d.onednn(), d.reserve, &states)) return false;
+  d.output.copy_(states.output);
+  *hy = states.hy;
+  *cy = states.cy;
+  return true;
+}
 
 // i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Kept: i, f, g, o, then c.
 Tensor lstm(const Direction& d, Tensor* cy) {
@@ -256,9 +268,13 @@ void run_forward(const SpecialCall& call) {
   auto all = directions(mode, input, call.args[1].toTensorVector(), call.args[2].toInt(), hx, optional(call.args[5]),
                         output, call.results[3]);
   for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
-    Tensor cy;
+    Tensor hy, cy;
     const Direction& d = all[i];
-    const Tensor hy = d.mode == RnnMode::kLstm ? lstm(d, &cy) : d.mode == RnnMode::kGru ? gru(d) : simple(d);
+    if (d.mode != RnnMode::kLstm) {
+      hy = d.mode == RnnMode::kGru ? gru(d) : simple(d);
+    } else if (!lstm_onednn(d, &hy, &cy)) {
+      hy = lstm(d, &cy);
+    }
     if (call.results[1].defined()) call.results[1][i].copy_(hy);
     if (call.results[2].defined() && cy.defined()) call.results[2][i].copy_(cy);
   }
@@ -266,6 +282,22 @@ void run_forward(const SpecialCall& call) {
 
 void add_or_store(const Tensor& result, const Tensor& value, bool first) {
   first ? result.copy_(value) : result.add_(value);
+}
+
+void backward_onednn(const Direction& d, const Gradients& gradients, std::span<const Tensor> results, int64_t index,
+                     int64_t stride) {
+  const OneDnnGradients all =
+      onednn_backward(d.onednn(), d.reserve, d.output, gradients.output, gradients.hy, gradients.cy);
+  if (results[0].defined()) add_or_store(results[0], all.input, index == 0);
+  if (results[1].defined()) results[1][index].copy_(all.hx);
+  if (results[2].defined()) results[2][index].copy_(all.cx);
+  if (results.size() == 3) return;  // no gradients of weights
+  const Tensor* w = &results[3 + index * stride];
+  if (w[0].defined()) w[0].copy_(all.w_ih);
+  if (w[1].defined()) w[1].copy_(all.w_hh);
+  for (int64_t bias = 2; bias < stride; ++bias) {
+    if (w[bias].defined()) w[bias].copy_(all.bias);
+  }
 }
 
 // (input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, grad_cy, mode, hidden_size,
@@ -281,6 +313,10 @@ void run_backward(const SpecialCall& call) {
     const Direction& d = all[i];
     const Gradients gradients{part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),
                               grad_cy.defined() && grad_cy.numel() > 0 ? grad_cy[i] : Tensor()};
+    if (d.mode == RnnMode::kLstm && is_onednn(d.reserve)) {
+      backward_onednn(d, gradients, call.results, i, stride);
+      continue;
+    }
     const Backward b = d.mode == RnnMode::kLstm  ? lstm_backward(d, gradients)
                        : d.mode == RnnMode::kGru ? gru_backward(d, gradients)
                                                  : simple_backward(d, gradients);

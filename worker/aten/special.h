@@ -8,7 +8,8 @@
 #include <string_view>
 
 // Ops that this executor computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone), attention and recurrent layers recorded for any device, and bags of embeddings.
+// seed and offset alone), attention and recurrent layers recorded for any device, bags of embeddings, and max pooling
+// whose indices nobody reads.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {

@@ -4,13 +4,20 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+
+// Of GNU's OpenMP, which torch is built with, and of LLVM's: begins a parallel region in which `function` runs on the other
+// threads, and ends it.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel_start(void (*function)(void*), void* data, unsigned threads);
+__attribute__((weak)) void GOMP_parallel_end();
+}
 
 namespace torch_remote::worker::aten {
 namespace {
 
-// What an element of anything but a matmul is worth in multiply-adds.
-constexpr double kPerElement = 16;
+std::atomic<uint32_t> asleep{0};  // 1: threads at rest stay there
 
 const ir::Opcode kRnn = ir::find_op("aten::_cudnn_rnn");
 const ir::Opcode kRnnBackward = ir::find_op("aten::_cudnn_rnn_backward");
@@ -45,11 +52,11 @@ double work_of(const ir::Graph& graph, const int64_t* symbols, const ir::Node& n
       }
       [[fallthrough]];
     case ir::Family::kOpaque:
-      return std::max(kPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
+      return std::max(kWorkPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
     case ir::Family::kMultiTensor:
-      return kPerElement * sum;
+      return kWorkPerElement * sum;
     default:
-      return kPerElement * largest[2];
+      return kWorkPerElement * largest[2];
   }
 }
 
@@ -60,15 +67,39 @@ void estimate_work(const ir::Graph& graph, const int64_t* symbols, std::vector<d
   for (size_t n = 0; n < graph.nodes.size(); ++n) (*work)[n] = work_of(graph, symbols, graph.nodes[n]);
 }
 
-ThreadCount::ThreadCount(int count, bool fixed) {
+Threads::Threads(int count, bool fixed) {
   if (fixed) return;
   if (count > 0) at::set_num_threads(count);
   all_ = at::get_num_threads();
 }
 
-void ThreadCount::change(bool parallel) {
+void Threads::change(bool parallel) {
   parallel_ = parallel;
+  used_ |= parallel;
   at::set_num_threads(parallel ? all_ : 1);
+}
+
+// A parallel region whose other threads wait for the end of the rest, and which this thread leaves when it wakes them.
+void Threads::rest() {
+  if (resting_ || !used_ || all_ <= 1 || !GOMP_parallel_start || !GOMP_parallel_end) return;
+  used_ = false;
+  resting_ = true;
+  asleep.store(1, std::memory_order_relaxed);
+  GOMP_parallel_start([](void*) { asleep.wait(1); }, nullptr, static_cast<unsigned>(all_));
+}
+
+void Threads::expect() {
+  if (!resting_ || !asleep.exchange(0, std::memory_order_release)) return;
+  asleep.notify_all();
+}
+
+void Threads::wake() {
+  if (!resting_) return;
+  expect();
+  GOMP_parallel_end();
+  resting_ = false;
+  used_ = true;
+  at::set_num_threads(parallel_ ? all_ : 1);  // what was set inside of the region ended with it
 }
 
 }  // namespace torch_remote::worker::aten

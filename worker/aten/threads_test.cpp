@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <array>
+#include <chrono>
 #include <thread>
 
 #include "worker/aten/testing.h"
@@ -13,9 +15,9 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-TEST(ThreadCount, GivesOneThreadToWhatIsNotParallel) {
+TEST(Threads, GivesOneThreadToWhatIsNotParallel) {
   std::thread([] {
-    ThreadCount threads(3, /*fixed=*/false);
+    Threads threads(3, /*fixed=*/false);
     EXPECT_EQ(at::get_num_threads(), 3);
     threads.set(false);
     EXPECT_EQ(at::get_num_threads(), 1);
@@ -24,12 +26,57 @@ TEST(ThreadCount, GivesOneThreadToWhatIsNotParallel) {
   }).join();
 }
 
-TEST(ThreadCount, LeavesTheUsersProcessAlone) {
+TEST(Threads, LeavesTheUsersProcessAlone) {
   std::thread([] {
     const int before = at::get_num_threads();
-    ThreadCount threads(before + 2, /*fixed=*/true);
+    Threads threads(before + 2, /*fixed=*/true);
     threads.set(false);
     EXPECT_EQ(at::get_num_threads(), before);
+  }).join();
+}
+
+// How many threads a region has, and the processor time that the last of them has used so far, in ns.
+struct Region {
+  int threads = 1;
+  int64_t last_used = 0;
+};
+Region run_region() {
+  Region region;
+  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
+    if (end - begin == 2) return;  // all of it
+    region.threads = 2;
+    if (begin == 0) return;
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    region.last_used = time.tv_sec * 1'000'000'000 + time.tv_nsec;
+  });
+  return region;
+}
+
+TEST(Threads, SleepWhileTheyRestAndComeBack) {
+  std::thread([] {
+    Threads threads(2, /*fixed=*/false);
+    threads.set(true);
+    const Region before = run_region();
+    EXPECT_EQ(before.threads, 2);
+    threads.rest();
+    EXPECT_EQ(run_region().threads, 1);  // what comes meanwhile is done all the same
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    threads.expect();
+    threads.set(true);
+    EXPECT_EQ(at::get_num_threads(), 2);
+    const Region after = run_region();
+    EXPECT_EQ(after.threads, 2);
+    EXPECT_LT(after.last_used - before.last_used, 3'000'000);  // left alone, they spin for longer
+    threads.set(false);
+    threads.rest();
+    threads.set(false);
+    EXPECT_EQ(at::get_num_threads(), 1);
+    threads.wake();
+    EXPECT_EQ(at::get_num_threads(), 1);
+    threads.set(true);
+    EXPECT_EQ(run_region().threads, 2);
+    threads.rest();  // and goes while they rest
   }).join();
 }
 

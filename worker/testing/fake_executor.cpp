@@ -72,14 +72,16 @@ class Runner {
       return 0;
     }
     if (name == "aten::nonzero") return nonzero(node, index);
-    const bool in_place = name == "aten::add_.Tensor";
+    const bool in_place = name == "aten::add_.Tensor" || name == "aten::zero_" || name == "aten::copy_";
     const uint32_t result = in_place ? node.args[0].a : node.results[0].a;
     if (!ready(result)) return out_of_memory(index);
     const float* a = data(node.args[0].a);
     const float* b = node.args.size() > 1 && node.args[1].tag == ir::ArgTag::kView ? data(node.args[1].a) : a;
     float* out = data(result);
     for (int64_t i = 0; i < count(result); ++i) {
-      out[i] = name == "aten::mul.Tensor"                    ? a[i] * b[i]
+      out[i] = name == "aten::zero_"                         ? 0
+               : name == "aten::copy_"                       ? b[i]
+               : name == "aten::mul.Tensor"                  ? a[i] * b[i]
                : name == "aten::relu"                        ? std::max(a[i], 0.f)
                : name == "test::make" || name == "aten::exp" ? a[i]
                                                              : a[i] + b[i];
@@ -152,8 +154,8 @@ int creates_buffer(const tr_program* program, uint32_t buffer) {
   return 0;
 }
 
-void pack(const void* source, void* destination, uint32_t item_size, uint32_t rank, const int64_t* sizes,
-          const int64_t* strides) {
+void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+          const int64_t* sizes, const int64_t* strides) {
   if (rank == 0) {
     std::memcpy(destination, source, item_size);
     return;
@@ -161,8 +163,8 @@ void pack(const void* source, void* destination, uint32_t item_size, uint32_t ra
   int64_t inner = item_size;
   for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
   for (int64_t i = 0; i < sizes[0]; ++i) {
-    pack(static_cast<const char*>(source) + i * strides[0] * item_size, static_cast<char*>(destination) + i * inner,
-         item_size, rank - 1, sizes + 1, strides + 1);
+    pack(executor, static_cast<const char*>(source) + i * strides[0] * item_size,
+         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1);
   }
 }
 
@@ -181,6 +183,7 @@ const tr_executor_api* fake_executor() {
       .creates_buffer = creates_buffer,
       .pack = pack,
       .has_op = [](tr_executor*, const char* name) -> int { return ir::find_op(name) != ir::kInvalidOpcode; },
+      .rest = [](tr_executor*) {},
   };
   return &api;
 }

@@ -21,6 +21,7 @@ from torch_remote.remote._device import (
     _is_in_bad_fork,  # noqa: F401 (torch asks for it)
     _lazy_init,  # noqa: F401 (likewise)
     can_device_access_peer,
+    cancel,
     current_device,
     device,
     device_count,
@@ -99,6 +100,7 @@ __all__ = [
     "amp",
     "benchmark",
     "can_device_access_peer",
+    "cancel",
     "current_device",
     "current_stream",
     "default_generators",

@@ -93,14 +93,24 @@ class device_of(device):  # noqa: N801
 
 
 def synchronize(device: _Device = None) -> None:
-    """Waits until everything recorded so far has been done; raises what went wrong."""
+    """Waits until everything recorded so far has been done; raises what went wrong and was not raised yet."""
     _C.synchronize(_index(device))
+
+
+def cancel(device: _Device = None) -> None:
+    """Has the worker drop what was recorded and is not done: after a Ctrl-C, so that the next read need not wait for it.
+
+    Reading a tensor that dropped work would have made raises; what it would have written in place keeps its old
+    contents. Overwriting repairs, as after any failure.
+    """
+    _C.cancel(_index(device))
 
 
 def restart(device: _Device = None) -> None:
     """Ends the device's worker, if it still lives; the next use starts another one.
 
-    Tensors of the old worker have lost their contents: using one raises.
+    Tensors of the old worker have lost their contents: reading one raises until it is overwritten (copy_, zero_,
+    load_state_dict).
     """
     _C.restart(_index(device))
 

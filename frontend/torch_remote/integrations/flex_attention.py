@@ -1,0 +1,27 @@
+"""torch.nn.attention.flex_attention on this device.
+
+What torch hard-codes: _validate_device lets only CUDA, CPU, XPU, HPU and MPS pass. Behind it, the op's own eager form
+(scores, score_mod by vmap, softmax, product; and its backward) works on any device.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from torch_remote.integrations.upstream import existing
+
+__all__ = ["bridge"]
+
+
+def bridge(module: ModuleType) -> None:
+    """Changes torch.nn.attention.flex_attention."""
+    (original,) = existing(module, "_validate_device")
+
+    @functools.wraps(original)
+    def _validate_device(query: Any, key: Any, value: Any) -> None:
+        if query.device.type != "remote":
+            original(query, key, value)
+
+    module._validate_device = _validate_device

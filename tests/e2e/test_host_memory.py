@@ -1,0 +1,83 @@
+"""Large CPU tensors read from the device lie in memory that was used before: ordinary memory, and no page faults."""
+
+import resource
+
+import torch
+
+COUNT = 3 << 20  # elements of four bytes: well above what is kept
+
+
+def test_results_are_their_own(device):
+    x = torch.arange(COUNT, dtype=torch.float32).to(device)
+    first = x.cpu()
+    second = x.cpu()
+    assert first.data_ptr() != second.data_ptr()
+    first.fill_(-1)
+    torch.testing.assert_close(second, torch.arange(COUNT, dtype=torch.float32))
+    del first
+    third = (x + 1).cpu()  # in the first one's memory
+    torch.testing.assert_close(x.cpu(), second)
+    torch.testing.assert_close(third, second + 1)
+
+
+def test_strides_and_dtypes_are_cpus(device, equal):
+    host = torch.randn(1024, 1100)
+    x = host.to(device)
+    equal(x.t(), host.t())
+    equal(x.view(16, 64, 1100).permute(2, 0, 1), host.view(16, 64, 1100).permute(2, 0, 1))
+    equal(x[:, ::2], host[:, ::2].contiguous())
+    equal(x[1:], host[1:])
+    equal(x.to(memory_format=torch.contiguous_format), host)
+    assert x.to("cpu", torch.float64).equal(host.to(torch.float64))
+    assert x.t().to("cpu", torch.float16).stride() == host.t().to(torch.float16).stride()
+    assert torch.complex(x, x).conj().cpu().equal(torch.complex(host, host).conj())
+    assert x.to("cpu", non_blocking=True).equal(host)
+    assert x.to("cpu", memory_format=torch.contiguous_format).equal(host)
+
+
+def test_they_are_as_good_as_any(device):
+    x = torch.ones(COUNT, device=device).cpu()
+    assert x.resize_(2 * COUNT)[:COUNT].sum().item() == COUNT
+    shared = torch.ones(COUNT, device=device).cpu().share_memory_()
+    assert shared.is_shared() and shared.sum().item() == COUNT
+    array = torch.ones(COUNT, device=device).cpu().numpy()  # keeps the memory, not the tensor
+    torch.zeros(COUNT, device=device).cpu()
+    assert array.sum() == COUNT
+    leaf = torch.ones(COUNT, device=device, requires_grad=True)
+    leaf.cpu().sum().backward()
+    assert leaf.grad.sum().item() == COUNT
+
+
+def test_memory_is_used_again(remote):
+    x = torch.ones(16 << 20, device=remote)
+    for _ in range(3):
+        x.cpu()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        x.cpu()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < 4 * 100  # of 4 * 16384 pages
+
+
+def test_a_fork_has_its_own(script):
+    script("""
+        import os
+        import torch, torch_remote
+
+        x = torch.ones(3 << 20, device="remote").cpu()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(reader, 1)  # the parent has let go of its tensor, and another one has its memory
+            good = x.sum().item() == 3 << 20
+            x.fill_(7)
+            os._exit(0 if good and x.mean().item() == 7 else 1)
+        address = x.data_ptr()
+        del x
+        y = torch.full((3 << 20,), 2.0, device="remote").cpu()
+        assert y.data_ptr() == address
+        os.write(writer, b"x")
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert y.eq(2).all()
+    """)

@@ -1,0 +1,47 @@
+"""What tests of libraries share: no network, and tiny models that are made the same each time."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import pytest
+import torch
+from torch import nn
+
+
+def classifier() -> nn.Module:
+    """8 numbers to 2 classes."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+@pytest.fixture(name="classifier")
+def classifier_fixture() -> object:
+    return classifier
+
+
+@pytest.fixture
+def examples() -> tuple[torch.Tensor, torch.Tensor]:
+    """64 rows of 8 numbers, and whether their sum is positive."""
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    return x, (x.sum(1) > 0).long()
+
+
+def small_gpt() -> nn.Module:
+    """Of transformers, without dropout, for inference; it knows 64 tokens."""
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture(name="small_gpt")
+def small_gpt_fixture() -> object:
+    return small_gpt

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+// LSTM layers by oneDNN, as torch's CPU computes them itself: the same numbers, in one call for all steps and in both passes.
+namespace torch_remote::worker::aten {
+
+// One direction of a layer: T steps, batch B, I inputs, H hidden units.
+struct OneDnnLstm {
+  at::Tensor input;       // [T, B, I]
+  at::Tensor w_ih, w_hh;  // [4*H, I], [4*H, H]
+  at::Tensor b_ih, b_hh;  // [4*H], or undefined
+  at::Tensor hx, cx;      // [B, H]
+  bool reverse = false;
+};
+
+// Whether torch's CPU would compute it so, with a backward pass to come or without.
+bool takes_onednn(const OneDnnLstm& lstm, bool train);
+
+struct OneDnnStates {
+  at::Tensor output, hy, cy;  // [T, B, H], [B, H], [B, H]
+};
+// `reserve`: a flat piece, for the backward pass; undefined: there is none. False, and nothing was done, if what oneDNN
+// keeps does not fit into it.
+bool onednn_forward(const OneDnnLstm& lstm, const at::Tensor& reserve, OneDnnStates* states);
+// Whether onednn_forward has filled this reserve.
+bool is_onednn(const at::Tensor& reserve);
+
+struct OneDnnGradients {
+  at::Tensor input, w_ih, w_hh, bias, hx, cx;  // bias: of either one
+};
+// The gradients of output, hy and cy may be undefined, but not all of them.
+OneDnnGradients onednn_backward(const OneDnnLstm& lstm, const at::Tensor& reserve, const at::Tensor& output,
+                                const at::Tensor& grad_output, const at::Tensor& grad_hy, const at::Tensor& grad_cy);
+
+}  // namespace torch_remote::worker::aten
