@@ -218,14 +218,16 @@ PYBIND11_MODULE(_C, module) {
                f::shutdown(wait);
              }));
   module.def("in_bad_fork", f::in_bad_fork);
-  module.def("is_connected", [](int device) { return f::existing_client(f::checked_device(device)) != nullptr; });
+  module.def("is_connected",
+             wrap_pybind_function([](int device) { return f::existing_client(f::checked_device(device)) != nullptr; }));
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("machine", wrap_pybind_function(f::machine));
   module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);
-  module.def("memory_fraction", [](int device) { return f::memory_fraction(f::checked_device(device)); });
+  module.def("memory_fraction",
+             wrap_pybind_function([](int device) { return f::memory_fraction(f::checked_device(device)); }));
   module.def("set_memory_fraction", wrap_pybind_function(f::set_fraction));
   module.def("set_sync_debug_mode", wrap_pybind_function([](int mode) {
                TORCH_CHECK_VALUE(mode >= 0 && mode <= 2, "remote: sync debug mode must be 0, 1 or 2, got ", mode);
