@@ -81,6 +81,7 @@ void Recorder::forget_trace() {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
   sent_ += trace_.records.size();
+  cuts_.trace_ends(trace_, /*ends=*/true, /*waits=*/false);
   trace_.clear();
   if (++epoch_ == 0) epoch_ = 1;
 }
@@ -346,7 +347,7 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     joining_ = false;
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
-    const Status status = flush_locked("error");
+    const Status status = flush_locked({"error"});
     if (!std::exchange(met_lost_, false)) throw;
     const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
     if (overwritten.empty()) throw;
@@ -386,7 +387,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
     const bool joins = joins_inputs(op, args);
     if (joins && !trace_.empty()) {
-      status = flush_locked("join");
+      status = flush_locked({"join"});
       flushed = true;
     }
     if (pass != pass_) {
@@ -410,8 +411,10 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
         }
       }
     }
-    if (trace_.end_record(limits_) || joins) {
-      const Status cut = flush_locked(joins ? "join" : "cut");
+    trace_.end_record();
+    if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
+      const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
+      const Status cut = flush_locked({joins ? "join" : "cut", false, planned});
       if (status.ok()) status = cut;
       flushed = true;
     }
@@ -428,15 +431,15 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 // Between forward and backward, and between backward and optimizer.
 Status Recorder::enter_pass(Pass pass, bool* flushed) {
   Status status;
-  if (trace_.at_boundary(limits_)) {
-    status = flush_locked("boundary");
+  if (pass != last_pass_ && cuts_.at_boundary()) {
+    status = flush_locked({"boundary"});
     *flushed = true;
   }
   if (trace_.empty() && EventLog::on()) {
     trace_began_ = remote::monotonic_ns();
     trace_thread_ = EventLog::this_thread();
   }
-  pass_ = pass;
+  pass_ = last_pass_ = pass;
   return status;
 }
 
@@ -455,8 +458,9 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
       enter_buffer(remote);
       trace_.new_dynamic_result(remote);
     }
-    trace_.end_record(limits_);
-    status = flush_locked("dynamic", &ticket);
+    trace_.end_record();
+    (void)cuts_.after(op.opcode);
+    status = flush_locked({"dynamic", true}, &ticket);
   }
   records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
@@ -470,7 +474,8 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   return words;
 }
 
-Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::SourceRef& line) {
+Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::SourceRef& line) {
+  cuts_.trace_ends(trace_, !cause.planned, cause.waits);
   if (trace_.empty()) return {};
   survivors_.clear();
   for (const ir::TraceBuffer& buffer : trace_.buffers) {
@@ -495,8 +500,8 @@ Status Recorder::flush_locked(const char* reason, uint64_t* ticket, const ir::So
   if (++epoch_ == 0) epoch_ = 1;
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
-  note_flush({info, reason, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(reason, info, line.code != 0 ? line : last, started, first_record);
+  note_flush({info, cause.name, last, remote::monotonic_ns() - started});
+  if (EventLog::on()) log_flush(cause.name, info, line.code != 0 ? line : last, started, first_record);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -517,7 +522,7 @@ void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::spa
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked("compiled graph");
+    status = flush_locked({"compiled graph"});
     for (const RemoteStorage* storage : inputs) check_not_lost(storage);
     if (status.ok()) status = run_locked(graph, params, inputs, results);
   }
@@ -595,9 +600,14 @@ void Recorder::profile_starts() {
 void Recorder::profile_ends(const ir::SourceRef& line) {
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    (void)flush_locked("profile ends", nullptr, line);
+    (void)flush_locked({"profile ends"}, nullptr, line);
   }
   report_flushes();
+}
+
+void Recorder::set_limits(const ir::CutLimits& limits) {
+  std::lock_guard<FastMutex> lock(mutex_);
+  cuts_.set_limits(limits);
 }
 
 void Recorder::start_tracing() {
@@ -605,14 +615,15 @@ void Recorder::start_tracing() {
   std::lock_guard<FastMutex> lock(mutex_);
   TORCH_CHECK(!tracing_, "remote: torch.remote.trace() is on already");
   tracing_ = true;
-  limits_before_ = std::exchange(limits_, {1u << 30, 1u << 30});
+  limits_before_ = cuts_.limits();
+  cuts_.set_limits({1u << 30, 1u << 30, false});
 }
 
 std::vector<TracedRun> Recorder::stop_tracing() {
   flush("trace");
   std::lock_guard<FastMutex> lock(mutex_);
   tracing_ = false;
-  limits_ = limits_before_;
+  cuts_.set_limits(limits_before_);
   return std::exchange(traced_, {});
 }
 
@@ -650,12 +661,12 @@ void Recorder::throttle() {
   if (remote::Client* worker = existing_client(device_)) check(worker->throttle(keep_waiting));
 }
 
-void Recorder::flush(const char* reason) {
+void Recorder::flush(const char* reason, bool waits) {
   const ir::SourceRef line = wait_line();
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason, nullptr, line);
+    status = flush_locked({reason, waits}, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -663,7 +674,7 @@ void Recorder::flush(const char* reason) {
 }
 
 remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
-  flush("memory");
+  flush("memory", /*waits=*/true);
   remote::MemoryRoom room;
   const WaitSpan span("memory", wait_line());
   check(client(device_).memory(request, keep_waiting, &room));
@@ -671,7 +682,7 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
 }
 
 void Recorder::synchronize() {
-  flush("synchronize");
+  flush("synchronize", /*waits=*/true);
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   remote::OpError error;
@@ -689,7 +700,7 @@ void Recorder::cancel() {
   {
     std::lock_guard<FastMutex> lock(mutex_);
     if (trace_.empty()) return;
-    status = flush_locked("cancel");
+    status = flush_locked({"cancel"});
   }
   report_flushes();
   check(status);
@@ -701,7 +712,7 @@ void Recorder::report_unseen() noexcept try {
   if (worker == nullptr || !worker->health()) return;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    if (!flush_locked("exit")) return;
+    if (!flush_locked({"exit"})) return;
   }
   report_flushes();
   remote::OpError error;
@@ -726,7 +737,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   Status status;
   {
     std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked(reason, nullptr, line);
+    status = flush_locked({reason, true}, nullptr, line);
     id = storage->id;
     if (status.ok()) check_not_lost(storage);
   }
@@ -787,7 +798,9 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
   std::lock_guard<FastMutex> lock(mutex_);
   if (storage->buffer.epoch == epoch_) {
-    trace_.buffers[storage->buffer.number].owner = nullptr;
+    ir::TraceBuffer& buffer = trace_.buffers[storage->buffer.number];
+    buffer.owner = nullptr;
+    buffer.died = static_cast<uint32_t>(trace_.records.size());
   } else if (storage->id != 0 && storage->id != RemoteStorage::kLost && storage->session == session_) {
     if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
   }

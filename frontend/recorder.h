@@ -18,6 +18,7 @@
 #include "frontend/device_state.h"
 #include "frontend/fast_mutex.h"
 #include "frontend/tensor.h"
+#include "ir/cuts.h"
 #include "ir/op_table.h"
 #include "ir/trace.h"
 
@@ -88,8 +89,9 @@ class Recorder {
   void run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
            std::span<RemoteStorage* const> results);
 
-  // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ...
-  void flush(const char* reason);
+  // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`: and then
+  // waits for it.
+  void flush(const char* reason, bool waits = false);
   // flush, then wait until the worker is done; raises what went wrong there.
   void synchronize();
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
@@ -129,7 +131,7 @@ class Recorder {
   // Sends what is recorded, at this line of the user's; raises nothing.
   void profile_ends(const ir::SourceRef& line);
 
-  void set_limits(const ir::CutLimits& limits) { limits_ = limits; }
+  void set_limits(const ir::CutLimits& limits);
   // Keeps what is sent from now on, and cuts nowhere but where the code waits. Both flush. Without the GIL.
   void start_tracing();
   std::vector<TracedRun> stop_tracing();
@@ -161,9 +163,15 @@ class Recorder {
   // Such an op is a trace of its own, in which each tensor is an input of its own: which of them share memory, with
   // each other or with what was recorded before, is chance (a batch out of a replay memory), and not to be in the key.
   bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
+  // Why a trace is sent: for the log, and for where such a trace is cut the next time.
+  struct Cause {
+    const char* name;
+    bool waits = false;    // the user's code waits for it
+    bool planned = false;  // more of the same stretch comes
+  };
   // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
   // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
-  Status flush_locked(const char* reason, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
+  Status flush_locked(const Cause& cause, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
   // To what a run makes: consecutive ones from `base`, or none if it was not sent.
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
@@ -189,11 +197,12 @@ class Recorder {
   ir::Trace trace_;
   uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
   uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
-  ir::CutLimits limits_;
+  ir::Cuts cuts_;
   bool met_lost_ = false;                  // check_not_lost has raised
   bool joining_ = false;                   // the arguments of such an op are written
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
-  Pass pass_ = Pass::kForward;             // the last record's
+  Pass pass_ = Pass::kForward;             // the last record's, or kUnknown
+  Pass last_pass_ = Pass::kForward;        // the last record's
   uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
   uint32_t trace_thread_ = 0;              // that recorded the first op
   bool expect_no_compile_ = false;

@@ -127,7 +127,7 @@ bool is_plain(const Net& net) {
   const auto type = net.input.scalar_type();
   const auto fits = [&](const Tensor& t) {
     return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch() &&
-           !has_tangent(t) && !is_batched(t);
+           !is_transformed(t);
   };
   if (!c10::isFloatingType(type) || !fits(net.input)) return false;
   const Tensor& hx = net.hidden[0];

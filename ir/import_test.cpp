@@ -47,7 +47,7 @@ TEST(Import, FixedDimsAreConstantsAndOthersParameters) {
   trace.begin_record(find_op("aten::relu"), {});
   trace.new_buffer_view(42, &trace, 20, DType::kFloat32, sizes, strides, 3);
   trace.new_buffer_view(0, &trace, 20, DType::kFloat32, sizes, strides, 0);
-  trace.end_record({});
+  trace.end_record();
   Graph graph;
   ASSERT_TRUE(import_trace(trace, trace.survivors(), &graph).ok());
   EXPECT_EQ(print(graph),
@@ -64,7 +64,7 @@ TEST(Import, LengthsThatDoNotFitAreNamed) {
   Trace trace;
   trace.begin_record(find_op("aten::relu"), {});
   trace.word(kAbsent);
-  trace.end_record({});
+  trace.end_record();
   Graph graph;
   const Status status = import_trace(trace, trace.survivors(), &graph);
   EXPECT_EQ(status.message(), "remote: the trace is damaged at record 0 (aten::relu): its code ends early");

@@ -11,13 +11,6 @@ namespace {
 constexpr uint64_t kMultiplierLo = 0x9FB21C651E98DF25;
 constexpr uint64_t kMultiplierHi = 0xD6E8FEB86659FD93;
 
-inline uint64_t mix(uint64_t x) {
-  x ^= x >> 32;
-  x *= kMultiplierLo;
-  x ^= x >> 29;
-  return x;
-}
-
 inline void fold(Hash128& hash, uint64_t words) {
   hash.lo = (hash.lo ^ words) * kMultiplierLo;
   hash.lo ^= hash.lo >> 31;
@@ -35,23 +28,13 @@ void Trace::clear() {
   buffers.clear();
   views.clear();
   hash_ = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F};
-  gear_ = 0;
 }
 
-bool Trace::end_record(const CutLimits& limits) {
+void Trace::end_record() {
   const uint32_t* word = code.data() + records.back().code;
   const uint32_t* end = code.data() + code.size();
-  // What the window sees must not depend on where the trace began, as slots do: the op and how long its code is not (a
-  // view's first use is longer than its second), so the op alone.
-  gear_ = (gear_ << 6) + mix(*word + 1);
   for (; word + 2 <= end; word += 2) fold(hash_, word[0] | static_cast<uint64_t>(word[1]) << 32);
   if (word < end) fold(hash_, *word | uint64_t{0xA5A5} << 32);
-  const size_t n = records.size();
-  if (n < limits.min_records) return false;
-  if (n >= limits.max_records) return true;
-  // The last ~10 ops decide (6 bits a record leave 64 bits). Expected distance 512 at first, then 128, 32, 8.
-  const int strength = 9 - 2 * static_cast<int>(4 * n / limits.max_records);
-  return gear_ >> (64 - strength) == 0;
 }
 
 Hash128 Trace::key() const {

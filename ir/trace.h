@@ -87,6 +87,7 @@ struct TraceBuffer {
   void* owner = nullptr;  // the storage that holds it; null once the storage died
   uint64_t nbytes = 0;
   bool fresh = false;
+  uint32_t died = 0;  // how many records there were when the storage died
 };
 
 struct TraceView {
@@ -99,13 +100,6 @@ struct TraceView {
 struct TraceRecord {
   uint32_t code;    // index of the opcode word
   uint32_t params;  // index of the record's first parameter
-};
-
-// Where a trace may be cut so that the same script cuts at the same places in each step (content-defined chunking; the
-// window hash is a gear hash as in FastCDC, Xia et al. 2016, with masks that get looser towards the maximum).
-struct CutLimits {
-  uint32_t min_records = 64;
-  uint32_t max_records = 1024;
 };
 
 // Not thread safe: the recorder's lock guards it.
@@ -154,7 +148,7 @@ class Trace {
   uint32_t new_buffer_view(uint64_t id, void* owner, uint64_t nbytes, DType dtype, std::span<const int64_t> sizes,
                            std::span<const int64_t> strides, int64_t offset) {
     const uint32_t ordinal = static_cast<uint32_t>(buffers.size());
-    buffers.push_back({id, owner, nbytes, id == 0});
+    buffers.push_back({id, owner, nbytes, id == 0, 0});
     return add_view(id == 0 ? ViewOrigin::kFreshBuffer : ViewOrigin::kInputBuffer, ordinal, dtype, sizes, strides,
                     offset);
   }
@@ -163,11 +157,10 @@ class Trace {
     code.push_back(kDynamicResult);
     views.push_back(
         {static_cast<uint32_t>(buffers.size()), DType::kFloat32, kDynamicRank, static_cast<uint32_t>(params.size())});
-    buffers.push_back({0, owner, 0, true});
+    buffers.push_back({0, owner, 0, true, 0});
   }
-  // Hashes the record's words and moves the window that decides about cuts. Returns true if the trace should be cut
-  // after this record.
-  bool end_record(const CutLimits& limits);
+  // Hashes the record's words.
+  void end_record();
 
   // Takes back the record that is being written. Slots and ordinals that it gave out are void: the caller cuts next.
   void rollback_record(size_t buffer_count, size_t view_count) {
@@ -178,9 +171,6 @@ class Trace {
     buffers.resize(buffer_count);
     views.resize(view_count);
   }
-
-  // Marks a good place to cut: between forward and backward, before an optimizer. True if there is enough to cut.
-  bool at_boundary(const CutLimits& limits) const { return records.size() >= limits.min_records; }
 
   // The key: the records' rolling hash with, folded in, which buffers outlive the trace (owner != null).
   Hash128 key() const;
@@ -232,7 +222,6 @@ class Trace {
   }
 
   Hash128 hash_{0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F};
-  uint64_t gear_ = 0;
 };
 
 // Strings in code are numbers of this process.

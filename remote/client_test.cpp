@@ -48,7 +48,7 @@ class TraceWriter {
     trace_.param(value);
     trace_.new_buffer_view(0, survives ? &trace_ : nullptr, static_cast<uint64_t>(4 * size), ir::DType::kFloat32, sizes,
                            strides, 0);
-    trace_.end_record({});
+    trace_.end_record();
     return *this;
   }
 

@@ -69,7 +69,7 @@ void record_step(ir::Trace& trace, int step, uint64_t previous) {
     trace.param(i % 500 == 0 ? 1e-3 / (step + 1) : 0.9);
     const bool survives = i % 100 == 0;
     last = trace.new_buffer_view(0, survives ? &trace : nullptr, 1 << 18, ir::DType::kFloat32, sizes, strides, 0);
-    trace.end_record({});
+    trace.end_record();
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "remote/frame_parser.h"
 #include "remote/heap_attachment.h"
+#include "remote/pace.h"
 #include "remote/shared_memory.h"
 #include "remote/transport.h"
 
@@ -27,6 +28,8 @@ constexpr size_t kReceiveBuffer = 64 << 10;
 constexpr size_t kMaxDescriptors = 16;  // that came and were not announced yet; our own ends send one at a time
 // How long a sender leaves receiving to another thread before it looks again.
 constexpr std::chrono::milliseconds kOtherReceives{2};
+// A core that is given away and comes back so late was needed by somebody.
+constexpr std::chrono::microseconds kCoreNeeded{200};
 
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 
@@ -114,6 +117,11 @@ class UnixTransport : public Transport, private FrameParser::Handler {
 
   // With receiving_ held: looks for something until `deadline`. kTimeout if nothing came.
   Status read_busily(Clock::time_point deadline);
+  // What the wait that began at `began` does next: looks until the time that is returned, or, if that is past, sleeps
+  // until *sleep_until.
+  Clock::time_point look_until(Clock::time_point began, Clock::time_point now, Clock::time_point* sleep_until) const;
+  // Sleeps until something comes, or wake(), or then. False if it was woken.
+  bool sleep_until(Clock::time_point then);
   // With receiving_ held: takes what is there. kTimeout if there is nothing; errors stick.
   Status read_some();
   Status read_some_from_socket();
@@ -136,6 +144,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
 
   std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
   std::mutex receiving_;
+  Pace pace_;
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kReceiveBuffer);
   std::deque<Frame> frames_;
@@ -272,58 +281,80 @@ void UnixTransport::flush_memory_messages() {
 // --- receiving -------------------------------------------------------------------------------------------------------
 
 Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
-  *frame = Frame();  // lets an attachment go before anything is locked
-  const auto deadline = Clock::now() + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
+  *frame = Frame();                             // lets an attachment go before anything is locked
   std::vector<std::shared_ptr<void>> released;  // destroyed after the lock is let go
   std::unique_lock lock(receiving_);
-  bool busy = false;  // look again and again
-  Clock::time_point busy_until;
-  for (bool looked = false;; looked = true) {
-    if (!frames_.empty()) {
-      *frame = std::move(frames_.front());
-      frames_.pop_front();
-      return {};
-    }
-    const Status status = busy ? read_busily(busy_until) : read_some();
+  Clock::time_point began, deadline;
+  bool waits = false;               // since `began`
+  for (Clock::time_point look;;) {  // until then, without sleeping
+    const Status status = !frames_.empty() ? Status() : look != Clock::time_point() ? read_busily(look) : read_some();
     if (!released_.empty()) {
       released.swap(released_);
       lock.unlock();
       released.clear();
       lock.lock();
     }
+    if (!frames_.empty()) {
+      if (waits) pace_.came(Clock::now() - began);
+      *frame = std::move(frames_.front());
+      frames_.pop_front();
+      return {};
+    }
     if (status.ok()) continue;
-    if (status.code() != ErrorCode::kTimeout) {
-      if (frames_.empty()) return status;
-      continue;
-    }
-    if (!frames_.empty()) continue;
-    auto left = deadline - Clock::now();
-    if (timeout.count() <= 0 || (looked && left.count() <= 0)) return timed_out();
-    left = std::max<Clock::duration>(left, Clock::duration::zero());
-    flush_memory_messages();
-    if (const std::chrono::nanoseconds time = busy_wait_; time.count() > 0 && !busy) {
-      busy = true;
-      busy_until = Clock::now() + std::min<Clock::duration>(time, left);
-      continue;
-    }
-    const timespec wait = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
-                           std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
-    pollfd polled[] = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
-    if (ppoll(polled, 2, &wait, nullptr) < 0 && errno != EINTR) return lost(std::strerror(errno));
-    if (polled[0].revents == 0 && (polled[1].revents & POLLIN)) {
-      uint64_t count;
-      (void)!::read(wake_, &count, sizeof(count));
+    if (status.code() != ErrorCode::kTimeout) return status;
+    if (timeout.count() <= 0) return timed_out();
+    const auto now = Clock::now();
+    if (!std::exchange(waits, true)) {
+      began = now;
+      deadline = now + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
+      flush_memory_messages();
+    } else if (now >= deadline) {
       return timed_out();
     }
+    Clock::time_point then = deadline;
+    look = std::min(look_until(began, now, &then), deadline);
+    if (look > now) continue;
+    look = {};
+    if (!sleep_until(then)) return timed_out();
   }
 }
 
+Clock::time_point UnixTransport::look_until(Clock::time_point began, Clock::time_point now,
+                                            Clock::time_point* sleep_until) const {
+  const Pace::Plan plan = pace_.plan();
+  if (const auto first = began + std::max<Clock::duration>(plan.first, busy_wait_.load()); first > now) return first;
+  if (began + plan.from > now) {
+    *sleep_until = std::min(*sleep_until, began + plan.from);
+    return now;
+  }
+  return began + plan.until;
+}
+
+bool UnixTransport::sleep_until(Clock::time_point then) {
+  const auto left = std::max<Clock::duration>(then - Clock::now(), Clock::duration::zero());
+  const timespec wait = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
+                         std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
+  pollfd polled[] = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
+  if (ppoll(polled, 2, &wait, nullptr) < 0 || polled[0].revents != 0 || !(polled[1].revents & POLLIN)) return true;
+  uint64_t count;
+  (void)!::read(wake_, &count, sizeof(count));
+  return false;
+}
+
 Status UnixTransport::read_busily(Clock::time_point deadline) {
+  auto before = Clock::now();
   for (;;) {
     // The other end may share this core.
     sched_yield();
     const Status status = read_some();
-    if (status.code() != ErrorCode::kTimeout || Clock::now() >= deadline) return status;
+    if (status.code() != ErrorCode::kTimeout) return status;
+    const auto now = Clock::now();
+    if (now - before > kCoreNeeded) {
+      pace_.contended();
+      return status;
+    }
+    if (now >= deadline) return status;
+    before = now;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -355,6 +356,45 @@ TEST_F(UnixTransportTest, AnAbandonedEndIsClosed) {
   abandoned = transport.release();  // in a forked child nothing is destroyed
   char byte;
   EXPECT_EQ(recv(raw, &byte, 1, 0), 0);
+}
+
+std::chrono::nanoseconds processor_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// However soon the other end came before: what does not come costs no more than a look.
+TEST_F(UnixTransportTest, AnEndThatHasNothingToDoSleeps) {
+  for (const auto gap : {20us, 1000us}) {
+    std::thread other([&] {
+      for (int i = 0; i < 100; ++i) {
+        std::this_thread::sleep_for(gap);
+        write(frame_of({1, 2, 3}));
+      }
+    });
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(receive().ok());
+    other.join();
+    const auto before = processor_time();
+    EXPECT_EQ(transport->receive(&frame, 300ms).code(), ErrorCode::kTimeout);
+    EXPECT_LT(processor_time() - before, 10ms);
+  }
+}
+
+// What comes at its time is there at its time, and each frame once.
+TEST_F(UnixTransportTest, FramesInARhythmComeInOrder) {
+  std::thread other([&] {
+    for (uint8_t i = 0; i < 120; ++i) {
+      std::this_thread::sleep_for(i < 60 ? 700us : 50us);
+      write(frame_of({i}));
+    }
+  });
+  for (uint8_t i = 0; i < 120; ++i) {
+    ASSERT_TRUE(receive().ok());
+    EXPECT_EQ(frame.control, Bytes{i});
+  }
+  other.join();
+  EXPECT_EQ(transport->receive(&frame, 1ms).code(), ErrorCode::kTimeout);
 }
 
 }  // namespace

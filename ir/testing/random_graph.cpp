@@ -664,7 +664,7 @@ class TraceMaker {
     }
     touchable_.insert(touchable_.end(), made_.begin(), made_.end());
     slots_.insert(slots_.end(), made_slots_.begin(), made_slots_.end());
-    trace_.end_record({});
+    trace_.end_record();
     graph_.nodes.push_back(std::move(node));
   }
 

@@ -54,7 +54,7 @@ class Recorder {
 
   void begin(const char* op) { trace_.begin_record(ir::find_op(op), {}); }
   void begin(Opcode op) { trace_.begin_record(op, {}); }
-  void end() { trace_.end_record({}); }
+  void end() { trace_.end_record(); }
 
   void operand(const Tensor& tensor) {
     Storage& storage = storages_[tensor.storage];

@@ -1,0 +1,224 @@
+// Where recording is cut: the same places each time, and what a plan may and may not do.
+#include "ir/cuts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace torch_remote::ir {
+namespace {
+
+Opcode op(const char* name) {
+  const Opcode opcode = find_op(name);
+  EXPECT_NE(opcode, kInvalidOpcode) << name;
+  return opcode;
+}
+
+// A recorder of unary ops in a chain, whose script drops each tensor as soon as the next one is there, but for what
+// `keep` names.
+class Script {
+ public:
+  explicit Script(const CutLimits& limits = {}) { cuts_.set_limits(limits); }
+
+  Cuts& cuts() { return cuts_; }
+  // How many records there were at each cut since the last wait.
+  const std::vector<uint32_t>& places() const { return places_; }
+
+  void record(Opcode opcode, uint64_t nbytes = 256) {
+    const int64_t sizes[] = {static_cast<int64_t>(nbytes / 4)}, strides[] = {1};
+    trace_.begin_record(opcode, {});
+    const bool first = trace_.buffers.empty();
+    if (first) {
+      last_ = trace_.new_buffer_view(7, this, nbytes, DType::kFloat32, sizes, strides, 0);
+    } else {
+      trace_.use_view(last_);
+    }
+    const size_t before = trace_.buffers.size();
+    last_ = trace_.new_buffer_view(0, this, nbytes, DType::kFloat32, sizes, strides, 0);
+    trace_.end_record();
+    const Cuts::Place place = cuts_.after(opcode);
+    ++records_;
+    if (place != Cuts::Place::kNone) {
+      places_.push_back(records_);
+      end(place == Cuts::Place::kStretchEnds, false);
+    } else if (before > 1 || !first) {  // the script lets the operand go
+      trace_.buffers[before - 1].owner = nullptr;
+      trace_.buffers[before - 1].died = static_cast<uint32_t>(trace_.records.size());
+    }
+  }
+  std::vector<uint32_t> wait() {
+    end(true, true);
+    records_ = 0;
+    return std::exchange(places_, {});
+  }
+
+ private:
+  void end(bool ends, bool waits) {
+    cuts_.trace_ends(trace_, ends, waits);
+    trace_.clear();
+  }
+
+  Cuts cuts_;
+  Trace trace_;
+  uint32_t last_ = 0;
+  uint32_t records_ = 0;
+  std::vector<uint32_t> places_;
+};
+
+// Ops in an order that does not repeat itself, the same one each time.
+void play(Script& script, uint32_t count, uint32_t seed = 0) {
+  static const Opcode ops[] = {op("aten::relu"), op("aten::exp"), op("aten::neg"), op("aten::tanh")};
+  uint64_t random = seed + 1;
+  for (uint32_t i = 0; i < count; ++i) {
+    random = random * 6364136223846793005 + 1442695040888963407;
+    script.record(ops[random >> 62]);
+  }
+}
+
+CutLimits only_plans() { return {1u << 20, 1u << 20, true}; }
+
+TEST(Cuts, AStretchThatEndsInAWaitIsCutFromItsSecondTimeOn) {
+  Script script(only_plans());
+  play(script, 200);
+  EXPECT_TRUE(script.wait().empty());
+  play(script, 200);
+  const std::vector<uint32_t> places = script.wait();
+  ASSERT_GE(places.size(), 4u);
+  EXPECT_LE(places.front(), 16u);
+  EXPECT_GE(places.front(), 8u);
+  EXPECT_GE(200 - places.back(), 8u);
+  EXPECT_LE(200 - places.back(), 16u);
+  for (size_t i = 1; i < places.size(); ++i) EXPECT_LE(places[i] - places[i - 1], 48u);
+  for (int again = 0; again < 3; ++again) {
+    play(script, 200);
+    EXPECT_EQ(script.wait(), places);
+  }
+}
+
+TEST(Cuts, ShortTracesStayWhole) {
+  Script script(only_plans());
+  for (int i = 0; i < 3; ++i) {
+    play(script, 31);
+    EXPECT_TRUE(script.wait().empty());
+  }
+}
+
+TEST(Cuts, WithoutPlansNothingIsCut) {
+  CutLimits limits = only_plans();
+  limits.plans = false;
+  Script script(limits);
+  for (int i = 0; i < 3; ++i) {
+    play(script, 200);
+    EXPECT_TRUE(script.wait().empty());
+  }
+}
+
+TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
+  Script script(only_plans());
+  play(script, 200);
+  script.wait();
+  play(script, 200);
+  const std::vector<uint32_t> places = script.wait();
+  // It shares 100 records: it is cut there as the first one is, and after them by a plan of its own.
+  std::vector<uint32_t> others;
+  for (int i = 0; i < 3; ++i) {
+    play(script, 100);
+    play(script, 150, 1);
+    others = script.wait();
+  }
+  const auto shared = [](const std::vector<uint32_t>& all) {
+    return std::vector<uint32_t>(all.begin(), std::upper_bound(all.begin(), all.end(), 100u));
+  };
+  EXPECT_EQ(shared(others), shared(places));
+  EXPECT_GE(others.back(), 250u - 16);
+  play(script, 200);
+  EXPECT_EQ(script.wait(), places);
+  // One that ends among the shared records has no place left for a plan.
+  play(script, 60);
+  const std::vector<uint32_t> prefix = script.wait();
+  play(script, 60);
+  EXPECT_EQ(script.wait(), prefix);
+  play(script, 200);
+  EXPECT_EQ(script.wait(), places);
+}
+
+TEST(Cuts, PlannedCutsDoNotMoveThoseByContent) {
+  const auto cut_at = [](uint32_t records, bool plans) {
+    Script script({64, 128, plans});
+    std::vector<uint32_t> places;
+    for (int step = 0; step < 4; ++step) {
+      play(script, records);
+      places = script.wait();
+    }
+    return places;
+  };
+  size_t planned = 0;
+  for (uint32_t records = 400; records < 600; records += 10) {
+    const std::vector<uint32_t> without = cut_at(records, false), with = cut_at(records, true);
+    EXPECT_FALSE(without.empty());
+    EXPECT_TRUE(std::includes(with.begin(), with.end(), without.begin(), without.end()));
+    planned += with.size() - without.size();
+  }
+  EXPECT_GT(planned, 0u);
+}
+
+TEST(PlannedCuts, AreWhereTheFewestBytesLive) {
+  std::vector<uint64_t> live(120, 1000);
+  for (const uint32_t place : {11u, 40u, 75u, 109u}) live[place - 1] = 10;
+  const std::vector<uint32_t> cuts = planned_cuts(live, 1);
+  for (const uint32_t place : {11u, 40u, 75u, 109u}) {
+    EXPECT_TRUE(std::ranges::count(cuts, place)) << place;
+  }
+}
+
+TEST(PlannedCuts, AreAscendingAndInside) {
+  for (uint32_t records = 0; records < 400; ++records) {
+    for (const uint32_t first : {1u, 5u, 20u, 100u, records}) {
+      std::vector<uint64_t> live(records);
+      for (uint32_t i = 0; i < records; ++i) live[i] = i * 7919 % 101;
+      const std::vector<uint32_t> cuts = planned_cuts(live, first);
+      for (size_t i = 0; i < cuts.size(); ++i) {
+        EXPECT_GE(cuts[i], std::max(first, 8u));
+        EXPECT_LE(cuts[i] + 8, records);
+        if (i > 0) EXPECT_GT(cuts[i], cuts[i - 1]);
+      }
+    }
+  }
+}
+
+TEST(LiveBytes, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
+  Trace trace;
+  const int64_t sizes[] = {8}, strides[] = {1};
+  const Opcode relu = op("aten::relu");
+  int owner = 0;
+  const auto record = [&](uint32_t operand) {
+    trace.begin_record(relu, {});
+    if (trace.buffers.empty()) {
+      trace.new_buffer_view(7, &owner, 32, DType::kFloat32, sizes, strides, 0);
+    } else {
+      trace.use_view(operand);
+    }
+    trace.new_buffer_view(0, &owner, 32, DType::kFloat32, sizes, strides, 0);
+    trace.end_record();
+  };
+  const auto dies = [&](size_t buffer) {
+    trace.buffers[buffer].owner = nullptr;
+    trace.buffers[buffer].died = static_cast<uint32_t>(trace.records.size());
+  };
+  record(0);  // makes 1
+  record(1);  // makes 2
+  record(2);  // makes 3
+  dies(1);    // nobody touched it after the second record, but the script held it
+  record(3);  // makes 4
+  dies(3);
+  dies(2);
+  record(4);  // makes 5, the result
+  dies(4);
+  // After the first record lives 1; after the second 1, 2; after the third 1 (until the fourth), 2, 3; ...
+  EXPECT_EQ(live_bytes(trace), (std::vector<uint64_t>{32, 64, 96, 96, 32}));
+}
+
+}  // namespace
+}  // namespace torch_remote::ir
