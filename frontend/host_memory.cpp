@@ -13,8 +13,8 @@
 #include "frontend/tensor.h"
 
 // Memory for large CPU tensors that are read from the device. Fresh memory costs a page fault every 4 KiB, which takes
-// longer than the copy; so what such a tensor lets go is kept for the next one of its size. It is ordinary memory of this
-// process: a forked child has a copy, anybody may write to it, and the kernel may take it back while it is kept.
+// longer than the copy; so what such a tensor lets go is kept for the next one of its size. It is ordinary memory of
+// this process: a forked child has a copy, anybody may write to it, and the kernel may take it back while it is kept.
 namespace torch_remote::frontend {
 namespace {
 
@@ -53,8 +53,8 @@ size_t rounded(size_t size) {
   return (size + step - 1) / step * step;
 }
 
-// Lives as long as the process. Whoever cannot have the lock at once does without what is kept: in a forked child a thread
-// that is not there may hold it for ever.
+// Lives as long as the process. Whoever cannot have the lock at once does without what is kept: in a forked child a
+// thread that is not there may hold it for ever.
 class Kept {
  public:
   Mapping take(size_t size) {

@@ -371,8 +371,8 @@ const char* const kOwnKernels[] = {
     "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::clone", "aten::_lazy_clone",
     "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
     // Left to torch's own composites, which end in the ones above.
-    "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift",
-    "aten::copy", "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
+    "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift", "aten::copy",
+    "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
     // host_memory.cpp
     "aten::_to_copy",
     // rnn.cpp

@@ -80,8 +80,8 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all, external ones included. `own`: where large blocks of Reach::kOwn come from, if not from
-  // `source`.
+  // `limit`: bytes that may be reserved in all, external ones included. `own`: where large blocks of Reach::kOwn come
+  // from, if not from `source`.
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
                         std::unique_ptr<SegmentSource> own = nullptr);
 

@@ -209,9 +209,9 @@ Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
   // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
-  memory_ = CachingAllocator::create(std::move(source),
-                                     options_.memory_limit ? options_.memory_limit : machine_memory(),
-                                     options_.inproc ? nullptr : make_anonymous_source());
+  memory_ =
+      CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory(),
+                               options_.inproc ? nullptr : make_anonymous_source());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
   tr_error error{};
   error.struct_size = sizeof(error);

@@ -5,8 +5,8 @@ bazel run //tests/bench:zoo_speed -- --compiled                  with torch.comp
 bazel run //tests/bench:zoo_speed -- --ops                       single ops, and copies of 64 MB
 bazel run //tests/bench:zoo_speed -- --only lstm resnet50 --rounds 21
 
-Both sides have the same threads and sleep between samples, and every result is read: each forward's output by a sum, each
-training step's loss.
+Both sides have the same threads and sleep between samples, and every result is read: each forward's output by a sum,
+each training step's loss.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class UNet(nn.Module):
         def block(inputs: int, outputs: int) -> nn.Module:
             layers: list[nn.Module] = []
             for i in range(2):
-                layers += [nn.Conv2d(outputs if i else inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU()]
+                layers += [
+                    nn.Conv2d(outputs if i else inputs, outputs, 3, padding=1),
+                    nn.GroupNorm(8, outputs),
+                    nn.SiLU(),
+                ]
             return nn.Sequential(*layers)
 
         self.down1, self.down2, self.middle = block(3, width), block(width, 2 * width), block(2 * width, 4 * width)
@@ -120,9 +124,7 @@ def models() -> dict[str, Model]:
         "llama": Model(lambda: Logits(t.LlamaForCausalLM(llama)), tokens, next_token),
         "gpt2": Model(lambda: Logits(t.GPT2LMHeadModel(gpt2)), tokens, next_token),
         "bert": Model(lambda: Logits(t.BertForMaskedLM(bert)), tokens, next_token),
-        "vit": Model(
-            lambda: Logits(t.ViTForImageClassification(vit)), lambda: torch.randn(4, 3, 96, 96), first_class
-        ),
+        "vit": Model(lambda: Logits(t.ViTForImageClassification(vit)), lambda: torch.randn(4, 3, 96, 96), first_class),
         "resnet50": Model(
             lambda: Logits(t.ResNetForImageClassification(resnet50)), lambda: torch.randn(2, 3, 160, 160), first_class
         ),
@@ -146,7 +148,9 @@ def timed(function: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def alternate(rounds: int, functions: dict[str, Callable[[], object]], sample: float = SAMPLE) -> dict[str, list[float]]:
+def alternate(
+    rounds: int, functions: dict[str, Callable[[], object]], sample: float = SAMPLE
+) -> dict[str, list[float]]:
     """Seconds of a call of each function, `rounds` times in turn; each sample is the mean of as many calls as fit."""
     counts = {}
     for name, function in functions.items():
@@ -198,7 +202,9 @@ def runs(model: Model, compiled: bool) -> tuple[dict[str, Callable], dict[str, C
 
 
 def zoo(names: list[str], rounds: int, compiled: bool) -> None:
-    print("| model | train, CPU | remote | ratio | inference, CPU | remote | ratio |\n|---|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| model | train, CPU | remote | ratio | inference, CPU | remote | ratio |\n|---|---:|---:|---:|---:|---:|---:|"
+    )
     found: dict[str, list[float]] = {"train": [], "infer": []}
     all_models = models()
     for name in names:
@@ -324,7 +330,10 @@ def copies(rounds: int) -> None:
     times = alternate(rounds, functions)
     for name in list(functions)[1:]:
         cells = [f"{statistics.median(times[side]) * 1e3:.2f} ms" for side in ("clone", name)]
-        print(f"| `{name}`, 64 MB, against `clone()` | {' | '.join(cells)} | {ratio(times, name, 'clone'):.2f} |", flush=True)
+        print(
+            f"| `{name}`, 64 MB, against `clone()` | {' | '.join(cells)} | {ratio(times, name, 'clone'):.2f} |",
+            flush=True,
+        )
 
 
 def main() -> int:

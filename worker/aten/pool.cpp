@@ -34,13 +34,15 @@ struct Dim {
 
 // largest[i] = max(largest[i], values[i * stride])
 template <int64_t stride>
-__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values, int64_t count) {
+__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values,
+                                                       int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = values[i * stride], old = largest[i];
     largest[i] = value > old || value != value ? value : old;
   }
 }
-__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values, int64_t count, int64_t stride) {
+__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values,
+                                                       int64_t count, int64_t stride) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = values[i * stride], old = largest[i];
     largest[i] = value > old || value != value ? value : old;

@@ -19,8 +19,7 @@ struct Window {
 
 // Whether the op computed the values alone.
 bool pooled_alone(const at::Tensor& input, const Window& w) {
-  const auto [values, indices] =
-      at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
+  const auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
   TestExecutor executor(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
   GraphBuilder builder;
   builder.call("aten::max_pool2d_with_indices", {input, w.kernel, w.stride, w.padding, w.dilation, w.ceil},

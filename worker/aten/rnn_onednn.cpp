@@ -111,9 +111,9 @@ OneDnnGradients onednn_backward(const OneDnnLstm& lstm, const Tensor& reserve, c
   const auto [b_ih, b_hh] = biases(lstm);
   const auto optional = [](const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
   auto [dx, dw_ih, dw_hh, db, db_again, dhx, dcx] = at::mkldnn_rnn_layer_backward(
-      lstm.input.contiguous(), lstm.w_ih, lstm.w_hh, b_ih, b_hh, lstm.hx.contiguous(), cx, y,
-      y[lstm.reverse ? 0 : -1], cy, optional(grad_output), optional(grad_hy), optional(grad_cy), lstm.reverse, kLstm,
-      lstm.hx.size(1), /*num_layers=*/1, /*has_biases=*/lstm.b_ih.defined(), /*train=*/true, /*bidirectional=*/false,
+      lstm.input.contiguous(), lstm.w_ih, lstm.w_hh, b_ih, b_hh, lstm.hx.contiguous(), cx, y, y[lstm.reverse ? 0 : -1],
+      cy, optional(grad_output), optional(grad_hy), optional(grad_cy), lstm.reverse, kLstm, lstm.hx.size(1),
+      /*num_layers=*/1, /*has_biases=*/lstm.b_ih.defined(), /*train=*/true, /*bidirectional=*/false,
       /*batch_sizes=*/{}, /*batch_first=*/false, workspace);
   return {dx, dw_ih, dw_hh, db, dhx, dcx};
 }

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cmath>
 
-// Of GNU's OpenMP, which torch is built with, and of LLVM's: begins a parallel region in which `function` runs on the other
-// threads, and ends it.
+// Of GNU's OpenMP, which torch is built with, and of LLVM's: begins a parallel region in which `function` runs on the
+// other threads, and ends it.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel_start(void (*function)(void*), void* data, unsigned threads);
 __attribute__((weak)) void GOMP_parallel_end();

@@ -5,9 +5,9 @@
 
 #include "ir/graph.h"
 
-// How many threads an op is given, and where they are when there is none. Torch and MKL use all of them for work far too
-// small for it, which on few cores takes one from the client: an op that is done in some twenty microseconds gets one
-// thread. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for
+// How many threads an op is given, and where they are when there is none. Torch and MKL use all of them for work far
+// too small for it, which on few cores takes one from the client: an op that is done in some twenty microseconds gets
+// one thread. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for
 // messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
@@ -19,8 +19,8 @@ inline constexpr double kWorkPerElement = 16;
 // What each node of the graph is worth in them, as far as its views' sizes tell. `symbols` are their values.
 void estimate_work(const ir::Graph& graph, const int64_t* symbols, std::vector<double>* work);
 
-// The threads that torch uses when called from this thread. Not in the user's process, whose choice they are. One object
-// at a time may be in use, by one thread.
+// The threads that torch uses when called from this thread. Not in the user's process, whose choice they are. One
+// object at a time may be in use, by one thread.
 class Threads {
  public:
   // `count`: at most so many; 0: torch's default. `fixed`: never changed.
@@ -37,7 +37,8 @@ class Threads {
     if (parallel != parallel_ && all_ > 1) change(parallel);
   }
 
-  // No op will come for a while: those that spin sleep at once. Until they wake, work is done by the calling thread alone.
+  // No op will come for a while: those that spin sleep at once. Until they wake, work is done by the calling thread
+  // alone.
   void rest();
   // They will soon be wanted: they wake while the caller goes on.
   void expect();
