@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <random>
 
@@ -13,6 +14,7 @@
 #include "remote/message.h"
 #include "remote/outbox.h"
 #include "remote/program_cache.h"
+#include "remote/read_ahead.h"
 #include "remote/replies.h"
 
 namespace torch_remote::remote {
@@ -21,6 +23,55 @@ namespace {
 // A worker that loads libtorch on a busy machine takes seconds.
 constexpr std::chrono::seconds kHelloTimeout{120};
 constexpr uint64_t kHelloSequence = 1;
+
+// A view of a buffer: sizes and strides in elements.
+struct ReadView {
+  uint64_t buffer;
+  uint32_t item_size;
+  std::span<const int64_t> sizes, strides;
+  int64_t offset;
+};
+
+// Bytes of the elements, packed, and of the buffer as far as the last of them. False if they are none that a tensor
+// has.
+bool extent(const ReadView& view, uint64_t* packed, uint64_t* end) {
+  *packed = view.item_size;
+  __int128 last = view.offset;
+  bool first_is_inside = view.offset >= 0;
+  for (size_t i = 0; i < view.sizes.size(); ++i) {
+    if (view.sizes[i] < 0 || __builtin_mul_overflow(*packed, static_cast<uint64_t>(view.sizes[i]), packed))
+      return false;
+    first_is_inside = first_is_inside && view.strides[i] >= 0;
+    last += static_cast<__int128>(view.sizes[i] - 1) * view.strides[i];
+  }
+  // Larger than anything that is read ahead where it is not a plain number.
+  const __int128 bytes = (last + 1) * view.item_size;
+  *end = first_is_inside && bytes >= 0 && bytes < INT64_MAX ? static_cast<uint64_t>(bytes) : UINT64_MAX;
+  return true;
+}
+
+// The view's elements, packed, from dim `dim` on. Returns the end of what was written.
+std::byte* gather(const ReadView& view, const std::byte* from, size_t dim, std::byte* to) {
+  if (dim == view.sizes.size()) {
+    std::memcpy(to, from, view.item_size);
+    return to + view.item_size;
+  }
+  for (int64_t i = 0; i < view.sizes[dim]; ++i) {
+    to = gather(view, from + i * view.strides[dim] * view.item_size, dim + 1, to);
+  }
+  return to;
+}
+
+// The elements are one piece of memory, in row-major order.
+bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
 
 struct AtomicCounters {
   std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0},
@@ -106,6 +157,19 @@ class ClientImpl : public Client {
   Status send_frees();
   // Sends what builder_ holds. `wants_reply`: it will be waited for.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
+  // Sends a Read.
+  Status ask(const ReadView& view, bool ahead, uint64_t* sequence);
+  // Of the first bytes, for a snapshot, which is kept.
+  Status ask_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
+  // Asks for a view, which lies in the first `end` bytes, unless it is there or on its way, and for what is likely to
+  // be read next. *snapshot: the view is a part of it; null: the message has the view only.
+  Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
+  // Of the trace that runs next: copies_.
+  void find_copies(const Program& program, const ir::Trace& trace);
+  // Without order_.
+  Status take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
+  static Status check_size(const Frame& frame, uint64_t expected);
+  Status why_not_read(uint64_t buffer, Status status, OpError* error) const;
   Status ask_profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting, Frame* reply);
   void take_frees();
 
@@ -126,7 +190,9 @@ class ClientImpl : public Client {
   uint64_t next_id_ = 1;
   // Kept for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
-  std::vector<uint64_t> survivors_, inputs_, frees_now_;
+  ReadAhead read_ahead_;
+  std::vector<uint64_t> survivors_, inputs_, made_, frees_now_;
+  std::vector<ReadAhead::Copy> copies_;
   std::vector<uint8_t> params_, bindings_, frees_bytes_;
 
   std::mutex frees_mutex_;
@@ -190,6 +256,28 @@ void ClientImpl::take_frees() {
     frees_now_.swap(frees_);
   }
   encode_frees(frees_now_, frees_bytes_);
+  read_ahead_.freed(frees_now_);
+  for (const uint64_t sequence : read_ahead_.unwanted()) replies_.forget(sequence);
+  read_ahead_.unwanted().clear();
+}
+
+void ClientImpl::find_copies(const Program& program, const ir::Trace& trace) {
+  copies_.clear();
+  if (!program.facts_known.load(std::memory_order_acquire)) return;
+  for (const ProgramFacts::Copy& copy : program.facts.copies) {
+    const ir::TraceView &from = trace.views[copy.from], &to = trace.views[copy.to];
+    const int64_t *source = trace.params.data() + from.params, *target = trace.params.data() + to.params;
+    // All of a buffer of the same size, in the same order.
+    const size_t rank = from.rank;
+    uint64_t nbytes = ir::item_size(from.dtype);
+    for (size_t i = 0; i < rank; ++i) nbytes *= static_cast<uint64_t>(source[i]);
+    if (rank == to.rank && std::equal(source, source + rank, target) &&
+        is_contiguous({source, rank}, {source + rank, rank}) && is_contiguous({target, rank}, {target + rank, rank}) &&
+        source[2 * rank] == 0 && target[2 * rank] == 0 && trace.buffers[from.buffer].nbytes == nbytes &&
+        trace.buffers[to.buffer].nbytes == nbytes) {
+      copies_.push_back({copy.made, inputs_[copy.input]});
+    }
+  }
 }
 
 Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence) {
@@ -231,15 +319,16 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   if (trace.empty()) return replies_.health();
   if (Status status = begin(2, 0); !status) return status;
 
-  uint64_t made = 0;
+  made_.clear();
   inputs_.clear();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (!buffer.fresh) {
       inputs_.push_back(buffer.id);
     } else if (buffer.owner) {
-      ++made;
+      made_.push_back(buffer.nbytes);
     }
   }
+  const uint64_t made = made_.size();
   next_id_ += made;
 
   const ir::Hash128 key = trace.key();
@@ -254,6 +343,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     info->first_difference = programs_.first_difference(trace);
     program = programs_.add(key, trace, survivors_);
   }
+  find_copies(*program, trace);
+  read_ahead_.runs(*program, inputs_, *base, made_, copies_);
   const std::span<const uint8_t> control = encode_run(*program, trace.params, *base);
   count_flush(*program, hit, control, info);
 
@@ -301,6 +392,8 @@ Status ClientImpl::run(const ProgramPtr& program, const RunRequest& request, uin
   if (Status status = begin(1, 0); !status) return status;
   next_id_ += request.made;
   inputs_.assign(request.inputs.begin(), request.inputs.end());
+  made_.assign(request.made, 0);  // their sizes are not known here
+  read_ahead_.runs(*program, inputs_, *base, made_, {});
   const std::span<const uint8_t> control = encode_run(*program, request.params, *base);
   count_flush(*program, std::exchange(program->ran, true), control, info);
   const RunInfo run{program, *base, request.made};
@@ -392,44 +485,144 @@ Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting
   return {};
 }
 
+Status ClientImpl::ask(const ReadView& view, bool ahead, uint64_t* sequence) {
+  builder_.Clear();
+  const auto s = builder_.CreateVector(view.sizes.data(), view.sizes.size());
+  const auto t = builder_.CreateVector(view.strides.data(), view.strides.size());
+  builder_.Finish(wire::CreateRead(builder_, view.buffer, view.item_size, s, t, view.offset, ahead));
+  return send(wire::Type::kRead, true, nullptr, sequence);
+}
+
+Status ClientImpl::ask_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot) {
+  const int64_t sizes[] = {static_cast<int64_t>(nbytes)}, strides[] = {1};
+  uint64_t sequence;
+  if (Status status = ask({buffer, 1, sizes, strides, 0}, ahead, &sequence); !status) return status;
+  *snapshot = std::make_shared<Snapshot>();
+  (*snapshot)->state = ahead ? Snapshot::State::kAsked : Snapshot::State::kWaitedFor;
+  (*snapshot)->ahead = ahead;
+  (*snapshot)->bytes.resize(nbytes);
+  read_ahead_.keep(buffer, *snapshot, sequence);
+  return {};
+}
+
+Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot) {
+  if (*snapshot = read_ahead_.find(view.buffer); *snapshot) {
+    Snapshot& known = **snapshot;
+    const bool usable = known.state == Snapshot::State::kAsked || known.state == Snapshot::State::kThere;
+    if (usable && end <= known.bytes.size()) {
+      read_ahead_.used(view.buffer);
+      if (known.state == Snapshot::State::kAsked) known.state = Snapshot::State::kWaitedFor;
+      *sequence = known.sequence;
+      return replies_.health();
+    }
+    // Another thread waits for it, or there is more to read than it has.
+    *snapshot = nullptr;
+    if (usable) read_ahead_.drop(view.buffer);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    return ask(view, false, sequence);
+  }
+  const std::vector<ReadAhead::Guess>& guesses = read_ahead_.waits_for(view.buffer, end);
+  if (Status status = begin(1 + guesses.size(), 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  if (const uint64_t nbytes = read_ahead_.size_of(view.buffer, end); nbytes <= kMostReadAhead) {
+    if (Status status = ask_whole(view.buffer, nbytes, false, snapshot); !status) return status;
+    *sequence = (*snapshot)->sequence;
+  } else if (Status status = ask(view, false, sequence); !status) {
+    return status;
+  }
+  for (const ReadAhead::Guess& guess : guesses) {
+    SnapshotPtr kept;
+    if (std::ranges::find(frees_now_, guess.buffer) != frees_now_.end()) continue;
+    if (Status status = ask_whole(guess.buffer, guess.nbytes, true, &kept); !status) return status;
+  }
+  return {};
+}
+
+Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting,
+                              OpError* error) {
+  Frame frame;
+  // What was asked for ahead came with another round trip.
+  Status status = snapshot.ahead ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
+                                 : wait(snapshot.sequence, keep_waiting, &frame, error);
+  if (status.ok()) status = check_size(frame, snapshot.bytes.size());
+  std::lock_guard order(order_);
+  if (status.ok()) {
+    std::ranges::copy(frame.attachment->bytes(), snapshot.bytes.begin());
+    counters_.bytes_downloaded.fetch_add(snapshot.bytes.size(), std::memory_order_relaxed);
+    snapshot.state = Snapshot::State::kThere;
+  } else {
+    snapshot.state = Snapshot::State::kFailed;
+    if (const SnapshotPtr kept = read_ahead_.find(view.buffer); kept.get() == &snapshot) read_ahead_.drop(view.buffer);
+  }
+  return status;
+}
+
+Status ClientImpl::check_size(const Frame& frame, uint64_t expected) {
+  const size_t came = frame.attachment ? frame.attachment->bytes().size() : 0;
+  if (came == expected) return {};
+  return Status::internal("remote: the worker sent " + std::to_string(came) + " bytes of a tensor of " +
+                          std::to_string(expected));
+}
+
+Status ClientImpl::why_not_read(uint64_t buffer, Status status, OpError* error) const {
+  // A program that could not be built did not make this buffer; the worker only knows that it is not there.
+  if (status.code() == ErrorCode::kInterrupted) return status;
+  std::optional<OpError> missing = replies_.missing(buffer);
+  if (!missing) return status;
+  *error = *std::move(missing);
+  return error->status;
+}
+
 Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
                         std::span<const int64_t> strides, int64_t offset,
                         const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
                         OpError* error) {
   if (abandoned_) return forked();
-  uint64_t sequence;
+  const ReadView view{buffer, item_size, sizes, strides, offset};
+  uint64_t packed, end;
+  if (!extent(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
+  if (packed > kMostReadAhead) end = UINT64_MAX;  // in the plain way
+  uint64_t sequence = 0;
+  SnapshotPtr snapshot;
+  bool there = false;
   {
+    std::lock_guard order(order_);
+    if (Status status = ask_for(view, end, &sequence, &snapshot); !status) return status;
+    there = snapshot && snapshot->state == Snapshot::State::kThere;
+  }
+  if (snapshot && !there) {
+    Status status = take_whole(view, *snapshot, keep_waiting, error);
+    there = status.ok();
+    const bool in_vain =
+        snapshot->ahead && status.code() != ErrorCode::kInterrupted && status.code() != ErrorCode::kLost;
+    if (!there && !in_vain) return why_not_read(buffer, std::move(status), error);
+  }
+  if (there) {
+    const std::byte* first = snapshot->bytes.data() + static_cast<size_t>(offset) * item_size;
+    if (is_contiguous(sizes, strides)) {
+      take({first, packed});
+    } else {
+      std::vector<std::byte> elements(packed);
+      gather(view, first, 0, elements.data());
+      take(elements);
+    }
+    return {};
+  }
+  if (snapshot) {  // it could not be had ahead: in the plain way, which tells why
+    *error = {};
     std::lock_guard order(order_);
     if (Status status = begin(1, 0); !status) return status;
     if (Status status = send_frees(); !status) return status;
-    builder_.Clear();
-    const auto s = builder_.CreateVector(sizes.data(), sizes.size());
-    const auto t = builder_.CreateVector(strides.data(), strides.size());
-    builder_.Finish(wire::CreateRead(builder_, buffer, item_size, s, t, offset));
-    if (Status status = send(wire::Type::kRead, true, nullptr, &sequence); !status) return status;
+    if (Status status = ask(view, false, &sequence); !status) return status;
   }
   Frame frame;
   if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
-    // A program that could not be built did not make this buffer; the worker only knows that it is not there.
-    if (status.code() == ErrorCode::kInterrupted) return status;
-    std::optional<OpError> missing = replies_.missing(buffer);
-    if (!missing) return status;
-    *error = *std::move(missing);
-    return error->status;
+    return why_not_read(buffer, std::move(status), error);
   }
-  uint64_t expected = item_size;
-  for (int64_t size : sizes) {
-    if (size < 0 || __builtin_mul_overflow(expected, static_cast<uint64_t>(size), &expected)) {
-      return Status::invalid("remote: a read of a tensor with impossible sizes");
-    }
-  }
-  const std::span<const std::byte> bytes = frame.attachment ? frame.attachment->bytes() : std::span<std::byte>();
-  if (bytes.size() != expected) {
-    return Status::internal("remote: the worker sent " + std::to_string(bytes.size()) + " bytes of a tensor of " +
-                            std::to_string(expected));
-  }
-  counters_.bytes_downloaded.fetch_add(bytes.size(), std::memory_order_relaxed);
-  take(bytes);
+  if (Status status = check_size(frame, packed); !status) return status;
+  counters_.bytes_downloaded.fetch_add(packed, std::memory_order_relaxed);
+  take(frame.attachment ? frame.attachment->bytes() : std::span<std::byte>());
   return {};
 }
 

@@ -581,21 +581,40 @@ TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
 }
 
 TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
+  const int64_t size = 5000;  // more than is kept
+  std::vector<std::string> texts;
   std::vector<uint64_t> ids;
-  for (int i = 0; i < 4; ++i) ids.push_back(upload("thread " + std::to_string(i)));
+  for (char i = 0; i < 4; ++i)
+    texts.emplace_back(size, static_cast<char>('a' + i)), ids.push_back(upload(texts.back()));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 50; ++i) {
         std::string text;
-        ASSERT_TRUE(read(ids[static_cast<size_t>(t)], 8, &text).ok());
-        EXPECT_EQ(text, "thread " + std::to_string(t));
+        ASSERT_TRUE(read(ids[static_cast<size_t>(t)], size, &text).ok());
+        EXPECT_EQ(text, texts[static_cast<size_t>(t)]);
         if (i % 10 == 0) client->free(1'000'000 + static_cast<uint64_t>(t * 50 + i));
       }
     });
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(client->counters().round_trips, 200u);
+}
+
+TEST_P(ClientTest, WhatWasReadIsNotAskedForAgain) {
+  const uint64_t id = upload("hello");
+  std::string text;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(read(id, 5, &text).ok());
+    EXPECT_EQ(text, "hello");
+    ASSERT_TRUE(read(id, 2, &text).ok());
+    EXPECT_EQ(text, "he");
+  }
+  EXPECT_EQ(client->counters().round_trips, 1u);
+  TraceWriter(trace).op(0, id, 5, true);  // which may write it, as far as is known at first
+  flush();
+  ASSERT_TRUE(read(id, 5, &text).ok());
+  EXPECT_EQ(client->counters().round_trips, 2u);
 }
 
 TEST_P(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {

@@ -172,6 +172,11 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
       event->session = header.session;
     }
     if (Status status = build_(request, &program); !status) return status;
+    ir::Graph graph;
+    if (job.graph || ir::import_trace(job.trace, job.survivors, &graph).ok()) {
+      run.program->facts = facts_of(job.graph ? *job.graph : graph);
+      run.program->facts_known.store(true, std::memory_order_release);
+    }
   } catch (const std::exception& error) {
     return Status::internal(std::string("remote: building a program failed: ") + error.what());
   }

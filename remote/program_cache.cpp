@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ir/graph.h"
 #include "ir/op_table.h"
 
 namespace torch_remote::remote {
@@ -14,6 +15,43 @@ bool same(std::span<const T> a, std::span<const T> b) {
 }
 
 }  // namespace
+
+ProgramFacts facts_of(const ir::Graph& graph) {
+  constexpr size_t kMostCopies = 8;
+  static const ir::Opcode copy = ir::find_op("aten::copy_");
+  const size_t count = graph.buffers.size();
+  // Numbers among the inputs and among the fresh ones that survive.
+  std::vector<uint32_t> input(count), made(count), writes(count);
+  uint32_t inputs = 0, survivors = 0;
+  for (size_t b = 0; b < count; ++b) {
+    if (graph.buffers[b].kind == ir::BufferKind::kInput) {
+      input[b] = inputs++;
+    } else if (graph.buffers[b].survives) {
+      made[b] = survivors++;
+    }
+  }
+  for (const ir::Node& node : graph.nodes) {
+    ir::for_each_view(node, [&](uint32_t view, bool written) { writes[graph.views[view].buffer] += written; });
+  }
+  ProgramFacts facts;
+  facts.written.resize(inputs);
+  for (size_t b = 0; b < count; ++b) {
+    if (graph.buffers[b].kind == ir::BufferKind::kInput) facts.written[input[b]] = writes[b] > 0;
+  }
+  for (const ir::Node& node : graph.nodes) {
+    if (node.opcode != copy || facts.copies.size() == kMostCopies) continue;
+    const ir::Arg &to = node.args[0], &from = node.args[1];
+    if (to.tag != ir::ArgTag::kView || from.tag != ir::ArgTag::kView) continue;
+    const uint32_t target = graph.views[to.a].buffer, source = graph.views[from.a].buffer;
+    const bool plain = graph.views[to.a].dtype == graph.views[from.a].dtype && graph.buffers[target].survives &&
+                       graph.buffers[target].kind == ir::BufferKind::kFresh &&
+                       graph.buffers[source].kind == ir::BufferKind::kInput;
+    if (plain && writes[target] == 1 && writes[source] == 0) {
+      facts.copies.push_back({input[source], made[target], static_cast<uint32_t>(from.a), static_cast<uint32_t>(to.a)});
+    }
+  }
+  return facts;
+}
 
 ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
                               std::span<const uint64_t> survivors) const {

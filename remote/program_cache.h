@@ -17,6 +17,19 @@
 // The programs that the worker has, found by the traces they were built from.
 namespace torch_remote::remote {
 
+// What its nodes do to whole buffers.
+struct ProgramFacts {
+  std::vector<bool> written;  // of its input buffers, in the order of the bindings: whether it writes them
+  // Fresh buffers that are written once, by a copy of an input: `to` and `from` are views of the trace.
+  struct Copy {
+    uint32_t input;  // among the input buffers
+    uint32_t made;   // among the fresh buffers that survive
+    uint32_t from, to;
+  };
+  std::vector<Copy> copies;
+};
+ProgramFacts facts_of(const ir::Graph& graph);
+
 struct Program {
   uint32_t number = 0;  // from 1
   ir::Hash128 key;
@@ -33,6 +46,10 @@ struct Program {
   std::atomic<bool> failed = false;
   Status failure;
   bool ran = false;  // guarded like params
+
+  // Set by the builder before `facts_known`.
+  ProgramFacts facts;
+  std::atomic<bool> facts_known = false;
 
   // Of the runs from this sequence on. Guarded by the cache.
   std::vector<ir::SourceRef> sources;

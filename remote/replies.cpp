@@ -99,6 +99,17 @@ void Replies::expect(uint64_t sequence) {
   slots_[sequence];
 }
 
+void Replies::forget(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  const auto slot = slots_.find(sequence);
+  if (slot == slots_.end()) return;
+  if (slot->second.done) {
+    slots_.erase(slot);
+  } else {
+    slot->second.unwanted = true;
+  }
+}
+
 void Replies::drain() {
   std::unique_lock lock(mutex_);
   while (!receiving_ && lost_.ok() && credit_count_ > 0) {
@@ -202,6 +213,10 @@ Status Replies::handle_reply(Frame& frame) {
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
     if (error && !message->error()->told()) defer(*std::move(error));  // whoever asked was interrupted
+    return {};
+  }
+  if (slot->second.unwanted) {
+    slots_.erase(slot);
     return {};
   }
   slot->second.reply = std::move(frame);

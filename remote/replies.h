@@ -36,6 +36,8 @@ class Replies {
   void sending(uint64_t sequence, size_t bytes);
   // Its reply will be waited for.
   void expect(uint64_t sequence);
+  // It will not.
+  void forget(uint64_t sequence);
   // Takes what has come already.
   void drain();
 
@@ -75,6 +77,7 @@ class Replies {
  private:
   struct Slot {
     bool done = false;
+    bool unwanted = false;  // goes, with its error, when it comes
     Frame reply;
     std::optional<OpError> error;
   };

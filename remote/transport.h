@@ -65,6 +65,10 @@ class Transport {
   // meanwhile costs the sender no wake-up and is met sooner. A hint; zero: sleep at once, as at first. Thread safe.
   virtual void busy_wait(std::chrono::nanoseconds time) {}
 
+  // From now on a thread that looks, and finds that somebody else needs its core, goes on on another one: a scheduler
+  // that would rather wake no core puts both ends on one, where they take turns. For an end whose threads are its own.
+  virtual void leave_busy_cores() {}
+
   // Wakes a thread that waits in receive (it returns kTimeout). If none does, the next one that would wait does not.
   virtual void wake() = 0;
 

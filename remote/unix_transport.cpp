@@ -33,6 +33,17 @@ constexpr std::chrono::microseconds kCoreNeeded{200};
 
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 
+// Has this thread go on on another core than it is on. False if it may use no other.
+bool move_to_another_core() {
+  cpu_set_t allowed, others;
+  const int here = sched_getcpu();
+  if (here < 0 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return false;
+  others = allowed;
+  CPU_CLR(static_cast<size_t>(here), &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return false;
+  return sched_setaffinity(0, sizeof(allowed), &allowed) == 0;
+}
+
 // Bytes in several places, sent one after the other.
 class Pieces {
  public:
@@ -86,6 +97,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
 
   void busy_wait(std::chrono::nanoseconds time) override { busy_wait_ = time; }
+  void leave_busy_cores() override { leaves_busy_cores_ = true; }
 
   void wake() override {
     const uint64_t one = 1;
@@ -143,6 +155,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   Status send_status_;
 
   std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
+  std::atomic<bool> leaves_busy_cores_ = false;
   std::mutex receiving_;
   Pace pace_;
   FrameParser parser_{*this};
@@ -343,15 +356,19 @@ bool UnixTransport::sleep_until(Clock::time_point then) {
 
 Status UnixTransport::read_busily(Clock::time_point deadline) {
   auto before = Clock::now();
-  for (;;) {
+  for (bool moved = false;;) {
     // The other end may share this core.
     sched_yield();
     const Status status = read_some();
     if (status.code() != ErrorCode::kTimeout) return status;
     const auto now = Clock::now();
     if (now - before > kCoreNeeded) {
-      pace_.contended();
-      return status;
+      // Maybe by the other end, while the other cores are free.
+      if (moved || !leaves_busy_cores_ || !move_to_another_core()) {
+        pace_.contended();
+        return status;
+      }
+      moved = true;
     }
     if (now >= deadline) return status;
     before = now;

@@ -249,6 +249,7 @@ Status Server::hello() {
   }
   if (!options_.unavailable.ok()) return refuse(options_.unavailable);
   if (status = create_executor(); !status.ok()) return refuse(status);
+  if (!options_.inproc) transport_.leave_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();
   const auto description = builder_.CreateString(options_.executor->description);
@@ -431,7 +432,7 @@ Status Server::read(Frame& frame) {
     }
   }
   builder_.Clear();
-  const auto error = tell(failure);
+  const auto error = message->ahead() ? encode(failure) : tell(failure);
   const wire::MemoryUse memory = memory_use();
   builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
   return reply(Type::kReadReply, frame, std::move(attachment));

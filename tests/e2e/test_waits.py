@@ -1,5 +1,7 @@
-"""What the device does so that nobody waits: traces that end in a wait are cut, at the same places each time."""
+"""What the device does so that nobody waits: traces that end in a wait are cut, at the same places each time; what is
+read together is fetched together, and once."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -80,3 +82,94 @@ def test_tensors_that_the_script_still_holds_survive_a_cut(remote):
             values[-1].sum().item()
         for value, layer, expected in zip(values, net, values[1:], strict=False):
             torch.testing.assert_close(layer(value).detach().cpu(), expected.cpu())
+
+
+def test_a_step_that_reads_three_results_waits_once(counted, remote):
+    """Action, value and log-probability, the last two as copies: a step of reinforcement learning."""
+    net = blocks(3, remote)
+
+    def step(seed: int, device: torch.device, net: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        x = torch.randn(4, 16).to(device)
+        with torch.no_grad():
+            y = net(x)
+            action, value, log_prob = y.argmax(-1), y[:, 0] * 2, torch.log_softmax(y, -1)[:, 1] * 1
+        return [action.cpu(), value.clone().cpu(), log_prob.clone().cpu()]
+
+    for seed in range(5):
+        step(seed, remote, net)
+    with counted() as c:
+        results = [step(seed, remote, net) for seed in range(10, 20)]
+    assert c["round_trips"] == 10
+    host = blocks(3, torch.device("cpu"))
+    for seed, result in zip(range(10, 20), results, strict=True):
+        torch.testing.assert_close(result, step(seed, torch.device("cpu"), host))
+
+
+def test_what_was_read_is_not_fetched_again(counted, remote):
+    host = torch.arange(24.0).view(4, 6)
+    x = host.to(remote) * 2
+    host = host * 2
+    assert torch.equal(x.cpu(), host)
+    with counted() as c:
+        assert torch.equal(x.cpu(), host)
+        assert torch.equal(x.t().cpu(), host.t())
+        assert torch.equal(x[1:3, ::2].cpu(), host[1:3, ::2])
+        assert [x[i, 0].item() for i in range(4)] == host[:, 0].tolist()
+        assert torch.equal(x.clone().cpu(), host) and x.tolist() == host.tolist()
+    assert c["round_trips"] <= 2  # for clones, until it is known what their programs do
+    x[1] += 1  # a view of it is written
+    host[1] += 1
+    with counted() as c:
+        assert torch.equal(x.cpu(), host)
+    assert c["round_trips"] == 1
+    x.copy_(torch.zeros(4, 6))
+    assert x.cpu().sum() == 0
+
+
+def test_large_results_are_not_kept(counted, remote):
+    x = torch.ones(4096, device=remote) + 1
+    x.cpu()
+    with counted() as c:
+        assert x.cpu().sum() == 8192 and x[5].item() == 2
+    assert c["round_trips"] == 2
+
+
+def test_a_failure_is_raised_by_the_read_that_depends_on_it(remote):
+    """Also where that was asked for ahead."""
+    x = torch.arange(8.0).to(remote)
+
+    def step(index: int) -> tuple[float, list[float]]:
+        good, picked = x * 2, x[torch.tensor([0, index]).to(remote)] + 1
+        return good.sum().item(), picked.tolist()
+
+    for _ in range(5):
+        assert step(3) == (56, [1, 4])
+    for _ in range(3):
+        good, picked = (x * 2).sum(), x[torch.tensor([0, 99]).to(remote)] + 1
+        assert good.item() == 56
+        with pytest.raises(IndexError, match="out of"):
+            picked.tolist()
+        with pytest.raises(IndexError, match="out of"):
+            step(99)
+        assert step(4) == (56, [1, 5])
+    torch.remote.synchronize()
+
+
+def test_results_that_are_no_longer_read_do_no_harm(counted, remote):
+    x = torch.arange(8.0).to(remote)
+
+    def step(both: bool) -> None:
+        first, second = (x * 2).sum(), (x * 3).sum()
+        assert first.item() == 56
+        if both:
+            assert second.item() == 84
+
+    for _ in range(4):
+        step(True)
+    for _ in range(6):
+        step(False)
+    with counted() as c:
+        step(False)
+    assert c["round_trips"] == 1
+    step(True)
