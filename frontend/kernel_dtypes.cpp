@@ -35,12 +35,15 @@ constexpr Row kRows[] = {
 #include "frontend/kernel_dtypes.inc"
 };
 
-// What an op computes in: the dtype that it is given, that of its operands together, or that of the first.
+// What an op computes in: the dtype that it is given, that of its operands and number together, or that of the first.
 ScalarType computed_in(const OpEntry& op, const IValue* args) {
   if (op.dtype >= 0 && !args[op.dtype].isNone()) return args[op.dtype].toScalarType();
   const bool together = op.desc->family == ir::Family::kPointwise;
   at::native::ResultTypeState state;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (op.wraps_number && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
+      state = at::native::update_result_type_state(args[i].toScalar(), state);
+    }
     if (op.desc->args[i].role != ir::ArgRole::kOperand || !args[i].isTensor() || !args[i].toTensor().defined())
       continue;
     if (!together) return args[i].toTensor().scalar_type();

@@ -142,8 +142,8 @@ class Client {
   // Waits until everything is done. An error: all failures that no wait has told yet.
   virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
 
-  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then, too.
-  // Waits. Failures that were not told yet stay for the next synchronize.
+  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then,
+  // too. Waits. Failures that were not told yet stay for the next synchronize.
   virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
 
   // Has the worker drop what was sent and has not been done: what that would have made is poisoned, what it would have

@@ -203,7 +203,7 @@ def test_more_dims_than_a_trace_holds(remote):
         "a result": lambda: torch.stack([x, x]),
     }
     for name, call in calls.items():
-        with pytest.raises(RuntimeError, match="only tensors with up to 64 dims are supported.*got one of 65"):
+        with pytest.raises(RuntimeError, match=r"only tensors with up to 64 dims are supported.*got one of 65"):
             call()
             raise AssertionError(name)
     assert (x * 2).sum().item() == 2

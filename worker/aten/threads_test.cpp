@@ -12,6 +12,12 @@
 #include "worker/aten/testing.h"
 #include "worker/aten/thread_tuner.h"
 
+// torch's OpenMP, which this file is not compiled for.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+__attribute__((weak)) int omp_get_thread_num();
+}
+
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -42,13 +48,16 @@ struct Region {
 };
 Region run_region() {
   Region region;
-  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
-    if (begin == 0) return;  // the first half, or all of it
-    region.threads = 2;
-    timespec time{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    region.last_used = time.tv_sec * 1'000'000'000 + time.tv_nsec;
-  });
+  GOMP_parallel(
+      [](void* data) {
+        if (omp_get_thread_num() == 0) return;
+        auto& region = *static_cast<Region*>(data);
+        region.threads = 2;
+        timespec time{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        region.last_used = time.tv_sec * 1'000'000'000 + time.tv_nsec;
+      },
+      &region, 0, 0);
   return region;
 }
 

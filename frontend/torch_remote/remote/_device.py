@@ -98,7 +98,7 @@ def synchronize(device: _Device = None) -> None:
 
 
 def cancel(device: _Device = None) -> None:
-    """Has the worker drop what was recorded and is not done: after a Ctrl-C, so that the next read need not wait for it.
+    """Has the worker drop what was recorded and is not done: after a Ctrl-C, so that the next read need not wait.
 
     Reading a tensor that dropped work would have made raises; what it would have written in place keeps its old
     contents. Overwriting repairs, as after any failure.
