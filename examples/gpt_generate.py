@@ -2,7 +2,7 @@
 
 bazel run //examples:gpt_generate -- --device remote --tokens 130
 
-Every token makes the cache longer, so every step has new sizes. A program's key has none in it: after the second
+Every token makes the cache longer, so every step has new sizes. A program's key has none in it: after the third
 token no program is built any more. The weights are random (a fixed seed), so the text is not; the tokens are the same
 on every device.
 """

@@ -194,6 +194,8 @@ void masked_fill(const OpEntry& op, const IValue* args) {
     check_fits(self.scalar_type(), args[2].toScalar());
   } else if (args[2].toTensor().is_cpu() && args[2].toTensor().dim() == 0) {
     check_fits(self.scalar_type(), args[2].toTensor().item());
+  } else if (args[2].toTensor().is_complex()) {
+    check_fits(self.scalar_type(), c10::complex<double>(0, 1));
   }
 }
 

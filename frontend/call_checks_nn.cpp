@@ -106,7 +106,7 @@ void col2im(const OpEntry&, const IValue* args) {
 void grid_sampler(const OpEntry& op, const IValue* args) {
   const at::Tensor &input = tensor_at(args, 0), &grid = tensor_at(args, 1);
   at::native::check_grid_sampler_common(input, grid);
-  if (op.desc->name == "aten::grid_sampler_2d") {
+  if (op.desc->name.starts_with("aten::grid_sampler_2d")) {
     at::native::check_grid_sampler_2d(input, grid);
   } else {
     at::native::check_grid_sampler_3d(input, grid, args[2].toInt());

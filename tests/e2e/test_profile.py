@@ -341,7 +341,7 @@ def test_no_worker_is_started_by_a_profile_and_the_first_is_recorded(script, rem
     import torch, torch_remote
     with torch.remote.profile() as nothing:
         pass
-    assert torch.remote.get_device_properties().worker == "not started"
+    assert torch_remote._C.worker_info(0) is None
     assert not [e for e in nothing.events if e["ph"] == "X"], nothing.events
     print(nothing.summary().splitlines()[0])
     with torch.remote.profile() as profile:
@@ -368,7 +368,7 @@ def test_a_reply_that_is_logged_before_its_message():
     log = [event("reply", "", 12, 6000, 6500), event("send", "read", 11, 1000, 9000)]
     for client in (log, log[::-1]):
         worker = Worker(20, "local", None, 0, None, messages=[WorkerMessage("read", 1, 2000, 5000)])
-        events = chrome_events(Recording(10, 0, 10_000, {11: "main", 12: "reader"}, client, 0, [worker]))
+        events = chrome_events(Recording(10, 0, 10_000, {11: "main", 12: "reader"}, client, 0, [worker], []))
         check_format(events)
         assert sorted(e["name"] for e in events if e["ph"] in "sf") == ["read", "read", "reply", "reply"]
 

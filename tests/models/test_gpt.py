@@ -20,7 +20,8 @@ def test_tokens_equal_cpu_and_nothing_is_built(device, vocabulary, width, heads)
     assert tokens == expected
     assert len(set(tokens)) > 10  # it did not get stuck
     if device.type == "remote":
-        assert built[1] == built[-1], [i for i in range(1, 130) if built[i] != built[i - 1]]
+        # The second token's trace is known by its end; from the third on it is cut as planned.
+        assert built[2] == built[-1], [i for i in range(1, 130) if built[i] != built[i - 1]]
 
 
 def test_another_prompt_length_builds_nothing(counted, remote):

@@ -52,6 +52,8 @@ def copy_tree(tree: Any, device: torch.device | str) -> Any:
             or type(t) not in (torch.Tensor, torch.nn.Parameter)
         ):
             raise NotTransferableError(str(t.layout))
+        if t.is_meta:
+            return t
         if t.is_conj():
             return tensor(t.detach().conj()).conj().requires_grad_(t.requires_grad)
         if t.is_neg():

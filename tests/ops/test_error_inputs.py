@@ -36,6 +36,8 @@ OTHERS_THAN_CPU = {
     "scatter_add": -1,
     "multinomial": -14,
 }
+# So many first inputs of a module are the CPU's alone: indices out of range, which only data can tell.
+MODULES_ON_CPU = {"nn.Embedding": 1}
 LEAST_INPUTS = 690
 
 
@@ -140,7 +142,7 @@ def test_modules_raise_at_the_call(device, name):
         return found
 
     patterns: list[tuple[type, str]] = []
-    expected = errors(torch.device("cpu"))
+    expected = errors(torch.device("cpu"))[MODULES_ON_CPU.get(name, 0) if device.type == "remote" else 0 :]
     patterns.clear()
     wrong = [
         text
