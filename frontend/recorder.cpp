@@ -347,7 +347,9 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     joining_ = false;
     // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
     trace_.rollback_record(buffers, views);
+    const bool nothing_to_cut = trace_.empty();
     const Status status = flush_locked({"error"});
+    if (nothing_to_cut && ++epoch_ == 0) epoch_ = 1;
     if (!std::exchange(met_lost_, false)) throw;
     const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
     if (overwritten.empty()) throw;

@@ -376,7 +376,7 @@ def test_data_from_before_a_failed_check_can_be_read(remote):
 
 FAILS_UNSEEN = """
     import torch, torch_remote
-    x = torch.arange(4.0, device="remote")
+    x = torch.arange(4.0, device="remote"); x.sum().item()  # without a worker, nothing has failed
     kept = [x[torch.full((4,), 9, device="remote")] for _ in range({count})]  # the line that fails
     {then}
 """
