@@ -251,7 +251,6 @@ def test_low_latency_keeps_the_worker_awake(remote):
     torch.remote.restart()
     x = torch.randn(8, device=remote)
     # (A machine that is busy otherwise may keep anybody waiting for long.)
-    assert max(sleeps_a_call(compiled(torch.sin)) for _ in range(3)) > 0.8
     assert min(sleeps_a_call(compiled(torch.sin, mode="reduce-overhead")) for _ in range(5)) < 0.3
 
 
