@@ -479,7 +479,31 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   const FailurePtr failure = note(failure_of(run, end));
   skip(run, end, failure);
   if (failure->check && !run.check) run.check = failure;
+  if (failure->check) doubt_made_with(run, end, failure);
   return false;
+}
+
+// The check at node `index` failed. What it looked at may have been made together with something else (a factorization
+// and the number that tells whether it is one): that, and what was made of it since, comes after the check, too.
+void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure) {
+  const ir::Graph& graph = run.program.graph;
+  std::vector<bool> looked_at(graph.buffers.size()), doubtful(graph.buffers.size());
+  ir::for_each_access(graph.nodes[index],
+                      [&](uint32_t view, ir::Access) { looked_at[graph.views[view].buffer] = true; });
+  for (uint32_t n = 0; n < index; ++n) {
+    bool doubt = false;
+    ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
+      const uint32_t b = graph.views[view].buffer;
+      doubt = doubt || doubtful[b] || (access == ir::Access::kCreates && looked_at[b]);
+    });
+    if (!doubt) continue;
+    ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
+      const uint32_t b = graph.views[view].buffer;
+      if (access == ir::Access::kReads || looked_at[b]) return;
+      doubtful[b] = true;
+      run.add_behind(b, failure);
+    });
+  }
 }
 
 Failure Session::failure_of(const Run& run, uint32_t index) const {

@@ -157,6 +157,7 @@ class Session {
   bool covers(const Run& run, uint32_t node, uint32_t buffer) const;
   bool give_memory(Run& run, uint32_t buffer);
   void call_and_repair(Run& run, uint32_t node);
+  static void doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure);
   void skip(Run& run, uint32_t node, const FailurePtr& failure);
   void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
   void pass_on(Run& run, uint32_t first, uint32_t last) const;

@@ -13,7 +13,6 @@ from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._pytree import tree_map
 
 import torch_remote.compiler as compiler
@@ -211,12 +210,6 @@ def test_a_module_partly_on_cpu(remote):
     here(x).sum().backward()
     for mine, its in zip(split.parameters(), here.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), its.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_what_torch_refuses_is_said(remote):
-    q = torch.randn(1, 2, 16, 8, device=remote)
-    with pytest.raises(ValueError, match="FlexAttention is only supported on"):
-        torch.compile(flex_attention, backend="remote")(q, q, q)
 
 
 def test_other_strides_than_the_graph_was_made_for(remote):
