@@ -280,7 +280,10 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   EXPECT_EQ(error, failure);
   EXPECT_EQ(read(1, {2}, {1}, &error), (Floats{1, 2}));
   EXPECT_EQ(synchronize(), "");
-  // A run that wants a reply reports its failure in it.
+  // Whether the second one was announced before the read came is a matter of time.
+  const size_t announced = errors.size();
+  EXPECT_LE(announced, 2u);
+  // A run that wants a reply reports its failure in it, and only there.
   run(1, {2}, {1}, 200, wire::kWantsReply);
   ASSERT_TRUE(receive(Type::kRunReply, &frame));
   const auto* reply = wire::verify<wire::RunReply>(frame.control);
@@ -288,7 +291,7 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   EXPECT_EQ(reply->error()->message()->str(), failure);
   EXPECT_EQ(reply->error()->skipped(), 1u);
   EXPECT_EQ(synchronize(), "");
-  EXPECT_EQ(errors.size(), 1u);
+  EXPECT_EQ(errors.size(), announced);
 }
 
 TEST_F(ServerTest, ReadingWhatNoFailureConcernsTellsNone) {
