@@ -51,6 +51,21 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
 
 Status executor_error(const tr_error& error) { return {ErrorCode::kOpFailed, error.message, error.kind}; }
 
+void find_updates(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
+  for (const ir::Buffer& buffer : graph.buffers) program.outlives.push_back(buffer.survives);
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const ir::Node& node = graph.nodes[n];
+    if (node.in_place && program.outlives[graph.views[node.results[0].a].buffer]) {
+      program.outlives[graph.views[node.args[0].a].buffer] = program.updates = true;
+    }
+    ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+      const bool writes = access == ir::Access::kUpdates || access == ir::Access::kOverwrites;
+      program.updates = program.updates || (writes && program.outlives[graph.views[view].buffer]);
+    });
+  }
+}
+
 void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) {
   ir::Graph& graph = program.graph;
   program.status = ir::decode_program(bytes, size, &graph);
@@ -80,6 +95,7 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) 
       program.dead_after[program.lifetimes[b].last].push_back(b);
     }
   }
+  find_updates(program);
   program.bindings.ids.assign(program.inputs.size(), 0);
   tr_error error{};
   error.struct_size = sizeof(error);

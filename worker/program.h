@@ -37,6 +37,8 @@ struct LoadedProgram {
   std::vector<uint32_t> survivors;  // fresh ones, in the order of their ids
   std::vector<bool> written;        // inputs that some node writes
   std::vector<bool> created;        // the executor makes its memory
+  std::vector<bool> outlives;       // the run; or what it is an older value of does
+  bool updates = false;             // some node writes in place what outlives the run
   std::vector<bool> in_arena;
   std::vector<Lifetime> lifetimes;
   std::vector<std::vector<uint32_t>> dead_after;  // of each node: temporaries that it is the last to touch

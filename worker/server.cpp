@@ -290,7 +290,7 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
 
 flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
   const auto error = encode(failure);
-  if (failure) failure->told = true;
+  if (failure) session_->tell(failure);
   return error;
 }
 

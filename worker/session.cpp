@@ -129,7 +129,9 @@ struct Session::Run {
   size_t words_used = 0;
   std::vector<tr_buffer> buffers = {};  // of the graph. With an owner: to be kept or released by the run
   std::vector<FailurePtr> poison = {};  // of the graph's buffers; empty while there is none
-  std::vector<FailurePtr> behind = {};  // likewise: which update they lack, that the client does not know
+  std::vector<FailurePtr> behind = {};  // likewise: which update they lack
+  std::vector<FailurePtr> after = {};   // likewise: which failed check they come after
+  std::vector<std::vector<Kept>> kept = {};
   FailurePtr check = nullptr;           // everything that is written now comes after this failed check
   FailurePtr cancelled = nullptr;       // the rest of it
   uint64_t since_look = 0;              // ns of work, without looking whether it is
@@ -143,13 +145,19 @@ struct Session::Run {
     if (!poison[buffer]) poison[buffer] = reason;
   }
   FailurePtr poison_of(uint32_t buffer) const { return poison.empty() ? nullptr : poison[buffer]; }
-  void set_behind(uint32_t buffer, const FailurePtr& reason) {
-    if (behind.empty()) behind.resize(buffers.size());
-    behind[buffer] = reason;
-  }
   void add_behind(uint32_t buffer, const FailurePtr& reason) {
     if (behind.empty()) behind.resize(buffers.size());
     behind[buffer] = earlier(behind[buffer], reason);
+  }
+  FailurePtr behind_of(uint32_t buffer) const { return behind.empty() ? nullptr : behind[buffer]; }
+  void add_after(uint32_t buffer, const FailurePtr& check) {
+    if (after.empty()) after.resize(buffers.size());
+    after[buffer] = earlier(after[buffer], check);
+  }
+  FailurePtr after_of(uint32_t buffer) const { return after.empty() ? nullptr : after[buffer]; }
+  std::vector<Kept>& kept_of(uint32_t buffer) {
+    if (kept.empty()) kept.resize(buffers.size());
+    return kept[buffer];
   }
 };
 
@@ -161,7 +169,6 @@ Session::~Session() = default;
 FailurePtr Session::note(Failure failure) {
   auto shared = std::make_shared<Failure>(std::move(failure));
   shared->number = ++failures_;
-  if (untold_.size() >= kMaxUntold) std::erase_if(untold_, [](const FailurePtr& known) { return known->told; });
   if (untold_.size() < kMaxUntold) {
     untold_.push_back(shared);
   } else {
@@ -173,20 +180,42 @@ FailurePtr Session::note(Failure failure) {
 
 FailurePtr Session::announce() {
   for (const FailurePtr& failure : untold_) {
-    if (!failure->told && !std::exchange(failure->announced, true)) return failure;
+    if (!std::exchange(failure->announced, true)) return failure;
   }
   return nullptr;
 }
 
+void Session::tell(const FailurePtr& failure) {
+  failure->told = true;
+  std::erase(untold_, failure);
+  if (kept_.empty()) return;
+  const auto first = std::ranges::find_if(untold_, [](const FailurePtr& f) { return !f->check; });
+  const uint64_t number = first == untold_.end() ? std::numeric_limits<uint64_t>::max() : (*first)->number;
+  for (auto& [id, kept] : kept_) std::erase_if(kept, [&](const Kept& k) { return k.failure < number; });
+  std::erase_if(kept_, [](const auto& of_buffer) { return of_buffer.second.empty(); });
+}
+
+// The number of the last failure that the client does not know and that is no check's; 0: none.
+uint64_t Session::last_untold() const {
+  for (size_t i = untold_.size(); i-- > 0;) {
+    if (!untold_[i]->check) return untold_[i]->number;
+  }
+  return 0;
+}
+
 std::vector<FailurePtr> Session::take_failures(uint64_t* more) {
-  std::vector<FailurePtr> all = std::exchange(untold_, {});
-  std::erase_if(all, [](const FailurePtr& failure) { return failure->told; });
   *more = std::exchange(forgotten_, 0);
-  return all;
+  return std::exchange(untold_, {});
 }
 
 void Session::put(uint64_t id, Entry entry) {
   if (id != 0) buffers_[id] = std::move(entry);
+}
+
+void Session::erase_freed() {
+  for (const uint64_t id : frees_) buffers_.erase(id);
+  if (kept_.empty()) return;
+  for (const uint64_t id : frees_) kept_.erase(id);
 }
 
 void Session::load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune) {
@@ -209,10 +238,11 @@ Status Session::upload(uint64_t id, MemoryPtr memory) {
                 "OutOfMemoryError"},
                0,
                0,
-               0})});
+               0}),
+         nullptr});
     return {};
   }
-  put(id, {std::move(memory), nullptr});
+  put(id, {std::move(memory), nullptr, nullptr});
   return {};
 }
 
@@ -220,7 +250,7 @@ Status Session::free(std::span<const uint8_t> bytes) {
   frees_.clear();
   Status status = remote::decode_frees(bytes, &frees_);
   if (!status.ok()) return status;
-  for (const uint64_t id : frees_) buffers_.erase(id);
+  erase_freed();
   return {};
 }
 
@@ -263,7 +293,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
     *failure = note({programs_[request.program]->status, request.program, 0, request.sequence});
     undecoded_failure_ = *failure;
     undecoded_base_ = request.base;
-    for (const uint64_t id : frees_) buffers_.erase(id);
+    erase_freed();
     return {};
   }
   Run run{*program, request, words};
@@ -277,12 +307,13 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   } else {
     words->resize(program->words);
     unshare_written(run);
-    if (!run.poison.empty() || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
+    const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program->updates);
+    if (careful || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
   }
   finish(run);
   words->resize(run.words_used);
   *failure = run.failure;
-  for (const uint64_t id : frees_) buffers_.erase(id);
+  erase_freed();
   return {};
 }
 
@@ -299,7 +330,7 @@ Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
     finish(run);
     *failure = run.failure;
   }
-  for (const uint64_t id : frees_) buffers_.erase(id);
+  erase_freed();
   return {};
 }
 
@@ -315,7 +346,7 @@ FailurePtr Session::cancellation(uint64_t sequence) {
 // The first failed check that the client does not know.
 FailurePtr Session::pending_check() {
   if (check_ && check_->told) {
-    const auto next = std::ranges::find_if(untold_, [](const FailurePtr& f) { return f->check && !f->told; });
+    const auto next = std::ranges::find_if(untold_, [](const FailurePtr& f) { return f->check; });
     check_ = next != untold_.end() ? *next : nullptr;
   }
   return check_;
@@ -338,9 +369,12 @@ void Session::bind_inputs(Run& run) {
     run.aliased |= !entry->memory->bind(run_count_);
     if (entry->poisoned()) {
       run.set_poison(b, entry->failure);
-    } else if (untold(entry->failure)) {
-      run.set_behind(b, entry->failure);
+      continue;
     }
+    if (untold(entry->failure)) run.add_behind(b, entry->failure);
+    if (untold(entry->check)) run.add_after(b, entry->check);
+    if (kept_.empty()) continue;
+    if (auto kept = kept_.extract(id)) run.kept_of(b) = std::move(kept.mapped());
   }
 }
 
@@ -472,7 +506,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   program.executor_is_current = true;
   run.words_used += call.word_count;
   const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
-  if (!run.behind.empty() || run.check) pass_on(run, first, end);
+  if (!run.after.empty() || run.check) pass_on(run, first, end);
   run.next = last;
   if (good) return true;
   run.next = end + 1;
@@ -501,7 +535,7 @@ void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failur
       const uint32_t b = graph.views[view].buffer;
       if (access == ir::Access::kReads || looked_at[b]) return;
       doubtful[b] = true;
-      run.add_behind(b, failure);
+      run.add_after(b, failure);
     });
   }
 }
@@ -521,7 +555,7 @@ Failure Session::failure_of(const Run& run, uint32_t index) const {
           check};
 }
 
-// The slow way: node by node, past those that read something poisoned. Temporaries are freed as soon as they are dead,
+// The slow way: node by node, past those that read what is not there. Temporaries are freed as soon as they are dead,
 // and what has no memory yet gets it when it is needed, so that a program that does not fit at once may still run.
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
@@ -546,12 +580,13 @@ void Session::execute_one_by_one(Run& run) {
 
 // The earliest failure of what the node needs and is not there; null: it can run.
 FailurePtr Session::blocked(const Run& run, uint32_t index) const {
-  if (run.poison.empty()) return nullptr;
+  if (run.poison.empty() && run.behind.empty()) return nullptr;
   const ir::Graph& graph = run.program.graph;
   FailurePtr first;
   ir::for_each_access(graph.nodes[index], [&](uint32_t view, ir::Access) {
     const uint32_t b = graph.views[view].buffer;
-    const FailurePtr& failure = run.poison[b];
+    FailurePtr failure = run.poison_of(b);
+    if (!failure && untold(run.behind_of(b))) failure = run.behind[b];
     if (!failure || (first && first->number <= failure->number) || covers(run, index, b)) return;
     first = failure;
   });
@@ -584,27 +619,78 @@ bool Session::give_memory(Run& run, uint32_t buffer) {
   return false;
 }
 
-// Runs a node that overwrites poisoned buffers: they are good if it succeeds.
+// Runs a node. What it overwrites is good if it succeeds.
 void Session::call_and_repair(Run& run, uint32_t index) {
   const ir::Graph& graph = run.program.graph;
+  const ir::Node& node = graph.nodes[index];
   bool memory = true;
-  const auto each = [&](auto&& f) {
-    if (run.poison.empty()) return;
-    ir::for_each_view(graph.nodes[index], [&](uint32_t view, bool) {
-      const uint32_t b = graph.views[view].buffer;
-      if (run.poison[b]) f(b);
-    });
-  };
-  each([&](uint32_t b) {
-    if (!memory || give_memory(run, b)) return;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    const uint32_t b = graph.views[view].buffer;
+    if (!memory || !run.poison_of(b) || give_memory(run, b)) return;
     memory = false;
-    skip(run, index,
-         note({out_of_memory(nbytes_[b]), run.program.number, graph.nodes[index].source, run.request.sequence}));
+    skip(run, index, note({out_of_memory(nbytes_[b]), run.program.number, node.source, run.request.sequence}));
   });
-  if (memory && call(run, index, index + 1)) each([&](uint32_t b) { run.poison[b] = nullptr; });
+  if (!memory) return;
+  if (const uint64_t failure = last_untold()) keep(run, index, failure);
+  if (!call(run, index, index + 1)) return;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    const uint32_t b = graph.views[view].buffer;
+    if (!run.poison.empty()) run.poison[b] = nullptr;
+    if (!run.behind.empty()) run.behind[b] = nullptr;
+  });
 }
 
-// The node does not run. What it would have made is poisoned; what it would have written keeps what it has.
+// The node is about to write, after this failure: copies of what that takes the place of, for put_back().
+void Session::keep(Run& run, uint32_t index, uint64_t failure) {
+  const LoadedProgram& program = run.program;
+  const ir::Graph& graph = program.graph;
+  const ir::Node& node = graph.nodes[index];
+  const auto keep_one = [&](uint32_t older, uint32_t newer) {
+    std::vector<Kept>& kept = run.kept_of(newer);
+    if (kept.empty() || kept.back().failure < failure) kept.push_back(copy_of(run, older, failure));
+  };
+  if (node.in_place) {
+    const uint32_t from = graph.views[node.args[0].a].buffer, to = graph.views[node.results[0].a].buffer;
+    if (!program.outlives[to]) return;
+    run.kept_of(to) = std::move(run.kept_of(from));
+    return keep_one(from, to);
+  }
+  ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+    const uint32_t b = graph.views[view].buffer;
+    const bool writes = access == ir::Access::kUpdates || access == ir::Access::kOverwrites;
+    const bool makes = graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index;
+    if (writes && !makes && program.outlives[b]) keep_one(b, b);
+  });
+}
+
+// Without memory if that leaves the program not as much again.
+Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure) {
+  Kept kept{failure, nullptr, run.behind_of(buffer)};
+  const uint64_t nbytes = nbytes_[buffer], used = memory_->stats().allocated.current, limit = memory_->limit();
+  tr_buffer copy{};
+  if (run.poison_of(buffer) || !run.buffers[buffer].data || used > limit || nbytes > (limit - used) / 2 ||
+      !memory_->allocate(nbytes, &copy, Reach::kOwn)) {
+    return kept;
+  }
+  std::memcpy(copy.data, run.buffers[buffer].data, nbytes);
+  kept.memory = std::make_shared<Memory>(copy);
+  return kept;
+}
+
+// An update is skipped for this failure: the buffer is again what it was when that happened.
+void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
+  if (run.kept.empty() || !untold(failure)) return;
+  std::vector<Kept>& kept = run.kept[buffer];
+  const auto first = std::ranges::find_if(kept, [&](const Kept& k) { return k.failure >= failure->number; });
+  if (first == kept.end()) return;
+  if (first->memory) {
+    std::memcpy(run.buffers[buffer].data, first->memory->data(), first->memory->nbytes());
+    run.add_behind(buffer, first->behind);
+  }
+  kept.erase(first, kept.end());
+}
+
+// The node does not run. What it would have made is poisoned; what it would have written keeps what it had.
 void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
   const LoadedProgram& program = run.program;
   const ir::Node& node = program.graph.nodes[index];
@@ -616,6 +702,7 @@ void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
     if (program.graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index) {
       run.set_poison(b, failure);
     } else {
+      put_back(run, b, failure);
       run.add_behind(b, failure);
       ++failure->skipped;
     }
@@ -635,32 +722,35 @@ void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failu
   if (run.buffers[to].data != run.buffers[from].data) {
     std::memcpy(run.buffers[to].data, run.buffers[from].data, std::min(nbytes_[to], nbytes_[from]));
   }
-  if (!run.behind.empty()) run.add_behind(to, run.behind[from]);
+  run.add_after(to, run.after_of(from));
+  run.add_behind(to, run.behind_of(from));
+  if (!run.kept.empty()) run.kept[to] = std::move(run.kept[from]);
+  put_back(run, to, failure);
   run.add_behind(to, failure);
   ++failure->skipped;
 }
 
-// Nodes [first, last) ran: what they wrote lacks what their operands lacked.
+// Nodes [first, last) ran: what they wrote comes after the checks that their operands came after.
 void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
   const ir::Graph& graph = run.program.graph;
-  if (run.behind.empty()) run.behind.resize(run.buffers.size());
+  if (run.after.empty()) run.after.resize(run.buffers.size());
   for (uint32_t n = first; n < last; ++n) {
-    FailurePtr lacks = run.check;
+    FailurePtr check = run.check;
     ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
       if (access == ir::Access::kReads || access == ir::Access::kUpdates) {
-        lacks = earlier(lacks, run.behind[graph.views[view].buffer]);
+        check = earlier(check, run.after[graph.views[view].buffer]);
       }
     });
     ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
       const uint32_t b = graph.views[view].buffer;
       if (access == ir::Access::kReads) return;
       if (access == ir::Access::kCreates || covers(run, n, b)) {
-        run.behind[b] = lacks;
+        run.after[b] = check;
       } else {
-        run.behind[b] = earlier(run.behind[b], lacks);
+        run.after[b] = earlier(run.after[b], check);
       }
     });
-    if (n + 1 == graph.nodes.size() && untold(lacks)) run.failure = lacks;
+    if (n + 1 == graph.nodes.size() && untold(check)) run.failure = check;
   }
 }
 
@@ -690,7 +780,9 @@ void Session::fail_all(Run& run, const FailurePtr& failure) {
 
 void Session::finish(Run& run) {
   const LoadedProgram& program = run.program;
-  const auto behind = [&](uint32_t b) { return run.behind.empty() ? nullptr : run.behind[b]; };
+  const auto keep_on = [&](uint64_t id, uint32_t b) {
+    if (!run.kept.empty() && !run.kept[b].empty()) kept_[id] = std::move(run.kept[b]);
+  };
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
     const uint64_t id = program.bindings.ids[i];
@@ -700,16 +792,18 @@ void Session::finish(Run& run) {
     }
     Entry* entry = buffers_.find(id);
     if (run.buffers[b].owner && !run.poison_of(b)) {  // repaired
-      put(id, {std::make_shared<Memory>(run.buffers[b]), behind(b)});
+      put(id, {std::make_shared<Memory>(run.buffers[b]), run.behind_of(b), run.after_of(b)});
       run.buffers[b] = {};
     } else if (entry && !entry->poisoned()) {
       // (Poisoned in this run only if it could not be written to.)
       if (run.poison_of(b)) {
         entry->failure = run.poison_of(b);
       } else if (!run.behind.empty()) {
-        entry->failure = behind(b);
+        entry->failure = run.behind[b];
       }
+      if (!run.after.empty()) entry->check = run.after[b];
     }
+    keep_on(id, b);
   }
   for (size_t k = 0; k < program.survivors.size(); ++k) {
     const uint32_t b = program.survivors[k];
@@ -719,10 +813,11 @@ void Session::finish(Run& run) {
     }
     if (failure) {
       release(run.buffers[b]);
-      put(run.request.base + k, {std::make_shared<Memory>(program.nbytes[b]), std::move(failure)});
+      put(run.request.base + k, {std::make_shared<Memory>(program.nbytes[b]), std::move(failure), nullptr});
     } else {
-      put(run.request.base + k, {std::make_shared<Memory>(run.buffers[b]), behind(b)});
+      put(run.request.base + k, {std::make_shared<Memory>(run.buffers[b]), run.behind_of(b), run.after_of(b)});
       run.buffers[b] = {};
+      keep_on(run.request.base + k, b);
     }
   }
   for (tr_buffer& buffer : run.buffers) release(buffer);
@@ -738,7 +833,8 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   };
   const Entry* entry = buffers_.find(request.buffer);
   if (!entry) return no_such_buffer(request.buffer, sequence);
-  if (entry->poisoned() || untold(entry->failure)) return entry->failure;
+  if (entry->poisoned()) return entry->failure;
+  if (const FailurePtr& failure = earlier(entry->failure, entry->check); untold(failure)) return failure;
   if (!valid_item_size(request.item_size) || request.sizes.size() != request.strides.size() ||
       request.sizes.size() > ir::kMaxRank || !packed_bytes(request, &located->nbytes)) {
     return refuse("remote: a read has sizes that make no sense");

@@ -19,14 +19,21 @@
 
 // What a worker keeps for one client: its buffers and programs. One thread.
 //
-// Errors of ops do not stop a session. A node that fails, or reads a poisoned buffer and is skipped for it, poisons
-// what it makes; what it would have written in place keeps its bytes, and is *behind*: it lacks that update. All other
-// nodes run, in this run and in later ones. A node that overwrites all of a poisoned buffer makes it good again.
+// Errors of ops do not stop a session. A node that fails poisons what it makes; what it would have written in place
+// keeps its bytes, and is *behind*: it lacks that update. A node that reads a poisoned buffer, or one that is behind by
+// a failure that the client does not know yet, is skipped as if it had failed likewise. All other nodes run, in this run
+// and in later ones. A node that overwrites all of a buffer makes it good again.
 //
-// Reading a poisoned buffer gives the failure that it goes back to. Reading one that is behind, or was computed from
-// one that was, gives the failure if the client does not know it yet, and the bytes from then on. What is written after
-// a failed check (a node that makes and writes nothing) counts as behind by it. Where two failures meet, the earlier
-// one counts. So what is read does not depend on where programs begin and end.
+// Reading a poisoned buffer gives the failure that it goes back to. Reading one that is behind gives the failure if the
+// client does not know it yet, and the bytes from then on. So does reading what was written after a failed check (a node
+// that makes and writes nothing); its bytes lack nothing. Where two failures meet, the earlier one counts.
+//
+// From a failure until the client knows it, what is written in place is *kept*: the first node to do so leaves a copy of
+// the bytes before. Where a later update of the same buffer is skipped for that failure, the copy comes back. So a
+// momentum that decayed for a gradient which is not there is what it was. Copies are made while there is plenty of
+// memory, and not of what the client uploads; what is not kept stays as it was written.
+//
+// What is read does not depend on where programs begin and end.
 namespace torch_remote::worker {
 
 // Why a buffer has no contents, or lacks an update.
@@ -121,7 +128,9 @@ class Session {
 
   // A failure to announce before it is told, once; or null.
   FailurePtr announce();
-  // The failures that the client does not know yet, in order; the caller tells them. There were `more` than are kept.
+  // The client knows it from now on.
+  void tell(const FailurePtr& failure);
+  // The failures that the client does not know yet, in order; the caller tells them. There were `more` than are listed.
   std::vector<FailurePtr> take_failures(uint64_t* more);
 
   // From now on the executor is asked when its ops run; null: no longer.
@@ -135,7 +144,14 @@ class Session {
   struct Entry {
     MemoryPtr memory;    // without data: poisoned
     FailurePtr failure;  // why, or which update the contents lack
+    FailurePtr check;    // a failed one that they come after
     bool poisoned() const { return memory->data() == nullptr; }
+  };
+  // What a buffer was.
+  struct Kept {
+    uint64_t failure;   // number of the last one before the copy was made
+    MemoryPtr memory;   // null: there is no copy
+    FailurePtr behind;  // which update it lacks
   };
   struct Run;
 
@@ -158,6 +174,10 @@ class Session {
   bool give_memory(Run& run, uint32_t buffer);
   void call_and_repair(Run& run, uint32_t node);
   static void doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure);
+  uint64_t last_untold() const;
+  void keep(Run& run, uint32_t node, uint64_t failure);
+  Kept copy_of(const Run& run, uint32_t buffer, uint64_t failure);
+  void put_back(Run& run, uint32_t buffer, const FailurePtr& failure);
   void skip(Run& run, uint32_t node, const FailurePtr& failure);
   void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
   void pass_on(Run& run, uint32_t first, uint32_t last) const;
@@ -165,6 +185,7 @@ class Session {
   void finish(Run& run);
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
   void put(uint64_t id, Entry entry);
+  void erase_freed();
 
   const tr_executor_api* api_;
   tr_executor* executor_;
@@ -172,7 +193,8 @@ class Session {
   Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
-  std::vector<FailurePtr> untold_;  // and some that were told; at most kMaxUntold
+  std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // by buffer; the oldest first
+  std::vector<FailurePtr> untold_;                        // at most kMaxUntold
   uint64_t forgotten_ = 0;          // more than these
   uint64_t failures_ = 0;
   FailurePtr check_;  // the first failed check that the client does not know

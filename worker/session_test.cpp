@@ -85,7 +85,7 @@ class SessionTest : public ::testing::Test {
   FailurePtr told() {
     uint64_t more = 0;
     const std::vector<FailurePtr> all = session->take_failures(&more);
-    for (const FailurePtr& failure : all) failure->told = true;
+    for (const FailurePtr& failure : all) session->tell(failure);
     return all.empty() ? nullptr : all[0];
   }
 
@@ -228,7 +228,9 @@ TEST_F(SessionTest, AFailureNamesItsNode) {
   EXPECT_EQ(told(), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));  // what it would have written
-  EXPECT_EQ(read(101, 2), (Floats{4, 6}));
+  FailurePtr why;
+  read(101, 2, &why);
+  EXPECT_EQ(why, failure);  // made of that
   EXPECT_EQ(read(102, 2), (Floats{1, 2}));
 }
 
@@ -239,21 +241,17 @@ TEST_F(SessionTest, AFailurePoisonsWhatItWouldHaveMadeAndLeavesWhatItWouldHaveWr
   const FailurePtr failure = run(1, {2, 8}, {1, 2});
   ASSERT_NE(failure, nullptr);
   FailurePtr why;
-  for (const uint64_t poisoned : {100, 102}) {
-    read(poisoned, 2, &why);
-    EXPECT_EQ(why, failure);
-  }
-  // The update was skipped, and so was that of what was computed from its target: this is told once.
-  for (const uint64_t behind : {2, 101}) {
-    read(behind, 2, &why);
+  for (const uint64_t id : {100, 2, 101, 102}) {
+    read(id, 2, &why);
     EXPECT_EQ(why, failure);
   }
   EXPECT_EQ(failure->skipped, 1u);
-  failure->told = true;
+  session->tell(failure);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
-  EXPECT_EQ(read(101, 2), (Floats{4, 6}));
-  read(100, 2, &why);
-  EXPECT_EQ(why, failure);
+  for (const uint64_t poisoned : {100, 101, 102}) {  // 101: of what lacks the update
+    read(poisoned, 2, &why);
+    EXPECT_EQ(why, failure);
+  }
   EXPECT_EQ(told(), nullptr);
 }
 
@@ -264,19 +262,28 @@ TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
   upload(1, {1, 2});
   upload(2, {3, 4});
   upload(3, {5, 6});
+  upload(4, {7, 8});
   const FailurePtr root = run(1, {2, 8}, {1, 2});
-  EXPECT_EQ(run(2, {2}, {2, 3}, 200), root);  // behind
-  EXPECT_EQ(run(3, {2, 8}, {3}, 200), root);
+  EXPECT_EQ(run(2, {2}, {2, 3}, 200), root);  // 2 is behind, then 3 is
+  EXPECT_EQ(run(2, {2}, {3, 4}, 200), root);
+  EXPECT_EQ(run(3, {2, 8}, {4}, 200), root);
+  EXPECT_EQ(run(2, {2}, {100, 4}, 200), root);  // poisoned
+  EXPECT_EQ(root->skipped, 4u);
   FailurePtr why;
+  for (const uint64_t id : {2, 3, 4, 200}) {
+    read(id, 2, &why);
+    EXPECT_EQ(why, root);
+  }
+  session->tell(root);
+  EXPECT_EQ(read(3, 2), (Floats{5, 6}));
   read(200, 2, &why);
   EXPECT_EQ(why, root);
-  root->told = true;
-  EXPECT_EQ(read(200, 2), (Floats{16, 20}));
-  EXPECT_EQ(run(2, {2}, {100, 3}, 200), root);  // poisoned
-  EXPECT_EQ(root->skipped, 2u);
-  EXPECT_EQ(read(3, 2), (Floats{8, 10}));
+  EXPECT_EQ(run(2, {2}, {2, 3}, 201), nullptr);
   EXPECT_EQ(run(3, {2, 8}, {3}, 201), nullptr);
   EXPECT_EQ(read(201, 2), (Floats{16, 20}));
+  EXPECT_EQ(run(2, {2}, {100, 3}, 202), root);
+  EXPECT_EQ(read(3, 2), (Floats{8, 10}));
+  EXPECT_EQ(root->skipped, 5u);
   EXPECT_EQ(told(), nullptr);
 }
 
@@ -295,7 +302,8 @@ TEST_F(SessionTest, OverwritingAllOfAPoisonedBufferRepairsIt) {
   EXPECT_EQ(read(100, 3), (Floats{0, 0, 0}));
   EXPECT_EQ(run(3, {3}, {1, 100}, 200), nullptr);
   EXPECT_EQ(read(100, 3), (Floats{1, 2, 3}));
-  // What lacks an update lacks nothing after it was overwritten.
+  // What lacks an update lacks nothing after all of it was overwritten.
+  EXPECT_EQ(run(2, {2}, {2}, 200), root);
   EXPECT_EQ(run(2, {3}, {2}, 200), nullptr);
   EXPECT_EQ(read(2, 3), (Floats{0, 0, 0}));
   EXPECT_EQ(told(), root);
@@ -324,20 +332,213 @@ TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
   b0: input survives
   b1: fresh(s1)
   b2: fresh(s1)
-  b3: fresh(s1)
-  b4: fresh(s1) survives
+  b3: fresh(s1) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1 = aten::exp(%0)
   %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
   %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %1, alpha=1) in_place
-  %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %0, alpha=1)
 })");
   upload(1, {1, 2});
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->skipped, 1u);
-  failure->told = true;
-  EXPECT_EQ(read(100, 2), (Floats{3, 6}));
+  session->tell(failure);
+  EXPECT_EQ(read(100, 2), (Floats{2, 4}));
+}
+
+// What was written in place between a failure and an update that is skipped for it is as it was when the failure came.
+TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  upload(3, {5, 6});
+  upload(4, {7, 8});
+  EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);  // before the failure
+  const FailurePtr root = run(1, {2, 8}, {1, 2}, 200);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
+  EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
+  EXPECT_EQ(read(3, 2), (Floats{9, 14}));
+  EXPECT_EQ(run(2, {2}, {200, 3}), root);
+  EXPECT_EQ(run(2, {2}, {1, 3}), root);
+  EXPECT_EQ(root->skipped, 3u);
+  session->tell(root);
+  EXPECT_EQ(read(3, 2), (Floats{6, 8}));
+  EXPECT_EQ(read(4, 2), (Floats{8, 10}));  // nothing of it was skipped
+  EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
+  EXPECT_EQ(run(2, {2}, {200, 3}), root);  // the client knows it: this is another update
+  EXPECT_EQ(read(3, 2), (Floats{7, 10}));
+}
+
+// Nodes of the run that fails count from the one that does; a write to a part is one to the buffer.
+TEST_F(SessionTest, AnUpdateIsUndoneInsideOfARun) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1)
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::exp(%0)
+  %3: f32[1]{1} @b1 + 1
+  %4: f32[1]{1} @b0
+  aten::add_.Tensor(%3, %4, alpha=1)
+  aten::add_.Tensor(%1, %2, alpha=1)
+})");
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1)
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  aten::add_.Tensor(%1, %0, alpha=1)
+  %2: f32[s0]{1} @b2 = aten::exp(%0)
+  aten::add_.Tensor(%1, %2, alpha=1)
+})");
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  for (const uint32_t program : {1u, 2u}) {
+    const FailurePtr failure = run(program, {2, 8}, {1, 2});
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->skipped, 1u);
+    session->tell(failure);
+    EXPECT_EQ(read(2, 2), program == 1 ? (Floats{3, 4}) : (Floats{4, 6}));
+  }
+}
+
+// The older values of a buffer that `lift` divided have other places.
+TEST_F(SessionTest, AnUpdateThatWasLiftedIsUndone) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1)
+  b3: fresh(s1)
+  b4: fresh(s1)
+  %0: f32[s0]{1} @b0
+  %4: f32[s0]{1} @b4 = aten::exp(%0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %0, alpha=1) in_place
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%3, %4, alpha=1) in_place
+})");
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1)
+  %0: f32[s0]{1} @b0
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%2, %0, alpha=1) in_place
+})");
+  load(3, kAddsInPlace);
+  upload(1, {1, 2});
+  const FailurePtr failure = run(1, {2, 8}, {1});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->skipped, 1u);
+  EXPECT_EQ(run(2, {2, 8}, {1}, 101), nullptr);
+  EXPECT_EQ(read(101, 2), (Floats{3, 6}));
+  EXPECT_EQ(run(3, {2}, {100, 101}), failure);
+  session->tell(failure);
+  EXPECT_EQ(read(100, 2), (Floats{2, 4}));
+  EXPECT_EQ(read(101, 2), (Floats{2, 4}));
+}
+
+TEST_F(SessionTest, AListThatIsSkippedIsUndoneAsAWhole) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  load(3, R"(graph(s0) {
+  b0: input survives
+  b1: input survives
+  b2: input survives
+  b3: input survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2
+  %3: f32[s0]{1} @b3
+  aten::_foreach_add_.List([%0, %1], [%2, %3], alpha=1)
+})");
+  for (uint64_t id = 1; id <= 4; ++id) upload(id, {1, 2});
+  const FailurePtr root = run(1, {2, 8}, {1, 2});
+  EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
+  EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
+  EXPECT_EQ(run(3, {2}, {3, 4, 1, 100}, 200), root);
+  EXPECT_EQ(root->skipped, 3u);
+  session->tell(root);
+  EXPECT_EQ(read(3, 2), (Floats{1, 2}));
+  EXPECT_EQ(read(4, 2), (Floats{1, 2}));
+}
+
+// Each failure undoes what came after it, and no more.
+TEST_F(SessionTest, SeveralFailures) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  upload(1, {1, 1});
+  upload(2, {0, 0});
+  for (uint64_t id = 3; id <= 6; ++id) upload(id, {0, 0});
+  const FailurePtr first = run(1, {2, 8}, {1, 2}, 100);
+  for (uint64_t id = 3; id <= 6; ++id) run(2, {2}, {1, id});
+  const FailurePtr second = run(1, {2, 8}, {1, 7}, 200);  // there is no buffer 7
+  ASSERT_NE(second, nullptr);
+  ASSERT_NE(second, first);
+  const FailurePtr third = run(1, {2, 8}, {1, 8}, 300);
+  for (uint64_t id = 3; id <= 6; ++id) run(2, {2}, {1, id});
+  run(2, {2}, {300, 3});
+  run(2, {2}, {300, 4});
+  run(2, {2}, {100, 4});
+  session->tell(third);
+  EXPECT_EQ(read(3, 2), (Floats{1, 1}));
+  run(2, {2}, {200, 5});
+  run(2, {2}, {300, 6});  // told
+  session->tell(second);
+  EXPECT_EQ(read(5, 2), (Floats{1, 1}));
+  EXPECT_EQ(read(6, 2), (Floats{2, 2}));
+  run(2, {2}, {100, 6});
+  session->tell(first);
+  EXPECT_EQ(read(4, 2), (Floats{0, 0}));
+  EXPECT_EQ(read(6, 2), (Floats{0, 0}));
+}
+
+// What is undone lacks what it lacked.
+TEST_F(SessionTest, WhatWasOverwrittenAndIsUndoneIsStillBehind) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  load(3, kOverwrites);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  const FailurePtr first = run(1, {2, 8}, {1, 2}, 100);
+  const FailurePtr second = run(1, {2, 8}, {1, 7}, 200);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(run(3, {2}, {2}), nullptr);
+  EXPECT_EQ(read(2, 2), (Floats{0, 0}));
+  EXPECT_EQ(run(2, {2}, {200, 2}), second);
+  FailurePtr why;
+  read(2, 2, &why);
+  EXPECT_EQ(why, first);
+  session->tell(first);
+  EXPECT_EQ(read(2, 2), (Floats{3, 4}));
+  // What was poisoned has nothing to go back to.
+  EXPECT_EQ(run(3, {2}, {100}), nullptr);
+  EXPECT_EQ(run(2, {2}, {200, 100}), second);
+  session->tell(second);
+  EXPECT_EQ(read(100, 2), (Floats{0, 0}));
+}
+
+TEST_F(SessionTest, CopiesGoWithTheirBufferOrWhenTheFailureIsTold) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  upload(3, {5, 6});
+  upload(4, {7, 8});
+  const FailurePtr root = run(1, {2, 8}, {1, 2});
+  const uint64_t before = memory->stats().allocated.current;
+  run(2, {2}, {1, 3});
+  run(2, {2}, {1, 4});
+  run(2, {2}, {1, 4});
+  EXPECT_EQ(memory->stats().allocated.current, before + 2 * 64);
+  run(2, {2}, {1, 4}, 200, {3});
+  EXPECT_EQ(memory->stats().allocated.current, before + 64 - 8);
+  session->tell(root);
+  EXPECT_EQ(memory->stats().allocated.current, before - 8);
+  run(2, {2}, {1, 4});  // nothing is kept
+  EXPECT_EQ(memory->stats().allocated.current, before - 8);
 }
 
 TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
@@ -364,7 +565,7 @@ TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
   FailurePtr why;
   read(200, 2, &why);
   EXPECT_EQ(why, check);
-  check->told = true;
+  session->tell(check);
   EXPECT_EQ(read(101, 2), (Floats{2, 4}));
   EXPECT_EQ(read(200, 2), (Floats{2, 4}));
   run(2, {2, 8}, {1}, 201);
@@ -582,6 +783,24 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
     ASSERT_EQ(run(1, {2, 8, 8}, {1}, 102 + 4 * i), nullptr);
     ASSERT_EQ(read(102 + 4 * i, 2), (Floats{1, 2}));
   }
+}
+
+// Half of the memory that is left is enough for the first copy only.
+TEST_F(SmallSessionTest, WithoutMemoryForACopyAnUpdateStays) {
+  load(1, kPoisons);
+  load(2, kAddsInPlace);
+  const std::vector<float> ones(3 << 20, 1);
+  upload(1, {1, 2});
+  upload(2, {3, 4});
+  upload(3, ones);
+  upload(4, ones);
+  upload(5, ones);
+  const FailurePtr root = run(1, {2, 8}, {1, 2});
+  for (const uint64_t id : {3, 4}) EXPECT_EQ(run(2, {3 << 20}, {5, id}), nullptr);
+  for (const uint64_t id : {3, 4}) EXPECT_EQ(run(2, {2}, {100, id}), root);
+  session->tell(root);
+  EXPECT_EQ(read(3, 1), (Floats{1}));
+  EXPECT_EQ(read(4, 1), (Floats{2}));
 }
 
 // Three temporaries of 20 MiB, two alive at any time: they fit only because memory is used again.
