@@ -132,9 +132,9 @@ struct Session::Run {
   std::vector<FailurePtr> behind = {};  // likewise: which update they lack
   std::vector<FailurePtr> after = {};   // likewise: which failed check they come after
   std::vector<std::vector<Kept>> kept = {};
-  FailurePtr check = nullptr;           // everything that is written now comes after this failed check
-  FailurePtr cancelled = nullptr;       // the rest of it
-  uint64_t since_look = 0;              // ns of work, without looking whether it is
+  FailurePtr check = nullptr;      // everything that is written now comes after this failed check
+  FailurePtr cancelled = nullptr;  // the rest of it
+  uint64_t since_look = 0;         // ns of work, without looking whether it is
   tr_buffer arena{};
   FailurePtr failure = nullptr;  // of the last node: it did not run, or its operands are behind
   uint32_t next = 0;             // the node to go on with
@@ -843,6 +843,7 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
     return refuse("remote: a read reaches beyond buffer " + std::to_string(request.buffer) + " of " +
                   std::to_string(entry->memory->nbytes()) + " bytes");
   }
+  if (!kept_.empty()) kept_.erase(request.buffer);
   located->data = static_cast<const std::byte*>(entry->memory->data());
   if (located->nbytes != 0) located->data += request.offset * request.item_size;
   located->packed = is_packed(request);

@@ -21,17 +21,17 @@
 //
 // Errors of ops do not stop a session. A node that fails poisons what it makes; what it would have written in place
 // keeps its bytes, and is *behind*: it lacks that update. A node that reads a poisoned buffer, or one that is behind by
-// a failure that the client does not know yet, is skipped as if it had failed likewise. All other nodes run, in this run
-// and in later ones. A node that overwrites all of a buffer makes it good again.
+// a failure that the client does not know yet, is skipped as if it had failed likewise. All other nodes run, in this
+// run and in later ones. A node that overwrites all of a buffer makes it good again.
 //
 // Reading a poisoned buffer gives the failure that it goes back to. Reading one that is behind gives the failure if the
-// client does not know it yet, and the bytes from then on. So does reading what was written after a failed check (a node
-// that makes and writes nothing); its bytes lack nothing. Where two failures meet, the earlier one counts.
+// client does not know it yet, and the bytes from then on. So does reading what was written after a failed check (a
+// node that makes and writes nothing); its bytes lack nothing. Where two failures meet, the earlier one counts.
 //
-// From a failure until the client knows it, what is written in place is *kept*: the first node to do so leaves a copy of
-// the bytes before. Where a later update of the same buffer is skipped for that failure, the copy comes back. So a
-// momentum that decayed for a gradient which is not there is what it was. Copies are made while there is plenty of
-// memory, and not of what the client uploads; what is not kept stays as it was written.
+// From a failure until the client knows it, what is written in place is *kept*: the first node to do so leaves a copy
+// of the bytes before. Where a later update of the same buffer is skipped for that failure, the copy comes back. So a
+// momentum that decayed for a gradient which is not there is what it was. What the client has read since stays what it
+// read; and what was written stays where there was not plenty of memory for a copy.
 //
 // What is read does not depend on where programs begin and end.
 namespace torch_remote::worker {
@@ -195,7 +195,7 @@ class Session {
   std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // by buffer; the oldest first
   std::vector<FailurePtr> untold_;                        // at most kMaxUntold
-  uint64_t forgotten_ = 0;          // more than these
+  uint64_t forgotten_ = 0;                                // more than these
   uint64_t failures_ = 0;
   FailurePtr check_;  // the first failed check that the client does not know
   std::function<bool(uint64_t sequence)> cancelled_;

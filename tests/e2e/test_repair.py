@@ -418,6 +418,7 @@ class Model:
         value = self.values[name]
         failure = value if isinstance(value, int) else self.earlier(self.behind[name], self.after[name])
         if failure is None:
+            self.kept[name] = []  # it stays what was read
             return value
         self.told.add(failure)
         return failure
