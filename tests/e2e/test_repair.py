@@ -258,8 +258,11 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_bad_batch_that_is_caught_costs_nothing(remote, name, compiled):
     """Weights and the optimizer's buffers are bitwise what they were before the batch; with SGD all is as in a run of
-    the CPU without it. Adam's `step` counts that batch, too: nothing of it depends on the data, so it is counted on this
-    side, or on the device before the update is skipped."""
+    the CPU without it.
+
+    Adam's `step` is not compared: it counts that batch, too. Nothing of it depends on the data, so it is counted on
+    this side, or on the device before the update is skipped.
+    """
 
     def train(device, batches):
         torch.manual_seed(0)
