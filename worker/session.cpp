@@ -70,7 +70,7 @@ constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
 bool untold(const FailurePtr& failure) { return failure && !failure->told; }
 
 // Of two that the client does not know, the earlier.
-const FailurePtr& earlier(const FailurePtr& a, const FailurePtr& b) {
+FailurePtr earlier(const FailurePtr& a, const FailurePtr& b) {
   if (!untold(a)) return b;
   return untold(b) && b->number < a->number ? b : a;
 }
@@ -834,7 +834,7 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   const Entry* entry = buffers_.find(request.buffer);
   if (!entry) return no_such_buffer(request.buffer, sequence);
   if (entry->poisoned()) return entry->failure;
-  if (const FailurePtr& failure = earlier(entry->failure, entry->check); untold(failure)) return failure;
+  if (const FailurePtr failure = earlier(entry->failure, entry->check); untold(failure)) return failure;
   if (!valid_item_size(request.item_size) || request.sizes.size() != request.strides.size() ||
       request.sizes.size() > ir::kMaxRank || !packed_bytes(request, &located->nbytes)) {
     return refuse("remote: a read has sizes that make no sense");
