@@ -76,6 +76,9 @@ class Transport {
   // close. Takes no lock. Nothing but leaking the object may follow.
   virtual void abandon() = 0;
 
+  // The process at the other end, if it is another one on this machine, else 0.
+  virtual int peer_process() const { return 0; }
+
   virtual std::string description() const = 0;  // "unix (shared memory), pid 123"
 };
 

@@ -109,15 +109,17 @@ class UnixTransport : public Transport, private FrameParser::Handler {
     ::close(socket_);
   }
 
-  std::string description() const override {
+  int peer_process() const override {
     ucred peer{};
     socklen_t size = sizeof(peer);
-    std::string text = "unix (shared memory)";
     // A socket pair's other end is known by its maker, which may be this process.
-    if (getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0 && peer.pid != getpid()) {
-      text += ", pid " + std::to_string(peer.pid);
-    }
-    return text;
+    const bool known = getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid != getpid();
+    return known && peer.pid > 0 ? peer.pid : 0;
+  }
+
+  std::string description() const override {
+    const int peer = peer_process();
+    return peer != 0 ? "unix (shared memory), pid " + std::to_string(peer) : "unix (shared memory)";
   }
 
  private:

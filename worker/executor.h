@@ -35,12 +35,22 @@ typedef struct tr_error {
   uint32_t node;       // which node failed
 } tr_error;
 
-// What the host gives: memory. allocate returns 0, or 1 if there is none.
+// What the client's process does.
+typedef enum tr_client {
+  TR_CLIENT_RESTS = 0,     // on this machine nothing
+  TR_CLIENT_LOOKS = 1,     // waits, and looks for the answer all the time
+  TR_CLIENT_COMPUTES = 2,  // uses a core
+} tr_client;
+
+// What the host gives: memory, and what it knows of the client. allocate returns 0, or 1 if there is none.
 typedef struct tr_host {
   size_t struct_size;
   uint32_t abi;
   void* context;
   int (*allocate)(void* context, uint64_t nbytes, tr_buffer* buffer);
+  // May be null. To be asked inside of run, before an op of tens of microseconds: an executor whose threads would take
+  // all cores should leave one to a client that needs it.
+  tr_client (*client_activity)(void* context);
 } tr_host;
 
 // One run of nodes [first, last) of a program.

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +64,35 @@ std::string processor_name() {
   }
   utsname name{};
   return uname(&name) == 0 ? name.machine : "unknown";
+}
+
+ProcessLoad::ProcessLoad(int process) {
+  clockid_t clock = 0;
+  if (process != 0 && clock_getcpuclockid(process, &clock) == 0) clock_ = clock;
+}
+
+uint64_t ProcessLoad::used() const {
+  timespec time{};
+  if (clock_gettime(clock_, &time) != 0) return 0;
+  return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+bool ProcessLoad::busy(uint64_t now) {
+  constexpr uint64_t kWindow = 10'000'000;  // ns: more than two ticks
+  if (!known()) return false;
+  if (now - since_ < kWindow) return busy_;
+  const uint64_t used_now = used();
+  busy_ = used_now > used_ + (now - since_) / 4;
+  used_ = used_now;
+  since_ = now;
+  return busy_;
+}
+
+void ProcessLoad::assume_busy(uint64_t now) {
+  if (!known()) return;
+  busy_ = true;
+  used_ = used();
+  since_ = now;
 }
 
 unsigned processor_cores() {

@@ -6,6 +6,26 @@
 // The machine that the worker runs on.
 namespace torch_remote::worker {
 
+// How much of a core a process uses, all of its threads together. Not thread safe.
+class ProcessLoad {
+ public:
+  explicit ProcessLoad(int process);  // 0: none, which uses nothing
+  bool known() const { return clock_ != 0; }
+  // Whether it used more than a quarter of a core lately. Looks every some milliseconds: the kernel counts another
+  // process's time when its timer ticks. `now`: CLOCK_MONOTONIC in ns.
+  bool busy(uint64_t now);
+  // It did something just now, after nobody asked for a while: taken for busy until it turns out otherwise.
+  void assume_busy(uint64_t now);
+
+ private:
+  uint64_t used() const;
+
+  int clock_ = 0;
+  bool busy_ = true;
+  uint64_t since_ = 0;
+  uint64_t used_ = 0;  // at that time
+};
+
 // Bytes that this process may use: physical memory, or the control group's limit if that is less.
 uint64_t machine_memory();
 // What of that nobody uses now.

@@ -26,6 +26,10 @@ constexpr uint64_t kAcknowledgeEvery = 32;         // messages
 constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
 constexpr uint64_t kShareFrom = 32u << 10;         // smaller reads are copied
 constexpr std::chrono::seconds kIdle{3600};
+// How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
+constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
+// A client that has waited for so long has stopped looking for the answer (remote/pace.h), and sleeps.
+constexpr uint64_t kClientLooks = 1'000'000;  // ns
 
 // Segments that the client can read in place.
 class TransportSource : public SegmentSource {
@@ -43,9 +47,8 @@ class TransportSource : public SegmentSource {
   remote::Transport& transport_;
 };
 
-int allocate(void* context, uint64_t nbytes, tr_buffer* buffer) {
-  return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
-}
+// Whether the client that sends it does nothing until it is answered.
+bool is_waited_for(const Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
 
 Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
@@ -75,6 +78,7 @@ class Server {
   // Takes what has come, for later, and looks for a Cancel among it.
   void look_ahead();
   bool note_cancel(const Frame& frame);
+  tr_client client_activity();
   Status handle(Frame& frame);
   Status handle_profiled(Frame& frame);
 
@@ -118,7 +122,14 @@ class Server {
   Status ahead_status_;        // why nothing more comes
   uint64_t cancelled_ = 0;     // runs up to this sequence are dropped
   uint64_t looked_ = 0;        // when, ns
-  uint64_t replied_ = 0;       // when the last reply went out, if a profile is recorded
+  bool waited_for_ = false;    // the message that is being handled
+  uint32_t waits_ahead_ = 0;   // such messages in ahead_
+  ProcessLoad client_load_{0};
+  uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
+  uint64_t client_asked_ = 0;   // likewise, at any time
+  uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not
+  tr_client client_activity_ = TR_CLIENT_RESTS;
+  uint64_t replied_ = 0;  // when the last reply went out, if a profile is recorded
 };
 
 Status Server::run() {
@@ -131,6 +142,8 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
+    waited_for_ = is_waited_for(frame);
+    client_looked_ = 0;
     Status status = profile_ ? handle_profiled(frame) : handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
     if (!status.ok()) return status;
@@ -161,9 +174,30 @@ void Server::look_ahead() {
     if (!status.ok()) {
       ahead_status_ = status;
     } else if (!note_cancel(frame)) {
+      waits_ahead_ += is_waited_for(frame);
       ahead_.push_back(std::move(frame));
     }
   }
+}
+
+tr_client Server::client_activity() {
+  if (!client_load_.known()) return TR_CLIENT_RESTS;
+  const uint64_t now = monotonic_ns();
+  if (now - client_looked_ < kLookAtClient) return client_activity_;
+  look_ahead();
+  if (now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
+  client_looked_ = client_asked_ = now;
+  if (!waited_for_ && waits_ahead_ == 0) {
+    waits_since_ = 0;
+  } else if (waits_since_ == 0) {
+    waits_since_ = now;
+  }
+  if (!client_load_.busy(now) || (waits_since_ != 0 && now - waits_since_ > kClientLooks)) {
+    client_activity_ = TR_CLIENT_RESTS;
+  } else {
+    client_activity_ = waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
+  }
+  return client_activity_;
 }
 
 Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
@@ -172,6 +206,7 @@ Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   if (!ahead_.empty()) {
     *frame = std::move(ahead_.front());
     ahead_.pop_front();
+    waits_ahead_ -= is_waited_for(*frame);
     return {};
   }
   if (!ahead_status_.ok()) return ahead_status_;
@@ -212,7 +247,12 @@ Status Server::create_executor() {
   memory_ =
       CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory(),
                                options_.inproc ? nullptr : make_anonymous_source());
-  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory_.get(), allocate};
+  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this,
+           [](void* server, uint64_t nbytes, tr_buffer* buffer) {
+             return static_cast<Server*>(server)->memory_->allocate(nbytes, buffer) ? 0 : 1;
+           },
+           [](void* server) { return static_cast<Server*>(server)->client_activity(); }};
+  client_load_ = ProcessLoad(transport_.peer_process());
   tr_error error{};
   error.struct_size = sizeof(error);
   if (options_.executor->create(&host_, options_.threads, options_.inproc, &executor_, &error) != 0) {

@@ -21,7 +21,7 @@ class SessionTest : public ::testing::Test {
  protected:
   explicit SessionTest(uint64_t limit = uint64_t{1} << 32)
       : memory(CachingAllocator::create(make_anonymous_source(), limit)),
-        host{sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), allocate} {
+        host{sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), allocate, nullptr} {
     api->create(&host, 1, 0, &executor, nullptr);
     session = std::make_unique<Session>(api, executor, memory.get());
   }

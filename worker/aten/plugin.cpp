@@ -3,6 +3,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
@@ -38,7 +40,9 @@ int create(const tr_host* host, int threads, int inproc, tr_executor** executor,
   try {
     TORCH_CHECK(host->abi == TR_EXECUTOR_ABI, "remote: the worker speaks version ", host->abi,
                 " of the executor interface, this plugin ", TR_EXECUTOR_ABI, "; install them from one package");
-    auto result = std::make_unique<tr_executor>(*host, threads, inproc != 0);
+    tr_host known{};  // an older host has fewer fields
+    std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
+    auto result = std::make_unique<tr_executor>(known, threads, inproc != 0);
     if (!inproc) use_host_memory(&result->host);
     *executor = result.release();
     return 0;

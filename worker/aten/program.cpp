@@ -204,7 +204,12 @@ void Program::update_threads(const int64_t* symbols) {
     parallel_.resize(work_.size());
     for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
   }
-  any_parallel_ = std::find(parallel_.begin(), parallel_.end(), true) != parallel_.end();
+  parallel_work_ = largest_work_ = 0;
+  for (size_t n = 0; n < work_.size(); ++n) {
+    if (!parallel_[n]) continue;
+    parallel_work_ += work_[n];
+    largest_work_ = std::max(largest_work_, work_[n]);
+  }
 }
 
 void Program::bind(uint32_t index, const tr_buffer& memory) {
@@ -236,7 +241,14 @@ void Program::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
-  if (any_parallel_) threads_.expect();
+  if (parallel_work_ > 0) {
+    if (leaves_core(largest_work_) && threads_.one_but_one()) {
+      threads_.rest();
+    } else if (parallel_work_ >= kWorthWaking) {
+      threads_.expect();
+    }
+    awake_ = parallel_work_ >= kWorthWaking || !threads_.resting();
+  }
   const bool tuning = tuner_ && tuner_->open();
   if (run.times) {
     tuning ? run_nodes<true, true>(run, node, missing) : run_nodes<true, false>(run, node, missing);
@@ -254,10 +266,16 @@ void Program::run_nodes(tr_run& run, uint32_t* node, bool missing) {
     if (missing) allocate_missing(run, n);
     if (tuning && tuner_->open(n)) {
       const uint64_t begin = now();
-      run_node(run, n, tuner_->next(n));
+      threads_.set(tuner_->next(n));
+      run_node(run, n);
       tuner_->add(n, now() - begin, &parallel_);
     } else {
-      run_node(run, n, parallel_[n]);
+      if (parallel_[n] && leaves_core(work_[n])) {
+        threads_.set_but_one();
+      } else {
+        threads_.set(parallel_[n] && awake_);
+      }
+      run_node(run, n);
     }
   }
   if constexpr (timed) run.times[run.last - run.first] = now();
@@ -272,9 +290,8 @@ void Program::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
-void Program::run_node(tr_run& run, uint32_t index, bool parallel) {
+void Program::run_node(tr_run& run, uint32_t index) {
   Operation& operation = operations_[index];
-  threads_.set(parallel);
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {

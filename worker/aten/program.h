@@ -56,7 +56,13 @@ class Program {
   void bind(uint32_t buffer, const tr_buffer& memory);
   template <bool timed, bool tuning>
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
-  void run_node(tr_run& run, uint32_t index, bool parallel);
+  void run_node(tr_run& run, uint32_t index);
+  // Whether an op of so much work leaves the client a core that all threads would take.
+  bool leaves_core(double work) const {
+    if (threads_.spare_core() || !host_.client_activity) return false;
+    const tr_client client = host_.client_activity(host_.context);
+    return client == TR_CLIENT_COMPUTES || (client == TR_CLIENT_LOOKS && work < kWorthWaking);
+  }
   void call_out(tr_run& run, uint32_t index);
   bool is_packed(const ir::Node& node) const;
   bool is_natural(const ir::Node& node) const;
@@ -87,7 +93,9 @@ class Program {
   std::vector<NodeState> nodes_;
   std::vector<double> work_;    // of the nodes, as estimated
   std::vector<bool> parallel_;  // of the nodes
-  bool any_parallel_ = false;
+  double largest_work_ = 0;     // of these
+  double parallel_work_ = 0;    // of those that are
+  bool awake_ = true;           // the threads were in time for this run, or it is worth waking them
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
   bool updated_ = false;

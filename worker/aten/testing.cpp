@@ -287,9 +287,11 @@ void GraphBuilder::call(std::string_view op, const std::vector<c10::IValue>& arg
 
 TestExecutor::TestExecutor(bool inproc, uint64_t limit, int threads)
     : api(torch_remote_executor_api()), memory(CachingAllocator::create(make_anonymous_source(), limit)) {
-  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), [](void* context, uint64_t nbytes, tr_buffer* buffer) {
-             return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
-           }};
+  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this,
+           [](void* self, uint64_t nbytes, tr_buffer* buffer) {
+             return static_cast<TestExecutor*>(self)->memory->allocate(nbytes, buffer) ? 0 : 1;
+           },
+           [](void* self) { return static_cast<TestExecutor*>(self)->client; }};
   tr_error error{};
   if (api->create(&host_, threads, inproc, &executor, &error) != 0) ADD_FAILURE() << error.message;
 }

@@ -78,6 +78,7 @@ class TestExecutor {
   const tr_executor_api* api;
   tr_executor* executor = nullptr;
   CachingAllocator::Pointer memory;
+  tr_client client = TR_CLIENT_RESTS;  // what the host says
 
  private:
   tr_host host_{};

@@ -1,6 +1,7 @@
 #include "worker/aten/threads.h"
 
 #include <ATen/Parallel.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -70,13 +71,16 @@ void estimate_work(const ir::Graph& graph, const int64_t* symbols, std::vector<d
 Threads::Threads(int count, bool fixed) {
   if (fixed) return;
   if (count > 0) at::set_num_threads(count);
-  all_ = at::get_num_threads();
+  all_ = count_ = at::get_num_threads();
+  cpu_set_t cores;
+  const int core_count = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : all_;
+  but_one_ = std::clamp(core_count - 1, 1, all_);
 }
 
-void Threads::change(bool parallel) {
-  parallel_ = parallel;
-  used_ |= parallel;
-  at::set_num_threads(parallel ? all_ : 1);
+void Threads::change(int count) {
+  count_ = count;
+  used_ |= count > 1;
+  at::set_num_threads(count);
 }
 
 // A parallel region whose other threads wait for the end of the rest, and which this thread leaves when it wakes them.
@@ -99,7 +103,7 @@ void Threads::wake() {
   GOMP_parallel_end();
   resting_ = false;
   used_ = true;
-  at::set_num_threads(parallel_ ? all_ : 1);  // what was set inside of the region ended with it
+  at::set_num_threads(count_);  // what was set inside of the region ended with it
 }
 
 }  // namespace torch_remote::worker::aten

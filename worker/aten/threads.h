@@ -6,13 +6,17 @@
 #include "ir/graph.h"
 
 // How many threads an op is given, and where they are when there is none. Torch and MKL use all of them for work far
-// too small for it, which on few cores takes one from the client: an op that is done in some twenty microseconds gets
-// one thread. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for
+// too small for it: an op that is done in some twenty microseconds gets one thread. While a client on this machine
+// computes, parallel ops leave it a core: with one thread too many, each op would wait for the thread that waits for a
+// core. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for
 // messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
 // What a node has to be worth to be given more: in multiply-adds of a matmul, about 20 us of one core.
 inline constexpr double kWorthThreads = 1 << 20;
+// What the parallel ops of a run have to be worth to wake threads that rest: some 300 us of one core. A wake-up takes
+// 50 us and more, and for that long nothing of theirs is done.
+inline constexpr double kWorthWaking = 1 << 24;
 // What an element of anything but a matmul is worth.
 inline constexpr double kWorkPerElement = 16;
 
@@ -32,10 +36,14 @@ class Threads {
   // Whether there is more than one way.
   bool can_change() const { return all_ > 1; }
 
-  void set(bool parallel) {
-    if (parallel && resting_) wake();
-    if (parallel != parallel_ && all_ > 1) change(parallel);
-  }
+  void set(bool parallel) { use(parallel ? all_ : 1); }
+  // For a parallel op while somebody else needs a core.
+  void set_but_one() { use(but_one_); }
+  // Whether a core is left to others when all threads run.
+  bool spare_core() const { return but_one_ == all_; }
+  bool resting() const { return resting_; }
+  // Whether not even two threads may run then.
+  bool one_but_one() const { return but_one_ == 1; }
 
   // No op will come for a while: those that spin sleep at once. Until they wake, work is done by the calling thread
   // alone.
@@ -46,10 +54,15 @@ class Threads {
   void wake();
 
  private:
-  void change(bool parallel);
+  void use(int count) {
+    if (count > 1 && resting_) wake();
+    if (count != count_) change(count);
+  }
+  void change(int count);
 
   int all_ = 1;
-  bool parallel_ = true;
+  int but_one_ = 1;   // as many as leave a core
+  int count_ = 1;     // in use
   bool used_ = true;  // since the last rest
   bool resting_ = false;
 };

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <time.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <thread>
 
 #include "worker/aten/testing.h"
 #include "worker/aten/thread_tuner.h"
+#include "worker/machine.h"
 
 // torch's OpenMP, which this file is not compiled for.
 extern "C" {
@@ -29,6 +31,62 @@ TEST(Threads, GivesOneThreadToWhatIsNotParallel) {
     EXPECT_EQ(at::get_num_threads(), 1);
     threads.set(true);
     EXPECT_EQ(at::get_num_threads(), 3);
+  }).join();
+}
+
+TEST(Threads, LeavesACore) {
+  std::thread([] {
+    const int cores = static_cast<int>(processor_cores());
+    Threads few(1, /*fixed=*/false);
+    EXPECT_EQ(few.spare_core(), cores > 1);
+    Threads all(cores, /*fixed=*/false);
+    EXPECT_EQ(all.spare_core(), cores == 1);
+    all.set(true);
+    EXPECT_EQ(at::get_num_threads(), cores);
+    all.set_but_one();
+    EXPECT_EQ(at::get_num_threads(), std::max(1, cores - 1));
+  }).join();
+}
+
+// Sums of so many elements on as many threads as there are cores: how many the last op had.
+int threads_of_sums(TestExecutor& executor, int64_t elements, tr_client client) {
+  const at::Tensor a = at::ones({elements});
+  GraphBuilder builder;
+  const at::Tensor first = a + a, second = first + a;
+  builder.call("aten::add.Tensor", {a, a, 1}, {first});
+  builder.call("aten::add.Tensor", {first, a, 1}, {second});
+  TestExecutor::Loaded program(executor, builder);
+  executor.client = client;
+  EXPECT_EQ(program.run().code, 0);
+  const int count = at::get_num_threads();
+  EXPECT_EQ(program.tensor(builder.graph.nodes[1].results[0].a).min().item<float>(), 3);
+  program.release();
+  return count;
+}
+
+TEST(Threads, AClientThatComputesKeepsItsCore) {
+  std::thread([] {
+    const int cores = static_cast<int>(processor_cores());
+    TestExecutor executor(false, uint64_t{1} << 30, cores);
+    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / kWorkPerElement);
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(executor, kMuch / 4, TR_CLIENT_LOOKS), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_LOOKS), cores);
+  }).join();
+}
+
+TEST(Threads, ALittleWorkDoesNotWakeThem) {
+  std::thread([] {
+    const int cores = static_cast<int>(processor_cores());
+    TestExecutor executor(false, uint64_t{1} << 30, cores);
+    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / kWorkPerElement), kSome = kMuch / 4;
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(executor, kSome, TR_CLIENT_RESTS), cores);  // they are awake
+    executor.api->rest(executor.executor);
+    EXPECT_EQ(threads_of_sums(executor, kSome, TR_CLIENT_RESTS), 1);
+    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
   }).join();
 }
 
