@@ -1,18 +1,24 @@
 #include "ir/cuts.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ir/graph.h"
+#include "ir/work.h"
 
 namespace torch_remote::ir {
 namespace {
 
+// A record's length is 1, and 1 more for each so many us that the worker needs for it.
+constexpr double kMicrosecondsOfLength = 25;
+// What the client needs for a record, in us, Python's share included.
+constexpr double kRecording = 60;
 // Traces that are shorter are not worth it.
-constexpr uint32_t kLeastPlanned = 32;
-// Records of the pieces. A piece costs client and worker some ten microseconds together, as much as about ten records;
+constexpr double kLeastPlanned = 32;
+// Lengths of the pieces. A piece costs client and worker some ten microseconds together, as much as about ten records;
 // the first and the last one are what client and worker cannot do at the same time.
-constexpr uint32_t kLeastAtEnds = 8, kMostAtEnds = 16;
-constexpr uint32_t kLeastInside = 20, kMostInside = 40;
+constexpr double kLeastAtEnds = 8, kMostAtEnds = 16;
+constexpr double kLeastInside = 20, kMostInside = 40;
 // What is remembered, in records: some ten megabytes.
 constexpr size_t kMostKnown = size_t{1} << 18;
 
@@ -25,18 +31,29 @@ bool Cuts::end_by_content() const {
   return gear_ >> (64 - strength) == 0;
 }
 
+std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
+  std::vector<uint64_t> hashes;
+  uint64_t hash = began_;
+  for (const TraceRecord& record : trace.records) {
+    hash = (hash ^ mix(uint64_t{trace.code[record.code]} + 1)) * kMultiplier;
+    hash ^= hash >> 29;
+    hashes.push_back(hash);
+  }
+  return hashes;
+}
+
 void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
-  // One look-up tells whether this beginning of a stretch was seen before.
-  if (!known_.contains(hash_) && known_.size() < kMostKnown) {
-    std::vector<uint64_t> hashes;
-    uint64_t hash = began_;
-    for (const TraceRecord& record : trace.records) {
-      hash = (hash ^ mix(uint64_t{trace.code[record.code]} + 1)) * kMultiplier;
-      hash ^= hash >> 29;
-      hashes.push_back(hash);
+  // One look-up tells whether this beginning of a stretch came again before.
+  const auto seen = known_.find(hash_);
+  if (seen == known_.end()) {
+    if (known_.size() < kMostKnown) {
+      const std::vector<uint64_t> hashes = hashes_of(trace);
+      if (waits && limits_.plans && trace.records.size() > 1) plan(trace, hashes);
+      for (const uint64_t hash : hashes) known_.emplace(hash, false);
     }
-    if (waits && limits_.plans && trace.records.size() >= kLeastPlanned) plan(trace, hashes);
-    known_.insert(hashes.begin(), hashes.end());
+  } else if (!seen->second) {
+    for (const uint64_t hash : hashes_of(trace)) known_[hash] = true;
+    known_[hash_] = true;
   }
   began_ = hash_;
   if (!ends) return;
@@ -46,55 +63,118 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
 }
 
 void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes) {
-  const auto first_new =
-      std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return !known_.contains(hash); });
+  const auto came_again = [&](uint64_t hash) {
+    const auto known = known_.find(hash);
+    return known != known_.end() && known->second;
+  };
+  const auto first_new = std::ranges::find_if_not(hashes, came_again);
+  std::for_each(first_new, hashes.end(), [&](uint64_t hash) { planned_.erase(hash); });
   const auto shared = static_cast<uint32_t>(first_new - hashes.begin());
-  for (const uint32_t cut : planned_cuts(live_bytes(trace), shared + 1)) {
+  for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1)) {
     const uint64_t hash = hashes[cut - 1];
     planned_.insert(hash);
     planned_bits_[hash >> kShift] = true;
   }
 }
 
-std::vector<uint32_t> planned_cuts(const std::vector<uint64_t>& live, uint32_t first) {
-  std::vector<uint32_t> cuts;
-  const auto records = static_cast<uint32_t>(live.size());
-  if (records < kLeastPlanned) return cuts;
-  // The best place among `from` to `to` records from the beginning; of equal ones the last.
-  const auto best = [&](uint32_t from, uint32_t to) {
+namespace {
+
+// Chooses the cuts of one trace. Places are numbers of records that come before.
+class Planner {
+ public:
+  Planner(const RecordCosts& costs, uint32_t first)
+      : live_(costs.live), records_(static_cast<uint32_t>(costs.live.size())), first_(first) {
+    length_.resize(records_ + 1);
+    time_.resize(records_ + 1);
+    for (uint32_t i = 0; i < records_; ++i) {
+      length_[i + 1] = length_[i] + 1 + costs.time[i] / kMicrosecondsOfLength;
+      time_[i + 1] = time_[i] + costs.time[i];
+    }
+  }
+
+  std::vector<uint32_t> cuts() {
+    if (length_[records_] < kLeastPlanned) return {};
+    // An op may be longer than a piece should be: then the place before or behind it.
+    const uint32_t last_to = before(length_[records_] - kLeastAtEnds);
+    const uint32_t last = best(std::min(after(length_[records_] - kMostAtEnds), last_to), last_to);
+    if (last == 0) return {};
+    const uint32_t from = after(kLeastAtEnds);
+    if (const uint32_t place = best(from, std::max(from, before(kMostAtEnds))); place == 0) {
+      done_ = first_ - 1;  // the beginning is another trace's too
+    } else if (place < last) {
+      cut(place);
+    }
+    while (const uint32_t place = next(last)) cut(place);
+    if (cuts_.empty() || cuts_.back() < last) cuts_.push_back(last);
+    return std::move(cuts_);
+  }
+
+ private:
+  // The first place at which the trace has this length, and the last one at which it has no more.
+  uint32_t after(double length) const {
+    return static_cast<uint32_t>(std::ranges::lower_bound(length_, length) - length_.begin());
+  }
+  uint32_t before(double length) const {
+    return static_cast<uint32_t>(std::ranges::upper_bound(length_, length) - length_.begin()) - 1;
+  }
+
+  // The best place in a range; of equal ones the last. 0: none.
+  uint32_t best(uint32_t from, uint32_t to) const {
     uint32_t place = 0;
-    for (uint32_t cut = std::max(from, first); cut <= to; ++cut) {
-      if (place == 0 || live[cut - 1] <= live[place - 1]) place = cut;
+    for (uint32_t cut = std::max(from, first_); cut <= std::min(to, records_ - 1); ++cut) {
+      if (place == 0 || live_[cut - 1] <= live_[place - 1]) place = cut;
     }
     return place;
-  };
-  const uint32_t last = best(records - kMostAtEnds, records - kLeastAtEnds);
-  if (last == 0) return cuts;
-  uint32_t done = best(kLeastAtEnds, kMostAtEnds);  // records before the last cut so far
-  if (done == 0) {                                  // the beginning is another trace's too
-    done = first - 1;
-  } else if (done < last) {
-    cuts.push_back(done);
   }
-  // So many pieces that each has its length, as equal as the places allow.
-  while (last > done + kMostInside) {
-    const uint32_t pieces = (last - done + kMostInside - 1) / kMostInside;
-    const uint32_t middle = done + (last - done) / pieces;
-    const uint32_t slack = std::min((kMostInside - kLeastInside) / 2, (last - done) / pieces / 2);
-    done = best(middle - slack, middle + slack);
-    if (done == 0) break;
-    cuts.push_back(done);
+
+  void cut(uint32_t place) {
+    cuts_.push_back(place);
+    worker_free_ = std::max(worker_free_, kRecording * place) + time_[place] - time_[done_];
+    done_ = place;
   }
-  if (cuts.empty() || cuts.back() < last) cuts.push_back(last);
-  return cuts;
+
+  // Where the next piece ends, before the last one; 0: nowhere.
+  uint32_t next(uint32_t last) const {
+    // As much as the client records while the worker is busy.
+    const double busy = (worker_free_ - kRecording * done_) / kRecording;
+    const uint32_t busy_until = done_ + static_cast<uint32_t>(std::clamp<double>(busy, 0, records_));
+    const double length = length_[last] - length_[done_];
+    if (length <= kMostInside || busy_until >= last) return 0;
+    // So many pieces that each has its length, as equal as the places allow.
+    const double pieces = std::ceil(length / kMostInside), slack = (kMostInside - kLeastInside) / 2;
+    const double middle = length_[done_] + length / pieces, around = std::min(slack, length / pieces / 2);
+    const uint32_t to = std::max({before(middle + around), busy_until, done_ + 1});
+    const uint32_t from = busy_until < to ? after(middle - around) : done_ + (to - done_ + 1) / 2;
+    const uint32_t place = best(std::clamp(from, done_ + 1, to), to);
+    return place < last ? place : 0;
+  }
+
+  const std::vector<uint64_t>& live_;
+  const uint32_t records_;
+  const uint32_t first_;
+  std::vector<double> length_, time_;  // of the records before each place
+  std::vector<uint32_t> cuts_;
+  uint32_t done_ = 0;       // the last cut so far
+  double worker_free_ = 0;  // when it is done with all before, in us from the first record on
+};
+
+}  // namespace
+
+std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first) {
+  return costs.live.empty() ? std::vector<uint32_t>() : Planner(costs, first).cuts();
 }
 
-std::vector<uint64_t> live_bytes(const Trace& trace) {
+RecordCosts record_costs(const Trace& trace) {
   const size_t records = trace.records.size();
-  std::vector<uint64_t> live(records);
+  RecordCosts costs{std::vector<uint64_t>(records), std::vector<double>(records)};
+  std::vector<uint64_t>& live = costs.live;
   Graph graph;
   // A trace that cannot be imported cannot be built either; whoever builds it says why.
-  if (!import_trace(trace, trace.survivors(), &graph)) return live;
+  if (!import_trace(trace, trace.survivors(), &graph)) return costs;
+  std::vector<int64_t> values;
+  std::vector<double> work;
+  if (evaluate(graph, trace.params.data(), &values)) estimate_work(graph, values.data(), &work);
+  for (size_t n = 0; n < work.size(); ++n) costs.time[graph.nodes[n].source] += work[n] / kWorkPerMicrosecond;
   struct Life {
     size_t first = SIZE_MAX, last = 0;  // records that touch it
   };
@@ -117,7 +197,7 @@ std::vector<uint64_t> live_bytes(const Trace& trace) {
     if (end < records) live[end] -= buffer.nbytes;
   }
   for (size_t i = 1; i < records; ++i) live[i] += live[i - 1];
-  return live;
+  return costs;
 }
 
 }  // namespace torch_remote::ir

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -16,9 +17,10 @@
 //
 //   By a plan, inside of a stretch that ends in a wait: the worker is to work while the client records, and what is
 //   left when the client waits is to be short. A stretch is planned when it ends for the first time, by its structure
-//   alone: a short first and a short last piece, and cuts where the fewest bytes of temporaries live. A place is known
-//   by the ops from the stretch's beginning. No cut is added among ops with which some other stretch began before: what
-//   that one is cut into stays.
+//   and the sizes it has then: a short first and a short last piece, between them as much as the worker has to do
+//   meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
+//   beginning, whatever sizes they have later. No cut is moved among ops with which
+//   another stretch began that came twice before: what that one is cut into stays.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -69,6 +71,7 @@ class Cuts {
 
   bool is_planned() const { return limits_.plans && planned_.contains(hash_); }
   bool end_by_content() const;
+  std::vector<uint64_t> hashes_of(const Trace& trace) const;
   void plan(const Trace& trace, const std::vector<uint64_t>& hashes);
 
   CutLimits limits_;
@@ -80,15 +83,20 @@ class Cuts {
 
   std::vector<bool> planned_bits_ = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
   std::unordered_set<uint64_t> planned_;                                            // hashes after which to cut
-  std::unordered_set<uint64_t> known_;  // hashes after every record that was ever seen, up to a limit
+  // Hashes after every record that was ever seen, up to a limit; whether a stretch came here and on a second time.
+  std::unordered_map<uint64_t, bool> known_;
 };
 
-// Where to cut a trace of `live.size()` records, by plan: how many records come before each cut, ascending. `live`:
-// bytes of temporaries that would survive a cut after each record. Cuts only after `first` records and more.
-std::vector<uint32_t> planned_cuts(const std::vector<uint64_t>& live, uint32_t first);
+// What a plan knows of each record of a trace.
+struct RecordCosts {
+  // Bytes that live across a cut after it and do not outlive the trace: what later records touch, and what the script
+  // still held there.
+  std::vector<uint64_t> live;
+  std::vector<double> time;  // that the worker needs for it, as estimated, in us
+};
+RecordCosts record_costs(const Trace& trace);
 
-// For each record of a trace the bytes that live across a cut after it and do not outlive the trace: what later records
-// touch, and what the script still held there.
-std::vector<uint64_t> live_bytes(const Trace& trace);
+// Where to cut, by plan: how many records come before each cut, ascending. Cuts only after `first` records and more.
+std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first);
 
 }  // namespace torch_remote::ir

@@ -144,6 +144,25 @@ TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
   EXPECT_EQ(script.wait(), places);
 }
 
+TEST(Cuts, WhatCameOnceOnlyDoesNotHinderAPlan) {
+  // A first step that makes an optimizer's state, and those after it.
+  Script script(only_plans());
+  play(script, 100);
+  play(script, 40, 2);
+  EXPECT_TRUE(script.wait().empty());
+  const auto step = [&script] {
+    play(script, 100);
+    play(script, 40, 1);
+    return script.wait();
+  };
+  step();
+  const std::vector<uint32_t> places = step();
+  ASSERT_FALSE(places.empty());
+  EXPECT_LE(places.front(), 16u);
+  for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 8u);
+  EXPECT_EQ(step(), places);
+}
+
 TEST(Cuts, PlannedCutsDoNotMoveThoseByContent) {
   const auto cut_at = [](uint32_t records, bool plans) {
     Script script({64, 128, plans});
@@ -167,7 +186,7 @@ TEST(Cuts, PlannedCutsDoNotMoveThoseByContent) {
 TEST(PlannedCuts, AreWhereTheFewestBytesLive) {
   std::vector<uint64_t> live(120, 1000);
   for (const uint32_t place : {11u, 40u, 75u, 109u}) live[place - 1] = 10;
-  const std::vector<uint32_t> cuts = planned_cuts(live, 1);
+  const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(live.size())}, 1);
   for (const uint32_t place : {11u, 40u, 75u, 109u}) {
     EXPECT_TRUE(std::ranges::count(cuts, place)) << place;
   }
@@ -178,7 +197,7 @@ TEST(PlannedCuts, AreAscendingAndInside) {
     for (const uint32_t first : {1u, 5u, 20u, 100u, records}) {
       std::vector<uint64_t> live(records);
       for (uint32_t i = 0; i < records; ++i) live[i] = i * 7919 % 101;
-      const std::vector<uint32_t> cuts = planned_cuts(live, first);
+      const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(records)}, first);
       for (size_t i = 0; i < cuts.size(); ++i) {
         EXPECT_GE(cuts[i], std::max(first, 8u));
         EXPECT_LE(cuts[i] + 8, records);
@@ -188,7 +207,50 @@ TEST(PlannedCuts, AreAscendingAndInside) {
   }
 }
 
-TEST(LiveBytes, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
+TEST(PlannedCuts, LongOpsGoFirst) {
+  // A training step: some long ops at once, then short ones.
+  RecordCosts costs{std::vector<uint64_t>(24, 1), std::vector<double>(24, 3)};
+  for (const uint32_t i : {0u, 12u, 13u}) costs.time[i] = 500;
+  const std::vector<uint32_t> cuts = planned_cuts(costs, 1);
+  ASSERT_FALSE(cuts.empty());
+  EXPECT_EQ(cuts.front(), 1u);  // the worker begins
+  EXPECT_TRUE(std::ranges::any_of(cuts, [](uint32_t cut) { return cut > 8 && cut <= 17; }));
+  EXPECT_LE(cuts.size(), 4u);
+}
+
+TEST(PlannedCuts, WhileTheWorkerIsBusyPiecesAreLong) {
+  const uint32_t records = 1000;
+  for (const double time : {200.0, 2000.0}) {
+    const std::vector<uint32_t> cuts =
+        planned_cuts({std::vector<uint64_t>(records, 1), std::vector<double>(records, time)}, 1);
+    ASSERT_FALSE(cuts.empty());
+    EXPECT_EQ(cuts.front(), 1u);
+    EXPECT_LE(cuts.size(), 10u) << time;  // each is some times as long as the one before
+  }
+}
+
+TEST(PlannedCuts, HoldForAnyTimes) {
+  uint64_t random = 1;
+  for (int i = 0; i < 3000; ++i) {
+    const auto draw = [&random](uint64_t below) {
+      random = random * 6364136223846793005 + 1442695040888963407;
+      return (random >> 33) % below;
+    };
+    const auto records = static_cast<uint32_t>(draw(200));
+    const auto first = static_cast<uint32_t>(1 + draw(records + 1));
+    RecordCosts costs{std::vector<uint64_t>(records), std::vector<double>(records)};
+    for (uint64_t& bytes : costs.live) bytes = draw(3);
+    for (double& time : costs.time) time = draw(4) == 0 ? static_cast<double>(draw(3000)) : 3;
+    const std::vector<uint32_t> cuts = planned_cuts(costs, first);
+    for (size_t c = 0; c < cuts.size(); ++c) {
+      EXPECT_GE(cuts[c], first);
+      EXPECT_LT(cuts[c], records);
+      EXPECT_TRUE(c == 0 || cuts[c] > cuts[c - 1]);
+    }
+  }
+}
+
+TEST(RecordCosts, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
   Trace trace;
   const int64_t sizes[] = {8}, strides[] = {1};
   const Opcode relu = op("aten::relu");
@@ -217,7 +279,7 @@ TEST(LiveBytes, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
   record(4);  // makes 5, the result
   dies(4);
   // After the first record lives 1; after the second 1, 2; after the third 1 (until the fourth), 2, 3; ...
-  EXPECT_EQ(live_bytes(trace), (std::vector<uint64_t>{32, 64, 96, 96, 32}));
+  EXPECT_EQ(record_costs(trace).live, (std::vector<uint64_t>{32, 64, 96, 96, 32}));
 }
 
 }  // namespace

@@ -160,6 +160,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   std::atomic<bool> leaves_busy_cores_ = false;
   std::mutex receiving_;
   Pace pace_;
+  std::atomic<bool> looks_{false};  // whether the next wait looks before it sleeps
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kReceiveBuffer);
   std::deque<Frame> frames_;
@@ -182,7 +183,9 @@ Status UnixTransport::send(wire::Header header, std::span<const uint8_t> control
   }
   header.length = static_cast<uint32_t>(control.size());
   header.checksum = wire::crc32c(control.data(), control.size());
-  header.flags = static_cast<uint16_t>((header.flags & ~wire::kAttachment) | (attachment ? wire::kAttachment : 0));
+  header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kLooks)) |
+                                       (attachment ? wire::kAttachment : 0));
+  if ((header.flags & wire::kWantsReply) && looks_.load(std::memory_order_relaxed)) header.flags |= wire::kLooks;
 
   std::lock_guard lock(sending_);
   if (!send_status_) return send_status_;
@@ -310,7 +313,10 @@ Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
       lock.lock();
     }
     if (!frames_.empty()) {
-      if (waits) pace_.came(Clock::now() - began);
+      if (waits) {
+        pace_.came(Clock::now() - began);
+        looks_.store(pace_.plan().first.count() > 0, std::memory_order_relaxed);
+      }
       *frame = std::move(frames_.front());
       frames_.pop_front();
       return {};

@@ -40,6 +40,7 @@ const char* name(Type type);
 enum Flags : uint16_t {
   kWantsReply = 1,
   kAttachment = 2,  // tensor bytes come with this frame, in the way of the transport
+  kLooks = 4,       // with kWantsReply, by the transport: the sender looks for the reply before it sleeps
 };
 
 // Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each

@@ -78,6 +78,7 @@ class Server {
   // Takes what has come, for later, and looks for a Cancel among it.
   void look_ahead();
   bool note_cancel(const Frame& frame);
+  void note_wait(const Frame& frame);
   tr_client client_activity();
   Status handle(Frame& frame);
   Status handle_profiled(Frame& frame);
@@ -128,6 +129,7 @@ class Server {
   uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
   uint64_t client_asked_ = 0;   // likewise, at any time
   uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not
+  bool client_looks_ = false;   // when it waits, at first
   tr_client client_activity_ = TR_CLIENT_RESTS;
   uint64_t replied_ = 0;  // when the last reply went out, if a profile is recorded
 };
@@ -142,6 +144,7 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
+    note_wait(frame);
     waited_for_ = is_waited_for(frame);
     client_looked_ = 0;
     Status status = profile_ ? handle_profiled(frame) : handle(frame);
@@ -174,10 +177,15 @@ void Server::look_ahead() {
     if (!status.ok()) {
       ahead_status_ = status;
     } else if (!note_cancel(frame)) {
+      note_wait(frame);
       waits_ahead_ += is_waited_for(frame);
       ahead_.push_back(std::move(frame));
     }
   }
+}
+
+void Server::note_wait(const Frame& frame) {
+  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kLooks) != 0;
 }
 
 tr_client Server::client_activity() {
@@ -192,7 +200,7 @@ tr_client Server::client_activity() {
   } else if (waits_since_ == 0) {
     waits_since_ = now;
   }
-  if (!client_load_.busy(now) || (waits_since_ != 0 && now - waits_since_ > kClientLooks)) {
+  if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_looks_ || now - waits_since_ > kClientLooks))) {
     client_activity_ = TR_CLIENT_RESTS;
   } else {
     client_activity_ = waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;

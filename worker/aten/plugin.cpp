@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "ir/work.h"
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/program.h"
@@ -90,7 +91,7 @@ int creates_buffer(const tr_program* program, uint32_t buffer) { return program-
 void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
           const int64_t* sizes, const int64_t* strides) {
   const c10::InferenceMode inference;
-  double work = kWorkPerElement;
+  double work = ir::kWorkPerElement;
   for (uint32_t i = 0; i < rank; ++i) work *= static_cast<double>(sizes[i]);
   executor->threads.set(work >= kWorthThreads);
   const at::ScalarType type = item_size == 1   ? at::kByte

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 
+#include "ir/work.h"
 #include "worker/aten/host_memory.h"
 
 namespace torch_remote::worker::aten {
@@ -197,7 +198,7 @@ void Program::update(const int64_t* symbols) {
 }
 
 void Program::update_threads(const int64_t* symbols) {
-  estimate_work(graph_, symbols, &work_);
+  ir::estimate_work(graph_, symbols, &work_);
   if (tuner_) {
     tuner_->resize(work_, &parallel_);
   } else {

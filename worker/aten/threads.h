@@ -1,10 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "ir/graph.h"
-
 // How many threads an op is given, and where they are when there is none. Torch and MKL use all of them for work far
 // too small for it: an op that is done in some twenty microseconds gets one thread. While a client on this machine
 // computes, parallel ops leave it a core: with one thread too many, each op would wait for the thread that waits for a
@@ -12,16 +7,11 @@
 // messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
-// What a node has to be worth to be given more: in multiply-adds of a matmul, about 20 us of one core.
+// What a node has to be worth (ir/work.h) to be given more: about 20 us of one core.
 inline constexpr double kWorthThreads = 1 << 20;
-// What the parallel ops of a run have to be worth to wake threads that rest: some 300 us of one core. A wake-up takes
-// 50 us and more, and for that long nothing of theirs is done.
-inline constexpr double kWorthWaking = 1 << 24;
-// What an element of anything but a matmul is worth.
-inline constexpr double kWorkPerElement = 16;
-
-// What each node of the graph is worth in them, as far as its views' sizes tell. `symbols` are their values.
-void estimate_work(const ir::Graph& graph, const int64_t* symbols, std::vector<double>* work);
+// What the parallel ops of a run have to be worth to wake threads that rest: some 600 us of one core. A wake-up takes
+// 50 to 500 us, and for that long nothing of theirs is done.
+inline constexpr double kWorthWaking = 1 << 25;
 
 // The threads that torch uses when called from this thread. Not in the user's process, whose choice they are. One
 // object at a time may be in use, by one thread.

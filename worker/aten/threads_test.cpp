@@ -10,6 +10,7 @@
 #include <chrono>
 #include <thread>
 
+#include "ir/work.h"
 #include "worker/aten/testing.h"
 #include "worker/aten/thread_tuner.h"
 #include "worker/machine.h"
@@ -68,7 +69,7 @@ TEST(Threads, AClientThatComputesKeepsItsCore) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
     TestExecutor executor(false, uint64_t{1} << 30, cores);
-    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / kWorkPerElement);
+    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement);
     EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
     EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
     EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
@@ -81,7 +82,7 @@ TEST(Threads, ALittleWorkDoesNotWakeThem) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
     TestExecutor executor(false, uint64_t{1} << 30, cores);
-    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / kWorkPerElement), kSome = kMuch / 4;
+    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement), kSome = kMuch / 4;
     EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
     EXPECT_EQ(threads_of_sums(executor, kSome, TR_CLIENT_RESTS), cores);  // they are awake
     executor.api->rest(executor.executor);
@@ -151,7 +152,7 @@ std::vector<bool> parallel_of(GraphBuilder& builder) {
   std::vector<int64_t> values;
   EXPECT_TRUE(ir::evaluate(builder.graph, builder.params.data(), &values).ok());
   std::vector<double> work;
-  estimate_work(builder.graph, values.data(), &work);
+  ir::estimate_work(builder.graph, values.data(), &work);
   std::vector<bool> parallel;
   for (const double w : work) parallel.push_back(w >= kWorthThreads);
   return parallel;

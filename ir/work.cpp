@@ -1,0 +1,60 @@
+#include "ir/work.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace torch_remote::ir {
+namespace {
+
+bool is_rnn(Opcode opcode) {
+  static const Opcode rnn = find_op("aten::_cudnn_rnn"), backward = find_op("aten::_cudnn_rnn_backward");
+  return opcode == rnn || opcode == backward;
+}
+
+double numel(const Graph& graph, const int64_t* symbols, uint32_t view) {
+  double product = 1;
+  for (const Sym size : graph.views[view].sizes) product *= static_cast<double>(symbols[size]);
+  return product;
+}
+
+double work_of(const Graph& graph, const int64_t* symbols, const Node& node) {
+  std::array<double, 3> largest{};  // ascending
+  double sum = 0;
+  for_each_view(node, [&](uint32_t view, bool) {
+    const double size = numel(graph, symbols, view);
+    sum += size;
+    if (size <= largest[0]) return;
+    largest[0] = size;
+    std::sort(largest.begin(), largest.end());
+  });
+  switch (op_desc(node.opcode).family) {
+    // (m*k) * (k*n) * (m*n) is (m*k*n)^2. A convolution is such a matmul but for its kernel's area, and a factorisation
+    // of an n*n matrix takes n^3.
+    case Family::kMatmul:
+    case Family::kConv:
+    case Family::kAttention:
+    case Family::kComposite:
+      // Step after step, so what counts is a step's work. The input is [steps, batch, inputs].
+      if (is_rnn(node.opcode)) {
+        return std::sqrt(largest[0] * largest[1] * largest[2]) /
+               std::max(1.0, static_cast<double>(symbols[graph.views[node.args[0].a].sizes[0]]));
+      }
+      [[fallthrough]];
+    case Family::kOpaque:
+      return std::max(kWorkPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
+    case Family::kMultiTensor:
+      return kWorkPerElement * sum;
+    default:
+      return kWorkPerElement * largest[2];
+  }
+}
+
+}  // namespace
+
+void estimate_work(const Graph& graph, const int64_t* symbols, std::vector<double>* work) {
+  work->resize(graph.nodes.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) (*work)[n] = work_of(graph, symbols, graph.nodes[n]);
+}
+
+}  // namespace torch_remote::ir
