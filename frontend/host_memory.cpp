@@ -1,3 +1,5 @@
+#include "frontend/host_memory.h"
+
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_to_copy_native.h>
@@ -69,6 +71,17 @@ class Kept {
     return {};
   }
 
+  void clear() {
+    std::vector<Mapping> all;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock) return;
+      all.swap(all_);
+      bytes_ = 0;
+    }
+    for (const Mapping& mapping : all) unmap(mapping);
+  }
+
   void put(const Mapping& mapping) {
     madvise(mapping.data, mapping.size, MADV_FREE);
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -135,4 +148,7 @@ Tensor to_copy(const Tensor& self, std::optional<c10::ScalarType> dtype, std::op
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { library.impl("_to_copy", &to_copy); }
 
 }  // namespace
+
+void release_host_memory() { kept().clear(); }
+
 }  // namespace torch_remote::frontend

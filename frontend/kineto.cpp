@@ -243,7 +243,9 @@ class Session final : public libkineto::IActivityProfilerSession {
       const remote::WorkerProfile::Program& program = worker.recorded.programs[event.program];
       const std::string& label = program.labels[event.node];
       const uint32_t record = program.records[event.node];
-      libkineto::GenericTraceActivity& op = add(ActivityType::CONCURRENT_KERNEL, label.substr(0, label.find('(')));
+      // As torch names them: without the overload.
+      libkineto::GenericTraceActivity& op =
+          add(ActivityType::CONCURRENT_KERNEL, label.substr(0, label.find_first_of(".(")));
       op.startTime = ours(clock.ours(event.begin));
       op.endTime = std::max(op.startTime + 1, ours(clock.ours(event.end)));
       op.device = worker.device;

@@ -10,6 +10,7 @@
 #include "frontend/generator.h"
 #include "frontend/graph_object.h"
 #include "frontend/graph_ops.h"
+#include "frontend/host_memory.h"
 #include "frontend/kineto.h"
 #include "frontend/lowering.h"
 #include "frontend/profile.h"
@@ -226,6 +227,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);
+  module.def("release_host_memory", f::release_host_memory);
   module.def("memory_fraction",
              wrap_pybind_function([](int device) { return f::memory_fraction(f::checked_device(device)); }));
   module.def("set_memory_fraction", wrap_pybind_function(f::set_fraction));

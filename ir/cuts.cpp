@@ -19,6 +19,8 @@ constexpr double kLeastPlanned = 32;
 // the first and the last one are what client and worker cannot do at the same time.
 constexpr double kLeastAtEnds = 8, kMostAtEnds = 16;
 constexpr double kLeastInside = 20, kMostInside = 40;
+// Where a stretch begins as another one, its rest is not cut if it has fewer records.
+constexpr size_t kLeastAlone = 32;
 // What is remembered, in records: some ten megabytes.
 constexpr size_t kMostKnown = size_t{1} << 18;
 
@@ -43,17 +45,11 @@ std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
 }
 
 void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
-  // One look-up tells whether this beginning of a stretch came again before.
-  const auto seen = known_.find(hash_);
-  if (seen == known_.end()) {
-    if (known_.size() < kMostKnown) {
-      const std::vector<uint64_t> hashes = hashes_of(trace);
-      if (waits && limits_.plans && trace.records.size() > 1) plan(trace, hashes);
-      for (const uint64_t hash : hashes) known_.emplace(hash, false);
-    }
-  } else if (!seen->second) {
-    for (const uint64_t hash : hashes_of(trace)) known_[hash] = true;
-    known_[hash_] = true;
+  // One look-up tells whether this beginning of a stretch was seen before.
+  if (!known_.contains(hash_) && known_.size() < kMostKnown) {
+    const std::vector<uint64_t> hashes = hashes_of(trace);
+    if (waits && limits_.plans && trace.records.size() > 1) plan(trace, hashes);
+    known_.insert(hashes.begin(), hashes.end());
   }
   began_ = hash_;
   if (!ends) return;
@@ -63,13 +59,11 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
 }
 
 void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes) {
-  const auto came_again = [&](uint64_t hash) {
-    const auto known = known_.find(hash);
-    return known != known_.end() && known->second;
-  };
-  const auto first_new = std::ranges::find_if_not(hashes, came_again);
-  std::for_each(first_new, hashes.end(), [&](uint64_t hash) { planned_.erase(hash); });
+  const auto first_new = std::ranges::find_if(hashes, [&](uint64_t hash) { return !known_.contains(hash); });
   const auto shared = static_cast<uint32_t>(first_new - hashes.begin());
+  // The second step of a training differs from the first one in its optimizer only: it should be the last one that
+  // builds programs.
+  if (shared > 0 && hashes.size() - shared < kLeastAlone) return;
   for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1)) {
     const uint64_t hash = hashes[cut - 1];
     planned_.insert(hash);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -19,8 +18,8 @@
 //   left when the client waits is to be short. A stretch is planned when it ends for the first time, by its structure
 //   and the sizes it has then: a short first and a short last piece, between them as much as the worker has to do
 //   meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
-//   beginning, whatever sizes they have later. No cut is moved among ops with which
-//   another stretch began that came twice before: what that one is cut into stays.
+//   beginning, whatever sizes they have later. No cut is added among ops with which
+//   some other stretch began before: what that one is cut into stays.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -83,8 +82,7 @@ class Cuts {
 
   std::vector<bool> planned_bits_ = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
   std::unordered_set<uint64_t> planned_;                                            // hashes after which to cut
-  // Hashes after every record that was ever seen, up to a limit; whether a stretch came here and on a second time.
-  std::unordered_map<uint64_t, bool> known_;
+  std::unordered_set<uint64_t> known_;  // hashes after every record that was ever seen, up to a limit
 };
 
 // What a plan knows of each record of a trace.

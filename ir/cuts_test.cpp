@@ -144,22 +144,20 @@ TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
   EXPECT_EQ(script.wait(), places);
 }
 
-TEST(Cuts, WhatCameOnceOnlyDoesNotHinderAPlan) {
-  // A first step that makes an optimizer's state, and those after it.
+TEST(Cuts, AStretchThatEndsALittleDifferentlyIsCutAsTheOtherOne) {
+  // A first step that makes an optimizer's state, and those after it: the third one builds nothing.
   Script script(only_plans());
   play(script, 100);
   play(script, 40, 2);
   EXPECT_TRUE(script.wait().empty());
   const auto step = [&script] {
     play(script, 100);
-    play(script, 40, 1);
+    play(script, 20, 1);
     return script.wait();
   };
-  step();
   const std::vector<uint32_t> places = step();
-  ASSERT_FALSE(places.empty());
-  EXPECT_LE(places.front(), 16u);
-  for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 8u);
+  EXPECT_FALSE(places.empty());
+  EXPECT_EQ(step(), places);
   EXPECT_EQ(step(), places);
 }
 

@@ -7,6 +7,11 @@ import torch
 COUNT = 3 << 20  # elements of four bytes: well above what is kept
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 def test_results_are_their_own(device):
     x = torch.arange(COUNT, dtype=torch.float32).to(device)
     first = x.cpu()
@@ -68,6 +73,17 @@ def test_memory_is_used_again(remote):
         x.cpu()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert faults < 4 * 100  # of 4 * 16384 pages
+
+
+def test_empty_cache_gives_it_back(remote):
+    x = torch.ones(16 << 20, device=remote)
+    x.cpu()
+    torch.remote.empty_cache()
+    before = resident_bytes()
+    x.cpu()
+    assert resident_bytes() - before >= 60 << 20  # 64 MiB, kept
+    torch.remote.empty_cache()
+    assert resident_bytes() - before <= 8 << 20
 
 
 def test_a_fork_has_its_own(script):

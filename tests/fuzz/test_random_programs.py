@@ -41,7 +41,9 @@ def joined(seeds: range) -> Program:
             (checks if looks else steps).append(Step(rename(step.code), *names))
     program = without_orphans(Program(seeds.start, steps + checks, inexact))
     shown = run_program(program, "cpu")
-    fine = [s for s, events in zip(program.steps, shown, strict=True) if not any(kind == "raised" for kind, _ in events)]
+    fine = [
+        s for s, events in zip(program.steps, shown, strict=True) if not any(kind == "raised" for kind, _ in events)
+    ]
     return without_orphans(Program(seeds.start, fine, inexact))
 
 

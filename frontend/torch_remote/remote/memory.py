@@ -125,7 +125,9 @@ def device_memory_used(device: _Device = None) -> int:
 
 
 def empty_cache() -> None:
-    """Has the workers give memory that no tensor needs back to their machines."""
+    """Has the workers give memory that no tensor needs back to their machines, and this process what it keeps for
+    results of `.cpu()`."""
+    _C.release_host_memory()
     for index in range(device_count()):
         if _C.is_connected(index):
             _C.memory_room(index, trim=True)
