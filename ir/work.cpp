@@ -35,11 +35,7 @@ double work_of(const Graph& graph, const int64_t* symbols, const Node& node) {
     case Family::kConv:
     case Family::kAttention:
     case Family::kComposite:
-      // Step after step, so what counts is a step's work. The input is [steps, batch, inputs].
-      if (is_rnn(node.opcode)) {
-        return std::sqrt(largest[0] * largest[1] * largest[2]) /
-               std::max(1.0, static_cast<double>(symbols[graph.views[node.args[0].a].sizes[0]]));
-      }
+      if (is_rnn(node.opcode)) return std::sqrt(largest[0] * largest[1] * largest[2]);
       [[fallthrough]];
     case Family::kOpaque:
       return std::max(kWorkPerElement * largest[2], std::sqrt(largest[0] * largest[1] * largest[2]));
@@ -51,6 +47,11 @@ double work_of(const Graph& graph, const int64_t* symbols, const Node& node) {
 }
 
 }  // namespace
+
+double steps_of(const Graph& graph, const int64_t* symbols, const Node& node) {
+  // The input of a recurrent layer is [steps, batch, inputs].
+  return is_rnn(node.opcode) ? std::max(1.0, static_cast<double>(symbols[graph.views[node.args[0].a].sizes[0]])) : 1;
+}
 
 void estimate_work(const Graph& graph, const int64_t* symbols, std::vector<double>* work) {
   work->resize(graph.nodes.size());

@@ -199,11 +199,13 @@ void Program::update(const int64_t* symbols) {
 
 void Program::update_threads(const int64_t* symbols) {
   ir::estimate_work(graph_, symbols, &work_);
+  std::vector<double> shared = work_;  // what threads can share at once
+  for (size_t n = 0; n < shared.size(); ++n) shared[n] /= ir::steps_of(graph_, symbols, graph_.nodes[n]);
   if (tuner_) {
-    tuner_->resize(work_, &parallel_);
+    tuner_->resize(shared, &parallel_);
   } else {
     parallel_.resize(work_.size());
-    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = shared[n] >= kWorthThreads;
   }
   parallel_work_ = largest_work_ = 0;
   for (size_t n = 0; n < work_.size(); ++n) {
