@@ -199,13 +199,13 @@ void Program::update(const int64_t* symbols) {
 
 void Program::update_threads(const int64_t* symbols) {
   ir::estimate_work(graph_, symbols, &work_);
-  std::vector<double> shared = work_;  // what threads can share at once
-  for (size_t n = 0; n < shared.size(); ++n) shared[n] /= ir::steps_of(graph_, symbols, graph_.nodes[n]);
+  shared_work_ = work_;
+  for (size_t n = 0; n < work_.size(); ++n) shared_work_[n] /= ir::steps_of(graph_, symbols, graph_.nodes[n]);
   if (tuner_) {
-    tuner_->resize(shared, &parallel_);
+    tuner_->resize(shared_work_, &parallel_);
   } else {
     parallel_.resize(work_.size());
-    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = shared[n] >= kWorthThreads;
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = shared_work_[n] >= kWorthThreads;
   }
   parallel_work_ = largest_work_ = 0;
   for (size_t n = 0; n < work_.size(); ++n) {
@@ -245,12 +245,13 @@ void Program::run(tr_run& run, uint32_t* node) {
     }
   }
   if (parallel_work_ > 0) {
+    const bool worth_waking = parallel_work_ >= kWorthWaking;
     if (leaves_core(largest_work_) && threads_.one_but_one()) {
       threads_.rest();
-    } else if (parallel_work_ >= kWorthWaking) {
+    } else if (worth_waking) {
       threads_.expect();
     }
-    awake_ = parallel_work_ >= kWorthWaking || !threads_.resting();
+    awake_ = worth_waking || !threads_.resting();
   }
   const bool tuning = tuner_ && tuner_->open();
   if (run.times) {
