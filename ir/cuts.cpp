@@ -37,9 +37,7 @@ std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
   std::vector<uint64_t> hashes;
   uint64_t hash = began_;
   for (const TraceRecord& record : trace.records) {
-    hash = (hash ^ mix(uint64_t{trace.code[record.code]} + 1)) * kMultiplier;
-    hash ^= hash >> 29;
-    hashes.push_back(hash);
+    hashes.push_back(hash = extended(hash, mix(uint64_t{trace.code[record.code]} + 1)));
   }
   return hashes;
 }

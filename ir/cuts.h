@@ -18,8 +18,8 @@
 //   left when the client waits is to be short. A stretch is planned when it ends for the first time, by its structure
 //   and the sizes it has then: a short first and a short last piece, between them as much as the worker has to do
 //   meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
-//   beginning, whatever sizes they have later. No cut is added among ops with which
-//   some other stretch began before: what that one is cut into stays.
+//   beginning, whatever sizes they have later. No cut is added among ops with which some other stretch began before:
+//   what that one is cut into stays.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -40,8 +40,7 @@ class Cuts {
   Place after(Opcode opcode) {
     const uint64_t mixed = mix(uint64_t{opcode} + 1);
     gear_ = (gear_ << 6) + mixed;
-    hash_ = (hash_ ^ mixed) * kMultiplier;
-    hash_ ^= hash_ >> 29;
+    hash_ = extended(hash_, mixed);
     ++records_;
     if (planned_bits_[hash_ >> kShift] && is_planned()) return Place::kPlanned;
     return records_ >= limits_.min_records && end_by_content() ? Place::kStretchEnds : Place::kNone;
@@ -66,6 +65,12 @@ class Cuts {
     x *= kMultiplier;
     x ^= x >> 29;
     return x;
+  }
+
+  // The hash of a stretch with one more op.
+  static uint64_t extended(uint64_t hash, uint64_t mixed) {
+    hash = (hash ^ mixed) * kMultiplier;
+    return hash ^ hash >> 29;
   }
 
   bool is_planned() const { return limits_.plans && planned_.contains(hash_); }
