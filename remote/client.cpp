@@ -161,6 +161,9 @@ class ClientImpl : public Client {
   Status ask(const ReadView& view, bool ahead, uint64_t* sequence);
   // Of the first bytes, for a snapshot, which is kept.
   Status ask_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
+  // What is likely to be read next. The second one alone, behind another message.
+  Status ask_guesses(const std::vector<ReadAhead::Guess>& guesses);
+  Status ask_ahead(const std::vector<ReadAhead::Guess>& guesses);
   // Asks for a view, which lies in the first `end` bytes, unless it is there or on its way, and for what is likely to
   // be read next. *snapshot: the view is a part of it; null: the message has the view only.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
@@ -513,6 +516,10 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
       read_ahead_.used(view.buffer);
       if (known.state == Snapshot::State::kAsked) known.state = Snapshot::State::kWaitedFor;
       *sequence = known.sequence;
+      // What was sent for this read is a round, too: it may not have to wait itself, but what is read next would.
+      if (read_ahead_.round_is_open()) {
+        if (Status status = ask_ahead(read_ahead_.waits_for(view.buffer, end)); !status) return status;
+      }
       return replies_.health();
     }
     // Another thread waits for it, or there is more to read than it has.
@@ -531,6 +538,17 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
   } else if (Status status = ask(view, false, sequence); !status) {
     return status;
   }
+  return ask_guesses(guesses);
+}
+
+Status ClientImpl::ask_ahead(const std::vector<ReadAhead::Guess>& guesses) {
+  if (guesses.empty()) return {};
+  if (Status status = begin(guesses.size(), 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  return ask_guesses(guesses);
+}
+
+Status ClientImpl::ask_guesses(const std::vector<ReadAhead::Guess>& guesses) {
   for (const ReadAhead::Guess& guess : guesses) {
     SnapshotPtr kept;
     if (std::ranges::find(frees_now_, guess.buffer) != frees_now_.end()) continue;

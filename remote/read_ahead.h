@@ -54,8 +54,10 @@ class ReadAhead {
 
   // What is kept of a buffer, or null.
   SnapshotPtr find(uint64_t buffer);
-  // The script reads the first `least` bytes of this buffer and must wait for them. What it is likely to read next.
+  // The script reads the first `least` bytes of this buffer, which ends the round. What it is likely to read next.
   const std::vector<Guess>& waits_for(uint64_t buffer, uint64_t least);
+  // Whether programs were sent since the last round ended.
+  bool round_is_open() const { return number_ != ended_; }
   // The script reads what was asked for ahead.
   void used(uint64_t buffer);
   // How much of the buffer to read, of which the first `least` bytes are wanted: all of it, as far as is known.

@@ -23,15 +23,14 @@ class ReadAheadTest : public testing::Test {
   // The script reads it. What is asked for beside it.
   std::vector<uint64_t> read(uint64_t buffer) {
     std::vector<uint64_t> asked;
-    if (ahead.find(buffer)) {
-      ahead.used(buffer);
-      return asked;
-    }
+    const bool there = ahead.find(buffer) != nullptr;
+    if (there) ahead.used(buffer);
+    if (there && !ahead.round_is_open()) return asked;
     for (const ReadAhead::Guess& guess : ahead.waits_for(buffer, 4)) {
       keep(guess.buffer, Snapshot::State::kAsked, guess.nbytes);
       asked.push_back(guess.buffer);
     }
-    keep(buffer, Snapshot::State::kThere, ahead.size_of(buffer, 4));
+    if (!there) keep(buffer, Snapshot::State::kThere, ahead.size_of(buffer, 4));
     return asked;
   }
   void keep(uint64_t buffer, Snapshot::State state, uint64_t nbytes) {
@@ -68,6 +67,19 @@ TEST_F(ReadAheadTest, ResultsOfEarlierRunsOfTheRoundToo) {
     EXPECT_EQ(asked.size(), step > 0 ? 1u : 0u);
     EXPECT_TRUE(step == 0 || asked[0] == first + 1);
     read(first + 1);
+  }
+}
+
+// A policy that checks what it drew: the action is there when it is read, and what was computed of it is read later.
+TEST_F(ReadAheadTest, AReadThatNeedNotWaitEndsARoundToo) {
+  for (int step = 0; step < 4; ++step) {
+    const uint64_t drawn = run(1, {4, 4});
+    EXPECT_EQ(read(drawn).size(), step > 0 ? 1u : 0u);
+    const uint64_t score = run(2, {4});
+    const std::vector<uint64_t> asked = read(drawn + 1);
+    EXPECT_EQ(asked, step > 0 ? std::vector<uint64_t>{score} : std::vector<uint64_t>{});
+    EXPECT_EQ(ahead.find(score) != nullptr, step > 0);
+    read(score);
   }
 }
 

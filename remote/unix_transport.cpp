@@ -185,7 +185,8 @@ Status UnixTransport::send(wire::Header header, std::span<const uint8_t> control
   header.checksum = wire::crc32c(control.data(), control.size());
   header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kLooks)) |
                                        (attachment ? wire::kAttachment : 0));
-  if ((header.flags & wire::kWantsReply) && looks_.load(std::memory_order_relaxed)) header.flags |= wire::kLooks;
+  const bool looks = looks_.load(std::memory_order_relaxed) || busy_wait_.load(std::memory_order_relaxed).count() > 0;
+  if ((header.flags & wire::kWantsReply) && looks) header.flags |= wire::kLooks;
 
   std::lock_guard lock(sending_);
   if (!send_status_) return send_status_;
