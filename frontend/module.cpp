@@ -3,22 +3,22 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
-#include "frontend/compiled_graph.h"
-#include "frontend/cpu_fallback.h"
-#include "frontend/device.h"
-#include "frontend/device_state.h"
-#include "frontend/generator.h"
-#include "frontend/graph_object.h"
-#include "frontend/graph_ops.h"
-#include "frontend/host_memory.h"
-#include "frontend/kineto.h"
-#include "frontend/lowering.h"
-#include "frontend/profile.h"
-#include "frontend/recorder.h"
-#include "frontend/registration.h"
-#include "frontend/source.h"
-#include "frontend/sync_debug.h"
-#include "remote/environment.h"
+#include "frontend/compile/compiled_graph.h"
+#include "frontend/ops/cpu_fallback.h"
+#include "frontend/device/device.h"
+#include "frontend/device/device_state.h"
+#include "frontend/device/generator.h"
+#include "frontend/inspect/graph_object.h"
+#include "frontend/compile/graph_ops.h"
+#include "frontend/device/host_memory.h"
+#include "frontend/inspect/kineto.h"
+#include "frontend/compile/lowering.h"
+#include "frontend/inspect/profile.h"
+#include "frontend/record/recorder.h"
+#include "frontend/record/registration.h"
+#include "frontend/source/source.h"
+#include "frontend/device/sync_debug.h"
+#include "remote/wire/environment.h"
 
 // torch_remote._C: what the Python package needs. Everything that may wait gives the GIL back.
 
@@ -101,7 +101,7 @@ py::object worker_info(int device) {
   return info;
 }
 
-// Name, what is allowed, meaning (remote/environment.h).
+// Name, what is allowed, meaning (remote/wire/environment.h).
 std::vector<std::array<std::string, 3>> environment_variables() {
   std::vector<std::array<std::string, 3>> all;
   for (const remote::EnvironmentVariable& variable : remote::environment_variables()) {

@@ -64,7 +64,7 @@ def counted(remote: torch.device) -> Callable[[], object]:
 @pytest.fixture
 def compiled_graphs(remote: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What graphs became, in the order in which they were compiled."""
-    import torch_remote.compiler as compiler
+    import torch_remote.compile.compiler as compiler
 
     made = []
 

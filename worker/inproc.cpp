@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <string>
 
-#include "remote/transport.h"
+#include "remote/transport/transport.h"
 #include "worker/plugin_loader.h"
 #include "worker/server.h"
 

@@ -14,7 +14,7 @@
 #include <map>
 #include <thread>
 
-#include "remote/transport.h"
+#include "remote/transport/transport.h"
 
 namespace torch_remote::worker {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "remote/wire.h"
-#include "remote/wire_generated.h"
+#include "remote/wire/wire.h"
+#include "remote/wire/wire_generated.h"
 #include "worker/program.h"
 
 // What a worker did and when, while a client records a profile. One thread. Memory is bounded: events that are too many

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "remote/delta.h"
+#include "remote/wire/delta.h"
 #include "worker/executor.h"
 #include "worker/layout.h"
 

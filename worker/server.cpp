@@ -9,7 +9,7 @@
 #include <deque>
 
 #include "ir/op_table.h"
-#include "remote/message.h"
+#include "remote/wire/message.h"
 #include "worker/machine.h"
 #include "worker/memory.h"
 #include "worker/profile.h"
@@ -28,7 +28,7 @@ constexpr uint64_t kShareFrom = 32u << 10;         // smaller reads are copied
 constexpr std::chrono::seconds kIdle{3600};
 // How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
-// A client that has waited for so long has stopped looking for the answer (remote/pace.h), and sleeps.
+// A client that has waited for so long has stopped looking for the answer (remote/transport/pace.h), and sleeps.
 constexpr uint64_t kClientLooks = 1'000'000;  // ns
 
 // Segments that the client can read in place.

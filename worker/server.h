@@ -4,7 +4,7 @@
 #include <string>
 
 #include "ir/status.h"
-#include "remote/transport.h"
+#include "remote/transport/transport.h"
 #include "worker/executor.h"
 
 // One session: receives a client's messages, has them done in order, answers.

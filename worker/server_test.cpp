@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "ir/graph.h"
-#include "remote/delta.h"
-#include "remote/message.h"
+#include "remote/wire/delta.h"
+#include "remote/wire/message.h"
 #include "worker/testing/fake_executor.h"
 
 namespace torch_remote::worker {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "remote/delta.h"
+#include "remote/wire/delta.h"
 
 namespace torch_remote::worker {
 namespace {

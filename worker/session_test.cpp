@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "remote/delta.h"
+#include "remote/wire/delta.h"
 #include "worker/testing/fake_executor.h"
 
 namespace torch_remote::worker {

@@ -20,7 +20,7 @@ import zoo
 from torch._dynamo.utils import counters
 
 import torch_remote  # noqa: F401
-import torch_remote.compiler as compiler
+import torch_remote.compile.compiler as compiler
 
 REMOTE, CPU = torch.device("remote"), torch.device("cpu")
 MODELS = ["llama", "gpt2", "bert", "vit", "resnet", "unet"]

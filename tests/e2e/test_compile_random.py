@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-import torch_remote.random_states as random_states
+import torch_remote.compile.random_states as random_states
 
 LSTM = nn.LSTM(16, 8, 2, dropout=0.5, batch_first=True)
 

@@ -15,7 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
-import torch_remote.compiler as compiler
+import torch_remote.compile.compiler as compiler
 
 
 def loop(x):
@@ -146,7 +146,7 @@ def test_a_number_that_a_program_fixes(remote, caplog):
     x, w = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
     here, there = [w.clone().requires_grad_(), w.to(remote).requires_grad_()]
     compiled = torch.compile(lambda x, w, s: F.conv2d(x, w, stride=s).relu(), backend="remote", dynamic=True)
-    caplog.set_level(logging.DEBUG, "torch_remote.compiler")
+    caplog.set_level(logging.DEBUG, "torch_remote.compile.compiler")
     for stride in (2, 3, 2):
         expected = F.conv2d(x, here, stride=stride).relu()
         got = compiled(x.to(remote), there, stride)

@@ -359,8 +359,8 @@ def test_no_worker_is_started_by_a_profile_and_the_first_is_recorded(script, rem
 
 def test_a_reply_that_is_logged_before_its_message():
     """The thread that sends may be preempted between the sending and the logging of it."""
-    from torch_remote.profile_events import chrome_events
-    from torch_remote.profile_recording import ClientEvent, Recording, Worker, WorkerMessage
+    from torch_remote.profiling.events import chrome_events
+    from torch_remote.profiling.recording import ClientEvent, Recording, Worker, WorkerMessage
 
     def event(kind: str, name: str, thread: int, begin: int, end: int) -> ClientEvent:
         return ClientEvent(kind, name, thread, begin, end, 0, 1, -1, 0, 8, 0, "")
@@ -374,7 +374,7 @@ def test_a_reply_that_is_logged_before_its_message():
 
 
 def test_clocks():
-    from torch_remote.profile_recording import clock_of
+    from torch_remote.profiling.recording import clock_of
 
     assert clock_of([])(5) == 5
     assert clock_of([(1000, -20, 30)])(5) == 5  # one clock, as far as can be told

@@ -195,10 +195,10 @@ def test_benchmark_times_results_that_are_computed(remote):
 
 
 def test_benchmark_chooses_blocks_and_bounds_what_it_keeps(remote, monkeypatch):
-    import torch_remote.benchmark
+    import torch_remote.profiling.benchmark
 
     x = torch.ones(256, device=remote)
     assert torch.remote.benchmark(lambda: {"y": [x + 1]}, min_run_time=0).number_per_run >= 32
-    monkeypatch.setattr(torch_remote.benchmark, "_KEPT_BYTES", 4 * x.nbytes)
+    monkeypatch.setattr(torch_remote.profiling.benchmark, "_KEPT_BYTES", 4 * x.nbytes)
     assert torch.remote.benchmark(lambda: {"y": [x + 1]}, min_run_time=0).number_per_run == 4
     assert torch.remote.benchmark(x.add_, 1, min_run_time=0).median > 0

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-import torch_remote.compiler as compiler
+import torch_remote.compile.compiler as compiler
 
 
 @pytest.fixture

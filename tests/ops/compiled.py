@@ -75,7 +75,7 @@ def size_symbols(module: torch.fx.GraphModule) -> set[Any]:
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    import torch_remote.compiler as compiler
+    import torch_remote.compile.compiler as compiler
 
     watch = Watch()
     compile_graph = compiler.compile_graph

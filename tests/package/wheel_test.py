@@ -49,7 +49,7 @@ print("ok")
 
 @pytest.fixture(scope="module")
 def wheel():
-    (path,) = Path("frontend/torch_remote").glob("*.whl")
+    (path,) = Path("python/torch_remote").glob("*.whl")
     return path.resolve()
 
 

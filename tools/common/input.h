@@ -5,10 +5,10 @@
 #include <string>
 
 #include "ir/graph.h"
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 
 // What the tools read: a graph as text (docs/ir.md), a program (ir/program.fbs) or a capture of a session
-// (remote/capture.h). Which one a file is, its first bytes say.
+// (remote/capture/capture.h). Which one a file is, its first bytes say.
 namespace torch_remote::tools {
 
 enum class Format : uint8_t { kText, kProgram, kCapture };

@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 
 // What a capture holds, counted; in memory that does not grow with its runs.
 namespace torch_remote::tools {

@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 #include "tools/common/graph_json.h"
 #include "tools/dump/capture_summary.h"
 

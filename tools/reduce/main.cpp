@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 #include "tools/common/command.h"
 #include "tools/common/input.h"
 #include "tools/reduce/reducer.h"

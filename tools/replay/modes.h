@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "passes/pass.h"
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 #include "tools/runs/compare.h"
 #include "tools/runs/device.h"
 

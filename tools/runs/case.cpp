@@ -1,6 +1,6 @@
 #include "tools/runs/case.h"
 
-#include "remote/session_writer.h"
+#include "remote/capture/session_writer.h"
 
 namespace torch_remote::tools {
 

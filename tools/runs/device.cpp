@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "remote/environment.h"
+#include "remote/wire/environment.h"
 
 namespace torch_remote::tools {
 namespace {

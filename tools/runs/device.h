@@ -10,8 +10,8 @@
 
 #include "ir/graph.h"
 #include "ir/status.h"
-#include "remote/client.h"
-#include "remote/provider.h"
+#include "remote/client/client.h"
+#include "remote/providers/provider.h"
 
 // A worker that runs graphs as they are given, without passes.
 namespace torch_remote::tools {
@@ -40,7 +40,7 @@ class Device {
   std::string description() const { return client_->description(); }
 
   Status load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded);
-  // The survivors get the ids *base, *base + 1, ... `words` are those of RunReply (remote/wire.fbs), if the graph has
+  // The survivors get the ids *base, *base + 1, ... `words` are those of RunReply (remote/wire/wire.fbs), if the graph has
   // any; then this waits, else an error comes later.
   Status run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
              uint64_t* base, remote::Words* words, WorkerError* error);
@@ -55,7 +55,7 @@ class Device {
   Status read(uint64_t id, uint64_t nbytes, Bytes* bytes, WorkerError* error);
   // A new buffer with the same bytes, made by the worker.
   Status copy(uint64_t id, uint64_t nbytes, uint64_t* made, WorkerError* error);
-  // What the worker does and when (remote/client.h).
+  // What the worker does and when (remote/client/client.h).
   Status profile(remote::ProfileCommand command, uint64_t limit, remote::WorkerProfile* profile) {
     return client_->profile(command, limit, {}, profile);
   }

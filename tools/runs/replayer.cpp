@@ -1,6 +1,6 @@
 #include "tools/runs/replayer.h"
 
-#include "remote/wire.h"
+#include "remote/wire/wire.h"
 
 namespace torch_remote::tools {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "remote/capture.h"
+#include "remote/capture/capture.h"
 #include "tools/runs/case.h"
 #include "tools/runs/execute.h"
 

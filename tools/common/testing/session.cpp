@@ -7,7 +7,7 @@
 
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
-#include "remote/session_writer.h"
+#include "remote/capture/session_writer.h"
 
 // session FILE [OP]: writes a capture, as a client would. Program 1 is a small one of a batch and a rate, with three
 // runs; program 2 is a hundred ops of training, with one run. OP: another op for the relu of program 1.

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-BINARIES = Path("frontend/torch_remote/bin")
+BINARIES = Path("python/torch_remote/bin")
 INPUTS = Path("tools/common/testing")
 
 

@@ -1,0 +1,650 @@
+#include "frontend/compile/lowering.h"
+
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/python_symnode.h>
+
+#include "frontend/compile/fx.h"
+#include "frontend/compile/graph_builder.h"
+#include "frontend/compile/graph_ops.h"
+#include "frontend/compile/host_steps.h"
+#include "frontend/source/source.h"
+#include "ir/number_kinds.h"
+#include "ir/op_table_generated.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+namespace py = pybind11;
+using ir::Arg;
+using ir::ArgKind;
+using ir::ArgTag;
+using ir::ExprKind;
+using ir::Graph;
+using ir::kNoSym;
+using ir::Sym;
+using How = GraphOp::How;
+
+Arg number(ArgTag tag, Sym symbol) {
+  Arg arg;
+  arg.tag = tag;
+  arg.a = symbol;
+  return arg;
+}
+
+}  // namespace
+
+struct Lowering::State : GraphBuilder {
+  using GraphBuilder::GraphBuilder;
+
+  // -- arguments ------------------------------------------------------------------------------------------------------
+
+  Arg operand(py::handle value, bool writes) {
+    Arg arg;
+    if (value.is_none()) return arg;
+    if (!is_fx_node(value)) {  // a number
+      ArgTag tag = ArgTag::kNone;
+      const Sym symbol = number_symbol(value, tag);
+      return scalar_tensor(symbol, tag);
+    }
+    const Value& v = value_of(value);
+    switch (v.kind) {
+      case Value::Kind::kNone:
+        return arg;
+      case Value::Kind::kTensor:
+        hosts_only &= v.host;
+        if (writes && (v.conj || v.neg)) refuse("a lazy conjugate or negative is written");
+        arg.tag = ArgTag::kView;
+        arg.a = resolved(Value(v));
+        if (writes) {
+          const uint32_t in = input_of_buffer[graph.views[v.view].buffer];
+          if (in != kNotInput) written.push_back(in);
+        }
+        return arg;
+      case Value::Kind::kNumber:
+        arg.tag = ArgTag::kScalarTensor;
+        arg.a = v.symbol;
+        arg.b = static_cast<uint32_t>(v.dtype);
+        if (writes) refuse("a tensor on the CPU is written");
+        return arg;
+      case Value::Kind::kInt:
+        return scalar_tensor(v.symbol, ArgTag::kInt);
+      case Value::Kind::kFloat:
+        return scalar_tensor(v.symbol, ArgTag::kFloat);
+      case Value::Kind::kBool:
+        return scalar_tensor(v.symbol, ArgTag::kBool);
+      case Value::Kind::kRandomState:
+        refuse("a generator's state stands in a tensor's place");
+      case Value::Kind::kList:
+        break;
+    }
+    refuse("a list stands in a tensor's place");
+  }
+
+  // The view of a tensor whose lazy conjugate or negative is taken: no op of a program knows lazy ones.
+  uint32_t resolved(const Value& value) {
+    uint32_t view = value.view;
+    if (value.conj) view = applied("aten::_conj_physical", view);
+    if (value.neg) view = applied("aten::neg", view);
+    return view;
+  }
+
+  uint32_t applied(std::string_view op, uint32_t from) {
+    const ir::View view = graph.views[from];
+    Geometry g{view.sizes, std::vector<Sym>(view.sizes.size())};
+    Sym stride = symbols.constant(1);
+    for (size_t d = g.sizes.size(); d-- > 0;) {
+      g.strides[d] = stride;
+      stride = symbols.expr(ExprKind::kMul, stride, g.sizes[d]);
+    }
+    const uint32_t result = fresh_view(static_cast<c10::ScalarType>(view.dtype), g);
+    ir::Node& node = new_node(ir::op_desc(ir::find_op(op)), {number(ArgTag::kView, from)}, fx_node);
+    node.results[0] = number(ArgTag::kView, result);
+    return result;
+  }
+
+  static Arg scalar_tensor(Sym symbol, ArgTag tag) {
+    const ir::DType dtype = tag == ArgTag::kInt     ? ir::DType::kInt64
+                            : tag == ArgTag::kFloat ? ir::DType::kFloat64
+                            : tag == ArgTag::kBool  ? ir::DType::kBool
+                                                    : ir::DType::kComplex128;
+    Arg arg = number(ArgTag::kScalarTensor, symbol);
+    arg.b = static_cast<uint32_t>(dtype) | 1u << 8;  // a wrapped number
+    return arg;
+  }
+
+  Arg convert(const ir::ArgDesc& desc, py::handle value) {
+    Arg arg;
+    if (desc.role == ir::ArgRole::kIgnored) return arg;
+    if (desc.role == ir::ArgRole::kRandom) {
+      if (value && !value.is_none()) refuse("it draws from a generator of its own");
+      arg.tag = ArgTag::kGenerator;
+      arg.a = replayed;
+      if (replayed == kNoSym) {
+        arg.a = symbols.new_param();
+        symbols.new_param();
+      }
+      return arg;
+    }
+    if (!value) refuse("argument '" + std::string(desc.name) + "' is missing");
+    if (value.is_none() && desc.kind != ArgKind::kTensor) return arg;
+    switch (desc.kind) {
+      case ArgKind::kTensor:
+      case ArgKind::kOptionalTensor:
+        return operand(value, desc.writes);
+      case ArgKind::kTensorList:
+      case ArgKind::kOptionalTensorList:
+        arg.tag = ArgTag::kList;
+        if (is_fx_node(value)) {
+          const Value v = value_of(value);
+          if (v.kind != Value::Kind::kList) refuse("a tensor stands in a list's place");
+          for (const Value& item : v.items) {
+            if (item.kind != Value::Kind::kTensor) refuse("a list holds something else than tensors");
+            hosts_only &= item.host;
+            arg.items.push_back(number(ArgTag::kView, resolved(item)));
+          }
+          return arg;
+        }
+        for (const py::handle item : value) arg.items.push_back(operand(item, desc.writes));
+        return arg;
+      case ArgKind::kString:
+      case ArgKind::kOptionalString:
+        arg.tag = ArgTag::kString;
+        arg.text = py::cast<std::string>(value);
+        return arg;
+      case ArgKind::kDType:
+        if (!THPDtype_Check(value.ptr())) refuse("a dtype is none");
+        return number(ArgTag::kDType, static_cast<uint32_t>(reinterpret_cast<THPDtype*>(value.ptr())->scalar_type));
+      case ArgKind::kMemoryFormat:
+        if (!THPMemoryFormat_Check(value.ptr())) refuse("a memory format is none");
+        return number(ArgTag::kMemoryFormat,
+                      static_cast<uint32_t>(reinterpret_cast<THPMemoryFormat*>(value.ptr())->memory_format));
+      default:
+        break;
+    }
+    if (ir::is_number_list(desc.kind)) {
+      arg.tag = ArgTag::kList;
+      if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
+        arg.items.push_back(checked_number(desc, value));  // torch takes one for int[1]
+        return arg;
+      }
+      for (const py::handle item : value) arg.items.push_back(checked_number(desc, item));
+      return arg;
+    }
+    return checked_number(desc, value);
+  }
+
+  Arg checked_number(const ir::ArgDesc& desc, py::handle value) {
+    ArgTag tag = ir::number_tag(desc.kind);
+    const Sym symbol = number_symbol(value, tag);
+    if (desc.role == ir::ArgRole::kStructural && !graph.is_constant(symbol)) {
+      const std::optional<int64_t> guarded = guarded_value(value);
+      if (!guarded)
+        refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+      return number(tag, symbols.constant(*guarded));
+    }
+    return number(tag, symbol);
+  }
+
+  // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
+  // late for a guard, or where one would say what a tensor's size must be.
+  std::optional<int64_t> guarded_value(py::handle value) {
+    const py::object val =
+        is_fx_node(value) ? meta_entry(value, names().val) : py::reinterpret_borrow<py::object>(value);
+    if (!symbols.trusts_ranges() || !val || !torch::is_symint(val)) return std::nullopt;
+    const py::object node = val.attr(names().node);
+    if (py::cast<bool>(node.attr("shape_env").attr("frozen")) || !py::cast<bool>(node.attr("has_hint")())) {
+      return std::nullopt;
+    }
+    const py::object made_of = node.attr("expr").attr("free_symbols");
+    for (const py::object& other : kept) {
+      if (py::cast<std::string>(other.attr("op")) != "placeholder") continue;
+      const py::object tensor = meta_entry(other, names().val);
+      if (!tensor || !THPVariable_Check(tensor.ptr())) continue;
+      for (const c10::SymInt& size : THPVariable_Unpack(tensor.ptr()).sym_sizes()) {
+        const py::handle symbolic = Symbols::node_of(size);
+        if (!symbolic) continue;
+        const py::object symbols_of_size = symbolic.attr("expr").attr("free_symbols");
+        if (!py::cast<bool>(made_of.attr("isdisjoint")(symbols_of_size))) return std::nullopt;
+      }
+    }
+    return py::cast<int64_t>(node.attr("guard_int")("", 0));
+  }
+
+  // -- nodes ----------------------------------------------------------------------------------------------------------
+
+  ir::Node& new_node(const ir::OpDesc& desc, std::vector<Arg> args, py::handle fx) {
+    for (const uint32_t in : written) spec->inputs[in].written = true;
+    ir::Node& node = graph.nodes.emplace_back();
+    node.opcode = desc.opcode;
+    node.args = std::move(args);
+    node.results.resize(desc.results.size());
+    node.source = static_cast<uint32_t>(spec->sources.size());
+    const py::object text = meta_entry(fx, names().stack_trace);
+    spec->sources.push_back(text && py::isinstance<py::str>(text) ? text_source(text.ptr()) : ir::SourceRef());
+    return node;
+  }
+
+  std::vector<Arg> convert_all(const ir::OpDesc& desc, const std::vector<py::object>& given) {
+    std::vector<Arg> args;
+    args.reserve(desc.args.size());
+    for (size_t i = 0; i < desc.args.size(); ++i) {
+      args.push_back(convert(desc.args[i], i < given.size() ? py::handle(given[i]) : py::handle()));
+    }
+    return args;
+  }
+
+  // A random op's seed and offset, drawn at each call.
+  void draw(const ir::OpDesc& desc, const std::vector<Arg>& args, std::vector<Sym> counts) {
+    if (!(desc.flags & ir::kOpRandom) || replayed != kNoSym) return;
+    GraphRandom random{kNoSym, std::move(counts)};
+    for (const Arg& arg : args) {
+      if (arg.tag == ArgTag::kGenerator) random.seed = arg.a;
+      if (arg.tag == ArgTag::kView) {
+        Sym count = symbols.constant(1);
+        for (const Sym size : graph.views[arg.a].sizes) count = symbols.expr(ExprKind::kMul, count, size);
+        random.elements.push_back(count);
+      }
+    }
+    spec->randoms.push_back(std::move(random));
+  }
+
+  // However many elements the example says that a mask selects.
+  void check_no_mask(const std::vector<Arg>& args) const {
+    for (const Arg& arg : args) {
+      for (const Arg& index : arg.items) {
+        if (index.tag != ArgTag::kView) continue;
+        const ir::DType dtype = graph.views[index.a].dtype;
+        if (dtype == ir::DType::kBool || dtype == ir::DType::kUInt8) refuse("its results depend on data");
+      }
+    }
+  }
+
+  Value record(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& given) {
+    hosts_only = true;
+    std::vector<Arg> args = convert_all(desc, given);
+    if (desc.opcode == ir::ops::aten_index_Tensor) check_no_mask(args);
+    const bool host = hosts_only && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
+    const bool several = desc.results.size() != 1;
+    if (several && !desc.results.empty() && !py::isinstance<py::tuple>(val) && !py::isinstance<py::list>(val)) {
+      refuse("its example value is no tuple");
+    }
+    Value value;
+    std::vector<Arg> results(desc.results.size());
+    std::vector<Sym> counts;
+    const Arg* mask = result_mask(desc, args);
+    for (size_t i = 0; i < desc.results.size(); ++i) {
+      const ir::ResultDesc& result = desc.results[i];
+      Value one;
+      if (mask != nullptr && i < mask->items.size() && mask->items[i].a == symbols.constant(0)) {
+        // not wanted
+      } else if (i > 0 && is_batch_norm_at_rest(desc, args)) {
+        // The CPU's op returns no statistics then, whatever the example says; nobody's result depends on them.
+        one = fresh(val[py::int_(i)]);
+      } else if (result.alias >= 0) {
+        one.kind = Value::Kind::kTensor;
+        if (args[result.alias].tag != ArgTag::kView) refuse("it returns an argument that is no tensor of the device");
+        one.view = args[result.alias].a;
+      } else {
+        const py::object its = several ? py::object(val[py::int_(i)]) : py::reinterpret_borrow<py::object>(val);
+        if (result.kind == ir::ResultKind::kTensorList) {
+          one.kind = Value::Kind::kList;
+          results[i].tag = ArgTag::kList;
+          for (const py::handle item : its) {
+            one.items.push_back(fresh(item, host));
+            results[i].items.push_back(result_arg(one.items.back()));
+          }
+        } else {
+          one = fresh(its, host);
+          results[i] = result_arg(one);
+          if (one.kind == Value::Kind::kTensor && (desc.flags & ir::kOpRandom)) counts.push_back(elements(its));
+        }
+      }
+      if (several) {
+        value.items.push_back(std::move(one));
+      } else {
+        value = std::move(one);
+      }
+    }
+    if (several) value.kind = Value::Kind::kList;
+    draw(desc, args, std::move(counts));
+    new_node(desc, std::move(args), fx).results = std::move(results);
+    return value;
+  }
+
+  // The argument of a backward op that says which results are wanted, if it has one.
+  static const Arg* result_mask(const ir::OpDesc& desc, const std::vector<Arg>& args) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (desc.args[i].kind == ArgKind::kBoolList && desc.args[i].name.ends_with("put_mask")) return &args[i];
+    }
+    return nullptr;
+  }
+
+  // Batch norm that is not training.
+  bool is_batch_norm_at_rest(const ir::OpDesc& desc, const std::vector<Arg>& args) {
+    if (!desc.name.starts_with("aten::_native_batch_norm") && desc.name != "aten::native_batch_norm") return false;
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (desc.args[i].name == "training") return args[i].a == symbols.constant(0);
+    }
+    return desc.name.find("no_training") != std::string_view::npos;
+  }
+
+  static Arg result_arg(const Value& value) {
+    return value.kind == Value::Kind::kTensor ? number(ArgTag::kView, value.view) : Arg();
+  }
+
+  // New memory that an op fills, in place or as its `out`; `rest` are its other arguments.
+  Value fill(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& rest) {
+    hosts_only = true;
+    std::vector<Arg> args;
+    size_t filled = 0, next = 0;
+    for (size_t i = 0; i < desc.args.size(); ++i) {
+      if (desc.args[i].writes) {
+        filled = i;
+        args.emplace_back();
+      } else {
+        args.push_back(convert(desc.args[i], next < rest.size() ? py::handle(rest[next]) : py::handle()));
+        ++next;
+      }
+    }
+    const Value value = fresh(val, hosts_only && !(desc.flags & ir::kOpRandom));
+    args[filled] = result_arg(value);
+    draw(desc, args, {});
+    new_node(desc, std::move(args), fx);
+    return value;
+  }
+
+  std::vector<py::object> random_arguments(const GraphOp& op, py::handle target, const std::vector<py::object>& given) {
+    const auto name = py::cast<std::string>(target.attr("_name"));
+    const auto among = [&](std::string_view wanted) {
+      for (size_t i = 0; i < op.schema.size(); ++i) {
+        if (py::cast<std::string>(op.schema[i].name) == wanted) return given[i];
+      }
+      return py::object(py::none());
+    };
+    const py::object generator = among("generator");
+    if (generator && !generator.is_none()) refuse("it draws from a generator of its own");
+    if (name.starts_with("aten::rand") && op.desc->name == "aten::random_.from") {
+      const py::object low = among("low");
+      return {low.is_none() ? py::object(py::int_(0)) : low, among("high"), py::none()};
+    }
+    if (op.desc->name == "aten::bernoulli_.Tensor" && name == "aten::bernoulli") return {given[0], py::none()};
+    if (name == "aten::randperm") return {given[0], py::none()};
+    if (name == "aten::normal.float_float") return {given[0], given[1], py::none()};
+    if (name.starts_with("aten::rand")) {  // uniform in [0, 1), or normal with mean 0 and deviation 1
+      return {py::float_(0.0), py::float_(1.0), py::none()};
+    }
+    return {given.begin() + 1, given.end()};
+  }
+
+  Value attention(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
+    const bool backward = op.how == How::kAttentionBackward;
+    const auto at = [&](size_t i) { return given[i]; };
+    const double dropout = at(backward ? 12 : 4).cast<double>();
+    if (dropout != 0.0) refuse("fused attention has no dropout");
+    std::vector<py::object> mine;
+    if (backward) {
+      mine = {at(0), at(1), at(2), at(3), at(6), at(7), at(12), at(13), at(4), at(16)};
+    } else {
+      mine = {at(0), at(1), at(2), at(4), at(5), at(3), at(7)};
+    }
+    std::vector<Arg> args = convert_all(*op.desc, mine);
+    Value value;
+    value.kind = Value::Kind::kList;
+    std::vector<Arg> results;
+    const size_t made = op.desc->results.size();
+    for (const py::handle its : py::reinterpret_borrow<py::tuple>(val)) {
+      Value one;
+      if (torch::is_symint(its) || PyLong_Check(its.ptr())) {
+        ArgTag tag = ArgTag::kInt;
+        one.kind = Value::Kind::kInt;
+        one.symbol = number_symbol(its, tag);
+      } else {
+        one = fresh(its);
+      }
+      if (results.size() < made) results.push_back(result_arg(one));
+      value.items.push_back(std::move(one));
+    }
+    new_node(*op.desc, std::move(args), fx).results = std::move(results);
+    return value;
+  }
+
+  Value lower(py::handle fx) {
+    fx_node = fx;
+    written.clear();
+    replayed = kNoSym;
+    const py::object target = fx.attr(names().target);
+    const py::tuple args = fx.attr(names().args);
+    if (target.is(names().getitem)) {
+      const Value& list = value_of(args[0]);
+      if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr())) refuse("it indexes no list");
+      const auto index = py::cast<int64_t>(args[1]);
+      if (index < 0 || index >= static_cast<int64_t>(list.items.size())) refuse("it indexes no item");
+      return Value(list.items[static_cast<size_t>(index)]);
+    }
+    py::object val = meta_entry(fx, names().val);
+    if (target.is(names().run_and_save_rng_state)) return run_and_save(fx, val, args);
+    if (target.is(names().run_with_rng_state)) {
+      replayed = random_state(args[0]);
+      return call(fx, args[1], args[py::slice(2, py::len(args), 1)], std::move(val));
+    }
+    return call(fx, target, args, std::move(val));
+  }
+
+  // -- random numbers that are drawn again, for torch.utils.checkpoint
+
+  // An op, and where its random numbers came from.
+  Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
+    if (!val) refuse("it has no example value");
+    const size_t before = spec->randoms.size();
+    Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
+    if (spec->randoms.size() != before + 1) refuse("it does not draw random numbers once");
+    Value state;
+    state.kind = Value::Kind::kRandomState;
+    state.symbol = spec->randoms.back().seed;
+    Value both;
+    both.kind = Value::Kind::kList;
+    both.items = {std::move(state), std::move(made)};
+    return both;
+  }
+
+  Sym random_state(py::handle node) {
+    const auto found = values.find(node.ptr());
+    const Value& state = found == values.end() ? input(node, true) : found->second;
+    if (state.kind != Value::Kind::kRandomState) refuse("it takes random numbers from elsewhere");
+    return state.symbol;
+  }
+
+  // `target` called with these arguments and fx's keywords, like this example.
+  Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
+    const GraphOp& op = graph_op(target);
+    if (op.how == How::kNot) refuse(op.why_not);
+    if (!val) {
+      if (op.how != How::kRecord || !op.desc->results.empty()) refuse("it has no example value");
+      val = py::none();
+    }
+    const std::vector<py::object> given = op.arguments(args, fx.attr(names().kwargs));
+    switch (op.how) {
+      case How::kView: {
+        if (!is_fx_node(given[0])) refuse("it is a view of no node");
+        const Value base = value_of(given[0]);
+        if (base.kind != Value::Kind::kTensor || base.host) refuse("it is a view of no tensor of the device");
+        return view_of(base, val);
+      }
+      case How::kEmpty:
+        return fresh(val);
+      case How::kCopy:
+        if (!is_fx_node(given[op.from])) refuse("it copies no node");
+        return fill(fx, val, *op.desc, {given[op.from], py::bool_(false)});
+      case How::kRandom:
+        return fill(fx, val, *op.desc, random_arguments(op, target, given));
+      case How::kAttention:
+      case How::kAttentionBackward:
+        return attention(fx, val, op, given);
+      default:
+        return record(fx, val, *op.desc, given);
+    }
+  }
+
+  GraphOutput output(py::handle object) {
+    GraphOutput out;
+    if (!is_fx_node(object)) {
+      out.object = py::reinterpret_borrow<py::object>(object);
+      return out;
+    }
+    const Value& value = value_of(object);
+    switch (value.kind) {
+      case Value::Kind::kNone:
+        out.object = py::none();
+        return out;
+      case Value::Kind::kInt:
+        out.kind = GraphOutput::Kind::kInt;
+        out.offset = value.symbol;
+        return out;
+      case Value::Kind::kRandomState:
+        out.kind = GraphOutput::Kind::kRandomState;
+        out.offset = value.symbol;
+        return out;
+      case Value::Kind::kTensor:
+        break;
+      default:  // an input of a kind that nothing here changes
+        if (const auto index = input_index(object)) {
+          out.kind = GraphOutput::Kind::kInput;
+          out.index = *index;
+          return out;
+        }
+        refuse("a result is of a kind that a graph does not return");
+    }
+    if (value.host) {
+      out.kind = GraphOutput::Kind::kHost;
+      out.index = host_step(*this, object);
+      return out;
+    }
+    const ir::View& view = graph.views[value.view];
+    const uint32_t in = input_of_buffer[view.buffer];
+    out.dtype = static_cast<c10::ScalarType>(view.dtype);
+    out.conj = value.conj;
+    out.neg = value.neg;
+    out.sizes = view.sizes;
+    out.strides = view.strides;
+    out.offset = view.offset;
+    if (in == kNotInput) {
+      out.kind = GraphOutput::Kind::kFresh;
+      out.index = view.buffer;  // of the buffer, until they are numbered
+      graph.buffers[view.buffer].survives = true;
+      return out;
+    }
+    out.kind = starts[in].view == value.view ? GraphOutput::Kind::kInput : GraphOutput::Kind::kInputView;
+    out.index = in;
+    return out;
+  }
+
+  py::handle fx_node;             // the one at hand
+  Sym replayed = kNoSym;          // seed and position that it takes instead of new ones
+  std::vector<uint32_t> written;  // inputs that it writes
+  std::string why_not;
+};
+
+Lowering::Lowering(c10::DeviceIndex device, bool trust_ranges)
+    : state_(std::make_unique<State>(device, trust_ranges)) {}
+Lowering::~Lowering() = default;
+
+void Lowering::offer(py::object node, bool tells_size) {
+  const py::object val = tells_size ? meta_entry(node, names().val) : py::object();
+  if (val && torch::is_symint(val)) {
+    state_->offered[val.attr(names().node).attr("expr")] = node;
+  } else if (val && THPVariable_Check(val.ptr())) {
+    state_->offered_tensors.push_back(node.ptr());
+  }
+  state_->outside.insert(node.ptr());
+  state_->kept.push_back(std::move(node));
+}
+
+bool Lowering::add(const py::object& node) {
+  State& s = *state_;
+  // Inputs that are met on the way stay; a node and its results are all or nothing.
+  const size_t nodes = s.graph.nodes.size(), sources = s.spec->sources.size(), randoms = s.spec->randoms.size();
+  try {
+    Value value = s.lower(node);
+    s.remember(node, std::move(value));
+    return true;
+  } catch (const Refused& refused) {
+    s.why_not = refused.why;
+    s.graph.nodes.resize(nodes);
+    s.spec->sources.resize(sources);
+    s.spec->randoms.resize(randoms);
+    return false;
+  }
+}
+
+const std::string& Lowering::why_not() const { return state_->why_not; }
+
+bool Lowering::is_host(py::handle node) const {
+  const auto found = state_->values.find(node.ptr());
+  if (found == state_->values.end()) return false;
+  const Value* value = &found->second;
+  while (value->kind == Value::Kind::kList && !value->items.empty()) value = &value->items[0];
+  return value->host;
+}
+
+bool Lowering::returns(py::handle node) {
+  auto& steps = state_->spec->host_steps;
+  const size_t before = steps.size();
+  try {
+    (void)state_->value_of(node);  // what was offered becomes an input
+    if (is_host(node)) host_step(*state_, node);
+    return true;
+  } catch (const Refused&) {  // what it is made of is not needed either
+    steps.erase(steps.begin() + static_cast<ptrdiff_t>(before), steps.end());
+    std::erase_if(state_->host_steps, [&](const auto& step) { return step.second >= before; });
+    return false;
+  }
+}
+
+void Lowering::constant(const py::object& node, const at::Tensor& value) {
+  State& s = *state_;
+  s.host_constants.emplace(node.ptr(), value);
+  Value v;
+  v.kind = Value::Kind::kNumber;
+  v.dtype = value.scalar_type();
+  const c10::Scalar number = at::native::_local_scalar_dense_cpu(value);  // whatever modes are on
+  if (number.isComplex()) {
+    v.symbol = s.complex_constant(py::cast(number.toComplexDouble()));
+  } else {
+    v.symbol =
+        number.isFloatingPoint() ? s.float_constant(number.toDouble()) : s.symbols.constant(number.to<int64_t>());
+  }
+  s.remember(node, std::move(v));
+}
+
+size_t Lowering::size() const { return state_->graph.nodes.size(); }
+py::list Lowering::inputs() const { return state_->input_nodes; }
+
+std::unique_ptr<CompiledGraphSpec> Lowering::finish(const py::list& outputs) {
+  State& s = *state_;
+  try {
+    std::unordered_map<PyObject*, uint32_t> seen;
+    for (const py::handle object : outputs) {
+      const auto place = static_cast<uint32_t>(s.spec->outputs.size());
+      const auto [first, is_new] = seen.emplace(object.ptr(), place);
+      s.spec->outputs.push_back(s.output(object));
+      if (is_new || !is_fx_node(object)) continue;
+      s.spec->outputs.back() = {};
+      s.spec->outputs.back().kind = GraphOutput::Kind::kSame;
+      s.spec->outputs.back().index = first->second;
+    }
+  } catch (const Refused& refused) {
+    TORCH_CHECK(false, "remote: a compiled graph's result cannot be returned: ", refused.why);
+  }
+  s.close();
+  s.spec->device = s.device;
+  if (const Status status = ir::verify(s.graph); !status) {
+    TORCH_CHECK(false, "remote: torch.compile made a graph that is not valid: ", status.message());
+  }
+  s.spec->graph = std::make_shared<const Graph>(std::move(s.graph));
+  return std::move(s.spec);
+}
+
+}  // namespace torch_remote::frontend

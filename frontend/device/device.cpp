@@ -1,0 +1,319 @@
+#include "frontend/device/device.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "frontend/device/device_state.h"
+#include "frontend/inspect/diagnostics.h"
+#include "frontend/device/generator.h"
+#include "frontend/ops/kernels.h"
+#include "frontend/record/recorder.h"
+#include "remote/client/event_log.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
+
+[[gnu::tls_model("initial-exec")]] thread_local DeviceIndex current = 0;  // read without a call
+
+// -- memory
+// ---------------------------------------------------------------------------------------------------------------
+
+class RemoteAllocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t) override { return make_token(current); }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "remote: device memory cannot be copied through a pointer; use tensor.copy_");
+  }
+  bool initialized() override {
+    for (int i = 0; i < device_count(); ++i) {
+      if (existing_client(static_cast<DeviceIndex>(i)) != nullptr) return true;
+    }
+    return false;
+  }
+  void emptyCache(c10::MempoolId_t) override {
+    remote::MemoryRequest request;
+    request.trim = true;
+    ask_if_connected(current, request);
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    const remote::Client* worker = existing_client(checked_device(device));
+    if (worker == nullptr) return stats;
+    const remote::MemoryUse use = worker->memory_use();
+    const auto set = [](c10::CachingAllocator::StatArray& all, const remote::MemoryStat& stat) {
+      auto& sum = all[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+      sum.current = static_cast<int64_t>(stat.current);
+      sum.peak = static_cast<int64_t>(stat.peak);
+      sum.allocated = static_cast<int64_t>(stat.allocated);
+      sum.freed = static_cast<int64_t>(stat.freed);
+    };
+    set(stats.allocation, use.allocations);
+    set(stats.active, use.allocations);
+    set(stats.segment, use.segments);
+    set(stats.allocated_bytes, use.allocated);
+    set(stats.active_bytes, use.allocated);
+    set(stats.requested_bytes, use.allocated);
+    set(stats.reserved_bytes, use.reserved);
+    stats.num_alloc_retries = static_cast<int64_t>(use.retries);
+    stats.num_ooms = static_cast<int64_t>(use.failures);
+    stats.num_device_alloc = static_cast<int64_t>(use.segments.allocated);
+    stats.num_device_free = static_cast<int64_t>(use.segments.freed);
+    return stats;
+  }
+  void resetAccumulatedStats(DeviceIndex device) override {
+    remote::MemoryRequest request;
+    request.reset_totals = true;
+    ask_if_connected(device, request);
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    remote::MemoryRequest request;
+    request.reset_peak = true;
+    ask_if_connected(device, request);
+  }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
+    const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory({});
+    return {room.free, client(device).machine().memory};
+  }
+
+ private:
+  // A device without a worker has nothing to count yet.
+  static void ask_if_connected(DeviceIndex device, const remote::MemoryRequest& request) {
+    if (existing_client(checked_device(device)) != nullptr) (void)Recorder::get(device).memory(request);
+  }
+};
+
+RemoteAllocator& allocator() {
+  static auto* instance = new RemoteAllocator;
+  return *instance;
+}
+
+// Plain host memory that knows it is "pinned": copies to the worker read it directly.
+class PinnedAllocator final : public at::HostAllocator {
+ public:
+  at::DataPtr allocate(size_t size) override {
+    void* memory = nullptr;
+    if (size != 0 && posix_memalign(&memory, 4096, size) != 0) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "remote: cannot allocate ", size, " bytes of pinned host memory");
+    }
+    if (memory != nullptr) {
+      std::lock_guard lock(mutex());
+      ranges()[reinterpret_cast<uintptr_t>(memory)] = size;
+      blocks().increase(1);
+      bytes().increase(size);
+    }
+    return {memory, memory, &release, Device(DeviceType::CPU)};
+  }
+  at::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* destination, const void* source, size_t count) const override {
+    default_copy_data(destination, source, count);
+  }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override {
+    std::lock_guard lock(mutex());
+    at::HostStats stats;
+    stats.active_requests = stats.allocations = blocks();
+    stats.active_bytes = stats.allocated_bytes = bytes();
+    stats.num_host_alloc = blocks().allocated;
+    stats.num_host_free = blocks().freed;
+    return stats;
+  }
+  void reset_accumulated_stats() override {
+    std::lock_guard lock(mutex());
+    blocks().reset_accumulated();
+    bytes().reset_accumulated();
+  }
+  void reset_peak_stats() override {
+    std::lock_guard lock(mutex());
+    blocks().reset_peak();
+    bytes().reset_peak();
+  }
+
+  static bool contains(const void* data) {
+    std::lock_guard lock(mutex());
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    auto after = ranges().upper_bound(address);
+    if (after == ranges().begin()) return false;
+    --after;
+    return address < after->first + after->second;
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* instance = new std::mutex;
+    return *instance;
+  }
+  static std::map<uintptr_t, size_t>& ranges() {
+    static auto* instance = new std::map<uintptr_t, size_t>;
+    return *instance;
+  }
+  // Of all ranges; with mutex() held.
+  static c10::CachingAllocator::Stat& blocks() {
+    static c10::CachingAllocator::Stat stat;
+    return stat;
+  }
+  static c10::CachingAllocator::Stat& bytes() {
+    static c10::CachingAllocator::Stat stat;
+    return stat;
+  }
+  static void release(void* memory) {
+    if (memory == nullptr) return;
+    {
+      std::lock_guard lock(mutex());
+      const auto range = ranges().find(reinterpret_cast<uintptr_t>(memory));
+      blocks().decrease(1);
+      bytes().decrease(range->second);
+      ranges().erase(range);
+    }
+    std::free(memory);
+  }
+};
+
+PinnedAllocator& pinned_allocator() {
+  static auto* instance = new PinnedAllocator;
+  return *instance;
+}
+
+// -- hooks
+// ----------------------------------------------------------------------------------------------------------------
+
+struct RemoteHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex device) const override { return existing_client(device) != nullptr; }
+  void init() const override { check_not_forked(); }
+  DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
+  void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
+  DeviceIndex getCurrentDevice() const override { return current; }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override { return maybeExchangeDevice(device); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
+    const DeviceIndex previous = current;
+    if (device >= 0) set_current_device(device);
+    return previous;
+  }
+  const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
+  at::Generator getNewGenerator(DeviceIndex device) const override { return new_generator(device); }
+  at::Device getDeviceFromPtr(void*) const override { return Device(DeviceType::PrivateUse1, current); }
+  bool isPinnedPtr(const void* data) const override { return PinnedAllocator::contains(data); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    resize_storage_bytes(storage, size);
+  }
+};
+
+// -- guard, with the one stream and its events
+// ------------------------------------------------------------------------------
+
+// An event is a point in program order; there is one stream, so `block` has nothing to do and waiting for an event is
+// waiting for the device.
+struct Event {
+  DeviceIndex device = 0;
+  uint64_t recorded_ns = 0;
+  uint64_t done_ns = 0;  // when somebody saw that it was done
+  bool done = true;
+};
+
+struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::PrivateUse1; }
+  Device exchangeDevice(Device device) const override {
+    const Device previous = getDevice();
+    setDevice(device);
+    return previous;
+  }
+  Device getDevice() const override { return Device(DeviceType::PrivateUse1, current); }
+  void setDevice(Device device) const override {
+    if (device.has_index()) set_current_device(device.index());
+  }
+  void uncheckedSetDevice(Device device) const noexcept override {
+    if (device.has_index() && device.index() >= 0 && device.index() < device_count()) current = device.index();
+  }
+  Stream getStream(Device device) const override { return default_stream(device); }
+  Stream getDefaultStream(Device device) const override { return default_stream(device); }
+  Stream getStreamFromGlobalPool(Device device, bool) const override { return default_stream(device); }
+  Stream getNewStream(Device device, int) const override { return default_stream(device); }
+  Stream exchangeStream(Stream stream) const override { return default_stream(stream.device()); }
+  void* getStreamNativeHandle(const Stream) const override { return nullptr; }
+  DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
+
+  void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Event;
+    auto* e = static_cast<Event*>(*event);
+    e->device = device < 0 ? stream.device_index() : device;
+    e->recorded_ns = remote::monotonic_ns();
+    e->done = false;
+  }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void* event) const override {
+    // Asking is a hint that the user waits for it: finish, so that polling ends.
+    if (event != nullptr) synchronizeEvent(event);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    auto* e = static_cast<Event*>(event);
+    if (e == nullptr || e->done) return;
+    Recorder::get(e->device).synchronize();
+    e->done = true;
+    e->done_ns = remote::monotonic_ns();
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  double elapsedTime(void* first, void* second, const DeviceIndex) const override {
+    synchronizeEvent(second);
+    const auto* from = static_cast<Event*>(first);
+    const auto* to = static_cast<Event*>(second);
+    // What lies between them began when the first one was recorded, or was done if somebody waited for that.
+    const uint64_t begin = from->done && from->done_ns <= to->recorded_ns ? from->done_ns : from->recorded_ns;
+    return (static_cast<double>(to->done_ns) - static_cast<double>(begin)) * 1e-6;
+  }
+  bool queryStream(const Stream& stream) const override {
+    synchronizeStream(stream);
+    return true;
+  }
+  void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
+  void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }
+  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+  c10::DeviceCapability getDeviceCapability(Device) const override {
+    c10::DeviceCapability capability;
+    uint64_t& bits = capability.capability_data.capability_bits;
+    for (const c10::ScalarType unsupported : {c10::ScalarType::QInt8, c10::ScalarType::QUInt8, c10::ScalarType::QInt32,
+                                              c10::ScalarType::QUInt4x2, c10::ScalarType::QUInt2x4}) {
+      bits &= ~(uint64_t{1} << static_cast<int>(unsupported));
+    }
+    return capability;
+  }
+
+ private:
+  static Stream default_stream(Device device) {
+    return Stream(Stream::DEFAULT, Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current));
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
+
+}  // namespace
+
+DeviceIndex current_device() { return current; }
+
+void set_current_device(int device) { current = checked_device(device); }
+
+void register_device() {
+  c10::SetAllocator(DeviceType::PrivateUse1, &allocator());
+  at::setHostAllocator(DeviceType::PrivateUse1, &pinned_allocator());
+  static RemoteHooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  register_storage();
+}
+
+}  // namespace torch_remote::frontend

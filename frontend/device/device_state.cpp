@@ -1,0 +1,346 @@
+#include <torch/csrc/python_headers.h>
+// Python's headers first.
+#include <c10/core/AutogradState.h>
+#include <pthread.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <sstream>
+
+#include "frontend/device/device_state.h"
+#include "frontend/inspect/diagnostics.h"
+#include "frontend/inspect/profile.h"
+#include "frontend/record/recorder.h"
+#include "frontend/source/source.h"
+#include "remote/wire/environment.h"
+#include "remote/client/event_log.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+struct Connection {
+  std::unique_ptr<remote::Worker> worker;
+  std::unique_ptr<remote::Client> client;
+};
+
+struct State {
+  std::mutex mutex;  // starting and ending
+  std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
+  std::array<Connection, kMaxDevices> connections;
+  std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
+  std::array<remote::Counters, kMaxDevices> ended;
+  std::array<std::atomic<double>, kMaxDevices> memory_fraction;
+
+  State() {
+    for (auto& fraction : memory_fraction) fraction = 1;
+  }
+  std::atomic<bool> forked{false};
+  std::atomic<bool> used{false};
+};
+
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+// In the child: the parent's worker is not ours. Nothing of it is touched, not even to free it.
+void after_fork_in_child() {
+  State& s = state();
+  if (!s.used.load()) return;
+  s.forked.store(true);
+  for (auto& client : s.clients) {
+    if (remote::Client* c = client.exchange(nullptr)) c->abandon();
+  }
+}
+
+// The workers' names, by device.
+std::vector<std::string> worker_names() {
+  const char* setting = std::getenv("TORCH_REMOTE_WORKER");
+  std::istringstream all(setting != nullptr ? setting : "");
+  std::vector<std::string> names;
+  for (std::string name; std::getline(all, name, ',');) names.push_back(name.empty() ? "local" : name);
+  if (names.empty()) names.emplace_back("local");
+  return names;
+}
+
+Status start(c10::DeviceIndex device, Connection& connection) {
+  if (Status status = remote::check_environment(); !status) return status;
+  const std::vector<std::string> names = worker_names();  // as they are now
+  if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
+    return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(names.size()) +
+                           " workers, and remote:" + std::to_string(device) + " is used; at most " +
+                           std::to_string(kMaxDevices) + " can be named, with commas between them");
+  }
+  const std::string& where = names[device];
+  std::shared_ptr<remote::CaptureWriter> capture;
+  if (Status status = open_capture(&capture); !status) return status;
+  const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
+  if (Status status =
+          remote::start_worker(where, paths(), threads != nullptr ? std::atoi(threads) : 0, &connection.worker);
+      !status) {
+    return status;
+  }
+  std::unique_ptr<remote::Transport> transport = connection.worker->take_transport();
+  if (capture) transport = remote::capture_frames(std::move(transport), capture);
+  const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
+    return build_program(request, capture.get(), program);
+  };
+  return remote::Client::connect(std::move(transport), build, &connection.client);
+}
+
+// Tells the worker how much memory it may use.
+Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
+  remote::MemoryRequest request;
+  request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
+  remote::MemoryRoom room;
+  return worker.memory(request, keep_waiting, &room);
+}
+
+void stop(Connection& connection) {
+  connection.client.reset();  // says goodbye
+  connection.worker.reset();
+}
+
+// GIL held. The class lives in the Python package.
+void set_worker_lost(const std::string& message) {
+  const py::object type = py::module_::import("torch_remote.errors").attr("WorkerLost");
+  py::object session = py::none(), acknowledged = py::none();
+  for (int i = 0; i < device_count(); ++i) {
+    const remote::Client* client = existing_client(static_cast<c10::DeviceIndex>(i));
+    if (client == nullptr || client->health().ok()) continue;
+    session = py::int_(client->session());
+    acknowledged = py::int_(client->last_acknowledged());
+  }
+  PyErr_SetObject(type.ptr(), type(message, session, acknowledged).ptr());
+}
+
+// An exception that has been raised in Python by a signal handler while waiting without the GIL.
+thread_local std::unique_ptr<python_error> interrupted;
+
+}  // namespace
+
+int device_count() noexcept {
+  static const auto count = static_cast<int>(std::min<size_t>(worker_names().size(), kMaxDevices));
+  return count;
+}
+
+c10::DeviceIndex checked_device(int index) {
+  const int last = device_count() - 1;
+  TORCH_CHECK(
+      index >= 0 && index <= last, "remote: there is no device remote:", index, "; ",
+      last == 0 ? std::string("remote:0 is the only one") : "remote:0 to remote:" + std::to_string(last) + " exist",
+      " (TORCH_REMOTE_WORKER names a worker for each, with commas between them)");
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+remote::WorkerFiles& paths() {
+  static auto* instance = new remote::WorkerFiles;
+  return *instance;
+}
+
+remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
+  State& s = state();
+  if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+  if (s.forked.load()) {
+    *status =
+        Status(ErrorCode::kUnsupported,
+               "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use "
+               "the 'spawn' start method");
+    return nullptr;
+  }
+  try {
+    std::lock_guard lock(s.mutex);
+    if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+    if (!s.used.exchange(true)) {
+      pthread_atfork(nullptr, nullptr, after_fork_in_child);
+      // Recording does not block, so a backward pass gains nothing from the autograd engine's thread of this device,
+      // and would pay for two switches to it. Of this thread only; torch.autograd.set_multithreading_enabled undoes it.
+      c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    }
+    Connection connection;
+    {
+      const remote::EventSpan span(remote::Event::Kind::kConnect);
+      *status = start(device, connection);
+      const double fraction = s.memory_fraction[device];
+      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, {});
+    }
+    if (!status->ok()) {
+      stop(connection);
+      return nullptr;
+    }
+    s.connections[device] = std::move(connection);
+    remote::Client* client = s.connections[device].client.get();
+    profile_connected(device, *client);
+    s.clients[device].store(client, std::memory_order_release);
+    return client;
+  } catch (const std::exception& error) {
+    *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
+    return nullptr;
+  }
+}
+
+remote::Client& client(c10::DeviceIndex device) {
+  Status status;
+  remote::Client* found = connect(device, &status);
+  if (found == nullptr) raise(status);
+  return *found;
+}
+
+remote::Client* existing_client(c10::DeviceIndex device) noexcept {
+  return state().clients[device < 0 ? 0 : device].load(std::memory_order_acquire);
+}
+
+remote::Counters counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  remote::Counters all = s.ended[device];
+  if (const remote::Client* client = existing_client(device)) all.add(client->counters());
+  return all;
+}
+
+void reset_counters(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.ended_mutex);
+  s.ended[device] = {};
+  if (remote::Client* client = existing_client(device)) client->reset_counters();
+}
+
+double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
+
+void set_memory_fraction(c10::DeviceIndex device, double fraction) {
+  remote::Client& worker = client(device);
+  state().memory_fraction[device] = fraction;
+  check(limit_memory(worker, fraction, keep_waiting));
+}
+
+void restart(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  {
+    std::lock_guard ended_lock(s.ended_mutex);
+    if (remote::Client* client = s.clients[device].exchange(nullptr)) {
+      remote::Counters counters = client->counters();
+      counters.worker_bytes = counters.worker_peak_bytes = 0;
+      s.ended[device].add(counters);
+    }
+  }
+  stop(s.connections[device]);
+  s.connections[device] = {};
+}
+
+void shutdown(bool wait) {
+  if (in_bad_fork()) return;
+  for (int i = 0; i < device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    if (wait) Recorder::get(device).report_unseen();
+    restart(device);
+  }
+}
+
+int worker_process(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const Connection& connection = s.connections[device];
+  return connection.worker ? connection.worker->process() : -1;
+}
+
+bool in_bad_fork() { return state().forked.load(std::memory_order_relaxed); }
+
+void check_not_forked() {
+  TORCH_CHECK(!in_bad_fork(),
+              "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use the "
+              "'spawn' start method");
+}
+
+namespace {
+
+// Python's own KeyboardInterrupt says nothing.
+void name_the_way_out() {
+  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  const py::handle error(value);
+  if (py::len(error.attr("args")) == 0) {
+    error.attr("args") = py::make_tuple(
+        "while waiting for the remote worker, which goes on with what is queued; torch.remote.cancel() drops that");
+  }
+  PyErr_Restore(type, value, traceback);
+}
+
+}  // namespace
+
+bool keep_waiting() {
+  if (!Py_IsInitialized()) return true;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return true;
+  name_the_way_out();
+  interrupted = std::make_unique<python_error>();
+  interrupted->persist();
+  return false;
+}
+
+void raise(const Status& status) {
+  switch (status.code()) {
+    case ErrorCode::kLost: {
+      py::gil_scoped_acquire gil;
+      set_worker_lost(status.message());
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    case ErrorCode::kInterrupted:
+      if (interrupted) {
+        const std::unique_ptr<python_error> error = std::move(interrupted);
+        throw python_error(*error);
+      }
+      TORCH_CHECK(false, status.message());
+    case ErrorCode::kOutOfMemory:
+      TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+    case ErrorCode::kOpFailed:
+      if (status.kind() == "IndexError") TORCH_CHECK_WITH(IndexError, false, status.message());
+      if (status.kind() == "ValueError") TORCH_CHECK_WITH(ValueError, false, status.message());
+      if (status.kind() == "TypeError") TORCH_CHECK_WITH(TypeError, false, status.message());
+      if (status.kind() == "NotImplementedError") TORCH_CHECK_WITH(NotImplementedError, false, status.message());
+      if (status.kind() == "LinAlgError") TORCH_CHECK_WITH(LinAlgError, false, status.message());
+      if (status.kind() == "OutOfMemoryError") TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+      TORCH_CHECK(false, status.message());
+    default:
+      TORCH_CHECK(false, status.message());
+  }
+}
+
+namespace {
+
+std::string count_of(uint64_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string describe_one(const remote::OpError& error) {
+  std::string text = error.status.message() + describe_stack(error.source);
+  if (error.skipped == 0) return text;
+  return text + "\n  " + count_of(error.skipped, "in-place update") +
+         (error.skipped == 1 ? " that depends on it was skipped; its tensor keeps its old contents"
+                             : " that depend on it were skipped; these tensors keep their old contents");
+}
+
+}  // namespace
+
+std::string describe(const remote::OpError& error) {
+  constexpr size_t kShown = 8;
+  std::string text = describe_one(error);
+  const uint64_t others = error.more.size() + error.not_listed;
+  if (others == 0) return text;
+  text += "\n" + count_of(others, "other failure") + " had not been raised:";
+  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text += "\n" + describe_one(error.more[i]);
+  if (others > kShown) text += "\nand " + std::to_string(others - kShown) + " more";
+  return text;
+}
+
+void raise(const remote::OpError& error) { raise(Status(error.status.code(), describe(error), error.status.kind())); }
+
+}  // namespace torch_remote::frontend

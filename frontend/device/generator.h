@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/GeneratorImpl.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "frontend/record/recorder.h"
+
+// The random number generator: a seed and a position, nothing else. Philox4x32-10 counter blocks (Salmon et al.,
+// "Parallel random numbers: as easy as 1, 2, 3", SC'11) are drawn by the worker; which ones is decided when an op is
+// recorded, so numbers depend neither on cuts nor on the worker.
+namespace torch_remote::frontend {
+
+class RemoteGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit RemoteGenerator(c10::DeviceIndex device);
+
+  // Takes the counter blocks that an op over `elements` elements may use: one block (four 32-bit words) for two
+  // elements.
+  RandomState take(int64_t elements);
+
+  void set_current_seed(uint64_t seed) override;
+  void set_offset(uint64_t offset) override;
+  uint64_t get_offset() const override;
+  uint64_t current_seed() const override;
+  uint64_t seed() override;
+  void set_state(const c10::TensorImpl& state) override;
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+
+  static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
+
+ private:
+  RemoteGenerator* clone_impl() const override;
+
+  mutable std::mutex state_mutex_;
+  uint64_t seed_ = c10::default_rng_seed_val;
+  uint64_t offset_ = 0;
+};
+
+// The form of states: a byte tensor of 16 on the CPU, seed and position. Raises for another tensor.
+RandomState random_state_of(const c10::TensorImpl& tensor);
+c10::intrusive_ptr<c10::TensorImpl> random_state_tensor(RandomState state);
+
+const at::Generator& default_generator(c10::DeviceIndex device);
+at::Generator new_generator(c10::DeviceIndex device);
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,154 @@
+#include "frontend/device/host_memory.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/_to_copy_native.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+#include <torch/library.h>
+
+#include <bit>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "frontend/device/tensor.h"
+
+// Memory for large CPU tensors that are read from the device. Fresh memory costs a page fault every 4 KiB, which takes
+// longer than the copy; so what such a tensor lets go is kept for the next one of its size. It is ordinary memory of
+// this process: a forked child has a copy, anybody may write to it, and the kernel may take it back while it is kept.
+namespace torch_remote::frontend {
+namespace {
+
+using at::Tensor;
+
+constexpr size_t kLarge = size_t{1} << 20;      // from so many bytes on
+constexpr size_t kMaxKept = size_t{256} << 20;  // bytes without use
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct Mapping {
+  std::byte* data = nullptr;
+  size_t size = 0;
+};
+
+void unmap(const Mapping& mapping) {
+  if (mapping.data) munmap(mapping.data, mapping.size);
+}
+
+// No data: there is no memory.
+Mapping map(size_t size) {
+  const size_t alignment = size >= 2 * kHugePage ? kHugePage : 0;  // so that huge pages fit
+  void* raw = mmap(nullptr, size + alignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return {};
+  auto* data = static_cast<std::byte*>(raw);
+  if (!alignment) return {data, size};
+  const size_t before = -reinterpret_cast<uintptr_t>(data) % alignment;
+  if (before) munmap(data, before);
+  if (before < alignment) munmap(data + before + size, alignment - before);
+  madvise(data + before, size, MADV_HUGEPAGE);  // a wish
+  return {data + before, size};
+}
+
+// Close sizes share memory: 4, 5, 6 or 7 times a power of two.
+size_t rounded(size_t size) {
+  const size_t step = std::bit_floor(size - 1) / 4;
+  return (size + step - 1) / step * step;
+}
+
+// Lives as long as the process. Whoever cannot have the lock at once does without what is kept: in a forked child a
+// thread that is not there may hold it for ever.
+class Kept {
+ public:
+  Mapping take(size_t size) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    for (size_t i = lock ? all_.size() : 0; i-- > 0;) {
+      if (all_[i].size != size) continue;
+      const Mapping found = all_[i];
+      all_.erase(all_.begin() + static_cast<ptrdiff_t>(i));
+      bytes_ -= size;
+      return found;
+    }
+    return {};
+  }
+
+  void clear() {
+    std::vector<Mapping> all;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock) return;
+      all.swap(all_);
+      bytes_ = 0;
+    }
+    for (const Mapping& mapping : all) unmap(mapping);
+  }
+
+  void put(const Mapping& mapping) {
+    madvise(mapping.data, mapping.size, MADV_FREE);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || mapping.size > kMaxKept) return unmap(mapping);
+    all_.push_back(mapping);
+    bytes_ += mapping.size;
+    while (bytes_ > kMaxKept) {
+      bytes_ -= all_.front().size;
+      unmap(all_.front());
+      all_.erase(all_.begin());
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Mapping> all_;  // oldest first
+  size_t bytes_ = 0;
+};
+
+Kept& kept() {
+  static auto* const memory = new Kept;
+  return *memory;
+}
+
+void let_go(void* context) {
+  const std::unique_ptr<Mapping> mapping(static_cast<Mapping*>(context));
+  kept().put(*mapping);
+}
+
+// A dense CPU tensor, contents undefined.
+Tensor empty_host(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  const auto meta = c10::scalarTypeToTypeMeta(dtype);
+  const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, meta.itemsize());
+  const size_t size = rounded(nbytes);
+  Mapping mapping = kept().take(size);
+  if (!mapping.data) mapping = map(size);
+  if (!mapping.data) return at::detail::empty_strided_cpu(sizes, strides, dtype);  // or what torch says about it
+  auto context = std::make_unique<Mapping>(mapping);
+  c10::DataPtr data(mapping.data, context.get(), let_go, c10::Device(c10::kCPU));
+  (void)context.release();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
+                                                       c10::GetCPUAllocator(), /*resizable=*/true);
+  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                           c10::DispatchKeySet(c10::DispatchKey::CPU), meta);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+// Torch's own, but for what large tensors become on the CPU.
+Tensor to_copy(const Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+               std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+               std::optional<c10::MemoryFormat> format) {
+  const bool to_host = device && device->is_cpu() && is_remote(self) && !pin_memory.value_or(false) && !non_blocking &&
+                       layout.value_or(c10::kStrided) == c10::kStrided &&
+                       format.value_or(c10::MemoryFormat::Preserve) == c10::MemoryFormat::Preserve;
+  if (!to_host || self.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || !self.is_non_overlapping_and_dense() ||
+      static_cast<size_t>(self.numel()) * c10::elementSize(dtype.value_or(self.scalar_type())) < kLarge) {
+    return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  }
+  Tensor result = empty_host(self.sizes(), self.strides(), dtype.value_or(self.scalar_type()));
+  return result.copy_(self);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { library.impl("_to_copy", &to_copy); }
+
+}  // namespace
+
+void release_host_memory() { kept().clear(); }
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,165 @@
+#include "frontend/inspect/diagnostics.h"
+
+#include <torch/version.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "frontend/source/source.h"
+#include "ir/graph.h"
+#include "passes/pass.h"
+#include "remote/client/event_log.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using remote::Event;
+using remote::EventLog;
+
+bool flag(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+bool log_flushes() {
+  static const bool on = [] {
+    const char* value = std::getenv("TORCH_REMOTE_LOG");
+    return value != nullptr && std::string_view(value).find("flush") != std::string_view::npos;
+  }();
+  return on;
+}
+
+struct Notes {
+  std::mutex mutex;
+  std::vector<FlushNote> pending;
+};
+
+Notes& notes() {
+  static auto* instance = new Notes;
+  return *instance;
+}
+
+std::string why(const remote::FlushInfo& info) {
+  if (info.hit) return "hit";
+  if (info.first_difference == SIZE_MAX) return "miss (no program known)";
+  if (info.first_difference >= info.ops) return "miss (other tensors outlive it)";
+  return "miss (op " + std::to_string(info.first_difference) + " differs)";
+}
+
+}  // namespace
+
+void note_flush(const FlushNote& note) {
+  if (!log_flushes()) return;
+  std::lock_guard lock(notes().mutex);
+  notes().pending.push_back(note);
+}
+
+void report_flushes() {
+  if (!log_flushes()) return;
+  std::vector<FlushNote> pending;
+  {
+    std::lock_guard lock(notes().mutex);
+    pending.swap(notes().pending);
+  }
+  for (const FlushNote& note : pending) {
+    const std::string line = describe_source(note.source);
+    std::fprintf(stderr, "remote flush: %zu ops, program %u, %s, %zu bytes, %.1f us, %s, %s\n", note.info.ops,
+                 note.info.program, why(note.info).c_str(), note.info.bytes, static_cast<double>(note.ns) * 1e-3,
+                 note.reason, line.empty() ? "?" : line.c_str());
+  }
+}
+
+bool sync_each_op() {
+  static const bool on = flag("TORCH_REMOTE_SYNC");
+  return on;
+}
+
+Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer) {
+  remote::CaptureOptions options;
+  options.torch_version = TORCH_VERSION;
+  if (Status status = remote::capture_options(std::getenv("TORCH_REMOTE_CAPTURE"),
+                                              std::getenv("TORCH_REMOTE_CAPTURE_LIMIT"), &options);
+      !status || options.path.empty()) {
+    return status;
+  }
+  return remote::CaptureWriter::open(options, writer);
+}
+
+namespace {
+
+// The steps of a build, for a profile.
+class BuildSteps {
+ public:
+  explicit BuildSteps(uint32_t program) : program_(program) { next(); }
+  // The next one begins now.
+  void next() { began_ = remote::monotonic_ns(); }
+  void done(std::string_view name) {
+    if (!EventLog::on()) return;
+    Event step;
+    step.kind = Event::Kind::kPass;
+    step.name = name;
+    step.program = program_;
+    step.begin = began_;
+    step.end = remote::monotonic_ns();
+    EventLog::add(std::move(step));
+    next();
+  }
+
+ private:
+  const uint32_t program_;
+  uint64_t began_ = 0;
+};
+
+}  // namespace
+
+Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
+                     std::vector<uint8_t>* program) {
+  static const bool verify = flag("TORCH_REMOTE_VERIFY");
+  static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
+  BuildSteps steps(request.program);
+  ir::Graph graph;
+  if (request.graph != nullptr) {
+    graph = *request.graph;
+  } else if (Status status = ir::import_trace(*request.trace, *request.survivors, &graph); !status) {
+    return status;
+  }
+  steps.done("import");
+  passes::PipelineOptions options;
+  options.verify = verify;
+  options.observe = [&](std::string_view name, const ir::Graph&) {
+    if (name != "input") steps.done(name);
+  };
+  const bool dumps = dump != nullptr && *dump != '\0';
+  if (dumps || capture != nullptr) {
+    graph.sources = describe_sources(request.sources);
+  }
+  if (capture != nullptr) capture->source_graph(request.program, ir::encode_program(graph));
+  if (dumps) {
+    const std::filesystem::path folder = std::filesystem::path(dump) / ("program_" + std::to_string(request.program));
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+      return Status::invalid("remote: TORCH_REMOTE_DUMP: cannot make " + folder.string() + ": " + error.message());
+    }
+    options.observe = [observe = std::move(options.observe), &steps, folder, step = 0](std::string_view name,
+                                                                                       const ir::Graph& g) mutable {
+      observe(name, g);
+      std::ofstream(folder / (std::to_string(step++) + "_" + std::string(name) + ".txt")) << ir::print(g);
+      steps.next();
+    };
+  }
+  if (Status status = passes::run_pipeline(graph, options); !status) return status;
+  graph.sources.clear();
+  *program = ir::encode_program(graph);
+  steps.done("encode");
+  return {};
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frontend/record/recorder.h"
+#include "ir/graph.h"
+
+namespace torch_remote::frontend {
+
+// torch.remote.Graph: a graph that Python can read and run.
+class GraphObject {
+ public:
+  // `params`: those of the run that it was recorded from; empty if there was none.
+  GraphObject(ir::Graph graph, std::vector<ir::SourceRef> sources, std::vector<int64_t> params);
+
+  // Raises ValueError, "line:column: ...".
+  static std::unique_ptr<GraphObject> from_text(const std::string& text);
+
+  std::string to_text() const;
+  pybind11::bytes to_program() const;
+  // After the passes.
+  std::unique_ptr<GraphObject> optimized() const;
+  // By name: how often each op is there, in the order of the first ones.
+  std::vector<std::pair<std::string, size_t>> ops() const;
+  const std::vector<int64_t>& params() const { return params_; }
+  void set_params(std::vector<int64_t> params);
+  const ir::Graph& graph() const { return graph_; }
+
+  // Runs it on tensors of one device: one for each input buffer, in order. `params` by number override what the tensors
+  // and the recorded run say. Returns a tensor for each fresh buffer that survives.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& params);
+
+ private:
+  std::vector<int64_t> bind(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& given) const;
+
+  ir::Graph graph_;
+  std::vector<ir::SourceRef> sources_;
+  std::vector<int64_t> params_;
+  LoadedGraph loaded_;
+};
+
+// Adds Graph, start_tracing and take_traced to the module.
+void bind_graphs(pybind11::module& module);
+
+}  // namespace torch_remote::frontend

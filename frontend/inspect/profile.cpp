@@ -1,0 +1,278 @@
+// Python's headers first.
+#include "frontend/inspect/profile.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "frontend/device/device_state.h"
+#include "frontend/record/recorder.h"
+#include "frontend/source/source.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using remote::Event;
+using remote::EventLog;
+using remote::ProfileCommand;
+
+constexpr int kClockSamples = 8;
+constexpr std::chrono::seconds kLastWords{1};  // for a worker that is ended
+
+// Held for moments only: never while waiting for a worker or for the GIL.
+struct State {
+  std::mutex mutex;
+  uint64_t limit = 0;
+  uint64_t begin = 0;
+  std::vector<WorkerRecording> sessions;
+};
+
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+// The tightest bounds of several round trips.
+Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_waiting, ClockSample* sample) {
+  *sample = {0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
+  for (int i = 0; i < kClockSamples; ++i) {
+    remote::WorkerProfile reply;
+    if (Status status = worker.profile(ProfileCommand::kClock, 0, keep_waiting, &reply); !status) return status;
+    sample->at = reply.end;
+    sample->least = std::max(sample->least, reply.clock_least);
+    sample->most = std::min(sample->most, reply.clock_most);
+  }
+  return {};
+}
+
+void start_session(c10::DeviceIndex device, remote::Client& worker, uint64_t limit,
+                   const remote::KeepWaiting& keep_waiting) {
+  WorkerRecording session{device, worker.session(), worker.description(), {}, {}, {}, false};
+  ClockSample sample;
+  session.status = worker.profile(ProfileCommand::kStart, limit, keep_waiting, &session.recorded);
+  if (session.status.ok()) session.status = sample_clock(worker, keep_waiting, &sample);
+  if (session.status.ok()) session.clock.push_back(sample);
+  std::lock_guard lock(state().mutex);
+  state().sessions.push_back(std::move(session));
+}
+
+void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waiting) {
+  ClockSample sample;
+  remote::WorkerProfile recorded;
+  Status status = sample_clock(worker, keep_waiting, &sample);
+  const bool sampled = status.ok();
+  // A worker that is gone had handed over some of it.
+  if (sampled || status.code() == ErrorCode::kLost) {
+    status = worker.profile(ProfileCommand::kStop, 0, keep_waiting, &recorded);
+  }
+  std::lock_guard lock(state().mutex);
+  for (WorkerRecording& session : state().sessions) {
+    if (session.session != worker.session() || session.stopped) continue;
+    if (sampled) session.clock.push_back(sample);
+    if (!status.ok()) recorded.process = session.recorded.process;
+    session.recorded = std::move(recorded);
+    session.status = status;
+    session.stopped = true;
+  }
+}
+
+template <class F>
+void for_each_device(F&& f) {
+  for (int i = 0; i < device_count(); ++i) f(static_cast<c10::DeviceIndex>(i));
+}
+
+// -- for Python
+// -----------------------------------------------------------------------------------------------------------
+
+// Lines as text, each once.
+class Lines {
+ public:
+  int number(const ir::SourceRef& source) {
+    if (source.code == 0) return -1;
+    const auto [found, is_new] =
+        numbers_.try_emplace({source.code, source.instruction, is_backward(source)}, static_cast<int>(texts_.size()));
+    if (is_new) texts_.append(describe_source(source));
+    return found->second;
+  }
+  const py::list& texts() const { return texts_; }
+
+ private:
+  std::map<std::tuple<uint64_t, int32_t, bool>, int> numbers_;
+  py::list texts_;
+};
+
+py::dict to_python(const WorkerRecording& session) {
+  py::dict all;
+  all["session"] = session.session;
+  all["description"] = session.description;
+  all["process"] = session.recorded.process;
+  all["error"] = session.status.ok() ? py::object(py::none()) : py::cast(session.status.message());
+  py::list clock;
+  for (const ClockSample& sample : session.clock) {
+    clock.append(py::make_tuple(sample.at, sample.least, sample.most));
+  }
+  all["clock"] = clock;
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(session.recorded.events));
+  all["events"] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  all["dropped"] = session.recorded.dropped;
+  all["lost"] = session.recorded.lost;
+  py::list programs;
+  for (const remote::WorkerProfile::Program& program : session.recorded.programs) {
+    programs.append(py::make_tuple(program.program, program.labels, program.records));
+  }
+  all["programs"] = programs;
+  return all;
+}
+
+// `first_difference` as the log has it.
+py::object why_missed(const Event& event) {
+  if (event.hit) return py::none();
+  if (event.first_difference == SIZE_MAX) return py::cast("no program known");
+  if (event.first_difference >= event.ops) return py::cast("other tensors outlive it");
+  return py::cast("op " + std::to_string(event.first_difference) + " differs");
+}
+
+py::dict to_python(const EventLog::Recorded& recorded, const std::vector<WorkerRecording>& sessions) {
+  Lines lines;
+  std::map<remote::SourcesPtr, size_t> numbers;
+  py::list events, sources;
+  for (const Event& event : recorded.events) {
+    py::dict e;
+    e["kind"] = py::str(std::string(remote::name(event.kind)));
+    e["thread"] = event.thread;
+    e["begin"] = event.begin;
+    e["end"] = event.end;
+    e["name"] = py::str(std::string(event.name));
+    e["session"] = event.session;
+    e["sequence"] = event.sequence;
+    e["program"] = event.program;
+    e["ops"] = event.ops;
+    e["bytes"] = event.bytes;
+    e["attachment"] = event.attachment;
+    e["line"] = lines.number(event.source);
+    if (event.kind == Event::Kind::kRun) {
+      e["miss"] = why_missed(event);
+      const auto [found, is_new] = numbers.try_emplace(event.sources, numbers.size());
+      if (is_new) {
+        py::list list;
+        for (const ir::SourceRef& source : *event.sources) list.append(lines.number(source));
+        sources.append(list);
+      }
+      e["sources"] = found->second;
+    }
+    events.append(e);
+  }
+  py::dict message_types;
+  for (int type = 1; type <= static_cast<int>(wire::Type::kMemoryReply); ++type) {
+    message_types[py::int_(type)] = wire::name(static_cast<wire::Type>(type));
+  }
+  py::dict all;
+  all["events"] = events;
+  all["dropped"] = recorded.dropped;
+  all["sources"] = sources;
+  all["lines"] = lines.texts();
+  all["message_types"] = message_types;
+  py::list workers;
+  for (const WorkerRecording& session : sessions) workers.append(to_python(session));
+  all["workers"] = workers;
+  return all;
+}
+
+void start(uint64_t limit) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  TORCH_CHECK(
+      start_recording(limit),
+      "remote: a profile is being recorded already, by torch.remote.profile or torch.profiler; end it before the "
+      "next one begins");
+}
+
+py::dict stop() {
+  check_not_forked();
+  Recording recording;
+  {
+    py::gil_scoped_release release;
+    recording = stop_recording();
+  }
+  py::dict all = to_python(recording.client, recording.workers);
+  all["begin"] = recording.begin;
+  all["end"] = recording.end;
+  all["interrupted"] = recording.interrupted;
+  return all;
+}
+
+}  // namespace
+
+bool start_recording(uint64_t limit) {
+  for_each_device([](c10::DeviceIndex device) { Recorder::get(device).flush("profile"); });
+  if (!EventLog::start(limit)) return false;
+  {
+    std::lock_guard lock(state().mutex);
+    state().limit = limit;
+    state().sessions.clear();
+  }
+  for_each_device([&](c10::DeviceIndex device) {
+    if (remote::Client* worker = existing_client(device)) start_session(device, *worker, limit, keep_waiting);
+    Recorder::get(device).profile_starts();
+  });
+  std::lock_guard lock(state().mutex);
+  state().begin = remote::monotonic_ns();
+  return true;
+}
+
+Recording stop_recording() {
+  Recording recording;
+  const ir::SourceRef line = user_line();
+  for_each_device([&](c10::DeviceIndex device) {
+    Recorder::get(device).profile_ends(line);
+    remote::Client* worker = existing_client(device);
+    if (worker == nullptr) return;
+    {
+      const WaitSpan span("profile ends", line);
+      remote::WorkerProfile reply;
+      (void)worker->profile(ProfileCommand::kClock, 0, keep_waiting, &reply);
+    }
+  });
+  recording.end = remote::monotonic_ns();
+  recording.client = EventLog::stop();
+  for_each_device([&](c10::DeviceIndex device) {
+    if (remote::Client* worker = existing_client(device)) stop_session(*worker, keep_waiting);
+  });
+  std::lock_guard lock(state().mutex);
+  recording.begin = state().begin;
+  recording.workers = std::exchange(state().sessions, {});
+  for (const WorkerRecording& worker : recording.workers) {
+    recording.interrupted |= worker.status.code() == ErrorCode::kInterrupted;
+  }
+  return recording;
+}
+
+ir::SourceRef wait_line() { return EventLog::on() ? user_line() : ir::SourceRef(); }
+
+void profile_connected(c10::DeviceIndex device, remote::Client& worker) noexcept {
+  if (!EventLog::on()) return;
+  uint64_t limit;
+  {
+    std::lock_guard lock(state().mutex);
+    limit = state().limit;
+  }
+  start_session(device, worker, limit, {});
+}
+
+void profile_ending(remote::Client& worker) noexcept {
+  if (!EventLog::on()) return;
+  const auto deadline = std::chrono::steady_clock::now() + kLastWords;
+  stop_session(worker, [deadline] { return std::chrono::steady_clock::now() < deadline; });
+}
+
+void bind_profile(py::module& module) {
+  module.def("profile_start", torch::wrap_pybind_function(start));
+  module.def("profile_stop", torch::wrap_pybind_function(stop));
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,76 @@
+#include <torch/csrc/python_headers.h>
+// Python's headers first.
+#include <ATen/native/CPUFallback.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "frontend/ops/cpu_fallback.h"
+#include "frontend/device/device_state.h"
+#include "frontend/inspect/profile.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+std::atomic<uint64_t> calls{0};
+
+enum class Setting { kError, kWarn, kAllow };
+
+Setting setting() {
+  const char* text = std::getenv("TORCH_REMOTE_FALLBACK");
+  const std::string_view value = text != nullptr && *text != '\0' ? text : "error";
+  if (value == "error") return Setting::kError;
+  if (value == "warn") return Setting::kWarn;
+  TORCH_CHECK(value == "allow", "remote: TORCH_REMOTE_FALLBACK='", std::string(value),
+              "' is not a setting; use 'error' (the default), 'warn' or 'allow'");
+  return Setting::kAllow;
+}
+
+// True the first time.
+bool is_news(const std::string& name) {
+  static std::mutex mutex;
+  static auto* warned = new std::unordered_set<std::string>;
+  std::lock_guard lock(mutex);
+  return warned->insert(name).second;
+}
+
+}  // namespace
+
+void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::string_view why) {
+  const std::string name = c10::toString(op.operator_name());
+  const Setting what = setting();
+  TORCH_CHECK_NOT_IMPLEMENTED(what != Setting::kError, "remote: '", name, "' ", std::string(why),
+                              "; TORCH_REMOTE_FALLBACK=allow runs such ops on this process's CPU (warn: and says so)");
+  if (what == Setting::kWarn && is_news(name)) {
+    // Not TORCH_WARN: not every way into an op turns that into a Python warning with the caller's line.
+    const std::string text =
+        c10::str("remote: '", name, "' ", why, "; it runs on this process's CPU, with copies there ",
+                 "and back (TORCH_REMOTE_FALLBACK=warn)");
+    pybind11::gil_scoped_acquire gil;
+    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) throw python_error();
+  }
+  calls.fetch_add(1, std::memory_order_relaxed);
+  at::native::cpu_fallback(op, stack);
+}
+
+uint64_t client_fallbacks() { return calls.load(std::memory_order_relaxed); }
+void reset_client_fallbacks() { calls.store(0, std::memory_order_relaxed); }
+
+bool worker_has(const c10::OperatorHandle& op) {
+  const std::string name = c10::toString(op.operator_name());
+  if (name.starts_with("aten::")) return true;
+  bool known = false;
+  remote::OpError error;
+  const WaitSpan span("has op", wait_line());
+  const Status status = client(0).has_op(name, keep_waiting, &known, &error);
+  if (!error.status.ok()) raise(error);
+  check(status);
+  return known;
+}
+
+}  // namespace torch_remote::frontend

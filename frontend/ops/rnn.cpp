@@ -1,0 +1,297 @@
+#include "ir/rnn.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/gru_native.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "frontend/shapes/infer.h"
+#include "frontend/device/tensor.h"
+
+// Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
+// a step. Here a layer is one op, `_cudnn_rnn`, as it is on CUDA; torch knows its gradient, and the worker computes it.
+//
+// Cells, packed sequences and projections go torch's way, as does all under torch.func and
+// torch.backends.cudnn.flags(enabled=False): what is taken apart can be differentiated twice, as on CUDA. Torch's way
+// has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are spelled
+// out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after their
+// activations.
+namespace torch_remote::frontend {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+Tensor with_biases(const Tensor& gates, const std::optional<Tensor>& bias) {
+  return bias.has_value() && bias->defined() ? gates.add(*bias) : gates;
+}
+
+// Gates in order: input, forget, cell, output. cy = f * cx + i * g; hy = o * tanh(cy).
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& cx,
+                                             const std::optional<Tensor>& input_bias,
+                                             const std::optional<Tensor>& hidden_bias) {
+  const Tensor gates = with_biases(with_biases(input_gates.add(hidden_gates), input_bias), hidden_bias);
+  const auto chunks = gates.chunk(4, 1);
+  const Tensor i = chunks[0].sigmoid(), f = chunks[1].sigmoid(), g = chunks[2].tanh(), o = chunks[3].sigmoid();
+  const Tensor cy = f.mul(cx).add(i.mul(g));
+  return {o.mul(cy.tanh()), cy, at::cat({i, f, g, o}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const std::optional<Tensor>& grad_hy,
+                                                      const std::optional<Tensor>& grad_cy, const Tensor& cx,
+                                                      const Tensor& cy, const Tensor& workspace, bool has_bias) {
+  const bool has_hy = grad_hy.has_value() && grad_hy->defined();
+  const bool has_cy = grad_cy.has_value() && grad_cy->defined();
+  if (!has_hy && !has_cy) return {};
+  const auto chunks = workspace.chunk(4, 1);
+  const Tensor &i = chunks[0], &f = chunks[1], &g = chunks[2], &o = chunks[3];
+  const Tensor tanh_cy = cy.tanh();
+  const Tensor grad_o = has_hy ? at::sigmoid_backward(grad_hy->mul(tanh_cy), o) : at::zeros_like(o);
+  Tensor grad_c = has_hy ? at::tanh_backward(grad_hy->mul(o), tanh_cy) : *grad_cy;
+  if (has_hy && has_cy) grad_c = grad_c.add(*grad_cy);
+  const Tensor grad_gates = at::cat({at::sigmoid_backward(grad_c.mul(g), i), at::sigmoid_backward(grad_c.mul(cx), f),
+                                     at::tanh_backward(grad_c.mul(i), g), grad_o},
+                                    1);
+  return {grad_gates, grad_c.mul(f), has_bias ? grad_gates.sum(0) : Tensor()};
+}
+
+// Gates in order: reset, input, new. hy = new + input * (hx - new), new = tanh(i_n + reset * h_n).
+std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& hx,
+                                    const std::optional<Tensor>& input_bias, const std::optional<Tensor>& hidden_bias) {
+  const auto in = with_biases(input_gates, input_bias).chunk(3, 1);
+  const auto hidden = with_biases(hidden_gates, hidden_bias).chunk(3, 1);
+  const Tensor reset = in[0].add(hidden[0]).sigmoid();
+  const Tensor input = in[1].add(hidden[1]).sigmoid();
+  const Tensor fresh = in[2].add(reset.mul(hidden[2])).tanh();
+  return {fresh.add(input.mul(hx.sub(fresh))), at::cat({reset, input, fresh, hx, hidden[2]}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy, const Tensor& workspace,
+                                                                     bool has_bias) {
+  const auto chunks = workspace.chunk(5, 1);
+  const Tensor &reset = chunks[0], &input = chunks[1], &fresh = chunks[2], &hx = chunks[3], &hidden_n = chunks[4];
+  const Tensor grad_input = at::sigmoid_backward(grad_hy.mul(hx.sub(fresh)), input);
+  const Tensor grad_fresh = at::tanh_backward(grad_hy.sub(grad_hy.mul(input)), fresh);
+  const Tensor grad_reset = at::sigmoid_backward(grad_fresh.mul(hidden_n), reset);
+  const Tensor grad_in = at::cat({grad_reset, grad_input, grad_fresh}, 1);
+  const Tensor grad_hidden = at::cat({grad_reset, grad_input, grad_fresh.mul(reset)}, 1);
+  return {grad_in, grad_hidden, grad_hy.mul(input), has_bias ? grad_in.sum(0) : Tensor(),
+          has_bias ? grad_hidden.sum(0) : Tensor()};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
+  library.impl("_thnn_fused_gru_cell", &gru_cell);
+  library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+}
+
+// -- whole layers
+// ------------------------------------------------------------------------------------------------------
+
+using ir::RnnMode;
+
+struct Net {
+  RnnMode mode;
+  Tensor input;                // [steps, batch, inputs], or batch first
+  std::vector<Tensor> hidden;  // hx, and cx for an LSTM: [layers * directions, batch, units]
+  std::vector<Tensor> params;  // of each layer and direction: w_ih, w_hh, and b_ih, b_hh if it has biases
+  bool has_biases;
+  int64_t layers;
+  double dropout;
+  bool train, bidirectional, batch_first;
+
+  int64_t directions() const { return bidirectional ? 2 : 1; }
+  int64_t stride() const { return has_biases ? 4 : 2; }
+};
+
+// By torch.func (vmap, grad, ...) or forward AD, which have no rules for the op.
+bool is_transformed(const Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return tensor.key_set().has_any(kWrappers) || tensor._fw_grad(/*level=*/0).defined();
+}
+
+bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
+
+// False: torch's own way covers it, or says what is wrong.
+bool is_plain(const Net& net) {
+  if (!at::globalContext().userEnabledCuDNN()) return false;
+  if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
+  if (static_cast<int64_t>(net.params.size()) != net.layers * net.directions() * net.stride()) return false;
+  if (net.hidden.size() != (net.mode == RnnMode::kLstm ? 2 : 1)) return false;
+  const auto type = net.input.scalar_type();
+  const auto fits = [&](const Tensor& t) {
+    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch() &&
+           !is_transformed(t);
+  };
+  if (!c10::isFloatingType(type) || !fits(net.input)) return false;
+  const Tensor& hx = net.hidden[0];
+  if (hx.dim() != 3) return false;
+  const int64_t units = hx.size(2), rows = ir::rnn_gates(net.mode) * units;
+  for (const Tensor& h : net.hidden) {
+    if (!fits(h) || !is_shape(h, {net.layers * net.directions(), net.input.size(net.batch_first ? 0 : 1), units})) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < net.params.size(); ++i) {
+    const Tensor& p = net.params[i];
+    const auto place = static_cast<int64_t>(i) % net.stride();
+    const bool first_layer = static_cast<int64_t>(i) < net.directions() * net.stride();
+    const int64_t inputs = first_layer ? net.input.size(2) : units * net.directions();
+    if (!fits(p)) return false;
+    if (place == 0 ? !is_shape(p, {rows, inputs}) : place == 1 ? !is_shape(p, {rows, units}) : !is_shape(p, {rows})) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// As on CUDA: in the lower precision.
+void autocast(Net& net) {
+  if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return;
+  const auto cast = [](Tensor& tensor) {
+    tensor = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kPrivateUse1), tensor, at::kPrivateUse1);
+  };
+  cast(net.input);
+  for (Tensor& tensor : net.hidden) cast(tensor);
+  for (Tensor& tensor : net.params) cast(tensor);
+}
+
+bool needs_gradient(const Net& net) {
+  const auto needs = [](const Tensor& t) { return t.requires_grad(); };
+  return c10::GradMode::is_enabled() && (needs(net.input) || std::any_of(net.hidden.begin(), net.hidden.end(), needs) ||
+                                         std::any_of(net.params.begin(), net.params.end(), needs));
+}
+
+// (output, hy, cy); cy is undefined but for an LSTM.
+std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
+  const bool lstm = net.mode == RnnMode::kLstm, gradient = needs_gradient(net);
+  const int64_t directions = net.directions(), params = directions * net.stride(), units = net.hidden[0].size(2);
+  Tensor x = net.batch_first ? net.input.transpose(0, 1) : net.input;
+  std::vector<Tensor> hy, cy;
+  for (int64_t layer = 0; layer < net.layers; ++layer) {
+    const auto part = [&](const Tensor& t) { return t.narrow(0, layer * directions, directions); };
+    const auto results = at::_cudnn_rnn(
+        x, at::TensorList(net.params).slice(layer * params, params), net.stride(), std::nullopt, part(net.hidden[0]),
+        lstm ? std::optional(part(net.hidden[1])) : std::nullopt, static_cast<int64_t>(net.mode), units,
+        /*proj_size=*/0, /*num_layers=*/1, /*batch_first=*/false, /*dropout=*/0.0, /*train=*/gradient,
+        net.bidirectional, /*batch_sizes=*/{}, /*dropout_state=*/std::nullopt);
+    x = std::get<0>(results);
+    hy.push_back(std::get<1>(results));
+    if (lstm) cy.push_back(std::get<2>(results));
+    if (net.train && net.dropout > 0 && layer + 1 < net.layers) x = at::dropout(x, net.dropout, true);
+  }
+  const auto join = [](std::vector<Tensor>& all) {
+    return all.empty() ? Tensor() : all.size() == 1 ? all[0] : at::cat(all);
+  };
+  return {net.batch_first ? x.transpose(0, 1) : x, join(hy), join(cy)};
+}
+
+// Torch's way adds to what the states give in place: they must have the batch that torch.func.vmap hides in the input.
+std::vector<Tensor> batched_states(const Tensor& input, at::TensorList states) {
+  std::vector<Tensor> result = states.vec();
+  if (!is_transformed(input) || input.numel() == 0) return result;
+  const Tensor zero = at::zeros_like(input.flatten().narrow(0, 0, 1));
+  for (Tensor& state : result) state = state.add(zero);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
+                                        int64_t layers, double dropout, bool train, bool bidirectional,
+                                        bool batch_first) {
+  Net net{RnnMode::kLstm, input,   hx.vec(), params.vec(),  has_biases,
+          layers,         dropout, train,    bidirectional, batch_first};
+  autocast(net);
+  if (is_plain(net)) return run(net);
+  return at::native::lstm(input, batched_states(input, hx), params, has_biases, layers, dropout, train, bidirectional,
+                          batch_first);
+}
+
+using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
+                                                  bool, bool, bool);
+
+template <RnnMode mode, SingleStateRnn* torchs>
+std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, at::TensorList params, bool has_biases,
+                                        int64_t layers, double dropout, bool train, bool bidirectional,
+                                        bool batch_first) {
+  Net net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
+  autocast(net);
+  if (!is_plain(net)) {
+    return torchs(input, batched_states(input, hx)[0], params, has_biases, layers, dropout, train, bidirectional,
+                  batch_first);
+  }
+  const auto [output, hy, none] = run(net);
+  return {output, hy};
+}
+
+void register_layers(torch::Library& library) {
+  library.impl("lstm.input", &lstm);
+  library.impl("gru.input", &single_state<RnnMode::kGru, at::native::gru>);
+  library.impl("rnn_tanh.input", &single_state<RnnMode::kTanh, at::native::rnn_tanh>);
+  library.impl("rnn_relu.input", &single_state<RnnMode::kRelu, at::native::rnn_relu>);
+}
+
+// They are made of ops that know their gradients: with and without autograd (inference mode) alike.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_layers(library); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_layers(library); }
+
+// What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
+// oneDNN (32-bit floats and bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is
+// oneDNN's own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
+int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
+  const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
+  if (mode != RnnMode::kLstm || item_size > 4) return own;
+  constexpr int64_t kPage = 4096, kAreas = 7;
+  const auto padded = [](int64_t size) { return (size + 63) / 64 * 64 + 64; };  // rows, against cache conflicts
+  const int64_t widest = padded(std::max(inputs, units)), state = padded(units);
+  const int64_t gates = steps * padded(4 * units) * item_size;
+  const int64_t states = 2 * (steps + 1) * (widest * (item_size + 8) + state * (item_size + 4));
+  const int64_t bytes = kPage + batch * (units * item_size + gates + states) + kAreas * kPage;
+  return std::max(own, (bytes + 63) / 64 * 64 / item_size);
+}
+
+}  // namespace
+
+bool rnn_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const Tensor& input = args[0].toTensor();
+  const Tensor& hx = args[4].toTensor();
+  const auto mode = static_cast<RnnMode>(args[6].toInt());
+  const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
+  if (args[9].toInt() != 1 || args[10].toBool()) return false;  // not made by `run`
+  const auto type = input.scalar_type();
+  const auto item_size = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t kept =
+      args[12].toBool() ? directions * reserve_size(mode, steps, batch, input.size(2), units, item_size) : 0;
+  out.add({steps, batch, directions * units}, type);
+  out.add(hx.sizes(), type);
+  out.add(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}, type);
+  out.add({kept}, type);
+  out.add({0}, type);  // the flat weights that CUDA makes
+  return true;
+}
+
+bool rnn_backward_shapes(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const auto add = [&](bool wanted, const IValue& like) {
+    if (wanted && !like.isNone() && like.toTensor().defined()) {
+      out.add(like.toTensor().sizes(), like.toTensor().scalar_type());
+    } else {
+      out.add_undefined();
+    }
+  };
+  const auto mask = args[21].toListRef();
+  add(mask[0].toBool(), args[0]);
+  add(mask[1].toBool(), args[4]);
+  add(mask[2].toBool(), args[5]);
+  const auto weights = args[1].toListRef();
+  const bool wanted = mask[3].toBool();
+  out.list_lengths.push_back(wanted ? static_cast<uint32_t>(weights.size()) : 0);
+  for (size_t i = 0; wanted && i < weights.size(); ++i) add(true, weights[i]);
+  return true;
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,241 @@
+#include "frontend/record/in_place.h"
+
+#include <ATen/Dispatch_v2.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/result_type.h>
+
+#include "frontend/record/record_kernel.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::IValue;
+using ir::ArgKind;
+using torch::jit::Stack;
+
+// What TensorIterator checks of an in-place op.
+void check_in_place(const at::Tensor& self, const ResultMeta& result) {
+  TORCH_CHECK(self.sizes().equals(result.sizes), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(result.sizes));
+  TORCH_CHECK(c10::canCast(result.dtype, self.scalar_type()), "result type ", result.dtype,
+              " can't be cast to the desired output type ", self.scalar_type());
+}
+
+// True for the usual: one of tensors of floats, sizes alike, that share no memory. Nothing can be wrong with it.
+bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
+  if (self.scalar_type() != c10::ScalarType::Float || !self.is_non_overlapping_and_dense()) return false;
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    const ArgKind kind = op.desc->args[a].kind;
+    if (kind == ArgKind::kScalar && args[a].toScalar().isComplex()) return false;
+    if (kind == ArgKind::kScalarList && args[a].toListRef()[i].toScalar().isComplex()) return false;
+    if (kind != ArgKind::kTensor && kind != ArgKind::kTensorList) continue;
+    const bool list = kind == ArgKind::kTensorList;
+    const at::Tensor& other = list ? args[a].toListRef()[i].toTensor() : args[a].toTensor();
+    if (other.scalar_type() != c10::ScalarType::Float) return false;
+    if (list ? !other.sizes().equals(self.sizes()) : other.dim() > 0) return false;
+    if (other.storage().is_alias_of(self.storage()) && !other.is_same(self)) return false;
+  }
+  return true;
+}
+
+// A multi-tensor op, in-place: elsewhere it is a composite of in-place ops, which check dtypes and overlaps and count
+// versions.
+void check_foreach(const OpEntry& op, const IValue* args) {
+  const auto written = args[0].toListRef();
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    if (args[a].isList() && args[a].toListRef().size() != written.size()) {
+      check_mutation(op, args);  // raises
+      return;
+    }
+  }
+  Stack single;
+  for (size_t i = 0; i < written.size(); ++i) {
+    const at::Tensor& self = written[i].toTensor();
+    if (!is_plain_foreach(op, args, i, self) && single_arguments(op, args, i, single)) {
+      check_in_place_call(*op.single, single.data());
+    }
+    auto* impl = self.unsafeGetTensorImpl();
+    if (!impl->is_inference()) impl->bump_version();
+  }
+}
+
+// masked_fill_ as scripts use it: a mask of bools that fits, and a number. False: ask torch. Raises if the dtype cannot
+// hold the number.
+bool is_plain_masked_fill(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& mask = args[1].toTensor();
+  if (!args[2].isScalar() || !is_remote(mask) || mask.scalar_type() != c10::ScalarType::Bool ||
+      !self.is_non_overlapping_and_dense() || !at::is_expandable_to(mask.sizes(), self.sizes()) ||
+      self.storage().is_alias_of(mask.storage())) {
+    return false;
+  }
+  check_fits(self.scalar_type(), args[2].toScalar());
+  return true;
+}
+
+// index_put_ with operands that do not overlap, and values that fit.
+bool is_plain_index_put(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& values = args[2].toTensor();
+  const auto apart = [&](const at::Tensor& t) { return !is_remote(t) || !self.storage().is_alias_of(t.storage()); };
+  if (values.scalar_type() != self.scalar_type() || !apart(values) || !self.is_non_overlapping_and_dense())
+    return false;
+  for (const IValue& index : args[1].toListRef()) {
+    if (!index.isNone() && index.toTensor().defined() && !apart(index.toTensor())) return false;
+  }
+  const std::optional<c10::DimVector> sizes = indexed_sizes(args);
+  return !sizes || at::is_expandable_to(values.sizes(), *sizes);
+}
+
+// What CPU does by copying `self` to itself, and so without looking at it.
+bool is_copied(const OpEntry& op, const at::Tensor& self) {
+  if (op.desc->name == "aten::nan_to_num_") return c10::isIntegralType(self.scalar_type(), true);
+  return op.desc->name == "aten::conj_physical_" && !self.is_complex();
+}
+
+}  // namespace
+
+void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
+  AT_DISPATCH_V2(dtype, "fill_", AT_WRAP([&] { (void)number.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
+                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf, at::kHalf,
+                 at::kBFloat16, at::kBool);
+}
+
+std::optional<c10::DimVector> indexed_sizes(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  const auto indices = args[1].toListRef();
+  if (static_cast<int64_t>(indices.size()) > self.dim()) return std::nullopt;
+  c10::DimVector sizes, picked;
+  size_t first = indices.size(), last = 0;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i].isNone() || !indices[i].toTensor().defined()) continue;
+    const at::Tensor& index = indices[i].toTensor();
+    if (index.scalar_type() == c10::ScalarType::Bool || index.scalar_type() == c10::ScalarType::Byte) {
+      return std::nullopt;
+    }
+    if (first == indices.size()) {
+      picked.assign(index.sizes().begin(), index.sizes().end());
+    } else if (!index.sizes().equals(picked)) {
+      TORCH_CHECK_INDEX(at::are_expandable(index.sizes(), picked),
+                        "shape mismatch: indexing tensors could not be broadcast together with shapes ",
+                        c10::IntArrayRef(picked), ", ", index.sizes());
+      picked = at::infer_size_dimvector(index.sizes(), picked);
+    }
+    first = std::min(first, i);
+    last = i;
+  }
+  // Dims that are picked together stay in their place; where others lie between, they come first.
+  bool together = true;
+  for (size_t i = first; i <= last && i < indices.size(); ++i) {
+    together &= !indices[i].isNone() && indices[i].toTensor().defined();
+  }
+  if (!together) sizes = picked;
+  for (size_t i = 0; i < static_cast<size_t>(self.dim()); ++i) {
+    if (together && i == first) sizes.append(picked.begin(), picked.end());
+    const bool whole = i >= indices.size() || indices[i].isNone() || !indices[i].toTensor().defined();
+    if (whole) sizes.push_back(self.size(static_cast<int64_t>(i)));
+  }
+  return sizes;
+}
+
+void check_in_place_call(const OpEntry& op, const IValue* args) {
+  if (!args[0].isTensor()) {
+    if (op.bumps_versions) check_foreach(op, args);
+    return;
+  }
+  const at::Tensor& self = args[0].toTensor();
+  const OpEntry* functional = op.functional;
+  const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
+  if ((pointwise || op.fills) && !op.overlaps && !self.is_non_overlapping_and_dense() && !is_copied(op, self)) {
+    at::assert_no_internal_overlap(self);
+  }
+  if (op.fills && op.arg_count == 2) {  // fill_, and what takes only a generator
+    // For a single float CPU takes any real number.
+    const bool real = args[1].isScalar() && !args[1].toScalar().isComplex();
+    const bool any = real && self.numel() == 1 && c10::isFloatingType(self.scalar_type());
+    if (args[1].isScalar() && !any) check_fits(self.scalar_type(), args[1].toScalar());
+    TORCH_CHECK(!args[1].isTensor() || args[1].toTensor().dim() == 0,
+                "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
+                " dimensions.");
+  }
+  if (op.fills || (op.masked_fill && is_plain_masked_fill(args)) || (op.index_put && is_plain_index_put(args))) {
+    return;
+  }
+  Inferred inferred;
+  if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
+      inferred.results.size() != 1) {
+    check_mutation(op, args);
+    return;
+  }
+  check_in_place(self, inferred.results[0]);
+  for (uint32_t i = 1; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().defined() && is_remote(args[i].toTensor())) {
+      at::assert_no_partial_overlap(self, args[i].toTensor());
+    }
+  }
+}
+
+bool resize_out(const OpEntry& op, const IValue* args) {
+  const OpEntry* functional = op.functional;
+  Inferred inferred;
+  if (functional == nullptr || functional->rule == nullptr || op.structured != nullptr ||
+      op.desc->family == ir::Family::kPointwise || !functional->rule(*functional, args, inferred) ||
+      inferred.results.size() != op.arg_count - functional->arg_count) {
+    return false;
+  }
+  for (size_t i = 0; i < inferred.results.size(); ++i) {
+    const ResultMeta& result = inferred.results[i];
+    const IValue& out = args[functional->arg_count + i];
+    if (!out.isTensor() || result.state != ResultMeta::State::kDefined) return false;
+  }
+  for (size_t i = 0; i < inferred.results.size(); ++i) {
+    const ResultMeta& result = inferred.results[i];
+    const at::Tensor& out = args[functional->arg_count + i].toTensor();
+    TORCH_CHECK(c10::canCast(result.dtype, out.scalar_type()), "result type ", result.dtype,
+                " can't be cast to the desired output type ", out.scalar_type());
+    at::native::resize_output(out, result.sizes);
+  }
+  return true;
+}
+
+bool run_through_functional(const OpEntry& op, Stack& stack) {
+  if (op.functional == nullptr) return false;
+  const size_t base = stack.size() - op.arg_count;
+  Stack inner(stack.begin() + static_cast<ptrdiff_t>(base),
+              stack.begin() + static_cast<ptrdiff_t>(base + op.functional->arg_count));
+  record_call(*op.functional, inner);
+  c10::SmallVector<IValue, 4> outs;
+  for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) outs.push_back(stack[base + i]);
+  TORCH_CHECK(inner.size() == outs.size(), "remote: '", op.desc->name,
+              "' cannot be recorded; use the overload without out=");
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const at::Tensor& result = inner[i].toTensor();
+    const at::Tensor& out = outs[i].toTensor();
+    TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), "result type ", result.scalar_type(),
+                " can't be cast to the desired output type ", out.scalar_type());
+    at::native::resize_output(out, result.sizes());
+    out.copy_(result);
+  }
+  stack.resize(base);
+  for (IValue& out : outs) stack.push_back(std::move(out));
+  return true;
+}
+
+bool run_with_resize(const OpEntry& op, Stack& stack) {
+  const size_t base = stack.size() - op.arg_count;
+  Inferred inferred;
+  if (op.functional == nullptr || infer(*op.functional, &stack[base], inferred) == Tier::kDynamic) return false;
+  const at::Tensor self = stack[base].toTensor();
+  if (inferred.results.size() != 1 || self.sizes().equals(inferred.results[0].sizes)) return false;
+  Stack inner(stack.begin() + static_cast<ptrdiff_t>(base), stack.end());
+  record_call(*op.functional, inner);
+  self.resize_(inner[0].toTensor().sizes());
+  self.copy_(inner[0].toTensor());
+  stack.resize(base);
+  stack.push_back(self);
+  return true;
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,285 @@
+#include "frontend/record/record_kernel.h"
+
+#include <span>
+
+#include "frontend/shapes/call_checks.h"
+#include "frontend/device/generator.h"
+#include "frontend/record/in_place.h"
+#include "frontend/ops/kernels.h"
+#include "frontend/record/recorder.h"
+#include "frontend/device/tensor.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::IValue;
+using ir::ArgKind;
+using torch::jit::Stack;
+
+[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t,
+                               c10::DeviceIndex device) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arg.name, " is on ", t.device(),
+              ", different from other tensors on remote:", static_cast<int>(device),
+              " (when checking argument of remote '", op.desc->name, "'); move one with .to(...)");
+}
+
+// What brought a call here without a tensor of the device: a generator of it.
+[[noreturn]] void no_device(const OpEntry& op, const IValue* args) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
+    for (uint32_t g = 0; g < op.arg_count; ++g) {
+      TORCH_CHECK(!args[g].isGenerator(), "Expected a '", args[i].toTensor().device().type(),
+                  "' device type for generator but found '", args[g].toGenerator().device().type(), "'");
+    }
+  }
+  TORCH_CHECK(false, "remote: '", op.desc->name, "' was called without a tensor on the device");
+}
+
+// Device of the call: that of its first remote tensor, or of its device argument; -1: none.
+c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    const IValue& value = args[i];
+    if (value.isTensor()) {
+      const at::Tensor& t = value.toTensor();
+      if (t.defined() && is_remote(t)) return t.device().index();
+    } else if (value.isDevice()) {
+      if (value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+        return value.toDevice().has_index() ? value.toDevice().index() : 0;
+      }
+    } else if (value.isList() && op.desc->args[i].role == ir::ArgRole::kOperand) {
+      for (const IValue& item : value.toListRef()) {
+        if (item.isTensor() && item.toTensor().defined() && is_remote(item.toTensor())) {
+          return item.toTensor().device().index();
+        }
+      }
+    }
+  }
+  return -1;
+}
+
+void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
+  if (!t.defined()) return;
+  if (is_remote(t)) {
+    if (t.device().index() != device) wrong_device(op, arg, t, device);
+    return;
+  }
+  if (t.is_cpu() && t.dim() == 0 && op.scalars_allowed && !arg.writes) return;
+  wrong_device(op, arg, t, device);
+}
+
+// Returns the dtypes of operands that are tensors, as bits.
+uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
+  uint64_t dtypes = 0;
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    const ir::ArgDesc& arg = op.desc->args[i];
+    if (arg.role != ir::ArgRole::kOperand) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          arg.kind != ir::ArgKind::kDType || !args[i].isInt() || !c10::isQIntType(args[i].toScalarType()), "remote: '",
+          op.desc->name, "' cannot make a tensor of dtype ", args[i].toScalarType(),
+          ", as the device has no quantized tensors; quantize on the CPU");
+      continue;
+    }
+    IValue& value = args[i];
+    if (value.isTensor()) {
+      check_operand(op, arg, value.toTensor(), device);
+      // Lazy conjugates and negatives reach the ops that torch lets handle them: nothing is lazy in a trace.
+      const at::Tensor& t = value.toTensor();
+      if (t.defined()) dtypes |= uint64_t{1} << static_cast<int>(t.scalar_type());
+      if (t.defined() && (t.is_conj() || t.is_neg())) {
+        TORCH_CHECK_NOT_IMPLEMENTED(!arg.writes, "remote: '", op.desc->name, "' cannot write to '", arg.name,
+                                    "', a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");
+        value = t.resolve_conj().resolve_neg();
+      }
+    } else if (value.isList()) {
+      const auto items = value.toListRef();
+      bool upload = false;
+      for (const IValue& item : items) {
+        if (item.isNone()) continue;
+        const at::Tensor& t = item.toTensor();
+        if (op.uploads_allowed && t.defined() && t.is_cpu()) {
+          upload = true;
+        } else {
+          check_operand(op, arg, t, device);
+        }
+      }
+      if (upload) {  // indices on the CPU
+        c10::List<std::optional<at::Tensor>> list;
+        for (const IValue& item : items) {
+          if (item.isNone()) {
+            list.push_back(std::nullopt);
+          } else {
+            const at::Tensor& t = item.toTensor();
+            list.push_back(t.defined() && t.is_cpu() ? upload_tensor(t, device) : t);
+          }
+        }
+        value = list;
+      }
+    }
+  }
+  return dtypes;
+}
+
+std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, const Inferred& inferred,
+                                       c10::DeviceIndex device) {
+  if (!(op.desc->flags & ir::kOpRandom)) return std::nullopt;
+  int64_t elements = 1;
+  for (const ResultMeta& result : inferred.results) {
+    elements = std::max(elements, c10::multiply_integers(result.sizes));
+  }
+  std::optional<at::Generator> generator;
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().defined()) elements = std::max(elements, args[i].toTensor().numel());
+    if (args[i].isGenerator()) generator = args[i].toGenerator();
+  }
+  const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
+  TORCH_CHECK(chosen.device().type() == c10::DeviceType::PrivateUse1,
+              "Expected a 'remote' device type for generator but found '", chosen.device().type(),
+              "'; make one with torch.Generator(device=\"remote\")");
+  return chosen.get<RemoteGenerator>()->take(elements);
+}
+
+// Replaces the arguments, from `base` on, by the results; takes the tensors.
+void push_results(const OpEntry& op, Stack& stack, size_t base, std::span<at::Tensor> results,
+                  c10::ArrayRef<uint32_t> list_lengths) {
+  if (op.one_tensor) {
+    stack.resize(base);
+    stack.emplace_back(std::move(results[0]));
+    return;
+  }
+  c10::SmallVector<IValue, 4> values;
+  at::Tensor* result = results.data();
+  const uint32_t* length = list_lengths.data();
+  for (const ir::ResultDesc& desc : op.desc->results) {
+    if (desc.alias >= 0) {
+      values.push_back(stack[base + desc.alias]);
+    } else if (desc.kind == ir::ResultKind::kTensorList) {
+      c10::List<at::Tensor> list;
+      list.reserve(*length);
+      for (uint32_t i = *length++; i > 0; --i) list.push_back(std::move(*result++));
+      values.push_back(std::move(list));
+    } else {
+      values.push_back(std::move(*result++));
+    }
+  }
+  stack.resize(base);
+  for (IValue& value : values) stack.push_back(std::move(value));
+}
+
+void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex device) {
+  const IValue* args = &stack[base];
+  c10::SmallVector<c10::Storage, 2> storages;
+  for (const ir::ResultDesc& result : op.desc->results) {
+    TORCH_CHECK_NOT_IMPLEMENTED(result.kind != ir::ResultKind::kTensorList, "remote: '", op.desc->name,
+                                "' returns a list whose length only the run can tell; give it a meta kernel "
+                                "(torch.library.register_fake)");
+    if (result.kind == ir::ResultKind::kTensor && result.alias < 0) {
+      storages.push_back(make_contiguous_tensor({0}, c10::ScalarType::Float, device).storage());
+    }
+  }
+  const auto words = Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
+  size_t next = 0;
+  const auto word = [&] {
+    TORCH_CHECK(next < words.size(), "remote: the worker's reply to '", op.desc->name, "' is too short");
+    return words[next++];
+  };
+  c10::SmallVector<IValue, 4> values;
+  size_t tensor = 0;
+  for (const ir::ResultDesc& result : op.desc->results) {
+    if (result.alias >= 0) {
+      values.push_back(stack[base + result.alias]);
+      continue;
+    }
+    switch (result.kind) {
+      case ir::ResultKind::kTensor: {
+        const c10::Storage storage = storages[tensor++];
+        const int64_t dtype = word();
+        if (dtype < 0) {
+          values.push_back(at::Tensor());
+          break;
+        }
+        c10::DimVector sizes(static_cast<size_t>(word()));
+        c10::DimVector strides(sizes.size());
+        for (int64_t& size : sizes) size = word();
+        for (int64_t& stride : strides) stride = word();
+        values.push_back(adopt_storage(storage, sizes, strides, static_cast<c10::ScalarType>(dtype)));
+        break;
+      }
+      case ir::ResultKind::kBool:
+        values.push_back(word() != 0);
+        break;
+      case ir::ResultKind::kInt:
+        values.push_back(word());
+        break;
+      case ir::ResultKind::kFloat: {
+        const int64_t bits = word();
+        double value;
+        std::memcpy(&value, &bits, 8);
+        values.push_back(value);
+        break;
+      }
+      case ir::ResultKind::kScalar: {
+        const auto tag = static_cast<ir::ScalarTag>(word());
+        const int64_t bits = word();
+        double value;
+        std::memcpy(&value, &bits, 8);
+        if (tag == ir::ScalarTag::kComplex) {
+          const int64_t imaginary_bits = word();
+          double imaginary;
+          std::memcpy(&imaginary, &imaginary_bits, 8);
+          values.push_back(c10::complex<double>(value, imaginary));
+          break;
+        }
+        values.push_back(tag == ir::ScalarTag::kFloat  ? IValue(value)
+                         : tag == ir::ScalarTag::kBool ? IValue(bits != 0)
+                                                       : IValue(bits));
+        break;
+      }
+      case ir::ResultKind::kTensorList:
+        break;  // refused above
+    }
+  }
+  stack.resize(base);
+  for (IValue& value : values) stack.push_back(std::move(value));
+}
+
+}  // namespace
+
+void record_call(const OpEntry& op, Stack& stack) {
+  const size_t base = stack.size() - op.arg_count;
+  IValue* args = &stack[base];
+  const c10::DeviceIndex device = find_device(op, args);
+  if (device < 0) no_device(op, args);
+  const uint64_t dtypes = check_operands(op, args, device);
+  check_not_forked();
+  if (op.refused_dtypes & dtypes) check_kernel_dtype(op, args);
+  if (op.check != nullptr) op.check(op, args);
+
+  Inferred inferred;
+  if (op.desc->flags & ir::kOpOut) {
+    if (op.desc->flags & ir::kOpDynamicShape) {
+      if (run_through_functional(op, stack)) return;
+    } else if (!resize_out(op, args) && !check_mutation(op, args) && run_through_functional(op, stack)) {
+      return;
+    }
+  } else if (op.desc->flags & ir::kOpInPlace) {
+    if (op.resizes && run_with_resize(op, stack)) return;
+    check_in_place_call(op, args);
+  } else if (!op.desc->results.empty()) {
+    if (infer(op, args, inferred) == Tier::kDynamic) {
+      run_dynamic(op, stack, base, device);
+      return;
+    }
+  }
+  c10::SmallVector<at::Tensor, 4> results;
+  for (const ResultMeta& result : inferred.results) {
+    if (result.state == ResultMeta::State::kUndefined) {
+      results.emplace_back();
+    } else {
+      results.push_back(make_tensor(result.sizes, result.strides, result.dtype, device));
+    }
+  }
+  Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths, take_random(op, args, inferred, device));
+  push_results(op, stack, base, {results.data(), results.size()}, inferred.list_lengths);
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,218 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "frontend/device/device_state.h"
+#include "frontend/device/fast_mutex.h"
+#include "frontend/device/tensor.h"
+#include "ir/cuts.h"
+#include "ir/op_table.h"
+#include "ir/trace.h"
+
+namespace torch_remote::frontend {
+
+// What a tensor result will be. Strides in elements.
+struct ResultMeta {
+  enum class State : uint8_t { kDefined, kUndefined };
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  State state = State::kDefined;
+};
+
+// Philox position of a random record: a seed and the first counter block.
+struct RandomState {
+  uint64_t seed;
+  uint64_t offset;
+};
+
+// A graph that runs without being recorded. `run` has it loaded when a worker does not have it yet.
+struct LoadedGraph {
+  std::shared_ptr<const ir::Graph> graph;
+  std::vector<ir::SourceRef> sources;  // of its nodes
+  remote::ProgramOptions options;
+  // Guarded by the recorder.
+  remote::ProgramPtr program;
+  uint32_t session = 0;
+  std::vector<uint64_t> inputs;  // kept for its capacity
+};
+
+// What was sent while tracing: a trace, or a run of a graph with `trace`'s parameters and sources.
+struct TracedRun {
+  ir::Trace trace;
+  std::vector<uint64_t> survivors;
+  std::shared_ptr<const ir::Graph> graph;  // null: the trace
+};
+
+// The first miss under expect_no_compile.
+struct UnexpectedCompile {
+  std::string op;  // of the first record that differs; empty: only which tensors outlive the trace differs
+  ir::SourceRef source;
+  size_t record = 0;
+  size_t records = 0;
+  bool compiled_graph = false;  // torch.compile's, at its first run
+};
+
+// Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs
+// or waits for the GIL while the lock is held.
+class Recorder {
+ public:
+  static Recorder& get(c10::DeviceIndex device) { return *all_[device < 0 ? 0 : device]; }
+
+  // Appends one record. `args` are the schema's arguments, in order; tensors on this device, or numbers as 0-dim CPU
+  // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the
+  // results that alias no argument, flattened; `list_lengths` the length of each list result. Cuts and sends the trace
+  // if this is a place to cut.
+  void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
+              c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
+
+  // Likewise for an op whose results only the run can tell; waits. Returns RunReply's words; `results` are storages
+  // without sizes, which the caller then sets.
+  std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
+                                       c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
+
+  // Sends what is recorded, then a run of a graph. `results` are new storages, for its fresh buffers that survive, in
+  // their order. With no lock and without the GIL.
+  void run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+           std::span<RemoteStorage* const> results);
+
+  // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`: and then
+  // waits for it.
+  void flush(const char* reason, bool waits = false);
+  // flush, then wait until the worker is done; raises what went wrong there.
+  void synchronize();
+  // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
+  remote::MemoryRoom memory(const remote::MemoryRequest& request);
+
+  // Has the worker drop what it has not done, and what is recorded. From any thread; does not wait for the worker.
+  void cancel();
+  // At exit: waits likewise, and prints on stderr what went wrong and nobody has seen. Raises nothing.
+  void report_unseen() noexcept;
+
+  // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
+  // travel.
+  void read(const at::Tensor& tensor, void* destination, const char* reason);
+  // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
+  void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
+
+  // Exchanges the buffers of two storages (one that was resized, or is overwritten whole, takes a new one's).
+  void move_buffer(RemoteStorage* from, RemoteStorage* to);
+  // True if something has been or will be written to the storage.
+  bool has_buffer(const RemoteStorage* storage);
+
+  // Called by a storage that goes away, from any thread, with or without the GIL.
+  void storage_died(RemoteStorage* storage) noexcept;
+
+  uint64_t ops_recorded() const { return records() - reset_at_.load(std::memory_order_relaxed); }
+  void reset_counters() { reset_at_.store(records(), std::memory_order_relaxed); }
+  // How many records there have ever been: the next one's number (remote::Event::first_record).
+  uint64_t records() const { return records_.load(std::memory_order_relaxed); }
+
+  // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
+  void restart();
+  // Whether the contents of a tensor that had some went with a worker.
+  bool is_lost(const RemoteStorage* storage);
+
+  // For torch.remote.profile, which tells when a trace begins from now on.
+  void profile_starts();
+  // Sends what is recorded, at this line of the user's; raises nothing.
+  void profile_ends(const ir::SourceRef& line);
+
+  void set_limits(const ir::CutLimits& limits);
+  // Keeps what is sent from now on, and cuts nowhere but where the code waits. Both flush. Without the GIL.
+  void start_tracing();
+  std::vector<TracedRun> stop_tracing();
+  // Notes the first miss from now on.
+  void expect_no_compile(bool expect);
+  // What was noted: where the trace that missed differs from what is known. Empty if nothing missed.
+  std::string take_unexpected_compile();
+
+  c10::DeviceIndex device() const { return device_; }
+
+  // remote::Event::first_record of what is no trace: a compiled graph's run.
+  static constexpr uint64_t kNoRecords = ~uint64_t{0};
+
+ private:
+  // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
+  // trace begins, at no cost for other records.
+  enum class Pass : uint8_t { kForward, kBackward, kUnknown };
+
+  explicit Recorder(c10::DeviceIndex device) : device_(device) {}
+
+  void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
+  void encode_operand(const at::Tensor& tensor);
+  void encode_view(const at::Tensor& tensor);
+  void encode_scalar(const c10::Scalar& scalar);
+  void encode_value(const ir::ArgDesc& arg, const c10::IValue& value);
+  void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
+  void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
+                    std::optional<RandomState> random);
+  // Such an op is a trace of its own, in which each tensor is an input of its own: which of them share memory, with
+  // each other or with what was recorded before, is chance (a batch out of a replay memory), and not to be in the key.
+  bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
+  // Why a trace is sent: for the log, and for where such a trace is cut the next time.
+  struct Cause {
+    const char* name;
+    bool waits = false;    // the user's code waits for it
+    bool planned = false;  // more of the same stretch comes
+  };
+  // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
+  // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
+  Status flush_locked(const Cause& cause, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
+  // To what a run makes: consecutive ones from `base`, or none if it was not sent.
+  void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
+  Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+                    std::span<RemoteStorage* const> results);
+  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
+                 uint64_t first_record);
+  // A record of another pass than the last one comes. Cuts if this is a good place.
+  Status enter_pass(Pass pass, bool* flushed);
+  // Waits, interruptibly, while the worker is far behind. Without the lock.
+  void throttle();
+  uint32_t enter_buffer(RemoteStorage* storage);
+  bool is_lost_locked(const RemoteStorage* storage) const;
+  // Raises if it is.
+  void check_not_lost(const RemoteStorage* storage);
+  // Lost storages that the op overwrites, all of each: from now on they count as never written.
+  std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
+  void forget_trace();
+
+  static const std::array<Recorder*, kMaxDevices> all_;
+
+  const c10::DeviceIndex device_;
+  FastMutex mutex_;
+  ir::Trace trace_;
+  uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
+  uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
+  ir::Cuts cuts_;
+  bool met_lost_ = false;                  // check_not_lost has raised
+  bool joining_ = false;                   // the arguments of such an op are written
+  std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
+  Pass pass_ = Pass::kForward;             // the last record's, or kUnknown
+  Pass last_pass_ = Pass::kForward;        // the last record's
+  uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
+  uint32_t trace_thread_ = 0;              // that recorded the first op
+  bool expect_no_compile_ = false;
+  bool tracing_ = false;
+  std::vector<TracedRun> traced_;
+  ir::CutLimits limits_before_;  // tracing
+  std::optional<UnexpectedCompile> unexpected_compile_;
+  uint64_t sent_ = 0;  // records that were sent or dropped
+  std::atomic<uint64_t> records_{0};
+  std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
+};
+
+}  // namespace torch_remote::frontend

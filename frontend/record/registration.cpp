@@ -1,0 +1,204 @@
+#include "frontend/record/registration.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "frontend/ops/cpu_fallback.h"
+#include "frontend/shapes/infer.h"
+#include "frontend/ops/kernels.h"
+#include "frontend/record/record_kernel.h"
+#include "frontend/record/schemas.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using ir::ArgKind;
+using torch::jit::Stack;
+
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(const OpEntry* op) : op_(op) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) { record_call(*op_, *stack); }
+
+ private:
+  const OpEntry* op_;
+};
+
+struct Entries {
+  std::mutex mutex;  // registration, and the fallback's first call of an op
+  std::deque<OpEntry> all;
+  std::unordered_map<std::string, OpEntry*> by_name;
+};
+
+Entries& entries() {
+  static auto* table = new Entries;
+  return *table;
+}
+
+bool wanted(const c10::OperatorHandle& handle, bool in_table) {
+  if (!handle.hasSchema()) return false;
+  const auto& name = handle.operator_name();
+  if (name.name.rfind("aten::", 0) != 0) return false;
+  if (is_own_kernel(c10::toString(name))) return false;
+  // Composites keep their autograd; those for which CPU has a kernel, too, have a formula of their own.
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return false;
+  }
+  if (is_view_schema(handle.schema())) return false;
+  if (in_table) return true;
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return false;
+  return true;
+}
+
+OpEntry* make_entry(const c10::OperatorHandle& handle) {
+  const std::string name = c10::toString(handle.operator_name());
+  Entries& table = entries();
+  const auto found = table.by_name.find(name);
+  if (found != table.by_name.end()) return found->second;
+  const ir::Opcode opcode = ir::find_op(name);
+  const ir::OpDesc* desc = opcode != ir::kInvalidOpcode ? &ir::op_desc(opcode) : describe(handle);
+  OpEntry* entry = desc != nullptr ? &table.all.emplace_back(handle, desc) : nullptr;
+  table.by_name.emplace(name, entry);
+  return entry;
+}
+
+// What CPU calls for each tensor of a multi-tensor op ("_foreach_add_.List": "add_.Tensor"); null if there is none.
+const OpEntry* find_single(const OpEntry& op) {
+  constexpr std::string_view kPrefix = "aten::_foreach_";
+  const std::string_view name = op.desc->name;
+  if (!name.starts_with(kPrefix)) return nullptr;
+  const size_t dot = name.find('.');
+  std::string base = "aten::" + std::string(name.substr(kPrefix.size(), dot - kPrefix.size()));
+  const std::string_view suffix = dot == name.npos ? std::string_view() : name.substr(dot + 1);
+  if (suffix.starts_with("Scalar")) {
+    if (base.starts_with("aten::minimum")) base.replace(6, 7, "clamp_max");
+    if (base.starts_with("aten::maximum")) base.replace(6, 7, "clamp_min");
+  }
+  for (const char* overload : {".Tensor", ".Scalar", ".Tensor_Tensor", ".Tensor_Scalar", ""}) {
+    const auto found = entries().by_name.find(base + overload);
+    if (found == entries().by_name.end() || found->second == nullptr) continue;
+    const OpEntry& single = *found->second;
+    bool fits = single.desc->results.size() == 1;
+    for (uint32_t a = 0; a < op.arg_count && fits; ++a) {
+      ArgKind kind = op.desc->args[a].kind;
+      if (kind == ArgKind::kTensorList) kind = ArgKind::kTensor;
+      if (kind == ArgKind::kScalarList) kind = ArgKind::kScalar;
+      fits = a < single.arg_count && single.desc->args[a].kind == kind;
+    }
+    if (fits) return &single;
+  }
+  return nullptr;
+}
+
+// True if the functional overload takes the other one's first arguments: then it can be inferred with them.
+bool is_prefix(const OpEntry& functional, const OpEntry& other) {
+  if (functional.arg_count > other.arg_count) return false;
+  for (uint32_t i = 0; i < functional.arg_count; ++i) {
+    if (functional.desc->args[i].name != other.desc->args[i].name) return false;
+  }
+  return true;
+}
+
+OpEntry* entry_of(const c10::OperatorHandle& handle) {
+  std::lock_guard lock(entries().mutex);
+  return make_entry(handle);
+}
+
+bool ask_worker(OpEntry& entry) {
+  OpEntry::Known known = entry.worker_has.load(std::memory_order_relaxed);
+  if (known == OpEntry::Known::kNotAsked) {
+    known = worker_has(entry.handle) ? OpEntry::Known::kYes : OpEntry::Known::kNo;
+    entry.worker_has.store(known, std::memory_order_relaxed);
+  }
+  return known == OpEntry::Known::kYes;
+}
+
+// Ops registered later: custom ops without a kernel for this device.
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+  OpEntry* entry = entry_of(handle);
+  if (entry == nullptr) {
+    return run_on_client(handle, stack, "has an argument or result of a type that cannot be recorded");
+  }
+  if (!ask_worker(*entry)) {
+    return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
+  }
+  record_call(*entry, *stack);
+}
+
+}  // namespace
+
+void register_ops() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  static auto* handles = new std::deque<c10::RegistrationHandleRAII>;
+  Entries& table = entries();
+  std::lock_guard lock(table.mutex);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle) continue;
+    const bool in_table = ir::find_op(c10::toString(name)) < ir::kFirstOpaque;
+    if (!wanted(*handle, in_table)) continue;
+    const OpEntry* entry = make_entry(*handle);
+    if (entry == nullptr) continue;
+    handles->push_back(
+        dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1,
+                                c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry)),
+                                std::nullopt, nullptr, "torch_remote"));
+  }
+  for (OpEntry& entry : table.all) {
+    entry.single = find_single(entry);
+    if (entry.desc->functional == entry.desc->opcode) continue;
+    const auto found = table.by_name.find(std::string(ir::op_desc(entry.desc->functional).name));
+    if (found != table.by_name.end() && is_prefix(*found->second, entry)) entry.functional = found->second;
+    if (!(entry.desc->flags & ir::kOpOut)) continue;
+    // One that also writes to its arguments is another op's out overload than the table's functional one.
+    if (entry.functional != nullptr && entry.functional->desc->results.size() == entry.desc->results.size()) continue;
+    const std::string_view name = entry.desc->name;
+    const auto sibling = table.by_name.find(std::string(name.substr(0, name.rfind('.'))));
+    if (sibling != table.by_name.end() && sibling->second != nullptr && is_prefix(*sibling->second, entry)) {
+      entry.functional = sibling->second;
+    }
+  }
+  for (OpEntry& entry : table.all) {
+    if (entry.functional != nullptr) entry.refused_dtypes |= entry.functional->refused_dtypes;
+  }
+}
+
+const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle) {
+  const OpEntry* entry = entry_of(handle);
+  return entry != nullptr ? entry->desc : nullptr;
+}
+
+bool is_recorded(const c10::OperatorHandle& handle) {
+  return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque);
+}
+
+bool worker_has_op(const c10::OperatorHandle& handle) {
+  OpEntry* entry = entry_of(handle);
+  return entry != nullptr && ask_worker(*entry);
+}
+
+std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {
+  std::vector<std::pair<std::string, uint64_t>> calls;
+  std::lock_guard lock(entries().mutex);
+  for (const OpEntry& entry : entries().all) {
+    const uint64_t count = entry.meta_calls.load(std::memory_order_relaxed);
+    if (count != 0) calls.emplace_back(entry.desc->name, count);
+  }
+  return calls;
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) {
+  library.fallback(torch::autograd::basicAutogradNotImplementedFallback());
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,80 @@
+// Which dtypes CPU's kernels do not compute in.
+#include <ATen/native/TypeProperties.h>
+
+#include <algorithm>
+
+#include "frontend/shapes/call_checks.h"
+#include "ir/op_table.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using c10::IValue;
+using c10::ScalarType;
+
+constexpr uint64_t bit(ScalarType dtype) { return uint64_t{1} << static_cast<int>(dtype); }
+
+constexpr uint64_t kBool = bit(ScalarType::Bool), kByte = bit(ScalarType::Byte), kChar = bit(ScalarType::Char),
+                   kShort = bit(ScalarType::Short), kInt = bit(ScalarType::Int), kLong = bit(ScalarType::Long),
+                   kHalf = bit(ScalarType::Half), kBFloat16 = bit(ScalarType::BFloat16),
+                   kFloat = bit(ScalarType::Float), kDouble = bit(ScalarType::Double),
+                   kComplexHalf = bit(ScalarType::ComplexHalf), kComplexFloat = bit(ScalarType::ComplexFloat),
+                   kComplexDouble = bit(ScalarType::ComplexDouble);
+constexpr uint64_t kIntegers = kByte | kChar | kShort | kInt | kLong;
+constexpr uint64_t kReduced = kHalf | kBFloat16;
+constexpr uint64_t kReals = kReduced | kFloat | kDouble;
+constexpr uint64_t kComplex = kComplexHalf | kComplexFloat | kComplexDouble;
+
+struct Row {
+  std::string_view op;      // functional overload; in-place and out ones have its row, too
+  std::string_view kernel;  // as torch's error names it
+  uint64_t dtypes;
+};
+
+constexpr Row kRows[] = {
+#include "frontend/shapes/kernel_dtypes.inc"
+};
+
+// What an op computes in: the dtype that it is given, that of its operands and number together, or that of the first.
+ScalarType computed_in(const OpEntry& op, const IValue* args) {
+  if (op.dtype >= 0 && !args[op.dtype].isNone()) return args[op.dtype].toScalarType();
+  const bool together = op.desc->family == ir::Family::kPointwise;
+  at::native::ResultTypeState state;
+  for (uint32_t i = 0; i < op.arg_count; ++i) {
+    if (op.wraps_number && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
+      state = at::native::update_result_type_state(args[i].toScalar(), state);
+    }
+    if (op.desc->args[i].role != ir::ArgRole::kOperand || !args[i].isTensor() || !args[i].toTensor().defined())
+      continue;
+    if (!together) return args[i].toTensor().scalar_type();
+    state = at::native::update_result_type_state(args[i].toTensor(), state);
+  }
+  return at::native::result_type(state);
+}
+
+}  // namespace
+
+uint64_t find_refused_dtypes(std::string_view name) {
+  uint64_t dtypes = 0;
+  const auto before = [](const Row& row, std::string_view op) { return row.op < op; };
+  for (const Row* row = std::lower_bound(std::begin(kRows), std::end(kRows), name, before);
+       row != std::end(kRows) && row->op == name; ++row) {
+    dtypes |= row->dtypes;
+  }
+  return dtypes;
+}
+
+void check_kernel_dtype(const OpEntry& op, const IValue* args) {
+  const ScalarType dtype = computed_in(op, args);
+  if (!(op.refused_dtypes & bit(dtype))) return;
+  for (uint32_t i = 0; i < op.arg_count; ++i) {  // kernels that have nothing to do may not look
+    if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().numel() == 0) return;
+  }
+  const std::string_view names[] = {op.desc->name, op.functional != nullptr ? op.functional->desc->name : ""};
+  for (const Row& row : kRows) {
+    if (!(row.dtypes & bit(dtype)) || (row.op != names[0] && row.op != names[1])) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "\"", row.kernel, "\" not implemented for '", dtype, "'");
+  }
+}
+
+}  // namespace torch_remote::frontend

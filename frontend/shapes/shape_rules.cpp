@@ -1,0 +1,757 @@
+#include "frontend/shapes/shape_rules.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/InferSize.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/result_type.h>
+#include <c10/core/MemoryFormat.h>
+
+#include <cmath>
+
+namespace torch_remote::frontend {
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
+  ResultMeta& result = results.emplace_back();
+  result.sizes.assign(sizes.begin(), sizes.end());
+  contiguous_strides(result.sizes, result.strides);
+  result.dtype = dtype;
+  return result;
+}
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  ResultMeta& result = results.emplace_back();
+  result.sizes.assign(sizes.begin(), sizes.end());
+  result.strides.assign(strides.begin(), strides.end());
+  result.dtype = dtype;
+  return result;
+}
+
+ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::MemoryFormat format, c10::ScalarType dtype) {
+  if (format == c10::MemoryFormat::ChannelsLast) return add(sizes, c10::get_channels_last_strides_2d(sizes), dtype);
+  if (format == c10::MemoryFormat::ChannelsLast3d) return add(sizes, c10::get_channels_last_strides_3d(sizes), dtype);
+  return add(sizes, dtype);
+}
+
+void Inferred::add_undefined() { results.emplace_back().state = ResultMeta::State::kUndefined; }
+
+namespace {
+
+using c10::IntArrayRef;
+using c10::IValue;
+using c10::ScalarType;
+using ir::ArgKind;
+
+// TensorIteratorBase::reorder_dimensions over operands broadcast to `out.sizes`, then strides in that order.
+void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
+  const int64_t rank = static_cast<int64_t>(out.sizes.size());
+  const auto stride_of = [&](const at::Tensor& t, int64_t dim) -> int64_t {
+    const int64_t d = dim - (rank - t.dim());
+    if (d < 0 || (t.size(d) == 1 && out.sizes[dim] != 1)) return 0;
+    return t.stride(d);
+  };
+  c10::SmallVector<int64_t, 8> perm(rank);  // fastest first
+  for (int64_t i = 0; i < rank; ++i) perm[i] = rank - 1 - i;
+  // 1: dim0 must come after dim1, -1: it must not, 0: undecided.
+  const auto compare = [&](int64_t dim0, int64_t dim1) {
+    for (const at::Tensor* t : operands) {
+      const int64_t s0 = stride_of(*t, dim0);
+      const int64_t s1 = stride_of(*t, dim1);
+      if (s0 == 0 || s1 == 0) continue;
+      if (s0 < s1) return -1;
+      if (s0 > s1) return 1;
+      if (out.sizes[dim0] > out.sizes[dim1]) return 1;
+    }
+    return 0;
+  };
+  for (int64_t i = 1; i < rank; ++i) {
+    int64_t dim1 = i;
+    for (int64_t dim0 = i - 1; dim0 >= 0; --dim0) {
+      const int comparison = compare(perm[dim0], perm[dim1]);
+      if (comparison > 0) {
+        std::swap(perm[dim0], perm[dim1]);
+        dim1 = dim0;
+      } else if (comparison < 0) {
+        break;
+      }
+    }
+  }
+  bool natural = true;
+  for (int64_t i = 0; i < rank; ++i) natural &= perm[i] == rank - 1 - i;
+  if (natural) {
+    contiguous_strides(out.sizes, out.strides);
+    return;
+  }
+  out.strides.resize(rank);
+  int64_t next = 1;
+  for (int64_t i = 0; i < rank; ++i) {
+    out.strides[perm[i]] = next;
+    next *= out.sizes[perm[i]];
+  }
+}
+
+}  // namespace
+
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number) {
+  const at::Tensor& first = *operands[0];
+  out.sizes.assign(first.sizes().begin(), first.sizes().end());
+  bool same = !number || first.dim() == 0;
+  for (const at::Tensor* t : operands.slice(1)) {
+    const IntArrayRef sizes = t->sizes();
+    if (sizes.equals(out.sizes)) continue;
+    same = false;
+    if (sizes.size() > out.sizes.size()) out.sizes.insert(out.sizes.begin(), sizes.size() - out.sizes.size(), 1);
+    const size_t shift = out.sizes.size() - sizes.size();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      int64_t& dim = out.sizes[shift + i];
+      if (dim == 1) {
+        dim = sizes[i];
+      } else if (sizes[i] != 1 && sizes[i] != dim) {
+        return false;
+      }
+    }
+  }
+  if (same) {
+    bool contiguous = true;
+    for (const at::Tensor* t : operands) contiguous &= t->is_contiguous();
+    if (contiguous) {
+      contiguous_strides(out.sizes, out.strides);
+      return true;
+    }
+    bool last2d = true, last3d = true, dense = true;
+    for (const at::Tensor* t : operands) {
+      last2d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
+      last3d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast3d);
+      dense &= t->is_non_overlapping_and_dense();
+    }
+    if (last2d || last3d) {
+      const auto strides =
+          last2d ? c10::get_channels_last_strides_2d(out.sizes) : c10::get_channels_last_strides_3d(out.sizes);
+      out.strides.assign(strides.begin(), strides.end());
+      return true;
+    }
+    for (const at::Tensor* t : operands) dense &= t->strides().equals(first.strides());
+    if (dense) {
+      out.strides.assign(first.strides().begin(), first.strides().end());
+      return true;
+    }
+  }
+  permuted_strides(operands, out);
+  return true;
+}
+
+bool like(const OpEntry&, const c10::IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  if (self.is_non_overlapping_and_dense()) {
+    out.add(self.sizes(), self.strides(), self.scalar_type());
+  } else {
+    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+    out.add(self.sizes(), strides, self.scalar_type());
+  }
+  return true;
+}
+
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, ScalarType dtype, Inferred& out, bool number) {
+  ResultMeta& result = out.results.emplace_back();
+  result.dtype = dtype;
+  return broadcast_result(operands, result, number);
+}
+
+namespace {
+
+int scalar_category(const c10::IValue& v) {  // 0 bool, 1 int, 2 float, 3 complex
+  if (v.isDouble()) return 2;
+  if (v.isInt()) return 1;
+  if (v.isBool()) return 0;
+  if (v.isNone()) return 0;
+  const auto s = v.toScalar();
+  return s.isComplex() ? 3 : s.isFloatingPoint() ? 2 : s.isBoolean() ? 0 : 1;
+}
+
+int dtype_category(ScalarType t) {
+  return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
+}
+
+// Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of
+// rank 0 is of no higher category (or agrees too). Otherwise Undefined.
+ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
+  ScalarType dtype = ScalarType::Undefined;
+  const auto& descs = op.desc->args;
+  for (size_t i = 0; i < descs.size(); ++i) {
+    if (descs[i].role != ir::ArgRole::kOperand) continue;
+    if (descs[i].kind == ArgKind::kOptionalTensor && args[i].isNone()) continue;
+    if (descs[i].kind != ArgKind::kTensor && descs[i].kind != ArgKind::kOptionalTensor) return ScalarType::Undefined;
+    const at::Tensor& t = args[i].toTensor();
+    if (!t.defined()) continue;
+    operands.push_back(&t);
+    if (t.dim() == 0 && !(is_remote(t) && op.arg_count == 1)) continue;
+    if (dtype == ScalarType::Undefined) {
+      dtype = t.scalar_type();
+    } else if (dtype != t.scalar_type()) {
+      return ScalarType::Undefined;
+    }
+  }
+  if (operands.empty()) return ScalarType::Undefined;
+  if (dtype == ScalarType::Undefined) {  // only rank 0
+    for (const at::Tensor* t : operands) {
+      if (t->unsafeGetTensorImpl()->is_wrapped_number()) continue;
+      if (dtype != ScalarType::Undefined && dtype != t->scalar_type()) return ScalarType::Undefined;
+      dtype = t->scalar_type();
+    }
+    if (dtype == ScalarType::Undefined) return dtype;
+  }
+  const int category = dtype_category(dtype);
+  for (const at::Tensor* t : operands) {
+    if (t->dim() == 0 && t->scalar_type() != dtype && dtype_category(t->scalar_type()) > category) {
+      return ScalarType::Undefined;
+    }
+    if (t->dim() == 0 && t->scalar_type() != dtype && !t->unsafeGetTensorImpl()->is_wrapped_number() &&
+        dtype_category(t->scalar_type()) == category) {
+      // Same category, both of rank 0 and not wrapped: a promotion. With an operand of rank > 0 that one decides.
+      bool decided = false;
+      for (const at::Tensor* other : operands) decided |= other->dim() > 0;
+      if (!decided) return ScalarType::Undefined;
+    }
+  }
+  for (size_t i = 0; i < descs.size(); ++i) {
+    if (descs[i].kind == ArgKind::kScalar && scalar_category(args[i]) > category) return ScalarType::Undefined;
+  }
+  return dtype;
+}
+
+bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
+  for (const at::Tensor* t : operands) {
+    if (is_remote(*t)) return true;
+  }
+  return false;
+}
+
+// What most calls are: two contiguous tensors of floats, of one dtype and the same sizes, and perhaps a real number.
+bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (op.arg_count < 2 || op.arg_count > 3 || op.wraps_number || !args[0].isTensor() || !args[1].isTensor())
+    return false;
+  if (op.arg_count == 3 && !args[2].isInt() && !args[2].isDouble()) return false;
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (!a.defined() || !b.defined() || !is_remote(a) || !is_remote(b)) return false;
+  if (a.dtype() != b.dtype() || !is_plain_float(a.scalar_type())) return false;
+  if (!a.sizes().equals(b.sizes()) || !a.is_contiguous() || !b.is_contiguous()) return false;
+  out.add(a.sizes(), a.scalar_type());
+  return true;
+}
+
+bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  const ScalarType dtype = collect(op, args, operands);
+  return is_plain_float(dtype) && all_remote_or_scalar(operands) &&
+         add_broadcast(operands, dtype, out, op.wraps_number);
+}
+
+// lerp: no promotion at all.
+bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  for (uint32_t i = 1; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && args[i].toTensor().scalar_type() != dtype) return false;
+  }
+  return pointwise(op, args, out);
+}
+
+// add, sub, mul, bitwise and the like: integers stay integers too.
+bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (two_alike(op, args, out)) return true;
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  const ScalarType dtype = collect(op, args, operands);
+  return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
+         add_broadcast(operands, dtype, out, op.wraps_number);
+}
+
+// Like torch for operands of several dtypes, for ops without a structured meta.
+bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (pointwise_any(op, args, out)) return true;
+  if (op.structured != nullptr) return false;
+  out.results.clear();
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  at::native::ResultTypeState state;
+  for (size_t i = 0; i < op.desc->args.size(); ++i) {
+    const ArgKind kind = op.desc->args[i].kind;
+    if (kind == ArgKind::kTensor) {
+      operands.push_back(&args[i].toTensor());
+      state = at::native::update_result_type_state(*operands.back(), state);
+    } else if (kind == ArgKind::kScalar && i < 2) {  // what comes later is alpha
+      state = at::native::update_result_type_state(args[i].toScalar(), state);
+    }
+  }
+  const ScalarType dtype = at::native::result_type(state);
+  if (dtype == ScalarType::Bool || c10::isComplexType(dtype)) return false;
+  for (size_t i = 2; i < op.desc->args.size(); ++i) {
+    if (op.desc->args[i].kind == ArgKind::kScalar && scalar_category(args[i]) > dtype_category(dtype)) return false;
+  }
+  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.wraps_number);
+}
+
+// Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
+bool like_number(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like(op, args, out);
+}
+
+bool like_float(const OpEntry& op, const IValue* args, Inferred& out) {
+  const ScalarType dtype = args[0].toTensor().scalar_type();
+  if (c10::isComplexType(dtype) || !like(op, args, out)) return false;
+  if (c10::isIntegralType(dtype, true)) out.results[0].dtype = c10::get_default_dtype_as_scalartype();
+  return true;
+}
+
+// frexp(self) -> mantissa, exponent
+bool frexp(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (!is_plain_float(args[0].toTensor().scalar_type()) || !like(op, args, out)) return false;
+  const ResultMeta mantissa = out.results[0];
+  out.add(mantissa.sizes, mantissa.strides, ScalarType::Int);
+  return true;
+}
+
+// gelu(self, approximate) and its gradient.
+template <int kApproximate>
+bool gelu(const OpEntry& op, const IValue* args, Inferred& out) {
+  const std::string_view name = args[kApproximate].toStringView();
+  return (name == "none" || name == "tanh") && pointwise(op, args, out);
+}
+
+// clamp(self, min, max): one of them is given.
+bool clamp(const OpEntry& op, const IValue* args, Inferred& out) {
+  return !(args[1].isNone() && args[2].isNone()) && pointwise(op, args, out);
+}
+
+// addcdiv refuses to divide integers by integers.
+bool addcdiv(const OpEntry& op, const IValue* args, Inferred& out) {
+  return !(c10::isIntegralType(args[1].toTensor().scalar_type(), true) &&
+           c10::isIntegralType(args[2].toTensor().scalar_type(), true)) &&
+         pointwise(op, args, out);
+}
+
+template <bool kComplex>  // if complex numbers can be compared so
+bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
+  c10::SmallVector<const at::Tensor*, 4> operands;
+  for (size_t i = 0; i < op.desc->args.size(); ++i) {
+    if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
+  }
+  for (const at::Tensor* t : operands) {
+    if (!kComplex && c10::isComplexType(t->scalar_type())) return false;
+  }
+  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.wraps_number);
+}
+
+// where(condition, self, other)
+bool where(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor* operands[3] = {&args[0].toTensor(), &args[1].toTensor(), &args[2].toTensor()};
+  if (operands[0]->scalar_type() != ScalarType::Bool || !is_remote(*operands[0])) return false;
+  const ScalarType dtype = operands[1]->scalar_type() == operands[2]->scalar_type()
+                               ? operands[1]->scalar_type()
+                               : at::result_type(*operands[1], *operands[2]);
+  for (const at::Tensor* t : {operands[1], operands[2]}) {  // CPU converts it first, and the copy is dense
+    if (t->scalar_type() != dtype && t->dim() > 0 && !t->is_non_overlapping_and_dense()) return false;
+  }
+  return add_broadcast(operands, dtype, out);
+}
+
+enum class ReductionKind { kNumber, kSum, kBool, kIndex, kUnknown };
+
+ReductionKind reduction_kind(std::string_view name) {
+  const std::string_view base = name.substr(0, name.find('.'));
+  if (base == "aten::sum" || base == "aten::prod") return ReductionKind::kSum;
+  if (base == "aten::any" || base == "aten::all") return ReductionKind::kBool;
+  if (base == "aten::argmax" || base == "aten::argmin") return ReductionKind::kIndex;
+  if (base == "aten::mean" || base == "aten::amax" || base == "aten::amin" || base == "aten::logsumexp" ||
+      base == "aten::max" || base == "aten::min" || base == "aten::linalg_vector_norm" || base == "aten::norm" ||
+      base == "aten::std" || base == "aten::var") {
+    return ReductionKind::kNumber;
+  }
+  return ReductionKind::kUnknown;
+}
+
+template <ReductionKind kind>
+bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  ScalarType dtype = self.scalar_type();
+  if (kind == ReductionKind::kSum) {
+    if (c10::isIntegralType(dtype, true)) dtype = ScalarType::Long;
+    dtype = dtype_arg(op, args, dtype);
+  } else if (kind == ReductionKind::kBool) {
+    if (dtype == ScalarType::Byte) return false;
+    dtype = ScalarType::Bool;
+  } else if (kind == ReductionKind::kIndex) {
+    if (self.numel() == 0 || c10::isComplexType(dtype) || dtype == ScalarType::Bool) return false;
+    dtype = ScalarType::Long;
+  } else {
+    if (self.numel() == 0 && op.dim < 0 && (op.desc->name == "aten::max" || op.desc->name == "aten::min")) {
+      TORCH_CHECK(false, op.desc->name.substr(6),
+                  "(): Expected reduction dim to be specified for input.numel() == 0. "
+                  "Specify the reduction dim with the 'dim' argument.");
+    }
+    if (!is_plain_float(dtype) || self.numel() == 0) return false;
+    dtype = dtype_arg(op, args, dtype);
+    if (!is_plain_float(dtype)) return false;
+  }
+  const int64_t rank = self.dim();
+  uint64_t reduced = 0;
+  if (op.dim < 0 || args[op.dim].isNone()) {
+    reduced = ~uint64_t{0};
+  } else if (args[op.dim].isInt()) {
+    int64_t d = args[op.dim].toInt();
+    if (d < -std::max<int64_t>(rank, 1) || d >= std::max<int64_t>(rank, 1)) return false;
+    reduced = uint64_t{1} << (d < 0 ? d + std::max<int64_t>(rank, 1) : d);
+  } else {
+    const auto dims = args[op.dim].toListRef();
+    if (dims.empty()) reduced = ~uint64_t{0};
+    for (const IValue& item : dims) {
+      int64_t d = item.toInt();
+      if (d < -std::max<int64_t>(rank, 1) || d >= std::max<int64_t>(rank, 1)) return false;
+      const uint64_t bit = uint64_t{1} << (d < 0 ? d + std::max<int64_t>(rank, 1) : d);
+      if (reduced & bit) return false;
+      reduced |= bit;
+    }
+  }
+  const bool keep = op.keepdim >= 0 && args[op.keepdim].toBool();
+  c10::DimVector sizes;
+  for (int64_t i = 0; i < rank; ++i) {
+    if (!(reduced >> i & 1)) {
+      sizes.push_back(self.size(i));
+    } else if (keep) {
+      sizes.push_back(1);
+    }
+  }
+  out.add(sizes, dtype);
+  if (op.desc->results.size() == 2) {  // max.dim, min.dim
+    out.add(sizes, ScalarType::Long);
+  }
+  return op.desc->results.size() <= 2;
+}
+
+bool mm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b)) return false;
+  out.add({a.size(0), b.size(1)}, a.scalar_type());
+  return true;
+}
+
+bool bmm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& a = args[0].toTensor();
+  const at::Tensor& b = args[1].toTensor();
+  if (a.dim() != 3 || b.dim() != 3 || a.size(2) != b.size(1) || a.size(0) != b.size(0) || !same_float(a, b))
+    return false;
+  out.add({a.size(0), a.size(1), b.size(2)}, a.scalar_type());
+  return true;
+}
+
+bool addmm(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& bias = args[0].toTensor();
+  const at::Tensor& a = args[1].toTensor();
+  const at::Tensor& b = args[2].toTensor();
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b) || !same_float(a, bias)) return false;
+  if (bias.dim() > 2 || bias.dim() < 1) return false;
+  if (bias.size(-1) != b.size(1) && bias.size(-1) != 1) return false;
+  if (bias.dim() == 2 && bias.size(0) != a.size(0) && bias.size(0) != 1) return false;
+  out.add({a.size(0), b.size(1)}, a.scalar_type());
+  return true;
+}
+
+bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
+  const ScalarType dtype = tensors[0].toTensor().scalar_type();
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    if (!t.is_contiguous() || t.scalar_type() != dtype || !is_remote(t)) return false;
+  }
+  return true;
+}
+
+bool cat(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  if (tensors.empty() || !all_contiguous_same(tensors)) return false;
+  const at::Tensor& first = tensors[0].toTensor();
+  const int64_t rank = first.dim();
+  int64_t dim = args[1].toInt();
+  if (rank == 0 || dim < -rank || dim >= rank) return false;
+  if (dim < 0) dim += rank;
+  c10::DimVector sizes(first.sizes().begin(), first.sizes().end());
+  if (rank >= 4 && !plain(first)) return false;
+  for (const IValue& item : tensors.slice(1)) {
+    const at::Tensor& t = item.toTensor();
+    if (t.dim() != rank) return false;
+    for (int64_t i = 0; i < rank; ++i) {
+      if (i != dim && t.size(i) != sizes[i]) return false;
+    }
+    sizes[dim] += t.size(dim);
+  }
+  out.add(sizes, first.scalar_type());
+  return true;
+}
+
+bool stack(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  if (tensors.empty() || !all_contiguous_same(tensors)) return false;
+  const at::Tensor& first = tensors[0].toTensor();
+  const int64_t rank = first.dim() + 1;
+  int64_t dim = args[1].toInt();
+  if (dim < -rank || dim >= rank) return false;
+  if (rank >= 4) {  // with dims of 1, contiguous may be taken for channels last
+    for (const int64_t size : first.sizes()) {
+      if (size <= 1) return false;
+    }
+  }
+  if (dim < 0) dim += rank;
+  for (const IValue& item : tensors.slice(1)) {
+    if (!item.toTensor().sizes().equals(first.sizes())) return false;
+  }
+  c10::DimVector sizes(first.sizes().begin(), first.sizes().end());
+  sizes.insert(sizes.begin() + dim, static_cast<int64_t>(tensors.size()));
+  out.add(sizes, first.scalar_type());
+  return true;
+}
+
+bool index_select(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& index = args[2].toTensor();
+  const int64_t rank = self.dim();
+  int64_t dim = args[1].toInt();
+  if (!is_remote(self) || !is_remote(index) || rank == 0 || index.dim() > 1 || dim < -rank || dim >= rank) return false;
+  if (index.scalar_type() != ScalarType::Long && index.scalar_type() != ScalarType::Int) return false;
+  c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+  sizes[dim < 0 ? dim + rank : dim] = index.numel();
+  out.add(sizes, self.scalar_type());
+  return true;
+}
+
+// select_backward(grad, input_sizes, dim, index), slice_backward, diagonal_backward
+bool view_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  if (!is_remote(grad)) return false;
+  out.add(int_list(args[1]), grad.scalar_type());
+  return true;
+}
+
+bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const int64_t rank = std::max<int64_t>(self.dim(), 1);
+  if (!is_remote(self) || !self.is_contiguous() || op.dim < 0 || op.desc->results.size() != 1) return false;
+  const int64_t dim = args[op.dim].toInt();
+  if (dim < -rank || dim >= rank) return false;
+  ScalarType dtype = self.scalar_type();
+  if (c10::isIntegralType(dtype, true)) dtype = ScalarType::Long;
+  out.add(self.sizes(), dtype_arg(op, args, dtype));
+  return true;
+}
+
+// view_copy(self, size): where no view can be, CPU reshapes.
+bool view_copy(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!is_remote(self)) return false;
+  out.add(at::infer_size_dv(int_list(args[1]), self.numel()), self.scalar_type());
+  return true;
+}
+
+// roll(self, shifts, dims): CPU joins two parts for each dim, and the joint takes their memory format.
+bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const auto shifts = int_list(args[1]), dims = int_list(args[2]);
+  if (!is_remote(self)) return false;
+  if (dims.empty() && shifts.size() == 1) {
+    out.add(self.sizes(), self.scalar_type());
+    return true;
+  }
+  if (dims.size() != shifts.size() || dims.empty()) return false;
+  if (self.numel() == 0) return like(op, args, out);  // and looks at no dim
+  const int64_t rank = self.dim();
+  at::Tensor rolled = self;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] < -rank || dims[i] >= rank) return false;
+    const int64_t dim = dims[i] < 0 ? dims[i] + rank : dims[i];
+    const int64_t size = self.size(dim);
+    const int64_t first = ((size - shifts[i]) % size + size) % size;
+    const auto format_of_part = [&](int64_t part) {
+      c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+      sizes[dim] = part;
+      return make_view(rolled, sizes, rolled.strides(), 0).suggest_memory_format();
+    };
+    const c10::MemoryFormat format =
+        format_of_part(size - first) == format_of_part(first) ? format_of_part(first) : c10::MemoryFormat::Contiguous;
+    out.results.clear();
+    const ResultMeta& result = out.add(self.sizes(), format, self.scalar_type());
+    rolled = make_view(rolled, result.sizes, result.strides, 0);
+  }
+  return true;
+}
+
+// constant_pad_nd(self, pad, value)
+bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (op.desc->name != "aten::constant_pad_nd" || !is_remote(self) || !plain(self)) return false;
+  const auto amounts = int_list(args[1]);
+  const int64_t rank = self.dim();
+  if (amounts.size() % 2 != 0 || static_cast<int64_t>(amounts.size()) > 2 * rank) return false;
+  c10::DimVector sizes(self.sizes().begin(), self.sizes().end());
+  bool grows = false;
+  for (size_t i = 0; i < amounts.size() / 2; ++i) {
+    int64_t& size = sizes[static_cast<size_t>(rank) - 1 - i];
+    size += amounts[2 * i] + amounts[2 * i + 1];
+    grows |= amounts[2 * i] > 0 || amounts[2 * i + 1] > 0;
+    if (size < 0) return false;
+  }
+  if (grows) {
+    out.add(sizes, self.scalar_type());
+  } else {  // narrowed and cloned
+    const at::Tensor narrowed = make_view(self, sizes, self.strides(), 0);
+    if (narrowed.is_non_overlapping_and_dense()) {
+      out.add(sizes, self.strides(), self.scalar_type());
+    } else {
+      out.add(sizes, at::infer_dense_strides(sizes, self.strides()), self.scalar_type());
+    }
+  }
+  return true;
+}
+
+// Each result like the first list's tensor of the same position; integers may promote, so floats only.
+bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (!args[0].isTensorList()) return false;
+  const auto tensors = args[0].toListRef();
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
+  }
+  for (uint32_t a = 1; a < op.arg_count; ++a) {
+    if (!args[a].isList()) continue;
+    const auto others = args[a].toListRef();
+    if (others.size() != tensors.size()) return false;
+    if (!args[a].isTensorList()) continue;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& t = tensors[i].toTensor();
+      const at::Tensor& other = others[i].toTensor();
+      if (!t.sizes().equals(other.sizes()) || !t.strides().equals(other.strides()) ||
+          t.scalar_type() != other.scalar_type()) {
+        return false;
+      }
+    }
+  }
+  out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+  for (const IValue& item : tensors) {
+    const at::Tensor& t = item.toTensor();
+    out.add(t.sizes(), t.strides(), t.scalar_type());
+  }
+  return true;
+}
+
+// _foreach_norm(self, ord, dtype): numbers.
+bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
+  const auto tensors = args[0].toListRef();
+  for (const IValue& item : tensors) {
+    if (!is_remote(item.toTensor()) || !is_plain_float(item.toTensor().scalar_type())) return false;
+  }
+  out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+  for (const IValue& item : tensors) out.add({}, dtype_arg(op, args, item.toTensor().scalar_type()));
+  return true;
+}
+
+// arange(end), arange(start, end), arange(start, end, step), each with dtype, layout, device, pin_memory after them.
+bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
+  if (op.dtype < 1 || op.dtype > 3) return false;
+  double bounds[3] = {0, 0, 1};
+  bool integral = true;
+  for (int i = 0; i < op.dtype; ++i) {
+    const c10::Scalar value = args[i].toScalar();
+    if (value.isComplex()) return false;
+    integral &= value.isIntegral(true);
+    bounds[op.dtype == 1 ? 1 : i] = value.toDouble();
+  }
+  const double span = bounds[1] - bounds[0];
+  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it doubles are not integers' equals
+  if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || std::abs(span) >= kExact) return false;
+  const ScalarType dtype = dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
+  if (c10::isIntegralType(dtype, true) != integral) return false;  // the kernel rounds the bounds first
+  out.add({static_cast<int64_t>(std::ceil(span / bounds[2]))}, dtype);
+  return true;
+}
+
+}  // namespace
+
+ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
+  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
+  if (const ShapeRuleFunction rule = find_nn_rule(desc)) return rule;
+  if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
+  if (base == "aten::_foreach_norm") return foreach_norm;
+  if (base == "aten::_cudnn_rnn") return rnn_shapes;
+  if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
+  if (base == "aten::roll") return roll;
+  if (base == "aten::frexp") return frexp;
+  if (desc.name == "aten::view_copy") return view_copy;
+  switch (desc.shape_rule) {
+    case ir::ShapeRule::kPointwise:
+      if (base == "aten::where") return where;
+      if (base == "aten::lerp") return lerp;
+      if (base == "aten::addcdiv") return addcdiv;
+      if (base == "aten::clamp") return clamp;
+      if (base == "aten::gelu") return gelu<1>;
+      if (base == "aten::gelu_backward") return gelu<2>;
+      // Their meta functions check numbers, too.
+      if (base == "aten::softshrink" || desc.name == "aten::div.Tensor_mode") return nullptr;
+      if (base == "aten::nan_to_num" || base == "aten::_conj_physical") return like;
+      if (base == "aten::hardtanh") return like_number;
+      if (base == "aten::deg2rad" || base == "aten::rad2deg") return like_float;
+      for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
+        if (base == name) return promoted;
+      }
+      for (const char* name : {"aten::sub", "aten::rsub", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
+                               "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
+        if (base == name) return pointwise_any;
+      }
+      return pointwise;
+    case ir::ShapeRule::kComparison:
+      for (const char* name : {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf", "aten::logical_and",
+                               "aten::logical_or", "aten::logical_xor", "aten::logical_not"}) {
+        if (base == name) return comparison<true>;
+      }
+      return comparison<false>;
+    case ir::ShapeRule::kReduction:
+      switch (reduction_kind(desc.name)) {
+        case ReductionKind::kNumber:
+          return reduction<ReductionKind::kNumber>;
+        case ReductionKind::kSum:
+          return reduction<ReductionKind::kSum>;
+        case ReductionKind::kBool:
+          return reduction<ReductionKind::kBool>;
+        case ReductionKind::kIndex:
+          return reduction<ReductionKind::kIndex>;
+        case ReductionKind::kUnknown:
+          return nullptr;
+      }
+      return nullptr;
+    case ir::ShapeRule::kMatmul:
+      return base == "aten::mm" ? mm : nullptr;
+    case ir::ShapeRule::kBmm:
+      return base == "aten::bmm" ? bmm : nullptr;
+    case ir::ShapeRule::kAddmm:
+      return base == "aten::addmm" ? addmm : nullptr;
+    case ir::ShapeRule::kLike:
+      return like;
+    case ir::ShapeRule::kCat:
+      return cat;
+    case ir::ShapeRule::kStack:
+      return stack;
+    case ir::ShapeRule::kIndexSelect:
+      return base == "aten::index_select" ? index_select : nullptr;
+    case ir::ShapeRule::kSliceBackward:
+    case ir::ShapeRule::kSelectBackward:
+      return view_backward;
+    case ir::ShapeRule::kCumulative:
+      return base == "aten::cumsum" || base == "aten::cumprod" ? cumulative : nullptr;
+    case ir::ShapeRule::kPad:
+      return pad;
+    case ir::ShapeRule::kForeach:
+      return foreach_like;
+    case ir::ShapeRule::kFactory:
+      return base == "aten::arange" ? arange : nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/WrapDimUtils.h>
+
+#include "frontend/shapes/infer.h"
+
+// What the files of shape rules share.
+namespace torch_remote::frontend {
+
+// Rules by family; null if there is none.
+ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc);
+ShapeRuleFunction find_linalg_rule(const ir::OpDesc& desc);
+
+inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
+  strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+}
+
+inline bool is_plain_float(c10::ScalarType t) {
+  using enum c10::ScalarType;
+  return t == Float || t == Double || t == Half || t == BFloat16;
+}
+
+inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
+}
+
+// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in
+// doubt.
+inline bool plain(const at::Tensor& t) {
+  return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
+}
+
+inline c10::ScalarType dtype_arg(const OpEntry& op, const c10::IValue* args, c10::ScalarType otherwise) {
+  if (op.dtype < 0 || args[op.dtype].isNone()) return otherwise;
+  return args[op.dtype].toScalarType();
+}
+
+inline c10::DimVector int_list(const c10::IValue& value) {
+  c10::DimVector list;
+  for (const c10::IValue& item : value.toListRef()) list.push_back(item.toInt());
+  return list;
+}
+
+// Whether an optional tensor argument is there.
+inline bool given(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
+
+// The rule of what is like its first argument.
+bool like(const OpEntry& op, const c10::IValue* args, Inferred& out);
+
+// A result over the operands, broadcast. (A rule that declines may leave a result behind: infer() forgets it.)
+bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, c10::ScalarType dtype, Inferred& out,
+                   bool number = false);
+
+}  // namespace torch_remote::frontend

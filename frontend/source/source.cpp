@@ -1,0 +1,505 @@
+#include <Python.h>
+// Python's headers first. The frame's layout is internal to CPython and differs between versions.
+#define Py_BUILD_CORE
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "frontend/source/source.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+std::vector<std::string>& library_folders() {
+  static auto* folders = new std::vector<std::string>;  // written at import, read with the GIL
+  return *folders;
+}
+
+// Every code object seen, with whether it is the user's. Open addressing; entries are never removed, and the code
+// objects are kept alive, so that an address means one code object for good. Read without a lock, written with the GIL
+// held.
+class CodeTable {
+ public:
+  enum class Kind { kUnknown, kUser, kLibrary };
+
+  Kind find(PyCodeObject* code) const {
+    for (size_t i = slot(code);; i = (i + 1) & (kSize - 1)) {
+      const uintptr_t entry = entries_[i].load(std::memory_order_acquire);
+      if (entry == 0) return Kind::kUnknown;
+      if ((entry & ~uintptr_t{1}) == reinterpret_cast<uintptr_t>(code)) {
+        return entry & 1 ? Kind::kLibrary : Kind::kUser;
+      }
+    }
+  }
+
+  // GIL held. kUnknown: the table is full, and the code object is not kept.
+  Kind insert(PyCodeObject* code) {
+    const Kind known = find(code);
+    if (known != Kind::kUnknown) return known;
+    const Kind kind = is_library(code) ? Kind::kLibrary : Kind::kUser;
+    if (count_ >= kSize / 2) return Kind::kUnknown;
+    ++count_;
+    Py_INCREF(code);
+    size_t i = slot(code);
+    while (entries_[i].load(std::memory_order_relaxed) != 0) i = (i + 1) & (kSize - 1);
+    entries_[i].store(reinterpret_cast<uintptr_t>(code) | (kind == Kind::kLibrary), std::memory_order_release);
+    return kind;
+  }
+
+ private:
+  static constexpr size_t kSize = 1 << 16;
+  static size_t slot(PyCodeObject* code) {
+    return (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ull >> 48;
+  }
+  static bool is_library(PyCodeObject* code) {
+    const char* file = PyUnicode_AsUTF8(code->co_filename);
+    if (file == nullptr) {
+      PyErr_Clear();
+      return true;
+    }
+    const std::string_view name(file);
+    if (name.starts_with("<frozen")) return true;
+    for (const std::string& folder : library_folders()) {
+      if (name.starts_with(folder)) return true;
+    }
+    return false;
+  }
+
+  std::array<std::atomic<uintptr_t>, kSize> entries_{};
+  size_t count_ = 0;
+};
+
+CodeTable& codes() {
+  static auto* table = new CodeTable;
+  return *table;
+}
+
+_PyInterpreterFrame* current_frame(PyThreadState* state) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return state->current_frame;
+#else
+  return state->cframe != nullptr ? state->cframe->current_frame : nullptr;
+#endif
+}
+
+PyCodeObject* code_of(_PyInterpreterFrame* frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* executable = frame->f_executable;
+  return executable != nullptr && PyCode_Check(executable) ? reinterpret_cast<PyCodeObject*>(executable) : nullptr;
+#else
+  return frame->f_code;
+#endif
+}
+
+// Byte offset of the frame's current instruction.
+int32_t instruction_of(_PyInterpreterFrame* frame) {
+  return static_cast<int32_t>(_PyInterpreterFrame_LASTI(frame)) * 2;
+}
+
+CodeTable::Kind kind_of(PyCodeObject* code) {
+  CodeTable::Kind kind = codes().find(code);
+  if (kind == CodeTable::Kind::kUnknown) [[unlikely]] {
+    const PyGILState_STATE gil = PyGILState_Ensure();
+    kind = codes().insert(code);
+    PyGILState_Release(gil);
+  }
+  return kind;
+}
+
+// Chains of callers, as a tree: each number is a frame and the number of its caller. 0: none, or too many to know.
+// Frames are kept for good, as their code objects are.
+class Callers {
+ public:
+  struct Frame {
+    uint32_t caller = 0;
+    PyCodeObject* code = nullptr;
+    int32_t instruction = -1;
+  };
+  static constexpr uint32_t kMost = 1 << 20;
+
+  // Without the GIL.
+  uint32_t number(uint32_t caller, PyCodeObject* code, const void* at, int32_t instruction) {
+    std::lock_guard lock(mutex_);
+    const auto [found, added] = numbers_.try_emplace({caller, at}, static_cast<uint32_t>(frames_.size()));
+    if (!added) return found->second;
+    if (frames_.size() == kMost) {
+      numbers_.erase(found);
+      return 0;
+    }
+    frames_.push_back({caller, code, instruction});
+    return found->second;
+  }
+  Frame frame(uint32_t number) {
+    std::lock_guard lock(mutex_);
+    return number < frames_.size() ? frames_[number] : Frame();
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const std::pair<uint32_t, const void*>& key) const {
+      return (reinterpret_cast<uintptr_t>(key.second) ^ uint64_t{key.first} << 40) * 0x9E3779B97F4A7C15 >> 8;
+    }
+  };
+  std::mutex mutex_;
+  std::unordered_map<std::pair<uint32_t, const void*>, uint32_t, Hash> numbers_;
+  std::deque<Frame> frames_{Frame()};
+};
+
+Callers& callers() {
+  static auto* instance = new Callers;
+  return *instance;
+}
+
+// The chain of this thread's last record. Where each frame is, innermost first: an address inside a code object that is
+// kept, so that equal addresses are the same place. A record with the same callers costs one comparison a frame.
+struct LastCallers {
+  static constexpr uint32_t kMost = 128;  // the frames outside of these are not looked at
+  uint32_t count = 0;
+  uint32_t number = 0;
+  std::array<const void*, kMost> at{};
+  std::array<uint32_t, kMost> numbers{};  // of the chain from that frame on
+};
+
+[[gnu::tls_model("initial-exec")]] thread_local LastCallers* last_callers = nullptr;  // a cheap way to the owner's
+
+const void* place_of(_PyInterpreterFrame* frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return frame->instr_ptr;
+#else
+  return frame->prev_instr;
+#endif
+}
+
+// This frame, or the next outer one that runs Python code.
+_PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  while (frame != nullptr && code_of(frame) == nullptr) frame = frame->previous;
+#endif
+  return frame;
+}
+
+[[gnu::noinline]] uint32_t new_callers(_PyInterpreterFrame* frame) {
+  struct Owner {
+    std::unique_ptr<LastCallers> last = std::make_unique<LastCallers>();
+    ~Owner() { last_callers = nullptr; }
+  };
+  static thread_local Owner owner;
+  last_callers = owner.last.get();
+  LastCallers& last = *last_callers;
+  std::array<_PyInterpreterFrame*, LastCallers::kMost> frames;
+  uint32_t count = 0;
+  for (frame = python_frame(frame); frame != nullptr && count < LastCallers::kMost;
+       frame = python_frame(frame->previous)) {
+    frames[count++] = frame;
+  }
+  // What the two chains have in common, from the outermost frame on, has its numbers.
+  uint32_t same = 0;
+  while (same < std::min(count, last.count) && last.at[last.count - 1 - same] == place_of(frames[count - 1 - same])) {
+    ++same;
+  }
+  uint32_t number = same > 0 ? last.numbers[last.count - same] : 0;
+  if (count > last.count) {
+    std::move_backward(last.at.begin() + last.count - same, last.at.begin() + last.count, last.at.begin() + count);
+    std::move_backward(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
+                       last.numbers.begin() + count);
+  } else if (count < last.count) {
+    std::move(last.at.begin() + last.count - same, last.at.begin() + last.count, last.at.begin() + count - same);
+    std::move(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
+              last.numbers.begin() + count - same);
+  }
+  last.count = last.number = 0;  // until it is complete
+  for (uint32_t i = count - same; i-- > 0;) {
+    PyCodeObject* code = code_of(frames[i]);
+    if (kind_of(code) == CodeTable::Kind::kUnknown) return 0;
+    number = callers().number(number, code, place_of(frames[i]), instruction_of(frames[i]));
+    if (number == 0) return 0;
+    last.at[i] = place_of(frames[i]);
+    last.numbers[i] = number;
+  }
+  last.count = count;
+  return last.number = number;
+}
+
+// The number of the chain that begins with this frame.
+[[gnu::always_inline]] inline uint32_t callers_of(_PyInterpreterFrame* frame) {
+  const LastCallers* last = last_callers;
+  if (last == nullptr) return new_callers(frame);
+  uint32_t i = 0;
+  _PyInterpreterFrame* caller = python_frame(frame);
+  for (; caller != nullptr && i < last->count; caller = python_frame(caller->previous), ++i) {
+    if (place_of(caller) != last->at[i]) return new_callers(frame);
+  }
+  if (i != last->count || (caller != nullptr && i < LastCallers::kMost)) return new_callers(frame);
+  return last->number;
+}
+
+// The forward lines by autograd sequence number, for the backward pass.
+struct ForwardLine {
+  std::atomic<uint64_t> sequence{~uint64_t{0}};
+  std::atomic<uint64_t> code{0};
+  std::atomic<int32_t> instruction{-1};
+  std::atomic<uint32_t> callers{0};
+};
+constexpr size_t kForwardLines = 1 << 16;
+std::array<ForwardLine, kForwardLines>& forward_lines() {
+  static auto* lines = new std::array<ForwardLine, kForwardLines>;
+  return *lines;
+}
+
+constexpr uint32_t kBackward = 0x8000'0000;
+
+// Inline: a call more is felt by each op.
+[[gnu::always_inline]] inline ir::SourceRef frame_source(PyThreadState* state) {
+  ir::SourceRef innermost;
+  int depth = 0;
+  for (_PyInterpreterFrame* frame = current_frame(state); frame != nullptr && depth < 64; frame = frame->previous) {
+    PyCodeObject* code = code_of(frame);
+    if (code == nullptr) continue;
+    const CodeTable::Kind kind = kind_of(code);
+    ++depth;
+    if (kind == CodeTable::Kind::kUnknown) return {};
+    if (kind == CodeTable::Kind::kUser || innermost.code == 0) {
+      innermost.code = reinterpret_cast<uint64_t>(code);
+      innermost.instruction = instruction_of(frame);
+      if (kind == CodeTable::Kind::kUser) {
+        innermost.callers = callers_of(frame->previous);
+        return innermost;
+      }
+    }
+  }
+  return innermost;
+}
+
+}  // namespace
+
+ir::SourceRef capture_source(bool* backward) {
+  const auto node = torch::autograd::get_current_node();
+  *backward = node != nullptr;
+  if (node) {
+    const uint64_t sequence = node->sequence_nr();
+    const ForwardLine& line = forward_lines()[sequence % kForwardLines];
+    if (line.sequence.load(std::memory_order_acquire) == sequence) {
+      return {line.code.load(std::memory_order_relaxed), line.instruction.load(std::memory_order_relaxed),
+              line.callers.load(std::memory_order_relaxed) | kBackward};
+    }
+  }
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  if (state == nullptr) return {};
+  const ir::SourceRef source = frame_source(state);
+  if (source.code != 0 && c10::GradMode::is_enabled()) {
+    // The op's node has been made already: its number is the one before the next.
+    const uint64_t sequence = at::sequence_number::peek() - 1;
+    ForwardLine& line = forward_lines()[sequence % kForwardLines];
+    line.code.store(source.code, std::memory_order_relaxed);
+    line.instruction.store(source.instruction, std::memory_order_relaxed);
+    line.callers.store(source.callers, std::memory_order_relaxed);
+    line.sequence.store(sequence, std::memory_order_release);
+  }
+  return source;
+}
+
+namespace {
+
+constexpr int32_t kText = -2;  // SourceRef::instruction: `code` is a str
+
+// "train.py:12 in forward" of each of its entries '  File "train.py", line 12, in forward', innermost last.
+std::vector<std::string> lines_of_text(PyObject* text) {
+  std::vector<std::string> lines;
+  const char* utf8 = PyUnicode_AsUTF8(text);
+  if (utf8 == nullptr) return lines;
+  const std::string_view trace(utf8);
+  constexpr std::string_view kFile = "File \"", kLine = "\", line ", kIn = ", in ";
+  for (size_t at = 0;;) {
+    const size_t file = trace.find(kFile, at), line = trace.find(kLine, file), in = trace.find(kIn, line);
+    if (file == trace.npos || line == trace.npos || in == trace.npos) return lines;
+    at = std::min(trace.find('\n', in), trace.size());
+    const auto part = [&](size_t from, size_t to) { return std::string(trace.substr(from, to - from)); };
+    lines.push_back(part(file + kFile.size(), line) + ":" + part(line + kLine.size(), in) + " in " +
+                    part(in + kIn.size(), at));
+  }
+}
+
+}  // namespace
+
+ir::SourceRef text_source(PyObject* stack_trace) {
+  static PyObject* const kept = PyDict_New();  // equal texts once; never given back, as code objects are not
+  PyObject* text = PyDict_SetDefault(kept, stack_trace, stack_trace);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  return {reinterpret_cast<uint64_t>(text), kText, 0};
+}
+
+ir::SourceRef user_line() {
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  return state != nullptr ? frame_source(state) : ir::SourceRef();
+}
+
+bool is_backward(const ir::SourceRef& source) { return (source.callers & kBackward) != 0; }
+
+namespace {
+
+// "train.py:12 in forward". GIL held.
+std::string line_of(PyCodeObject* code, int32_t instruction) {
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  const char* name = PyUnicode_AsUTF8(code->co_qualname);
+  PyErr_Clear();
+  if (file == nullptr) return {};
+  const int line = PyCode_Addr2Line(code, instruction);
+  return std::string(file) + ":" + std::to_string(line) + " in " + (name != nullptr ? name : "?");
+}
+
+// The library that a file belongs to: "torch", "transformers", "python" for the standard library; "" for the user's
+// own code. GIL held.
+std::string library_of(std::string_view file) {
+  if (file.starts_with("<frozen")) return "python";
+  for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
+    const size_t at = file.rfind(folder);
+    if (at == file.npos) continue;
+    const std::string_view rest = file.substr(at + folder.size());
+    return std::string(rest.substr(0, rest.find_first_of("/.")));
+  }
+  for (const std::string& folder : library_folders()) {
+    if (file.starts_with(folder)) return folder.find("torch_remote") != folder.npos ? "torch_remote" : "torch";
+  }
+  static const std::string standard = [] {
+    const char* of_os = nullptr;
+    PyObject* module = PyImport_ImportModule("os");
+    PyObject* path = module != nullptr ? PyObject_GetAttrString(module, "__file__") : nullptr;
+    if (path != nullptr) of_os = PyUnicode_AsUTF8(path);
+    std::string folder = of_os != nullptr ? of_os : "";
+    PyErr_Clear();
+    Py_XDECREF(path);
+    Py_XDECREF(module);
+    return folder.substr(0, folder.rfind('/') + 1);
+  }();
+  return !standard.empty() && file.starts_with(standard) ? "python" : "";
+}
+
+// Frames of libraries, one after the other.
+struct Skipped {
+  size_t frames = 0;
+  std::vector<std::string> libraries;
+
+  void add(const std::string& library) {
+    ++frames;
+    if (std::ranges::find(libraries, library) == libraries.end()) libraries.push_back(library);
+  }
+  std::string text() const {
+    std::string all;
+    for (size_t i = 0; i < libraries.size() && i < 3; ++i) all += (i ? ", " : "") + libraries[i];
+    if (libraries.size() > 3) all += ", ...";
+    return "... " + std::to_string(frames) + (frames == 1 ? " frame of " : " frames of ") + all;
+  }
+};
+
+// Lines for callers, given innermost first; for those of libraries one for as many as follow each other. GIL held.
+class CallerLines {
+ public:
+  // False: enough.
+  bool add(std::string_view file, const std::string& line) {
+    constexpr size_t kMost = 24;
+    if (std::string library = library_of(file); !library.empty()) {
+      skipped_.add(library);
+      return true;
+    }
+    if (skipped_.frames > 0) lines_.push_back(std::exchange(skipped_, {}).text());
+    const bool more = lines_.size() < kMost;
+    lines_.push_back(more ? line : "...");
+    return more;
+  }
+
+  // Outermost first. (Nobody misses the libraries outside of the user's program.)
+  std::string text() const {
+    std::string text;
+    for (size_t i = lines_.size(); i-- > 0;) {
+      text += (i + 1 == lines_.size() ? "\n  called from " : "\n    ") + lines_[i];
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::string> lines_;
+  Skipped skipped_;
+};
+
+std::string_view file_of(PyCodeObject* code) {
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  return file != nullptr ? file : "";
+}
+
+}  // namespace
+
+std::string describe_source(const ir::SourceRef& source) {
+  if (source.code == 0 || !Py_IsInitialized()) return {};
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  std::string text;
+  if (source.instruction == kText) {
+    const std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    if (!lines.empty()) text = lines.back();
+  } else {
+    text = line_of(reinterpret_cast<PyCodeObject*>(source.code), source.instruction);
+    if (!text.empty() && is_backward(source)) text += " (backward)";
+  }
+  PyErr_Clear();
+  PyGILState_Release(gil);
+  return text;
+}
+
+std::string describe_stack(const ir::SourceRef& source) {
+  if (source.code == 0 || !Py_IsInitialized()) return {};
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  CallerLines callers_above;
+  std::string line;
+  if (source.instruction == kText) {
+    std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    if (!lines.empty()) {
+      line = std::move(lines.back());
+      lines.pop_back();
+    }
+    while (!lines.empty() && callers_above.add(lines.back(), lines.back())) lines.pop_back();
+  } else {
+    line = line_of(reinterpret_cast<PyCodeObject*>(source.code), source.instruction);
+    for (uint32_t number = source.callers & ~kBackward; number != 0;) {
+      const Callers::Frame frame = callers().frame(number);
+      if (frame.code == nullptr || !callers_above.add(file_of(frame.code), line_of(frame.code, frame.instruction)))
+        break;
+      number = frame.caller;
+    }
+  }
+  std::string text;
+  if (!line.empty()) {
+    const bool backward = source.instruction != kText && is_backward(source);
+    text = callers_above.text() + (backward ? "\n  recorded in the backward pass of " : "\n  recorded at ") + line;
+  }
+  PyErr_Clear();
+  PyGILState_Release(gil);
+  return text;
+}
+
+std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources) {
+  std::vector<std::string> lines;
+  lines.reserve(sources.size());
+  for (const ir::SourceRef& source : sources) lines.push_back(describe_source(source));
+  return lines;
+}
+
+void add_library_folder(const std::string& folder) { library_folders().push_back(folder); }
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,135 @@
+"""`torch.remote.load_exported`: programs of torch.export on the device."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO
+
+import torch
+import torch.utils._pytree as pytree
+from torch._export.utils import (
+    _check_input_constraints_for_graph,
+    _collect_all_valid_cia_ops,
+    _get_decomp_for_cia,
+)
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.passes import move_to_device_pass
+
+import torch_remote.remote as remote
+from torch_remote.compile.compiler import compile_graph
+from torch_remote.compile.whole_ops import keep_whole
+
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+class ExportedModule(torch.nn.Module):
+    """An ExportedProgram as one program of the device. Called as the exported module was; inference only.
+
+    Sizes that were exported as dynamic may differ from call to call and build nothing. Its state_dict has the exported
+    parameters and buffers.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self._signature = program.graph_signature
+        self._call_spec = program.call_spec
+        self._constraints = program.range_constraints
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+        self._user_nodes = []
+        self._state: list[tuple[str, torch.Tensor | None]] = []  # by placeholder; None: the user's
+        for node, spec in zip(nodes, self._signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                self._user_nodes.append(node)
+                self._state.append(("", None))
+            elif spec.kind in _STATE:
+                self._state.append((spec.target, self._hold(program, spec)))
+            else:
+                raise NotImplementedError(
+                    f"torch.remote.load_exported: the program has an input of kind {spec.kind.name} ({spec.target}), "
+                    "which is not supported; export a module without it"
+                )
+        self._compiled = compile_graph(program.graph_module, guarded=False)
+
+    def _hold(self, program: ExportedProgram, spec: Any) -> torch.Tensor:
+        """Registers a tensor under its exported name."""
+        tensor = program.state_dict.get(spec.target)
+        if tensor is None:
+            tensor = program.constants[spec.target]
+        tensor = tensor.detach()
+        *path, name = spec.target.split(".")
+        owner: torch.nn.Module = self
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(part, torch.nn.Module())
+            owner = owner._modules[part]
+        owner.register_buffer(name, tensor, persistent=spec.target in program.state_dict)
+        return tensor
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Raises:
+            ValueError: the arguments are not arranged as the exported ones were.
+            RuntimeError: a size outside of what was exported, or a tensor on another device.
+        """
+        paths, spec = pytree.tree_flatten_with_path((args, self._in_order(kwargs)))
+        if spec != self._call_spec.in_spec:
+            raise ValueError(
+                f"torch.remote.load_exported: the program was exported for {_describe(self._call_spec.in_spec)}, "
+                f"but was called with {_describe(spec)}"
+            )
+        _check_input_constraints_for_graph(self._user_nodes, paths, self._constraints)
+        given = iter(value for _, value in paths)
+        results = self._compiled([next(given) if tensor is None else tensor for _, tensor in self._state])
+        outputs = []
+        state = dict(self._state)
+        for result, out in zip(results, self._signature.output_specs, strict=True):
+            match out.kind:
+                case OutputKind.USER_OUTPUT | OutputKind.LOSS_OUTPUT:
+                    outputs.append(result)
+                case OutputKind.BUFFER_MUTATION:
+                    state[out.target].copy_(result)
+                case OutputKind.USER_INPUT_MUTATION:
+                    names = [node.name for node in self._user_nodes]
+                    paths[names.index(out.target)][1].copy_(result)
+                case _:
+                    raise NotImplementedError(f"torch.remote.load_exported: an output of kind {out.kind.name}")
+        return pytree.tree_unflatten(outputs, self._call_spec.out_spec)
+
+    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        wanted = self._call_spec.in_spec.child(1).context
+        return {name: kwargs[name] for name in wanted} if set(wanted) == set(kwargs) else kwargs
+
+
+def _describe(spec: pytree.TreeSpec) -> str:
+    args, kwargs = spec.child(0), spec.child(1)
+    return f"{args.num_children} positional arguments and keywords {sorted(kwargs.context) or 'none'}, as {spec}"
+
+
+def load_exported(
+    program: ExportedProgram | str | os.PathLike[str] | BinaryIO, device: torch.device | str = "remote"
+) -> ExportedModule:
+    """Puts an exported program on the device.
+
+    Args:
+        program: from torch.export.export, or a file that torch.export.save wrote.
+        device: where its weights go. It is not changed itself.
+
+    Raises:
+        NotImplementedError: the program has effects that need this process (tokens, custom objects).
+    """
+    if torch.device(device).type != "remote":
+        raise ValueError(f"torch.remote.load_exported: expected a remote device, got {device}")
+    if not isinstance(program, ExportedProgram):
+        program = torch.export.load(program)
+    # A copy without mutation of what it computes, then on the device, then without what torch composes: in this order,
+    # because what is composed may be composed otherwise there (attention).
+    program = program.run_decompositions({})
+    program._state_dict = dict(program._state_dict)
+    program._constants = dict(program._constants)
+    program = move_to_device_pass(program, f"remote:{remote._index(device)}")  # with a number, as tensors there have
+    compositions = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
+    keep_whole(compositions)
+    return ExportedModule(program.run_decompositions(compositions))

@@ -1,0 +1,121 @@
+"""`torch.remote.explain`: what a function does on the device, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_remote import _C
+from torch_remote.profiling.profiler import profile
+
+
+@dataclass(frozen=True)
+class Flush:
+    """A program's run was sent."""
+
+    call: int  # of the function, from 0
+    reason: str  # "item", "copy to cpu", "cut", "boundary", "compiled graph", ...
+    line: str  # of the user's code
+    program: int
+    ops: int
+    bytes: int  # of the message
+    miss: str | None  # why the program had to be built; None: it was known
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The user's code waited for the worker."""
+
+    call: int
+    reason: str
+    line: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `torch.remote.explain` saw. `str()` of it is a report."""
+
+    result: Any  # of the last call
+    calls: int
+    ops: dict[str, int]  # run on the worker, by name, over all calls
+    flushes: list[Flush]
+    syncs: list[Sync]
+    stats: list[dict[str, int]]  # what each call added to torch.remote.stats()
+    slow_shapes: dict[str, int] = field(default_factory=dict)  # ops whose shapes took the dispatcher's Meta key
+
+    @property
+    def programs(self) -> list[int]:
+        """The programs that ran."""
+        return sorted({flush.program for flush in self.flushes})
+
+    def __str__(self) -> str:
+        lines = []
+        for call, stats in enumerate(self.stats):
+            lines.append(
+                f"call {call + 1}: {stats['ops_recorded']} ops recorded, {stats['flushes']} runs, "
+                f"{stats['programs_built']} programs built, {stats['program_hits']} hits, "
+                f"{stats['round_trips']} round trips, {stats['bytes_sent']} bytes sent, "
+                f"{stats['bytes_uploaded']} up, {stats['bytes_downloaded']} down"
+            )
+            for flush in self.flushes:
+                if flush.call == call:
+                    result = f"built: {flush.miss}" if flush.miss else "hit"
+                    where = f" at {flush.line}" if flush.line else ""
+                    lines.append(
+                        f"  program {flush.program}: {flush.ops} ops, {flush.bytes} bytes, {result}; "
+                        f"sent because of {flush.reason!r}{where}"
+                    )
+            for sync in self.syncs:
+                if sync.call == call:
+                    lines.append(f"  waits {sync.microseconds:.0f} µs for {sync.reason!r} at {sync.line or '?'}")
+        lines.append("ops on the worker: " + (", ".join(f"{n} {name}" for name, n in self.ops.items()) or "none"))
+        lines.append("fused: nothing (each op is a kernel of its own)")
+        fallbacks = sum(stats["client_fallbacks"] for stats in self.stats)
+        lines.append(f"fell back to this process's CPU: {fallbacks or 'nothing'}")
+        if self.slow_shapes:
+            slow = ", ".join(f"{name} ({count})" for name, count in self.slow_shapes.items())
+            lines.append(f"shapes by the dispatcher's Meta key (slow at first sight of a size): {slow}")
+        return "\n".join(lines)
+
+
+def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: Any) -> Explanation:
+    """Calls a function and says what the device did.
+
+    Args:
+        function: code that uses the device. It really runs, `calls` times: what the first call builds, the second one
+            should find.
+        args, kwargs: its arguments.
+        calls: how often.
+
+    Returns:
+        Programs, cuts, misses and waits with the user's lines, ops, bytes; printed, a report.
+    """
+    if calls < 1:
+        raise ValueError(f"torch.remote.explain: calls must be at least 1, got {calls}")
+    slow = Counter(dict(_C.meta_key_calls()))
+    recordings, stats = [], []
+    result = None
+    for _ in range(calls):
+        before = _C.stats()
+        with profile() as recorded:
+            result = function(*args, **kwargs)
+        recordings.append(recorded.recording)
+        stats.append({name: value - before[name] for name, value in _C.stats().items()})
+    slow = Counter(dict(_C.meta_key_calls())) - slow
+
+    flushes, syncs = [], []
+    ops: Counter[str] = Counter()
+    for call, recording in enumerate(recordings):
+        for event in recording.client:
+            if event.kind == "flush" and event.worker >= 0:
+                run = recording.workers[event.worker].runs.get(event.sequence)
+                if run is not None:
+                    flushes.append(Flush(call, event.name, event.line, event.program, event.ops, run.bytes, run.miss))
+            elif event.kind == "wait" and event.name != "profile ends":
+                syncs.append(Sync(call, event.name, event.line, (event.end - event.begin) / 1000))
+        for worker in recording.workers:
+            ops.update(op.name for op in worker.ops)
+    return Explanation(result, calls, dict(ops.most_common()), flushes, syncs, stats, dict(slow))

@@ -1,0 +1,230 @@
+"""`torch.remote`: the device module, with what users of `torch.cuda` expect (docs/python-api.md)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_remote import _C
+from torch_remote.profiling.benchmark import benchmark
+from torch_remote.errors import UnexpectedCompile, WorkerLost
+from torch_remote.profiling.explanation import explain
+from torch_remote.graphs import Graph, from_text, trace
+from torch_remote.profiling.profiler import profile
+from torch_remote.remote import amp, memory, nvtx, random, streams
+from torch_remote.remote._absent import ABSENT
+from torch_remote.remote._device import (
+    DeviceProperties,
+    _Device,
+    _index,
+    _is_in_bad_fork,  # noqa: F401 (torch asks for it)
+    _lazy_init,  # noqa: F401 (likewise)
+    can_device_access_peer,
+    cancel,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_initialized,
+    list_gpu_processes,
+    restart,
+    set_device,
+    synchronize,
+    utilization,
+)
+from torch_remote.remote.amp import get_amp_supported_dtype, is_bf16_supported, is_tf32_supported
+from torch_remote.remote.memory import (
+    OutOfMemoryError,
+    device_memory_used,
+    empty_cache,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    max_memory_allocated,
+    max_memory_cached,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_cached,
+    memory_reserved,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    reset_accumulated_host_memory_stats,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_max_memory_cached,
+    reset_peak_host_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+)
+from torch_remote.remote.random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from torch_remote.remote.streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    get_sync_debug_mode,
+    is_current_stream_capturing,
+    set_stream,
+    set_sync_debug_mode,
+    stream,
+)
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Graph",
+    "OutOfMemoryError",
+    "Stream",
+    "StreamContext",
+    "UnexpectedCompile",
+    "WorkerLost",
+    "amp",
+    "benchmark",
+    "can_device_access_peer",
+    "cancel",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_memory_used",
+    "device_of",
+    "empty_cache",
+    "expect_no_compile",
+    "explain",
+    "from_text",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_per_process_memory_fraction",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_sync_debug_mode",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_initialized",
+    "is_tf32_supported",
+    "list_gpu_processes",
+    "load_exported",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "nvtx",
+    "profile",
+    "random",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "reset_stats",
+    "restart",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_per_process_memory_fraction",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "set_sync_debug_mode",
+    "stats",
+    "stream",
+    "streams",
+    "synchronize",
+    "trace",
+    "utilization",
+]
+
+
+_initialized = True  # torch.utils.checkpoint asks: this device needs no set-up
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return tuple(_C.default_generator(i) for i in range(device_count()))
+    why = f": {ABSENT[name]}" if name in ABSENT else ""
+    raise AttributeError(f"module 'torch.remote' has no attribute '{name}'{why}")
+
+
+def load_exported(program: Any, device: torch.device | str = "remote") -> torch.nn.Module:
+    """Puts an ExportedProgram, or a file of one, on the device: a module that is called as the exported one was.
+
+    See torch_remote.compile.exported.load_exported.
+    """
+    from torch_remote.compile.exported import load_exported  # torch.export takes a while to import
+
+    return load_exported(program, device)
+
+
+# -- what the recorder does -------------------------------------------------------------------------------------------
+
+
+def stats() -> dict[str, int]:
+    """Counters since start or `reset_stats()`, over all devices and all the workers that they had.
+
+    ops_recorded; flushes (traces sent), programs_built (misses), program_hits; kernels_compiled; client_fallbacks (ops
+    that ran in this process instead); round_trips (waits for the worker); bytes_sent, bytes_received (control),
+    bytes_uploaded, bytes_downloaded (tensors); worker_bytes, worker_peak_bytes (of the workers that there are now, as
+    of their last messages).
+    """
+    return _C.stats()
+
+
+def reset_stats() -> None:
+    """Sets the counters to 0."""
+    _C.reset_stats()
+
+
+@contextmanager
+def expect_no_compile(device: _Device = None) -> Iterator[None]:
+    """Raises UnexpectedCompile at its end if a program had to be built meanwhile.
+
+    The message names the first op that differs from the known programs, and its line. What is recorded but not yet
+    sent when the block ends is not judged (end it with an `.item()` or `synchronize()`).
+    """
+    index = _index(device)
+    _C.expect_no_compile(index, True)
+    try:
+        yield
+    finally:
+        _C.expect_no_compile(index, False)
+    message = _C.take_unexpected_compile(index)
+    if message:
+        raise UnexpectedCompile(f"torch.remote.expect_no_compile: {message}")

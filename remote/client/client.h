@@ -1,0 +1,181 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ir/status.h"
+#include "ir/trace.h"
+#include "remote/transport/transport.h"
+#include "remote/client/worker_memory.h"
+#include "remote/client/worker_profile.h"
+
+// The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
+namespace torch_remote::remote {
+
+// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as
+// many as the worker acknowledges at once (wire.fbs), so that it never runs dry.
+inline constexpr size_t kMaxUnacknowledged = 64;
+// Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
+inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
+
+// A failure on the worker, with where it was recorded.
+struct OpError {
+  Status status;
+  ir::SourceRef source;  // of the record that failed
+  std::string op;        // schema name; empty if no single op is to blame
+  uint64_t skipped = 0;  // updates in place that depend on it and did not happen
+  // Of synchronize: the other failures that no wait has told.
+  std::vector<OpError> more = {};
+  uint64_t not_listed = 0;  // and how many there are beside these
+};
+
+struct Counters {
+  uint64_t flushes = 0;
+  uint64_t programs_built = 0;
+  uint64_t program_hits = 0;
+  uint64_t kernels_compiled = 0;
+  uint64_t round_trips = 0;
+  uint64_t bytes_sent = 0;      // control
+  uint64_t bytes_received = 0;  // control
+  uint64_t bytes_uploaded = 0;
+  uint64_t bytes_downloaded = 0;
+  uint64_t worker_bytes = 0;
+  uint64_t worker_peak_bytes = 0;
+
+  // Of several clients: the sum.
+  void add(const Counters& other);
+};
+
+struct FlushInfo {
+  size_t ops = 0;
+  bool hit = false;
+  uint32_t program = 0;
+  size_t bytes = 0;       // control bytes of the run message
+  uint64_t sequence = 0;  // of the run message
+  // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a
+  // known one only differs in which buffers outlive it; SIZE_MAX if there is no other program.
+  size_t first_difference = 0;
+};
+
+// A program to be built: of a recorded trace, or of a graph that came by another way.
+struct BuildRequest {
+  uint32_t program = 0;  // its number
+  const ir::Trace* trace = nullptr;
+  const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
+  const ir::Graph* graph = nullptr;                  // instead of a trace
+  std::span<const ir::SourceRef> sources;            // one a record
+};
+
+// What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
+using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
+
+// What is asked of the worker for a program.
+struct ProgramOptions {
+  // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:
+  // calls are answered sooner, for up to a millisecond of a core whenever one waits.
+  bool low_latency = false;
+  // The worker may time several ways to run it and keep the fastest, so that results' last bits differ between runs.
+  bool tune = false;
+};
+
+// A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
+struct Program;
+using ProgramPtr = std::shared_ptr<Program>;
+
+// One run of such a program.
+struct RunRequest {
+  std::span<const int64_t> params;   // as many as the graph has
+  std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
+  uint64_t made = 0;                 // how many fresh buffers survive
+};
+
+// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
+// when it comes.
+using KeepWaiting = std::function<bool()>;
+
+// A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
+using Words = std::vector<int64_t>;
+
+// Thread safe. Messages go out in the order of the calls; nothing here waits for the worker except read, synchronize,
+// wait_results, and any call while too much is on its way (back-pressure).
+class Client {
+ public:
+  // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first
+  // miss.
+  static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client);
+  virtual ~Client() = default;
+
+  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their
+  // ordinals) start at *base (set also when there are none). A hit costs no allocation. The trace's storages must not
+  // die during the call. Does not wait for the worker but for credits. `ticket`: not null for a trace whose last record
+  // has dynamic or host results; the run then wants a reply, and the ticket must be passed to wait_results once.
+  virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
+
+  // Has a graph built and sent, off this thread: a program for `run`. `sources` has one for each record that the nodes
+  // name. The graph must verify.
+  virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
+                      const ProgramOptions& options, ProgramPtr* program) = 0;
+  // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
+  virtual Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+                     uint64_t* ticket = nullptr) = 0;
+  // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
+  virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;
+
+  // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
+  virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
+
+  // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
+  // bytes once, in place.
+  virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
+                      std::span<const int64_t> strides, int64_t offset,
+                      const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
+                      OpError* error) = 0;
+
+  // The id goes out with the next message. Never blocks for long, never throws: called from destructors.
+  virtual void free(uint64_t id) = 0;
+
+  // Waits until everything is done. An error: all failures that no wait has told yet.
+  virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
+
+  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then,
+  // too. Waits. Failures that were not told yet stay for the next synchronize.
+  virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
+
+  // Has the worker drop what was sent and has not been done: what that would have made is poisoned, what it would have
+  // written stays as it is. Does not wait.
+  virtual Status cancel() = 0;
+
+  // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
+  // with no lock held.
+  virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
+
+  // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
+  virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
+
+  // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. `limit`:
+  // events that it may record. A Stop that fails gives what the worker had handed over.
+  virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                         WorkerProfile* profile) = 0;
+
+  virtual Counters counters() const = 0;
+  virtual void reset_counters() = 0;
+  // As of the worker's last message.
+  virtual MemoryUse memory_use() const = 0;
+  virtual MachineInfo machine() const = 0;
+  // kLost once the worker is gone, with why.
+  virtual Status health() const = 0;
+  // For log lines and WorkerLost.
+  virtual std::string description() const = 0;
+  virtual uint64_t session() const = 0;
+  virtual uint64_t last_acknowledged() const = 0;
+
+  // Forked child: forget everything without touching the connection (no destructor of it runs).
+  virtual void abandon() = 0;
+};
+
+}  // namespace torch_remote::remote

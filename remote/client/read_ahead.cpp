@@ -1,0 +1,143 @@
+#include "remote/client/read_ahead.h"
+
+#include <algorithm>
+
+namespace torch_remote::remote {
+
+void ReadAhead::runs(const Program& program, std::span<const uint64_t> inputs, uint64_t base,
+                     std::vector<uint64_t>& made, std::span<const Copy> copies) {
+  Run& run = runs_[++number_ % kRuns];
+  run.number = number_;
+  run.program = program.number;
+  run.round = 0;
+  run.base = base;
+  run.made.swap(made);
+  run.copies.assign(copies.begin(), copies.end());
+  if (snapshots_.empty()) return;
+  for (const Copy& copy : copies) {
+    const auto source = snapshots_.find(copy.source);
+    if (source == snapshots_.end() || source->second->state == Snapshot::State::kFailed) continue;
+    const SnapshotPtr shared = source->second;  // the map may grow
+    if (shared->bytes.size() == run.made[copy.index]) keep(base + copy.index, shared, shared->sequence);
+  }
+  const bool known = program.facts_known.load(std::memory_order_acquire);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if ((filter_ >> (inputs[i] % 64) & 1) == 0) continue;
+    if (!known || i >= program.facts.written.size() || program.facts.written[i]) drop(inputs[i]);
+  }
+}
+
+void ReadAhead::freed(std::span<const uint64_t> ids) {
+  if (snapshots_.empty()) return;
+  for (const uint64_t id : ids) {
+    if (filter_ >> (id % 64) & 1) drop(id);
+  }
+}
+
+SnapshotPtr ReadAhead::find(uint64_t buffer) {
+  const auto found = snapshots_.find(buffer);
+  return found == snapshots_.end() ? nullptr : found->second;
+}
+
+void ReadAhead::keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
+  snapshot->sequence = sequence;
+  drop(buffer);
+  if (order_.size() >= kMostSnapshots) {
+    drop(order_.front());
+    order_.pop_front();
+  }
+  order_.push_back(buffer);
+  snapshots_[buffer] = std::move(snapshot);
+  filter_ |= uint64_t{1} << (buffer % 64);
+}
+
+void ReadAhead::drop(uint64_t buffer) {
+  const auto found = snapshots_.find(buffer);
+  if (found == snapshots_.end()) return;
+  const Snapshot& snapshot = *found->second;
+  if (snapshot.state == Snapshot::State::kAsked && found->second.use_count() == 1) {
+    unwanted_.push_back(snapshot.sequence);
+  }
+  snapshots_.erase(found);
+  if (!snapshots_.empty()) return;
+  order_.clear();
+  filter_ = 0;
+}
+
+const ReadAhead::Run* ReadAhead::find_run(uint64_t buffer) const {
+  const uint64_t count = std::min<uint64_t>(number_, kRuns);
+  for (uint64_t i = 0; i < count; ++i) {
+    const Run& run = runs_[(number_ - i) % kRuns];
+    if (buffer - run.base < run.made.size()) return &run;
+  }
+  return nullptr;
+}
+
+uint64_t ReadAhead::origin(uint64_t buffer) const {
+  for (size_t step = 0; step < kRuns; ++step) {
+    const Run* run = find_run(buffer);
+    if (run == nullptr) return buffer;
+    const auto copy = std::ranges::find(run->copies, buffer - run->base, &Copy::index);
+    if (copy == run->copies.end()) return buffer;
+    buffer = copy->source;
+  }
+  return buffer;
+}
+
+ReadAhead::Entry* ReadAhead::find_entry(const Run& run, uint32_t index) {
+  const auto entries = read_after_.find(run.round);
+  if (entries == read_after_.end()) return nullptr;
+  const auto found = std::ranges::find_if(
+      entries->second, [&](const Entry& entry) { return entry.program == run.program && entry.index == index; });
+  return found == entries->second.end() ? nullptr : &*found;
+}
+
+const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint64_t least) {
+  guesses_.clear();
+  // The rounds that ended before: there this could have been asked for.
+  buffer = origin(buffer);
+  if (const Run* run = find_run(buffer); run != nullptr && run->round != 0) {
+    const auto index = static_cast<uint32_t>(buffer - run->base);
+    if (Entry* entry = find_entry(*run, index)) {
+      entry->unused = 0;
+    } else if (std::vector<Entry>& entries = read_after_[run->round]; entries.size() < kMostEntries) {
+      entries.push_back({run->program, index, std::max(run->made[index], least), 0});
+    }
+  }
+  if (number_ == ended_) return guesses_;
+  const uint32_t round = runs_[number_ % kRuns].program;
+  const uint64_t first = std::max(ended_, number_ - std::min<uint64_t>(number_, kRuns)) + 1;
+  for (uint64_t n = first; n <= number_; ++n) runs_[n % kRuns].round = round;
+  ended_ = number_;
+  const auto found = read_after_.find(round);
+  if (found == read_after_.end()) return guesses_;
+  std::erase_if(found->second, [](const Entry& entry) { return entry.unused >= kMostUnused; });
+  for (Entry& entry : found->second) {
+    for (uint64_t n = number_; n >= first; --n) {  // the program's last run in this round
+      const Run& run = runs_[n % kRuns];
+      if (run.program != entry.program || entry.index >= run.made.size()) continue;
+      const uint64_t other = run.base + entry.index;
+      const uint64_t nbytes = run.made[entry.index] != 0 ? run.made[entry.index] : entry.nbytes;
+      if (other != buffer && nbytes != 0 && nbytes <= kMostReadAhead && !snapshots_.contains(other)) {
+        ++entry.unused;
+        guesses_.push_back({other, nbytes});
+      }
+      break;
+    }
+  }
+  return guesses_;
+}
+
+void ReadAhead::used(uint64_t buffer) {
+  buffer = origin(buffer);
+  const Run* run = find_run(buffer);
+  if (run == nullptr) return;
+  if (Entry* entry = find_entry(*run, static_cast<uint32_t>(buffer - run->base))) entry->unused = 0;
+}
+
+uint64_t ReadAhead::size_of(uint64_t buffer, uint64_t least) const {
+  const Run* run = find_run(buffer);
+  return run == nullptr ? least : std::max(run->made[buffer - run->base], least);
+}
+
+}  // namespace torch_remote::remote

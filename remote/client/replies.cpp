@@ -1,0 +1,348 @@
+#include "remote/client/replies.h"
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+
+#include "remote/client/event_log.h"
+#include "remote/wire/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxMissing = 64;  // failed builds that reads still hear of
+
+bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
+
+void log_acknowledged(const wire::Header& header) {
+  Event event;
+  event.kind = Event::Kind::kAcknowledged;
+  event.begin = event.end = monotonic_ns();
+  event.session = header.session;
+  event.sequence = header.sequence;
+  EventLog::add(std::move(event));
+}
+
+}  // namespace
+
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+Status Replies::receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout) {
+  receiving_ = true;
+  lock.unlock();
+  Frame frame;
+  Status status = transport_.receive(&frame, timeout);
+  lock.lock();
+  receiving_ = false;
+  if (status.ok()) status = handle(frame);
+  if (!status.ok() && !is_timeout(status)) set_lost(status);
+  changed_.notify_all();
+  return status;
+}
+
+template <class Done>
+Status Replies::wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting* keep_waiting, Done done) {
+  auto next_call = Clock::now() + kWaitStep;
+  while (!done()) {
+    if (!lost_) return lost_;
+    if (!receiving_) {
+      (void)receive_as_leader(lock, std::max<Clock::duration>(next_call - Clock::now(), Clock::duration::zero()));
+    } else {
+      changed_.wait_until(lock, next_call);
+    }
+    if (Clock::now() < next_call) continue;
+    if (keep_waiting && *keep_waiting) {
+      lock.unlock();
+      const bool go_on = (*keep_waiting)();
+      lock.lock();
+      if (!go_on && !done()) return {ErrorCode::kInterrupted, "remote: interrupted while waiting for the worker"};
+    }
+    next_call = Clock::now() + kWaitStep;
+  }
+  return {};
+}
+
+Status Replies::reserve(size_t messages, size_t bytes) {
+  std::unique_lock lock(mutex_);
+  if (!lost_) return lost_;
+  const auto there_is_room = [&] {
+    if (credit_count_ + messages > credits_.size()) return false;
+    return unacknowledged_bytes_ == 0 || unacknowledged_bytes_ + bytes <= kMaxUnacknowledgedBytes;
+  };
+  if (there_is_room()) return {};
+  const EventSpan span(Event::Kind::kBackPressure);
+  return wait_until(lock, nullptr, there_is_room);
+}
+
+Status Replies::throttle(const KeepWaiting& keep_waiting) {
+  std::unique_lock lock(mutex_);
+  if (!lost_) return lost_;
+  const auto there_is_room = [&] {
+    return credit_count_ <= credits_.size() / 4 * 3 && unacknowledged_bytes_ <= kMaxUnacknowledgedBytes / 4 * 3;
+  };
+  if (there_is_room()) return {};
+  const EventSpan span(Event::Kind::kBackPressure);
+  return wait_until(lock, &keep_waiting, there_is_room);
+}
+
+void Replies::sending(uint64_t sequence, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  credits_[(first_credit_ + credit_count_++) % credits_.size()] = {sequence, bytes};
+  unacknowledged_bytes_ += bytes;
+  last_sent_ = sequence;
+}
+
+void Replies::expect(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  slots_[sequence];
+}
+
+void Replies::forget(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  const auto slot = slots_.find(sequence);
+  if (slot == slots_.end()) return;
+  if (slot->second.done) {
+    slots_.erase(slot);
+  } else {
+    slot->second.unwanted = true;
+  }
+}
+
+void Replies::drain() {
+  std::unique_lock lock(mutex_);
+  while (!receiving_ && lost_.ok() && credit_count_ > 0) {
+    if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) return;
+  }
+}
+
+Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
+                     Slot* result) {
+  const auto slot = slots_.find(sequence);
+  if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
+  Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
+  *result = std::move(slot->second);
+  slots_.erase(slot);
+  return status;
+}
+
+Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+  std::unique_lock lock(mutex_);
+  Slot result;
+  if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
+  if (!result.error) {
+    *reply = std::move(result.reply);
+    return {};
+  }
+  *error = *std::move(result.error);
+  return error->status;
+}
+
+void Replies::take_deferred(OpError* error) {
+  std::lock_guard lock(mutex_);
+  if (deferred_.empty()) return;
+  if (!error->status) defer(std::move(*error));
+  std::vector<OpError> all = std::exchange(deferred_, {});
+  *error = std::move(all.front());
+  error->more.assign(std::make_move_iterator(all.begin() + 1), std::make_move_iterator(all.end()));
+  error->not_listed = std::exchange(not_listed_, 0);
+}
+
+// --- what comes ------------------------------------------------------------------------------------------------------
+
+Status Replies::handle(Frame& frame) {
+  totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
+  if (Status status = acknowledge(frame.header.sequence); !status) return status;
+  if (EventLog::on()) log_acknowledged(frame.header);
+  switch (static_cast<wire::Type>(frame.header.type)) {
+    case wire::Type::kRunReply:
+      return handle_reply<wire::RunReply>(frame);
+    case wire::Type::kReadReply:
+      return handle_reply<wire::ReadReply>(frame);
+    case wire::Type::kHasOpReply:
+      return handle_reply<wire::HasOpReply>(frame);
+    case wire::Type::kProfileReply:
+      return handle_reply<wire::ProfileReply>(frame);
+    case wire::Type::kSynchronizeReply:
+      if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
+        totals_.kernels_compiled = reply->kernels_compiled();
+      }
+      return handle_reply<wire::SynchronizeReply>(frame);
+    case wire::Type::kMemoryReply:
+      return handle_reply<wire::MemoryReply>(frame);
+    case wire::Type::kProfilePart:
+      return handle_profile_part(frame);
+    case wire::Type::kProgress:
+      if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
+        note_memory(progress->memory());
+        return {};
+      }
+      break;
+    default:
+      break;
+  }
+  return Status::invalid("remote: the worker sent a message of type " + std::to_string(frame.header.type) + " and " +
+                         std::to_string(frame.control.size()) + " bytes that is none of a worker's");
+}
+
+Status Replies::handle_profile_part(Frame& frame) {
+  if (!wire::verify<wire::ProfileReply>(frame.control)) {
+    return Status::invalid("remote: what the worker says about a profile is damaged");
+  }
+  const size_t events = frame.attachment ? frame.attachment->bytes().size() / sizeof(wire::ProfileEvent) : 0;
+  // Left of an older profile, or more than was asked for.
+  if (frame.header.sequence < profile_since_ || profile_.events.size() + events > profile_limit_) return {};
+  return append_worker_profile(frame, &profile_);
+}
+
+template <class Message>
+Status Replies::handle_reply(Frame& frame) {
+  const auto* message = wire::verify<Message>(frame.control);
+  if (!message)
+    return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
+                           " is damaged");
+  if constexpr (requires { message->memory(); }) note_memory(message->memory());
+  std::optional<OpError> error = op_error(message->error());
+  if constexpr (std::is_same_v<Message, wire::SynchronizeReply>) {
+    if (error && message->more()) {
+      for (const wire::Error* other : *message->more()) error->more.push_back(*op_error(other));
+    }
+    if (error) error->not_listed = message->not_listed();
+  }
+  const auto slot = slots_.find(frame.header.sequence);
+  if (slot == slots_.end()) {
+    if (error && !message->error()->told()) defer(*std::move(error));  // whoever asked was interrupted
+    return {};
+  }
+  if (slot->second.unwanted) {
+    slots_.erase(slot);
+    return {};
+  }
+  slot->second.reply = std::move(frame);
+  slot->second.error = std::move(error);
+  slot->second.done = true;
+  return {};
+}
+
+Status Replies::acknowledge(uint64_t sequence) {
+  if (sequence > last_sent_) {
+    return Status::invalid("remote: the worker acknowledges message " + std::to_string(sequence) +
+                           ", the last one was " + std::to_string(last_sent_));
+  }
+  acknowledged_ = std::max(acknowledged_, sequence);
+  for (; credit_count_ > 0 && credits_[first_credit_].sequence <= sequence; --credit_count_) {
+    unacknowledged_bytes_ -= credits_[first_credit_].bytes;
+    first_credit_ = (first_credit_ + 1) % credits_.size();
+  }
+  return {};
+}
+
+void Replies::note_memory(const wire::MemoryUse* use) {
+  if (!use) return;
+  const auto stat = [](const wire::MemoryStat& s) {
+    return MemoryStat{s.current(), s.peak(), s.allocated(), s.freed()};
+  };
+  totals_.memory = {stat(use->allocated()), stat(use->reserved()), stat(use->allocations()),
+                    stat(use->segments()),  use->retries(),        use->failures()};
+}
+
+// --- profile ---------------------------------------------------------------------------------------------------------
+
+void Replies::start_profile(uint64_t limit, uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  profile_ = {};
+  profile_limit_ = limit;
+  profile_since_ = sequence;
+}
+
+WorkerProfile Replies::take_profile() {
+  std::lock_guard lock(mutex_);
+  profile_limit_ = 0;
+  if (!lost_) profile_.lost = lost_at_;
+  return std::exchange(profile_, {});
+}
+
+// --- failures --------------------------------------------------------------------------------------------------------
+
+std::optional<OpError> Replies::op_error(const wire::Error* error) const {
+  if (!error) return std::nullopt;
+  OpError result{wire::to_status(*error), {}, {}, error->skipped()};
+  programs_.describe(error->program(), error->record(), error->sequence(), &result.source, &result.op);
+  return result;
+}
+
+void Replies::defer(OpError error) {
+  constexpr size_t kMost = 256;
+  not_listed_ += std::exchange(error.not_listed, 0);
+  std::vector<OpError> more = std::exchange(error.more, {});
+  deferred_.push_back(std::move(error));
+  std::ranges::move(more, std::back_inserter(deferred_));
+  if (deferred_.size() <= kMost) return;
+  not_listed_ += deferred_.size() - kMost;
+  deferred_.resize(kMost);
+}
+
+void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (count > 0) missing_.push_back({base, count, error});
+    if (missing_.size() > kMaxMissing) missing_.pop_front();
+    if (const auto slot = slots_.find(sequence); slot != slots_.end()) {
+      slot->second.error = std::move(error);
+      slot->second.done = true;
+    } else {
+      defer(std::move(error));
+    }
+  }
+  changed_.notify_all();
+  transport_.wake();  // whoever receives may be the one that waits for it
+}
+
+std::optional<OpError> Replies::missing(uint64_t buffer) const {
+  std::lock_guard lock(mutex_);
+  for (const Missing& m : missing_) {
+    if (buffer - m.base < m.count) return m.error;
+  }
+  return std::nullopt;
+}
+
+void Replies::set_lost(const Status& why) {
+  if (!lost_) return;
+  lost_at_ = monotonic_ns();
+  lost_ = {ErrorCode::kLost,
+           why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
+}
+
+void Replies::lose(const Status& why) {
+  {
+    std::unique_lock lock(mutex_);
+    while (!receiving_ && lost_.ok()) {  // what it said before may matter more
+      if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) break;
+    }
+    set_lost(why);
+  }
+  changed_.notify_all();
+}
+
+Status Replies::health() const {
+  std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+uint64_t Replies::acknowledged() const {
+  std::lock_guard lock(mutex_);
+  return acknowledged_;
+}
+
+uint64_t Replies::last_sent() const {
+  std::lock_guard lock(mutex_);
+  return last_sent_;
+}
+
+Replies::Totals Replies::totals() const {
+  std::lock_guard lock(mutex_);
+  return totals_;
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,220 @@
+#include "remote/providers/provider.h"
+
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+#include <thread>
+
+#include "remote/providers/child_process.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAfterEndOfFile = 500ms;  // the connection ends a moment before the process does
+constexpr auto kAfterGoodbye = 2s;
+constexpr auto kAfterTerminate = 1s;
+
+// The connection to a child: when it is lost, how the child ended says why.
+class ChildTransport : public Transport {
+ public:
+  ChildTransport(std::unique_ptr<Transport> transport, std::shared_ptr<ChildProcess> child)
+      : transport_(std::move(transport)), child_(std::move(child)) {}
+
+  AttachmentPtr allocate(size_t size) override { return transport_->allocate(size); }
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
+    return transport_->share(memory, size, std::move(keep));
+  }
+  Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
+    return explain(transport_->send(header, control, std::move(attachment)));
+  }
+  Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
+    return explain(transport_->receive(frame, timeout));
+  }
+  void busy_wait(std::chrono::nanoseconds time) override { transport_->busy_wait(time); }
+  void wake() override { transport_->wake(); }
+  void abandon() override { transport_->abandon(); }
+  std::string description() const override { return transport_->description(); }
+
+ private:
+  Status explain(Status status) {
+    if (status.code() != ErrorCode::kLost) return status;
+    const std::string worker = "the worker (pid " + std::to_string(child_->pid()) + ") ";
+    if (const auto end = child_->wait(kAfterEndOfFile)) return {ErrorCode::kLost, "remote: " + worker + *end};
+    return {ErrorCode::kLost, status.message() + ", but " + worker + "still runs"};
+  }
+
+  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<ChildProcess> child_;
+};
+
+class LocalWorker : public Worker {
+ public:
+  LocalWorker(int socket, int pid)
+      : child_(std::make_shared<ChildProcess>(pid)),
+        transport_(std::make_unique<ChildTransport>(make_unix_transport(socket), child_)) {}
+
+  ~LocalWorker() override {
+    if (abandoned_) return;
+    transport_ = nullptr;
+    if (child_->wait(kAfterGoodbye)) return;
+    child_->signal(SIGTERM);
+    if (child_->wait(kAfterTerminate)) return;
+    child_->signal(SIGKILL);
+    (void)child_->wait(kAfterTerminate);
+  }
+
+  std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
+  int process() const override { return child_->pid(); }
+  void abandon() override {
+    abandoned_ = true;
+    if (transport_) transport_.release()->abandon();
+  }
+
+ private:
+  std::shared_ptr<ChildProcess> child_;
+  std::unique_ptr<Transport> transport_;
+  bool abandoned_ = false;
+};
+
+class ListeningWorker : public Worker {
+ public:
+  explicit ListeningWorker(int socket) : transport_(make_unix_transport(socket)) {}
+  std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
+  int process() const override { return -1; }
+  void abandon() override {
+    if (transport_) transport_.release()->abandon();
+  }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+};
+
+class InprocWorker : public Worker {
+ public:
+  using Serve = int (*)(void* transport, const char* plugin, int threads);
+
+  InprocWorker(Serve serve, const std::string& plugin) {
+    auto [ours, theirs] = make_inproc_transport();
+    transport_ = std::move(ours);
+    thread_ =
+        std::thread([serve, plugin, transport = std::move(theirs)] { serve(transport.get(), plugin.c_str(), 0); });
+  }
+  ~InprocWorker() override {
+    transport_ = nullptr;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
+  int process() const override { return -1; }
+  void abandon() override {
+    thread_.detach();  // there is none in the child
+    if (transport_) transport_.release()->abandon();
+  }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  std::thread thread_;
+};
+
+Status check_file(const std::string& path, int access_mode, const char* what, const char* fix) {
+  if (access(path.c_str(), access_mode) == 0) return {};
+  return {ErrorCode::kUnsupported,
+          std::string("remote: ") + what + " '" + path + "': " + std::strerror(errno) + "; " + fix};
+}
+
+Status system_error(const std::string& what) {
+  return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
+}
+
+}  // namespace
+
+Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker) {
+  constexpr const char* kReinstall = "install torch-remote again (pip install --force-reinstall torch-remote)";
+  if (Status status = check_file(options.binary, F_OK, "the worker's program", kReinstall); !status) return status;
+  if (Status status = check_file(options.binary, X_OK, "the worker's program is not executable:", "chmod +x it");
+      !status)
+    return status;
+  if (Status status = check_file(options.plugin, R_OK, "the worker's ATen plugin", kReinstall); !status) return status;
+  if (!options.torch_lib.empty()) {
+    if (Status status = check_file(options.torch_lib + "/libtorch_cpu.so", R_OK, "torch's library",
+                                   "install torch again, the version that torch-remote was built for");
+        !status) {
+      return status;
+    }
+  }
+  int sockets[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
+    return system_error("cannot make a socket for the worker");
+  std::vector<std::string> arguments = {options.binary, "--socket-fd", std::to_string(ChildProcess::kSocket),
+                                        "--plugin", options.plugin};
+  if (options.threads > 0) {
+    arguments.push_back("--threads");
+    arguments.push_back(std::to_string(options.threads));
+  }
+  int pid;
+  const Status status = ChildProcess::start(arguments, "TORCH_REMOTE_TORCH_LIB=" + options.torch_lib, sockets[1], &pid);
+  close(sockets[1]);
+  if (!status) {
+    close(sockets[0]);
+    return status;
+  }
+  *worker = std::make_unique<LocalWorker>(sockets[0], pid);
+  return {};
+}
+
+Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker) {
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    return Status::invalid("remote: a worker in this process (inproc) needs " + library + ": " + dlerror());
+  }
+  const auto serve = reinterpret_cast<InprocWorker::Serve>(dlsym(handle, "torch_remote_inproc_serve"));
+  if (serve == nullptr) return Status::invalid("remote: " + library + " is of another version: " + dlerror());
+  *worker = std::make_unique<InprocWorker>(serve, plugin);
+  return {};
+}
+
+Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return Status::invalid("remote: the path of a Unix socket has 1 to " +
+                           std::to_string(sizeof(address.sun_path) - 1) + " bytes, not " + std::to_string(path.size()) +
+                           ": 'unix://" + path + "'");
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return system_error("cannot make a socket for the worker");
+  int result;
+  do {
+    result = connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const Status status = {ErrorCode::kLost, "remote: no worker at unix://" + path + ": " + std::strerror(errno) +
+                                                 "; start one with: torch-remote-worker --listen unix://" + path +
+                                                 " (or python -m torch_remote.worker --listen unix://" + path + ")"};
+    close(socket);
+    return status;
+  }
+  *worker = std::make_unique<ListeningWorker>(socket);
+  return {};
+}
+
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker) {
+  constexpr std::string_view kUnix = "unix://";
+  if (name == "local") return start_local_worker({files.worker, files.plugin, files.torch_lib, threads}, worker);
+  if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
+  if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
+  return Status::invalid("remote: '" + name +
+                         "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc' or "
+                         "'unix://path'");
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ir/status.h"
+#include "remote/transport/transport.h"
+
+// Who starts a worker, and where.
+namespace torch_remote::remote {
+
+// A running worker and the connection to it. Destroying it ends a worker that it started: destroy what uses the
+// transport first, then the worker ends by itself.
+class Worker {
+ public:
+  virtual ~Worker() = default;
+  virtual std::unique_ptr<Transport> take_transport() = 0;  // once
+  virtual int process() const = 0;                          // pid of a local worker, -1 elsewhere
+  virtual void abandon() = 0;                               // after fork: leave it alone
+};
+
+struct LocalWorkerOptions {
+  std::string binary;     // bin/torch-remote-worker of the package
+  std::string plugin;     // lib/libaten_plugin.so
+  std::string torch_lib;  // folder of libtorch_cpu.so; the worker's $TORCH_REMOTE_TORCH_LIB
+  int threads = 0;        // 0: torch's default
+};
+
+// A child process over a socket pair. It ends when it sees the end of file there, so it dies with this process
+// (PR_SET_PDEATHSIG would end it with the *thread* that started it). It is a process group of its own: Ctrl-C ends a
+// wait, not the worker. Its transport's kLost says how the process ended. Errors name the file that is missing or not
+// executable and say how to mend it. May be called while other threads run.
+Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
+
+// A worker on a thread of this process: the library that has it (lib/libtorch_remote_inproc.so of the package), and the
+// executor's plugin. The thread ends when the transport is destroyed.
+Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker);
+
+// unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).
+Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker);
+
+// Where the parts of an installed package lie.
+struct WorkerFiles {
+  std::string worker;     // bin/torch-remote-worker
+  std::string plugin;     // lib/libaten_plugin.so
+  std::string inproc;     // lib/libtorch_remote_inproc.so
+  std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if it lies beside the package
+};
+
+// A worker by the name that users have for it: "local", "inproc" or "unix://path". `threads` is a local one's.
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker);
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,277 @@
+#include "remote/testing/fake_worker.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "remote/wire/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using flatbuffers::FlatBufferBuilder;
+
+std::span<const uint8_t> finished(const FlatBufferBuilder& builder) {
+  return {builder.GetBufferPointer(), builder.GetSize()};
+}
+
+flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Status& status, uint32_t program = 0,
+                                          uint32_t record = 0, uint64_t sequence = 0) {
+  if (status.ok()) return 0;
+  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+                                 status.message().c_str(), program, record, sequence);
+}
+
+// Some numbers, all different.
+wire::MemoryUse memory_use(uint64_t allocated) {
+  const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
+  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2};
+}
+
+std::vector<uint8_t> program_of(size_t params, ptrdiff_t inputs) {
+  const uint32_t counts[] = {static_cast<uint32_t>(params), static_cast<uint32_t>(inputs)};
+  std::vector<uint8_t> bytes(sizeof(counts));
+  std::memcpy(bytes.data(), counts, sizeof(counts));
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<uint8_t> FakeWorker::make_program(const ir::Trace& trace) {
+  return program_of(trace.params.size(), std::ranges::count(trace.buffers, false, &ir::TraceBuffer::fresh));
+}
+
+std::vector<uint8_t> FakeWorker::make_program(const ir::Graph& graph) {
+  return program_of(graph.params, std::ranges::count(graph.buffers, ir::BufferKind::kInput, &ir::Buffer::kind));
+}
+
+void FakeWorker::serve() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return dead_ || !paused_; });
+      if (dead_) break;
+    }
+    if (!hold_replies_) {
+      for (auto& send : held_) send();
+      held_.clear();
+    }
+    Frame frame;
+    Status status = transport_->receive(&frame, std::chrono::nanoseconds::zero());
+    if (status.code() == ErrorCode::kTimeout) {
+      progress();  // idle
+      status = transport_->receive(&frame, std::chrono::seconds(1));
+    }
+    if (status.code() == ErrorCode::kTimeout) continue;
+    if (!status || !handle(frame)) break;
+    if (done_ - acknowledged_ >= 32) progress();
+  }
+  held_.clear();
+  std::lock_guard lock(mutex_);
+  transport_ = nullptr;
+}
+
+void FakeWorker::progress() {
+  if (done_ == acknowledged_) return;
+  FlatBufferBuilder builder;
+  const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
+  const wire::MemoryUse memory = memory_use(1000);
+  builder.Finish(wire::CreateProgress(builder, &memory, error));
+  reply(wire::Type::kProgress, done_, finished(builder), nullptr);
+  acknowledged_ = done_;
+}
+
+void FakeWorker::answer(wire::Type type, const FlatBufferBuilder& builder, const AttachmentPtr& attachment) {
+  const auto control = finished(builder);
+  answer_ = [this, type, bytes = std::vector(control.begin(), control.end()), attachment] {
+    reply(type, done_, bytes, attachment);
+  };
+}
+
+void FakeWorker::reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment) {
+  wire::Header header;
+  header.type = static_cast<uint8_t>(type);
+  header.session = 7;
+  header.sequence = sequence;
+  if (hold_replies_) {
+    held_.push_back([this, header, bytes = std::vector(control.begin(), control.end()), attachment] {
+      (void)transport_->send(header, bytes, attachment);
+    });
+  } else {
+    (void)transport_->send(header, control, std::move(attachment));
+  }
+}
+
+void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control) {
+  wire::Header header;
+  header.type = static_cast<uint8_t>(type);
+  header.sequence = sequence;
+  std::lock_guard lock(mutex_);  // the worker's thread ends the transport
+  EXPECT_TRUE(transport_ && transport_->send(header, control, nullptr).ok());
+}
+
+void FakeWorker::hand_over_profile(const std::vector<wire::ProfileEvent>& events) {
+  std::lock_guard lock(mutex_);
+  ASSERT_TRUE(transport_);
+  flatbuffers::FlatBufferBuilder builder;
+  wire::Header header;
+  header.type = static_cast<uint8_t>(wire::Type::kProfilePart);
+  header.flags = wire::kAttachment;
+  header.sequence = done_;
+  AttachmentPtr attachment = encode_profile(builder, events);
+  EXPECT_TRUE(transport_->send(header, {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment)).ok());
+}
+
+AttachmentPtr FakeWorker::encode_profile(flatbuffers::FlatBufferBuilder& builder,
+                                         const std::vector<wire::ProfileEvent>& events) {
+  AttachmentPtr attachment;
+  if (!events.empty()) {
+    attachment = transport_->allocate(events.size() * sizeof(wire::ProfileEvent));
+    std::memcpy(attachment->bytes().data(), events.data(), attachment->bytes().size());
+  }
+  const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
+  const auto label_vector = builder.CreateVector(labels);
+  const auto records = builder.CreateVector(std::vector<uint32_t>{0});
+  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records)};
+  builder.Finish(
+      wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
+  return attachment;
+}
+
+void FakeWorker::run(Frame& frame, Message& message) {
+  const auto* run = wire::verify<wire::Run>(frame.control);
+  ASSERT_NE(run, nullptr);
+  message.program = run->program();
+  message.base = run->base();
+  const auto found = programs_.find(run->program());
+  ASSERT_NE(found, programs_.end()) << "program " << run->program() << " is not loaded";
+  Program& program = found->second;
+  bool changed;
+  ASSERT_TRUE(decode_params(wire::bytes(run->params()), program.params, &changed).ok());
+  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), program.bindings).ok());
+  ASSERT_TRUE(decode_frees(wire::bytes(run->frees()), &message.frees).ok());
+  if (log_) {
+    message.params = program.params;
+    message.inputs = program.bindings.ids;
+  }
+  std::function<Failure(const Message&)> on_run;
+  std::vector<int64_t> words;
+  {
+    std::lock_guard lock(mutex_);
+    on_run = on_run_;
+    words = words_;
+  }
+  Failure failure;
+  if (on_run) failure = on_run(message);
+  if (frame.header.flags & wire::kWantsReply) {
+    FlatBufferBuilder builder;
+    const auto error = error_of(builder, failure.status, message.program, failure.record, message.sequence);
+    builder.Finish(wire::CreateRunReplyDirect(builder, error, &words));
+    answer(wire::Type::kRunReply, builder, nullptr);
+  } else if (!failure.status.ok() && failure_.status.ok()) {
+    failure_ = failure;
+    failed_ = message;
+  }
+}
+
+bool FakeWorker::handle(Frame& frame) {
+  Message message;
+  message.type = static_cast<wire::Type>(frame.header.type);
+  message.sequence = frame.header.sequence;
+  message.flags = frame.header.flags;
+  message.bytes = frame.control.size();
+  FlatBufferBuilder builder;
+  EXPECT_EQ(message.sequence, done_ + 1) << "sequences have no gaps";
+  switch (message.type) {
+    case wire::Type::kHello: {
+      const auto error = error_of(builder, hello_);
+      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake executor"),
+                                            builder.CreateString("fake processor"), 3, 5000));
+      done_ = acknowledged_ = message.sequence;
+      reply(wire::Type::kHelloReply, message.sequence, finished(builder), nullptr);
+      return hello_.ok();
+    }
+    case wire::Type::kGoodbye: {
+      std::lock_guard lock(mutex_);
+      goodbye_ = true;
+      return false;
+    }
+    case wire::Type::kLoadProgram: {
+      const auto* load = wire::verify<wire::LoadProgram>(frame.control);
+      uint32_t counts[2];
+      std::memcpy(counts, frame.attachment->bytes().data(), sizeof(counts));
+      message.program = load->program();
+      Program& program = programs_[load->program()];
+      program.params.assign(counts[0], 0);
+      program.bindings.ids.assign(counts[1], 0);
+      break;
+    }
+    case wire::Type::kRun:
+      run(frame, message);
+      break;
+    case wire::Type::kUpload: {
+      message.buffer = wire::verify<wire::Upload>(frame.control)->buffer();
+      const auto bytes = frame.attachment->bytes();
+      if (log_) buffers_[message.buffer].assign(bytes.begin(), bytes.end());
+      break;
+    }
+    case wire::Type::kFree:
+      EXPECT_TRUE(decode_frees(wire::bytes(wire::verify<wire::Free>(frame.control)->frees()), &message.frees).ok());
+      break;
+    case wire::Type::kRead: {
+      message.buffer = wire::verify<wire::Read>(frame.control)->buffer();
+      const auto found = buffers_.find(message.buffer);
+      AttachmentPtr attachment;
+      Status status;
+      if (found == buffers_.end()) {
+        status = Status::invalid("no buffer " + std::to_string(message.buffer));
+      } else {
+        attachment = transport_->allocate(found->second.size());
+        std::ranges::copy(found->second, attachment->bytes().begin());
+      }
+      builder.Finish(wire::CreateReadReply(builder, error_of(builder, status)));
+      answer(wire::Type::kReadReply, builder, std::move(attachment));
+      break;
+    }
+    case wire::Type::kHasOp: {
+      const auto* request = wire::verify<wire::HasOp>(frame.control);
+      builder.Finish(wire::CreateHasOpReply(builder, 0, request && request->name()->str().starts_with("aten::")));
+      answer(wire::Type::kHasOpReply, builder, nullptr);
+      break;
+    }
+    case wire::Type::kProfile: {
+      const auto* request = wire::verify<wire::Profile>(frame.control);
+      const bool stop = request->command() == wire::ProfileCommand::Stop;
+      AttachmentPtr attachment = encode_profile(builder, stop ? profile_ : std::vector<wire::ProfileEvent>());
+      answer(wire::Type::kProfileReply, builder, std::move(attachment));
+      break;
+    }
+    case wire::Type::kMemory: {
+      const auto* request = wire::verify<wire::Memory>(frame.control);
+      const wire::MemoryUse memory = memory_use(request->reset_peak() ? 5 : 50);
+      builder.Finish(wire::CreateMemoryReply(builder, 0, &memory, request->limit().value_or(77), 66));
+      answer(wire::Type::kMemoryReply, builder, nullptr);
+      break;
+    }
+    case wire::Type::kSynchronize: {
+      const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
+      failure_ = {};
+      const wire::MemoryUse memory = memory_use(11);
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, &memory, 44));
+      answer(wire::Type::kSynchronizeReply, builder, nullptr);
+      break;
+    }
+    default:
+      ADD_FAILURE() << "message of type " << frame.header.type;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    done_ = message.sequence;
+    if (log_) messages_.push_back(std::move(message));
+  }
+  if (answer_) std::exchange(answer_, nullptr)();
+  return true;
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,77 @@
+#include "remote/transport/pace.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+
+namespace torch_remote::remote {
+namespace {
+
+constexpr int64_t kMicrosecond = 1000;
+constexpr int64_t kFirstBucket = 8 * kMicrosecond;
+// What being woken costs, and how much a moment of looking costs beside a moment of waiting: the core is mostly free.
+constexpr int64_t kWakeUp = 100 * kMicrosecond;
+constexpr int64_t kCheapness = 8;
+// Sleeping ends late by about so much: it is to end before the other end comes.
+constexpr int64_t kMargin = 80 * kMicrosecond;
+constexpr uint32_t kLeastSuspended = 32, kMostSuspended = 1024;  // waits
+
+size_t bucket_of(int64_t ns, size_t buckets) {
+  const auto n = static_cast<uint64_t>(std::max<int64_t>(ns, 0) / kFirstBucket);
+  return std::min<size_t>(std::bit_width(n), buckets - 1);
+}
+
+}  // namespace
+
+// The time that costs least on the average, were the next wait one of the recent ones.
+Pace::Duration Pace::best_first() const {
+  int64_t all = 0;
+  for (const uint32_t weight : weights_) all += weight;
+  int64_t best = all * kWakeUp, best_time = 0;
+  int64_t looked = 0, came = 0;  // of the waits that end in time
+  for (size_t i = 0; i + 1 < kBuckets; ++i) {
+    const int64_t time = kFirstBucket << i;
+    looked += weights_[i] * time;
+    came += weights_[i];
+    const int64_t cost = looked / kCheapness + (all - came) * (kWakeUp + time / kCheapness);
+    if (cost < best) best = cost, best_time = time;
+  }
+  return Duration(best_time);
+}
+
+void Pace::came(Duration after) {
+  const int64_t ns = after.count();
+  if (suspended_ > 0) {
+    --suspended_;
+  } else {
+    suspend_next_ -= suspend_next_ / 64;
+  }
+  for (uint32_t& weight : weights_) weight -= weight / 16;
+  weights_[bucket_of(ns, kBuckets)] += 1u << 12;
+  if (after > plan_.first && after <= kFar) {
+    const int64_t error = ns - mean_;
+    // At first, or where the rhythm is another one: from here on.
+    if (std::abs(error) > 8 * deviation_ + mean_ / 2) {
+      mean_ = ns;
+      deviation_ = ns / 4;
+    } else {
+      mean_ += error / 8;
+      deviation_ += (std::abs(error) - deviation_) / 8;
+    }
+  }
+  plan_ = {};
+  plan_.first = best_first();
+  if (mean_ == 0) return;
+  const int64_t around = 2 * deviation_ + kMargin / 2;
+  const int64_t from = mean_ - around - kMargin, until = mean_ + around;
+  if (until - from > std::min<int64_t>(kMostAround.count(), mean_ / 2) || from <= plan_.first.count()) return;
+  plan_.from = Duration(from);
+  plan_.until = Duration(until);
+}
+
+void Pace::contended() {
+  suspend_next_ = std::clamp(2 * suspend_next_, kLeastSuspended, kMostSuspended);
+  suspended_ = suspend_next_;
+}
+
+}  // namespace torch_remote::remote

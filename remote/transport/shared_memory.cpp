@@ -1,0 +1,324 @@
+#include "remote/transport/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace torch_remote::remote {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+// More would be an attack: a segment is 32 KiB at least.
+constexpr size_t kMaxSegments = 1 << 16;
+
+std::byte* map_shared(int descriptor, size_t size) {
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (data == MAP_FAILED) return nullptr;
+  // Advice: where it is not taken, nothing is lost. A forked child has no use for the connection, and must not keep its
+  // memory alive.
+  if (size >= kHugePage) (void)madvise(data, size, MADV_HUGEPAGE);
+  (void)madvise(data, size, MADV_DONTFORK);
+  return static_cast<std::byte*>(data);
+}
+
+template <class T>
+void append(std::vector<uint8_t>& out, const T& value) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof(T));
+}
+
+template <class T>
+T load(std::span<const uint8_t> bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
+}
+
+void append_frame(std::vector<uint8_t>& frames, SegmentOp op, std::span<const uint64_t> words) {
+  std::vector<uint8_t> control;
+  append(control, SegmentMessage{static_cast<uint32_t>(op), static_cast<uint32_t>(words.size())});
+  for (uint64_t word : words) append(control, word);
+  wire::Header header;
+  header.type = static_cast<uint8_t>(wire::Type::kTransport);
+  header.length = static_cast<uint32_t>(control.size());
+  header.checksum = wire::crc32c(control.data(), control.size());
+  append(frames, header);
+  frames.insert(frames.end(), control.begin(), control.end());
+}
+
+Status bad_segment(std::string what) {
+  return Status::invalid("remote: shared memory from the other end: " + std::move(what));
+}
+
+}  // namespace
+
+// --- segments --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Segment> Segment::create(size_t size) {
+  if (size > physical_memory()) return nullptr;
+  const int descriptor = memfd_create("torch-remote", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) return nullptr;
+  std::byte* data = nullptr;
+  if (ftruncate(descriptor, static_cast<off_t>(size)) == 0 &&
+      fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+    data = map_shared(descriptor, size);
+  }
+  if (!data) {
+    ::close(descriptor);
+    return nullptr;
+  }
+  auto segment = std::shared_ptr<Segment>(new Segment(data, size, descriptor));
+  segment->own = true;
+  return segment;
+}
+
+Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* segment) {
+  Status status;
+  struct stat info;
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+    status = bad_segment("a descriptor that is no memory sealed against shrinking");
+  } else if (fstat(descriptor, &info) != 0 || size == 0 || static_cast<uint64_t>(info.st_size) < size) {
+    status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " +
+                         std::to_string(size));
+  } else if (std::byte* data = map_shared(descriptor, size)) {
+    *segment = std::shared_ptr<Segment>(new Segment(data, size, -1));
+  } else {
+    status = {ErrorCode::kOutOfMemory,
+              "remote: cannot map " + std::to_string(size) + " bytes of shared memory: " + std::strerror(errno)};
+  }
+  ::close(descriptor);
+  return status;
+}
+
+Segment::~Segment() {
+  munmap(data_, size_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+// --- attachments -----------------------------------------------------------------------------------------------------
+
+// A whole segment of ours, in use. Its end puts the segment back into the pool.
+class SharedMemory::OwnAttachment : public Attachment {
+ public:
+  OwnAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, size_t size)
+      : memory_(std::move(memory)), segment_(std::move(segment)), size_(size) {}
+  ~OwnAttachment() override { memory_->put_back(std::move(segment_)); }
+  std::span<std::byte> bytes() override { return {segment_->data(), size_}; }
+
+ private:
+  std::shared_ptr<SharedMemory> memory_;
+  SegmentPtr segment_;
+  size_t size_;
+};
+
+// Part of a segment of either end.
+class SharedMemory::SharedAttachment : public Attachment {
+ public:
+  SharedAttachment(SegmentPtr segment, std::span<std::byte> bytes, std::shared_ptr<void> keep)
+      : segment_(std::move(segment)), bytes_(bytes), keep_(std::move(keep)) {}
+  std::span<std::byte> bytes() override { return bytes_; }
+
+ private:
+  SegmentPtr segment_;  // keeps it mapped
+  std::span<std::byte> bytes_;
+  std::shared_ptr<void> keep_;
+};
+
+// What the peer lent us. Its end gives it back.
+class SharedMemory::BorrowedAttachment : public Attachment {
+ public:
+  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, std::span<std::byte> bytes,
+                     uint64_t token)
+      : memory_(std::move(memory)), segment_(std::move(segment)), bytes_(bytes), token_(token) {}
+  ~BorrowedAttachment() override { memory_->give_back(token_); }
+  std::span<std::byte> bytes() override { return bytes_; }
+
+ private:
+  std::shared_ptr<SharedMemory> memory_;
+  SegmentPtr segment_;
+  std::span<std::byte> bytes_;
+  uint64_t token_;
+};
+
+// --- the set of segments ---------------------------------------------------------------------------------------------
+
+AttachmentPtr SharedMemory::allocate(size_t size) {
+  if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
+  const size_t rounded = size_class(size);
+  SegmentPtr segment;
+  {
+    std::lock_guard lock(mutex_);
+    segment = pool_.take(rounded);
+  }
+  if (!segment) {
+    segment = Segment::create(rounded);
+    if (!segment) return nullptr;
+    std::lock_guard lock(mutex_);
+    segment->number = ++last_number_;
+    own_.emplace(segment->number, segment);
+    by_address_.emplace(segment->data(), segment);
+  }
+  return std::make_shared<OwnAttachment>(shared_from_this(), std::move(segment), size);
+}
+
+void SharedMemory::put_back(SegmentPtr segment) {
+  std::vector<SegmentPtr> evicted;
+  std::lock_guard lock(mutex_);
+  const size_t size = segment->size();
+  pool_.put(size, std::move(segment), &evicted);
+  for (const SegmentPtr& old : evicted) {
+    by_address_.erase(old->data());
+    own_.erase(old->number);
+    if (old->announced()) to_retire_.push_back(old->number);
+  }
+}
+
+SegmentPtr SharedMemory::find(const void* memory, size_t size) {
+  auto after = by_address_.upper_bound(static_cast<const std::byte*>(memory));
+  if (after == by_address_.begin()) return nullptr;
+  const SegmentPtr& segment = std::prev(after)->second;
+  return segment->contains(memory, size) ? segment : nullptr;
+}
+
+AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_ptr<void> keep) {
+  SegmentPtr segment;
+  {
+    std::lock_guard lock(mutex_);
+    segment = find(memory, size);
+  }
+  if (!segment) return nullptr;
+  auto* bytes = static_cast<std::byte*>(const_cast<void*>(memory));
+  return std::make_shared<SharedAttachment>(std::move(segment), std::span(bytes, size), std::move(keep));
+}
+
+bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* header) {
+  const std::span<std::byte> bytes = attachment->bytes();
+  std::lock_guard lock(mutex_);
+  const SegmentPtr segment = find(bytes.data(), bytes.size());
+  if (!segment || closed_) return false;
+  if (!segment->announced()) to_announce_ = segment;
+  header->size = bytes.size();
+  header->offset = static_cast<uint64_t>(bytes.data() - segment->data());
+  header->token = ++last_token_;
+  header->segment = segment->number;
+  header->flags = segment->own ? 0u : uint32_t{kReceiversSegment};
+  lent_.emplace(last_token_, attachment);
+  return true;
+}
+
+Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attachment) {
+  SegmentPtr segment;
+  {
+    std::lock_guard lock(mutex_);
+    const auto& segments = header.flags & kReceiversSegment ? own_ : peers_;
+    auto found = segments.find(header.segment);
+    if (found == segments.end())
+      return bad_segment("an attachment in segment " + std::to_string(header.segment) + ", which does not exist");
+    segment = found->second;
+  }
+  if (header.offset > segment->size() || header.size > segment->size() - header.offset) {
+    return bad_segment("an attachment of " + std::to_string(header.size) + " bytes at " +
+                       std::to_string(header.offset) + " of a segment of " + std::to_string(segment->size()));
+  }
+  const std::span<std::byte> bytes(segment->data() + header.offset, header.size);
+  *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), bytes, header.token);
+  return {};
+}
+
+void SharedMemory::give_back(uint64_t token) {
+  std::lock_guard lock(mutex_);
+  if (!closed_) to_give_back_.push_back(token);
+}
+
+bool SharedMemory::has_outgoing() {
+  std::lock_guard lock(mutex_);
+  return !to_give_back_.empty() || !to_retire_.empty();
+}
+
+void SharedMemory::outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor) {
+  std::lock_guard lock(mutex_);
+  size_t done = 0;
+  while (done < to_give_back_.size() && done < max_tokens) {
+    const size_t count = std::min(kMaxTokens, to_give_back_.size() - done);
+    append_frame(frames, SegmentOp::kGiveBack, {to_give_back_.data() + done, count});
+    done += count;
+  }
+  to_give_back_.erase(to_give_back_.begin(), to_give_back_.begin() + static_cast<ptrdiff_t>(done));
+  const size_t retired = std::min(kMaxTokens, to_retire_.size());
+  if (retired > 0) append_frame(frames, SegmentOp::kRetire, {to_retire_.data(), retired});
+  to_retire_.erase(to_retire_.begin(), to_retire_.begin() + static_cast<ptrdiff_t>(retired));
+  if (const SegmentPtr segment = std::exchange(to_announce_, nullptr)) {
+    const uint64_t words[] = {segment->number, segment->size()};
+    append_frame(frames, SegmentOp::kAnnounce, words);
+    *descriptor = segment->take_descriptor();
+  }
+}
+
+Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>& descriptors,
+                              std::vector<std::shared_ptr<void>>& released) {
+  if (control.size() < sizeof(SegmentMessage)) return bad_segment("a truncated message");
+  const auto message = load<SegmentMessage>(control);
+  const std::span<const uint8_t> body = control.subspan(sizeof(SegmentMessage));
+  if (body.size() != message.count * sizeof(uint64_t)) return bad_segment("a message of the wrong length");
+  const auto word = [&](size_t i) { return load<uint64_t>(body.subspan(8 * i)); };
+  std::lock_guard lock(mutex_);
+  switch (static_cast<SegmentOp>(message.op)) {
+    case SegmentOp::kAnnounce:
+      return announced(body, descriptors);
+    case SegmentOp::kGiveBack:
+      for (size_t i = 0; i < message.count; ++i) {
+        auto found = lent_.find(word(i));
+        if (found == lent_.end())
+          return bad_segment("attachment " + std::to_string(word(i)) + " given back, but it was not lent");
+        released.push_back(std::move(found->second));
+        lent_.erase(found);
+      }
+      return {};
+    case SegmentOp::kRetire:
+      for (size_t i = 0; i < message.count; ++i) {
+        auto found = peers_.find(static_cast<uint32_t>(word(i)));
+        if (found == peers_.end())
+          return bad_segment("segment " + std::to_string(word(i)) + " retired, but it does not exist");
+        by_address_.erase(found->second->data());
+        released.push_back(std::move(found->second));
+        peers_.erase(found);
+      }
+      return {};
+  }
+  return bad_segment("a message of unknown kind " + std::to_string(message.op));
+}
+
+Status SharedMemory::announced(std::span<const uint8_t> body, std::deque<int>& descriptors) {
+  if (body.size() != 2 * sizeof(uint64_t)) return bad_segment("a message of the wrong length");
+  const auto number = load<uint64_t>(body);
+  const auto size = load<uint64_t>(body.subspan(8));
+  if (descriptors.empty()) return bad_segment("a segment without a descriptor");
+  const int descriptor = descriptors.front();
+  descriptors.pop_front();
+  if (number > UINT32_MAX || peers_.contains(static_cast<uint32_t>(number)) || peers_.size() >= kMaxSegments) {
+    ::close(descriptor);
+    return bad_segment("segment number " + std::to_string(number) + " is taken or one too many");
+  }
+  SegmentPtr segment;
+  if (Status status = Segment::map(descriptor, size, &segment); !status) return status;
+  segment->number = static_cast<uint32_t>(number);
+  by_address_.emplace(segment->data(), segment);
+  peers_.emplace(segment->number, std::move(segment));
+  return {};
+}
+
+void SharedMemory::close() {
+  std::unordered_map<uint64_t, AttachmentPtr> lent;
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  lent.swap(lent_);
+  to_give_back_.clear();
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,137 @@
+#include "remote/wire/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch_remote::remote {
+namespace {
+
+constexpr std::string_view kPrefix = "TORCH_REMOTE_";
+constexpr std::string_view kTests = "TORCH_REMOTE_TEST_";
+constexpr std::string_view kNumber = "number";
+
+constexpr auto kVariables = std::to_array<EnvironmentVariable>({
+    {"TORCH_REMOTE_WORKER", "",
+     "where tensors live: `local` (default: a child process), `inproc`, or `unix://PATH`, a worker that listens; "
+     "several "
+     "with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+    {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; without it as many as torch uses"},
+    {"TORCH_REMOTE_WORKER_LOG", "warn|off|critical|error|info|debug|trace", "what a worker writes to standard error"},
+    {"TORCH_REMOTE_SYNC", "0|1", "each op runs when it is called: for debugging"},
+    {"TORCH_REMOTE_LOG", "|flush",
+     "one line for each trace sent: ops, hit or miss and why, bytes, µs, the user's line"},
+    {"TORCH_REMOTE_FALLBACK", "error|warn|allow",
+     "what even the worker cannot run (custom ops of this process): an error, or on this process's CPU with a warning "
+     "or without"},
+    {"TORCH_REMOTE_AUTOLOAD", "0|1", "`import torch` imports `torch_remote` ([integrations.md](integrations.md))"},
+    {"TORCH_REMOTE_INTEGRATIONS", "",
+     "`1` (default), `0`, or the bridges to libraries to leave out: `-lightning,-dlpack` "
+     "([integrations.md](integrations.md))"},
+    {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program after every pass"},
+    {"TORCH_REMOTE_VERIFY", "0|1", "verify the graph between passes"},
+    {"TORCH_REMOTE_CAPTURE", "",
+     "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
+    {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
+    {"TORCH_REMOTE_WORKER_BINARY", "", "the program of local workers; default: the package's own"},
+    {"TORCH_REMOTE_PACKAGE", "", "folder of the package `torch_remote`, for programs that were moved out of it"},
+    {"TORCH_REMOTE_TORCH_LIB", "", "folder of `libtorch_cpu.so`, for programs that do not find it by themselves"},
+    {"TORCH_REMOTE_PYTHON", "", "the interpreter that builds the project ([build.md](build.md))"},
+});
+
+std::vector<std::string_view> words(std::string_view text) {
+  std::vector<std::string_view> all;
+  for (;;) {
+    const size_t end = text.find('|');
+    all.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return all;
+    text.remove_prefix(end + 1);
+  }
+}
+
+// Levenshtein's distance.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t corner = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = corner + (a[i] != b[j]);
+      corner = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+Status unknown(std::string_view name) {
+  const auto& nearest = *std::ranges::min_element(
+      kVariables, {}, [&](const EnvironmentVariable& variable) { return distance(name, variable.name); });
+  std::string text = "remote: " + std::string(name) + " is set, but is not a variable of torch_remote; ";
+  if (2 * distance(name, nearest.name) <= name.size() - kPrefix.size()) {
+    text += "did you mean " + std::string(nearest.name) + "? Correct it, or unset it";
+  } else {
+    text += "unset it; there are ";
+    for (const EnvironmentVariable& variable : kVariables) {
+      if (&variable != kVariables.data()) text += &variable == &kVariables.back() ? " and " : ", ";
+      text += variable.name;
+    }
+  }
+  return Status::invalid(std::move(text));
+}
+
+bool is_number(std::string_view value) {
+  return value.size() <= 6 && value.find_first_not_of("0123456789") == std::string_view::npos &&
+         value.find_first_not_of('0') != std::string_view::npos;
+}
+
+Status check(const EnvironmentVariable& variable, std::string_view value) {
+  if (value.empty() || variable.allowed.empty()) return {};
+  const std::string text = "remote: " + std::string(variable.name) + "='" + std::string(value) + "' is not a setting; ";
+  if (variable.allowed == kNumber) {
+    return is_number(value) ? Status() : Status::invalid(text + "use a whole number from 1 to 999999");
+  }
+  std::vector<std::string_view> all = words(variable.allowed);
+  if (std::ranges::find(all, value) != all.end()) return {};
+  const bool has_default = !all[0].empty();
+  if (!has_default) all.erase(all.begin());
+  std::string use = "use ";
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i > 0) use += i + 1 == all.size() ? " or " : ", ";
+    use += "'" + std::string(all[i]) + "'";
+    if (i == 0 && has_default) use += " (the default)";
+  }
+  return Status::invalid(text + use + (has_default ? "" : ", or unset it"));
+}
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+Status check_environment() {
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (!text.starts_with(kPrefix) || text.starts_with(kTests)) continue;
+    const std::string_view name = text.substr(0, text.find('='));
+    const auto* variable = std::ranges::find(kVariables, name, &EnvironmentVariable::name);
+    Status status = variable == kVariables.end()
+                        ? unknown(name)
+                        : check(*variable, text.substr(std::min(name.size() + 1, text.size())));
+    if (!status) return status;
+  }
+  return {};
+}
+
+std::filesystem::path package_folder() {
+  if (const char* folder = std::getenv("TORCH_REMOTE_PACKAGE"); folder != nullptr && *folder != '\0') return folder;
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().parent_path();
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "ir/status.h"
+#include "remote/wire/wire_generated.h"
+
+// Reading control messages that came from the other end.
+namespace torch_remote::wire {
+
+// The message of type T in a frame's control bytes, or null if they are none: truncated, or with offsets that lead out
+// of it. It points into `control`.
+template <class T>
+const T* verify(std::span<const uint8_t> control) {
+  flatbuffers::Verifier verifier(control.data(), control.size());
+  return verifier.VerifyBuffer<T>(nullptr) ? flatbuffers::GetRoot<T>(control.data()) : nullptr;
+}
+
+inline std::span<const uint8_t> bytes(const flatbuffers::Vector<uint8_t>* vector) {
+  return vector ? std::span<const uint8_t>(vector->data(), vector->size()) : std::span<const uint8_t>();
+}
+
+// Never ok: an error whose code says nothing is kInternal.
+inline Status to_status(const Error& error) {
+  const auto code = error.code() > 0 && error.code() <= static_cast<uint8_t>(ErrorCode::kInternal)
+                        ? static_cast<ErrorCode>(error.code())
+                        : ErrorCode::kInternal;
+  return {code, error.message() ? error.message()->str() : "remote: the worker gave no reason",
+          error.kind() ? error.kind()->str() : std::string()};
+}
+
+}  // namespace torch_remote::wire
