@@ -64,8 +64,8 @@ typedef struct tr_run {
                        // then allocates it or hands over what the op returned). Out: filled in; null again for one that
                        // the executor made, that does not survive and that no later node needs.
   uint32_t buffer_count;
-  // Dynamic and host results of the range's nodes, as in RunReply (remote/wire/wire.fbs): for each dynamic view dtype, rank,
-  // sizes, strides.
+  // Dynamic and host results of the range's nodes, as in RunReply (remote/wire/wire.fbs): for each dynamic view dtype,
+  // rank, sizes, strides.
   int64_t* words;
   uint32_t word_capacity;
   uint32_t word_count;  // out

@@ -6,10 +6,11 @@
 
 #include <bit>
 
+#include "frontend/compile/host_steps.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
-#include "frontend/ops/kernels.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/storages.h"
 
 namespace torch_remote::frontend {
 

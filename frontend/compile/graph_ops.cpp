@@ -9,7 +9,7 @@
 
 #include "frontend/compile/fx.h"
 #include "frontend/ops/kernels.h"
-#include "frontend/record/registration.h"
+#include "frontend/ops/registration.h"
 #include "frontend/record/schemas.h"
 #include "ir/op_table_generated.h"
 

@@ -1,35 +1,14 @@
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
 #include <vector>
 
-#include "ir/graph.h"
+#include "frontend/compile/compiled_graph_spec.h"
 
 namespace torch_remote::frontend {
-
-// An op on the CPU's 0-dim tensors that a call of a compiled graph runs on this side, for a result that is on the CPU.
-struct HostStep {
-  // An argument that is known only at the call.
-  struct Given {
-    enum class Kind : uint8_t {
-      kInput,  // the index-th input, a 0-dim tensor
-      kStep,   // what the index-th step made
-      kInt,    // the number `symbol`
-      kFloat,
-      kBool,
-    };
-    Kind kind = Kind::kInput;
-    uint32_t argument = 0;
-    uint32_t index = 0;
-    ir::Sym symbol = ir::kNoSym;
-  };
-  c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;  // of its schema; those of `given` are none
-  std::vector<Given> given;
-};
 
 struct GraphBuilder;
 

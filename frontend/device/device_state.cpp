@@ -11,13 +11,12 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "frontend/device/build_program.h"
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
-#include "frontend/inspect/diagnostics.h"
-#include "frontend/inspect/profile.h"
-#include "frontend/record/recorder.h"
 #include "frontend/source/source.h"
-#include "remote/wire/environment.h"
 #include "remote/client/event_log.h"
+#include "remote/wire/environment.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -40,6 +39,7 @@ struct State {
   }
   std::atomic<bool> forked{false};
   std::atomic<bool> used{false};
+  ConnectionObserver* observer = nullptr;
 };
 
 State& state() {
@@ -123,6 +123,10 @@ thread_local std::unique_ptr<python_error> interrupted;
 
 }  // namespace
 
+constinit thread_local c10::DeviceIndex detail::current_device = 0;
+
+void set_current_device(int device) { detail::current_device = checked_device(device); }
+
 int device_count() noexcept {
   static const auto count = static_cast<int>(std::min<size_t>(worker_names().size(), kMaxDevices));
   return count;
@@ -174,7 +178,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     }
     s.connections[device] = std::move(connection);
     remote::Client* client = s.connections[device].client.get();
-    profile_connected(device, *client);
+    if (s.observer != nullptr) s.observer->connected(device, *client);
     s.clients[device].store(client, std::memory_order_release);
     return client;
   } catch (const std::exception& error) {
@@ -217,8 +221,13 @@ void set_memory_fraction(c10::DeviceIndex device, double fraction) {
   check(limit_memory(worker, fraction, keep_waiting));
 }
 
+void observe_connections(ConnectionObserver* observer) { state().observer = observer; }
+
 void restart(c10::DeviceIndex device) {
   State& s = state();
+  if (remote::Client* worker = existing_client(device); worker != nullptr && s.observer != nullptr) {
+    s.observer->ending(*worker);
+  }
   std::lock_guard lock(s.mutex);
   {
     std::lock_guard ended_lock(s.ended_mutex);
@@ -230,15 +239,6 @@ void restart(c10::DeviceIndex device) {
   }
   stop(s.connections[device]);
   s.connections[device] = {};
-}
-
-void shutdown(bool wait) {
-  if (in_bad_fork()) return;
-  for (int i = 0; i < device_count(); ++i) {
-    const auto device = static_cast<c10::DeviceIndex>(i);
-    if (wait) Recorder::get(device).report_unseen();
-    restart(device);
-  }
 }
 
 int worker_process(c10::DeviceIndex device) {

@@ -40,8 +40,18 @@ void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
 // Ends the worker (if any) and forgets it; the next use starts another one.
 void restart(c10::DeviceIndex device);
-// At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
-void shutdown(bool wait);
+
+// Who wants to know of workers.
+class ConnectionObserver {
+ public:
+  virtual ~ConnectionObserver() = default;
+  // It has just been connected to. Must not wait for long.
+  virtual void connected(c10::DeviceIndex device, remote::Client& worker) noexcept = 0;
+  // It is about to be ended.
+  virtual void ending(remote::Client& worker) noexcept = 0;
+};
+// At import, or never.
+void observe_connections(ConnectionObserver* observer);
 
 // Throws c10::Error / torch.OutOfMemoryError / WorkerLost / KeyboardInterrupt for a failed status.
 [[noreturn]] void raise(const Status& status);

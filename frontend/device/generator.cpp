@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "frontend/device/device.h"
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 
 namespace torch_remote::frontend {

@@ -6,12 +6,16 @@
 #include <atomic>
 #include <mutex>
 
-#include "frontend/record/recorder.h"
-
 // The random number generator: a seed and a position, nothing else. Philox4x32-10 counter blocks (Salmon et al.,
 // "Parallel random numbers: as easy as 1, 2, 3", SC'11) are drawn by the worker; which ones is decided when an op is
 // recorded, so numbers depend neither on cuts nor on the worker.
 namespace torch_remote::frontend {
+
+// Philox position of a random record: a seed and the first counter block.
+struct RandomState {
+  uint64_t seed;
+  uint64_t offset;
+};
 
 class RemoteGenerator final : public c10::GeneratorImpl {
  public:

@@ -9,8 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "frontend/device/device.h"
-#include "frontend/record/recorder.h"
+#include "frontend/device/current_device.h"
 #include "ir/trace.h"
 
 namespace torch_remote::frontend {
@@ -124,6 +123,8 @@ RemoteStorage* storage_of_token(const void* token) {
   return storage;
 }
 
+void (*storage_died)(RemoteStorage*) noexcept = nullptr;
+
 RemoteStorage::RemoteStorage(c10::SymInt nbytes, at::DataPtr data, c10::Allocator* allocator, bool resizable)
     : StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(data), allocator, resizable) {
   token_ = this->data();
@@ -139,7 +140,7 @@ void RemoteStorage::release_resources() {
 
 void RemoteStorage::forget() noexcept {
   // A storage that was never recorded and never uploaded costs nothing to forget.
-  if (id != 0 || buffer.epoch != 0) Recorder::get(device().index()).storage_died(this);
+  if (id != 0 || buffer.epoch != 0) storage_died(this);
   if (!is_token(token_)) return;
   const uint64_t number = token_number(std::exchange(token_, nullptr));
   token_space().owners[number].store(nullptr, std::memory_order_release);

@@ -40,6 +40,10 @@ class RemoteStorage final : public c10::StorageImpl {
   const void* token_ = nullptr;
 };
 
+// Called by a storage that was recorded or uploaded and goes away, from any thread; the recorder's. Null until there is
+// one.
+extern void (*storage_died)(RemoteStorage* storage) noexcept;
+
 class RemoteTensorImpl final : public c10::TensorImpl {
  public:
   using TensorImpl::TensorImpl;

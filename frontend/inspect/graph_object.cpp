@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "frontend/device/device_state.h"
-#include "frontend/ops/kernels.h"
-#include "frontend/source/source.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/storages.h"
+#include "frontend/source/source.h"
 #include "passes/pass.h"
 
 namespace torch_remote::frontend {

@@ -19,7 +19,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "frontend/device/device.h"
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/inspect/profile.h"
 #include "frontend/record/recorder.h"

@@ -12,6 +12,7 @@
 
 #include "frontend/device/device_state.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/wait_span.h"
 #include "frontend/source/source.h"
 
 namespace torch_remote::frontend {
@@ -85,6 +86,25 @@ template <class F>
 void for_each_device(F&& f) {
   for (int i = 0; i < device_count(); ++i) f(static_cast<c10::DeviceIndex>(i));
 }
+
+// Workers that come and go while a profile is recorded are in it.
+class Observer final : public ConnectionObserver {
+ public:
+  void connected(c10::DeviceIndex device, remote::Client& worker) noexcept override {
+    if (!EventLog::on()) return;
+    uint64_t limit;
+    {
+      std::lock_guard lock(state().mutex);
+      limit = state().limit;
+    }
+    start_session(device, worker, limit, {});
+  }
+  void ending(remote::Client& worker) noexcept override {
+    if (!EventLog::on()) return;
+    const auto deadline = std::chrono::steady_clock::now() + kLastWords;
+    stop_session(worker, [deadline] { return std::chrono::steady_clock::now() < deadline; });
+  }
+};
 
 // -- for Python
 // -----------------------------------------------------------------------------------------------------------
@@ -252,25 +272,9 @@ Recording stop_recording() {
   return recording;
 }
 
-ir::SourceRef wait_line() { return EventLog::on() ? user_line() : ir::SourceRef(); }
-
-void profile_connected(c10::DeviceIndex device, remote::Client& worker) noexcept {
-  if (!EventLog::on()) return;
-  uint64_t limit;
-  {
-    std::lock_guard lock(state().mutex);
-    limit = state().limit;
-  }
-  start_session(device, worker, limit, {});
-}
-
-void profile_ending(remote::Client& worker) noexcept {
-  if (!EventLog::on()) return;
-  const auto deadline = std::chrono::steady_clock::now() + kLastWords;
-  stop_session(worker, [deadline] { return std::chrono::steady_clock::now() < deadline; });
-}
-
 void bind_profile(py::module& module) {
+  static Observer observer;
+  observe_connections(&observer);
   module.def("profile_start", torch::wrap_pybind_function(start));
   module.def("profile_stop", torch::wrap_pybind_function(stop));
 }

@@ -11,8 +11,8 @@
 #include <cmath>
 #include <limits>
 
-#include "frontend/record/recorder.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/recorder.h"
 #include "ir/op_table_generated.h"
 
 // scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward

@@ -10,9 +10,9 @@
 #include <string>
 #include <unordered_set>
 
-#include "frontend/ops/cpu_fallback.h"
 #include "frontend/device/device_state.h"
-#include "frontend/inspect/profile.h"
+#include "frontend/ops/cpu_fallback.h"
+#include "frontend/record/wait_span.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -21,11 +21,12 @@
 #include <cstring>
 #include <unordered_set>
 
-#include "frontend/device/device.h"
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
-#include "frontend/record/recorder.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/recorder.h"
+#include "frontend/record/storages.h"
 #include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
@@ -129,31 +130,6 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef
 // -- storages
 // -------------------------------------------------------------------------------------------------------------
 
-void resize_storage(const c10::Storage& holder, size_t nbytes) {
-  RemoteStorage* storage = storage_of(holder);
-  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
-  const c10::DeviceIndex device = storage->device().index();
-  Recorder& recorder = Recorder::get(device);
-  const size_t old = storage->nbytes();
-  if (nbytes == old) return;
-  if (!recorder.has_buffer(storage)) {
-    storage->set_nbytes(nbytes);
-    return;
-  }
-  // Another buffer with the same first bytes takes the old one's place.
-  const int64_t kept = static_cast<int64_t>(std::min(old, nbytes));
-  Tensor target = make_contiguous_tensor({static_cast<int64_t>(nbytes)}, c10::ScalarType::Byte, device);
-  auto* fresh = storage_of(target);
-  if (kept > 0) {
-    const Tensor from = make_view(target, c10::Storage(holder), target.dtype(), {kept}, {1}, 0);
-    const Tensor to = make_view(target, {kept}, {1}, 0);
-    const IValue args[] = {to, from, false};
-    recorder.record(ir::op_desc(ir::ops::aten_copy_), args, {}, {}, std::nullopt);
-  }
-  recorder.move_buffer(fresh, storage);
-  storage->set_nbytes(nbytes);
-}
-
 void resize_to_fit(c10::TensorImpl* impl) {
   if (impl->numel() == 0) return;
   const size_t needed = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), impl->dtype().itemsize(),
@@ -217,13 +193,6 @@ bool is_set_to(const Tensor& self, const Tensor& other) {
 
 // -- copies
 // ---------------------------------------------------------------------------------------------------------------
-
-void upload_into(const Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device) {
-  const Tensor packed = cpu.contiguous();
-  Recorder::get(device).upload(storage, packed.nbytes(), [&](std::byte* destination) {
-    std::memcpy(destination, packed.const_data_ptr(), packed.nbytes());
-  });
-}
 
 void record_copy(const Tensor& self, const Tensor& source) {
   const IValue args[] = {self, source, false};
@@ -390,28 +359,6 @@ bool is_own_kernel(std::string_view name) {
   static const std::unordered_set<std::string_view> names(std::begin(kOwnKernels), std::end(kOwnKernels));
   return names.contains(name);
 }
-
-Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
-  Tensor tensor = make_contiguous_tensor(cpu.sizes(), cpu.scalar_type(), device);
-  if (cpu.numel() != 0) upload_into(cpu, storage_of(tensor), device);
-  return tensor;
-}
-
-Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
-  const auto meta = c10::scalarTypeToTypeMeta(dtype);
-  storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
-  return tensor_on(storage, dtype, sizes, strides, 0);
-}
-
-void fill_if_unwritten(const Tensor& tensor) {
-  RemoteStorage* storage = storage_of(tensor);
-  if (storage->id != 0 || Recorder::get(tensor.device().index()).has_buffer(storage)) return;
-  make_view(tensor, c10::Storage(tensor.storage()), caffe2::TypeMeta::Make<uint8_t>(),
-            {static_cast<int64_t>(storage->nbytes())}, {1}, 0)
-      .zero_();
-}
-
-void resize_storage_bytes(const c10::Storage& storage, size_t nbytes) { resize_storage(storage, nbytes); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);

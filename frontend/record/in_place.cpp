@@ -1,12 +1,11 @@
 #include "frontend/record/in_place.h"
 
-#include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/result_type.h>
 
-#include "frontend/record/record_kernel.h"
+#include "frontend/shapes/written.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -97,49 +96,6 @@ bool is_copied(const OpEntry& op, const at::Tensor& self) {
 
 }  // namespace
 
-void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
-  AT_DISPATCH_V2(dtype, "fill_", AT_WRAP([&] { (void)number.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf, at::kHalf,
-                 at::kBFloat16, at::kBool);
-}
-
-std::optional<c10::DimVector> indexed_sizes(const IValue* args) {
-  const at::Tensor& self = args[0].toTensor();
-  const auto indices = args[1].toListRef();
-  if (static_cast<int64_t>(indices.size()) > self.dim()) return std::nullopt;
-  c10::DimVector sizes, picked;
-  size_t first = indices.size(), last = 0;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (indices[i].isNone() || !indices[i].toTensor().defined()) continue;
-    const at::Tensor& index = indices[i].toTensor();
-    if (index.scalar_type() == c10::ScalarType::Bool || index.scalar_type() == c10::ScalarType::Byte) {
-      return std::nullopt;
-    }
-    if (first == indices.size()) {
-      picked.assign(index.sizes().begin(), index.sizes().end());
-    } else if (!index.sizes().equals(picked)) {
-      TORCH_CHECK_INDEX(at::are_expandable(index.sizes(), picked),
-                        "shape mismatch: indexing tensors could not be broadcast together with shapes ",
-                        c10::IntArrayRef(picked), ", ", index.sizes());
-      picked = at::infer_size_dimvector(index.sizes(), picked);
-    }
-    first = std::min(first, i);
-    last = i;
-  }
-  // Dims that are picked together stay in their place; where others lie between, they come first.
-  bool together = true;
-  for (size_t i = first; i <= last && i < indices.size(); ++i) {
-    together &= !indices[i].isNone() && indices[i].toTensor().defined();
-  }
-  if (!together) sizes = picked;
-  for (size_t i = 0; i < static_cast<size_t>(self.dim()); ++i) {
-    if (together && i == first) sizes.append(picked.begin(), picked.end());
-    const bool whole = i >= indices.size() || indices[i].isNone() || !indices[i].toTensor().defined();
-    if (whole) sizes.push_back(self.size(static_cast<int64_t>(i)));
-  }
-  return sizes;
-}
-
 void check_in_place_call(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
     if (op.bumps_versions) check_foreach(op, args);
@@ -200,12 +156,12 @@ bool resize_out(const OpEntry& op, const IValue* args) {
   return true;
 }
 
-bool run_through_functional(const OpEntry& op, Stack& stack) {
+bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) {
   if (op.functional == nullptr) return false;
   const size_t base = stack.size() - op.arg_count;
   Stack inner(stack.begin() + static_cast<ptrdiff_t>(base),
               stack.begin() + static_cast<ptrdiff_t>(base + op.functional->arg_count));
-  record_call(*op.functional, inner);
+  record(*op.functional, inner);
   c10::SmallVector<IValue, 4> outs;
   for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) outs.push_back(stack[base + i]);
   TORCH_CHECK(inner.size() == outs.size(), "remote: '", op.desc->name,
@@ -223,14 +179,14 @@ bool run_through_functional(const OpEntry& op, Stack& stack) {
   return true;
 }
 
-bool run_with_resize(const OpEntry& op, Stack& stack) {
+bool run_with_resize(const OpEntry& op, Stack& stack, RecordCall record) {
   const size_t base = stack.size() - op.arg_count;
   Inferred inferred;
   if (op.functional == nullptr || infer(*op.functional, &stack[base], inferred) == Tier::kDynamic) return false;
   const at::Tensor self = stack[base].toTensor();
   if (inferred.results.size() != 1 || self.sizes().equals(inferred.results[0].sizes)) return false;
   Stack inner(stack.begin() + static_cast<ptrdiff_t>(base), stack.end());
-  record_call(*op.functional, inner);
+  record(*op.functional, inner);
   self.resize_(inner[0].toTensor().sizes());
   self.copy_(inner[0].toTensor());
   stack.resize(base);

@@ -8,25 +8,21 @@
 // Overloads that write their arguments: what CPU's kernels would check is checked at the call.
 namespace torch_remote::frontend {
 
-// Raises if the dtype cannot hold the number.
-void check_fits(c10::ScalarType dtype, const c10::Scalar& number);
-
-// Sizes of self[indices], of the arguments of index_put and its like; none if only data can tell (a mask). Raises if
-// the indices do not fit together.
-std::optional<c10::DimVector> indexed_sizes(const c10::IValue* args);
-
 // Raises what is wrong with the arguments of an in-place op.
 void check_in_place_call(const OpEntry& op, const c10::IValue* args);
 
 // An out overload whose functional one has a rule of ours: what torch's meta may not know. False if there is none.
 bool resize_out(const OpEntry& op, const c10::IValue* args);
 
+// record_kernel.h
+using RecordCall = void (*)(const OpEntry& op, torch::jit::Stack& stack);
+
 // An out overload whose shapes cannot be told beforehand: the functional one, and a copy. Replaces the arguments on the
 // stack. False if there is none.
-bool run_through_functional(const OpEntry& op, torch::jit::Stack& stack);
+bool run_through_functional(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
 // An in-place op that gives `self` the size of the functional overload's result: that one, and a copy. False if the
 // size stays.
-bool run_with_resize(const OpEntry& op, torch::jit::Stack& stack);
+bool run_with_resize(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
 }  // namespace torch_remote::frontend

@@ -2,12 +2,12 @@
 
 #include <span>
 
-#include "frontend/shapes/call_checks.h"
 #include "frontend/device/generator.h"
-#include "frontend/record/in_place.h"
-#include "frontend/ops/kernels.h"
-#include "frontend/record/recorder.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/in_place.h"
+#include "frontend/record/recorder.h"
+#include "frontend/record/storages.h"
+#include "frontend/shapes/call_checks.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -257,12 +257,12 @@ void record_call(const OpEntry& op, Stack& stack) {
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {
     if (op.desc->flags & ir::kOpDynamicShape) {
-      if (run_through_functional(op, stack)) return;
-    } else if (!resize_out(op, args) && !check_mutation(op, args) && run_through_functional(op, stack)) {
+      if (run_through_functional(op, stack, record_call)) return;
+    } else if (!resize_out(op, args) && !check_mutation(op, args) && run_through_functional(op, stack, record_call)) {
       return;
     }
   } else if (op.desc->flags & ir::kOpInPlace) {
-    if (op.resizes && run_with_resize(op, stack)) return;
+    if (op.resizes && run_with_resize(op, stack, record_call)) return;
     check_in_place_call(op, args);
   } else if (!op.desc->results.empty()) {
     if (infer(op, args, inferred) == Tier::kDynamic) {

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstring>
 
-#include "frontend/inspect/diagnostics.h"
-#include "frontend/inspect/profile.h"
-#include "frontend/source/source.h"
 #include "frontend/device/sync_debug.h"
+#include "frontend/record/flush_log.h"
+#include "frontend/record/wait_span.h"
+#include "frontend/source/source.h"
 #include "remote/client/event_log.h"
 
 namespace torch_remote::frontend {
@@ -27,6 +27,9 @@ std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(
 const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
   std::array<Recorder*, kMaxDevices> all{};
   for (int i = 0; i < kMaxDevices; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
+  frontend::storage_died = [](RemoteStorage* storage) noexcept {
+    get(storage->device().index()).storage_died(storage);
+  };
   return all;
 }();
 
@@ -812,10 +815,18 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 
 void Recorder::restart() {
   std::lock_guard<FastMutex> lock(mutex_);
-  if (remote::Client* worker = existing_client(device_)) profile_ending(*worker);
   forget_trace();
   ++session_;
   frontend::restart(device_);
+}
+
+void shutdown(bool wait) {
+  if (in_bad_fork()) return;
+  for (int i = 0; i < device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    if (wait) Recorder::get(device).report_unseen();
+    restart(device);
+  }
 }
 
 }  // namespace torch_remote::frontend

@@ -17,27 +17,13 @@
 
 #include "frontend/device/device_state.h"
 #include "frontend/device/fast_mutex.h"
+#include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "ir/cuts.h"
 #include "ir/op_table.h"
 #include "ir/trace.h"
 
 namespace torch_remote::frontend {
-
-// What a tensor result will be. Strides in elements.
-struct ResultMeta {
-  enum class State : uint8_t { kDefined, kUndefined };
-  c10::DimVector sizes;
-  c10::DimVector strides;
-  c10::ScalarType dtype = c10::ScalarType::Float;
-  State state = State::kDefined;
-};
-
-// Philox position of a random record: a seed and the first counter block.
-struct RandomState {
-  uint64_t seed;
-  uint64_t offset;
-};
 
 // A graph that runs without being recorded. `run` has it loaded when a worker does not have it yet.
 struct LoadedGraph {
@@ -214,5 +200,8 @@ class Recorder {
   std::atomic<uint64_t> records_{0};
   std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };
+
+// At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
+void shutdown(bool wait);
 
 }  // namespace torch_remote::frontend

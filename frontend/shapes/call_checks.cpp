@@ -7,8 +7,8 @@
 #include <ATen/native/BucketizationUtils.h>
 #include <ATen/native/Resize.h>
 
-#include "frontend/record/in_place.h"
 #include "frontend/shapes/shape_rules.h"
+#include "frontend/shapes/written.h"
 
 namespace torch_remote::frontend {
 

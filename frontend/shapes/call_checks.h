@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-#include "frontend/shapes/infer.h"
+#include "frontend/shapes/op_entry.h"
 
 // What torch's kernels refuse for their arguments and metadata alone, and neither a shape rule nor torch's meta
 // function does: without these checks such a call would fail on the worker, and be told at the next sync. One table, of

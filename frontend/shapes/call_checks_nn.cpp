@@ -8,6 +8,7 @@
 #include <ATen/native/layer_norm.h>
 
 #include "frontend/shapes/call_checks.h"
+#include "frontend/shapes/infer.h"
 #include "frontend/shapes/shape_rules.h"
 
 namespace torch_remote::frontend {

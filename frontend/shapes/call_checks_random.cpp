@@ -4,8 +4,8 @@
 #include <ATen/native/DistributionTemplates.h>
 #include <ATen/native/TensorFactories.h>
 
-#include "frontend/shapes/call_checks.h"
 #include "frontend/device/generator.h"
+#include "frontend/shapes/call_checks.h"
 #include "frontend/shapes/shape_rules.h"
 
 namespace torch_remote::frontend {

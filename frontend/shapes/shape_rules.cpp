@@ -678,8 +678,7 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   if (const ShapeRuleFunction rule = find_nn_rule(desc)) return rule;
   if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
   if (base == "aten::_foreach_norm") return foreach_norm;
-  if (base == "aten::_cudnn_rnn") return rnn_shapes;
-  if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
+  if (const ShapeRuleFunction rule = find_rnn_rule(desc)) return rule;
   if (base == "aten::roll") return roll;
   if (base == "aten::frexp") return frexp;
   if (desc.name == "aten::view_copy") return view_copy;

@@ -2,14 +2,18 @@
 
 #include <ATen/WrapDimUtils.h>
 
-#include "frontend/shapes/infer.h"
+#include "frontend/shapes/op_entry.h"
 
 // What the files of shape rules share.
 namespace torch_remote::frontend {
 
+// The op's rule; null if it has no function of its own.
+ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc);
+
 // Rules by family; null if there is none.
 ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc);
 ShapeRuleFunction find_linalg_rule(const ir::OpDesc& desc);
+ShapeRuleFunction find_rnn_rule(const ir::OpDesc& desc);
 
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());
@@ -48,6 +52,11 @@ inline c10::DimVector int_list(const c10::IValue& value) {
 
 // Whether an optional tensor argument is there.
 inline bool given(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
+
+// Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation
+// kept (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast. `number`: there is also a number,
+// which torch makes an operand of rank 0.
+bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
 // The rule of what is like its first argument.
 bool like(const OpEntry& op, const c10::IValue* args, Inferred& out);

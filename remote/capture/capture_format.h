@@ -7,8 +7,8 @@
 // bytes, and what lies between is zero. A file that ends inside a chunk was being written when its process died:
 // everything before that chunk counts.
 //
-// The format's version changes when a reader of the old one would misread a new file. Flatbuffers (remote/capture/capture.fbs,
-// remote/wire/wire.fbs) may grow fields without that.
+// The format's version changes when a reader of the old one would misread a new file. Flatbuffers
+// (remote/capture/capture.fbs, remote/wire/wire.fbs) may grow fields without that.
 namespace torch_remote::capture {
 
 inline constexpr char kMagic[8] = {'T', 'R', 'R', 'E', 'P', 'L', 'A', 'Y'};

@@ -13,9 +13,9 @@
 #include <fstream>
 
 #include "remote/capture/capture_format.h"
+#include "remote/capture/session_writer.h"
 #include "remote/client/client.h"
 #include "remote/testing/fake_worker.h"
-#include "remote/capture/session_writer.h"
 
 namespace torch_remote::remote {
 namespace {

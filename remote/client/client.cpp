@@ -9,13 +9,13 @@
 #include <random>
 
 #include "ir/op_table.h"
-#include "remote/wire/delta.h"
 #include "remote/client/event_log.h"
-#include "remote/wire/message.h"
 #include "remote/client/outbox.h"
 #include "remote/client/program_cache.h"
 #include "remote/client/read_ahead.h"
 #include "remote/client/replies.h"
+#include "remote/wire/delta.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 namespace {

@@ -10,29 +10,13 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "ir/trace.h"
-#include "remote/transport/transport.h"
+#include "remote/client/types.h"
 #include "remote/client/worker_memory.h"
 #include "remote/client/worker_profile.h"
+#include "remote/transport/transport.h"
 
 // The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
 namespace torch_remote::remote {
-
-// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as
-// many as the worker acknowledges at once (wire.fbs), so that it never runs dry.
-inline constexpr size_t kMaxUnacknowledged = 64;
-// Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
-inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
-
-// A failure on the worker, with where it was recorded.
-struct OpError {
-  Status status;
-  ir::SourceRef source;  // of the record that failed
-  std::string op;        // schema name; empty if no single op is to blame
-  uint64_t skipped = 0;  // updates in place that depend on it and did not happen
-  // Of synchronize: the other failures that no wait has told.
-  std::vector<OpError> more = {};
-  uint64_t not_listed = 0;  // and how many there are beside these
-};
 
 struct Counters {
   uint64_t flushes = 0;
@@ -62,41 +46,12 @@ struct FlushInfo {
   size_t first_difference = 0;
 };
 
-// A program to be built: of a recorded trace, or of a graph that came by another way.
-struct BuildRequest {
-  uint32_t program = 0;  // its number
-  const ir::Trace* trace = nullptr;
-  const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
-  const ir::Graph* graph = nullptr;                  // instead of a trace
-  std::span<const ir::SourceRef> sources;            // one a record
-};
-
-// What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
-using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
-
-// What is asked of the worker for a program.
-struct ProgramOptions {
-  // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:
-  // calls are answered sooner, for up to a millisecond of a core whenever one waits.
-  bool low_latency = false;
-  // The worker may time several ways to run it and keep the fastest, so that results' last bits differ between runs.
-  bool tune = false;
-};
-
-// A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
-struct Program;
-using ProgramPtr = std::shared_ptr<Program>;
-
 // One run of such a program.
 struct RunRequest {
   std::span<const int64_t> params;   // as many as the graph has
   std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
   uint64_t made = 0;                 // how many fresh buffers survive
 };
-
-// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
-// when it comes.
-using KeepWaiting = std::function<bool()>;
 
 // A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
 using Words = std::vector<int64_t>;

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "remote/client/client.h"
 #include "remote/client/program_cache.h"
 #include "remote/client/replies.h"
+#include "remote/client/types.h"
 #include "remote/transport/transport.h"
 
 // Puts messages on the way, in order. As long as no program is being built that is the caller's thread; what is sent

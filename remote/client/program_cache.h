@@ -11,7 +11,7 @@
 
 #include "ir/graph.h"
 #include "ir/trace.h"
-#include "remote/client/client.h"
+#include "remote/client/types.h"
 #include "remote/wire/delta.h"
 
 // The programs that the worker has, found by the traces they were built from.

@@ -8,8 +8,10 @@
 #include <mutex>
 #include <optional>
 
-#include "remote/client/client.h"
 #include "remote/client/program_cache.h"
+#include "remote/client/types.h"
+#include "remote/client/worker_memory.h"
+#include "remote/client/worker_profile.h"
 #include "remote/transport/transport.h"
 #include "remote/wire/wire_generated.h"
 

@@ -30,7 +30,7 @@ class ProviderTest : public testing::Test {
     folder = mkdtemp(name);
     for (const char* name : {"plugin.so", "libtorch_cpu.so", "not_executable"})
       std::ofstream(folder + "/" + name) << "x";
-    options = {"remote/provider_test_worker", folder + "/plugin.so", folder, 0};
+    options = {"remote/providers/provider_test_worker", folder + "/plugin.so", folder, 0};
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
 

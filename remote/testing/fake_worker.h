@@ -12,8 +12,8 @@
 #include "flatbuffers/flatbuffers.h"
 #include "ir/graph.h"
 #include "ir/trace.h"
-#include "remote/wire/delta.h"
 #include "remote/transport/transport.h"
+#include "remote/wire/delta.h"
 
 // The worker's end of the protocol without executing anything, for the client's tests: it decodes what comes and keeps
 // it.

@@ -128,6 +128,11 @@ Status check_environment() {
   return {};
 }
 
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
 std::filesystem::path package_folder() {
   if (const char* folder = std::getenv("TORCH_REMOTE_PACKAGE"); folder != nullptr && *folder != '\0') return folder;
   std::error_code error;

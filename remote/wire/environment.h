@@ -25,6 +25,12 @@ std::span<const EnvironmentVariable> environment_variables();
 // is set wrongly is never ignored, and never keeps a program from importing the package.
 Status check_environment();
 
+// Whether a switch is on: set, and neither empty nor 0.
+bool is_set(const char* name);
+
+// Whether a switch is on: set, and neither empty nor 0.
+bool is_set(const char* name);
+
 // The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the one that this program is in (bin/..).
 std::filesystem::path package_folder();
 

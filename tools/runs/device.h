@@ -40,8 +40,8 @@ class Device {
   std::string description() const { return client_->description(); }
 
   Status load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded);
-  // The survivors get the ids *base, *base + 1, ... `words` are those of RunReply (remote/wire/wire.fbs), if the graph has
-  // any; then this waits, else an error comes later.
+  // The survivors get the ids *base, *base + 1, ... `words` are those of RunReply (remote/wire/wire.fbs), if the graph
+  // has any; then this waits, else an error comes later.
   Status run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
              uint64_t* base, remote::Words* words, WorkerError* error);
   // Waits until all is done; the first error not reported yet.

@@ -1,8 +1,8 @@
 """`torch.compile(backend="remote")`.
 
 Dynamo captures a graph, AOTAutograd makes a functional forward and backward graph of it, and each becomes an ir::Graph
-(frontend/compile/lowering.h) and then a program, by the passes that recorded traces go through. A call sends the program's
-parameters: one message. Sizes that Dynamo left symbolic are parameters, so other sizes build nothing.
+(frontend/compile/lowering.h) and then a program, by the passes that recorded traces go through. A call sends the
+program's parameters: one message. Sizes that Dynamo left symbolic are parameters, so other sizes build nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.utils._python_dispatch import _disable_current_modes
 
 import torch_remote.compile.random_states as random_states
-import torch_remote.remote as remote
 from torch_remote import _C
 from torch_remote.compile.plan import PlanBuilder
 from torch_remote.compile.rewrites import move_constants, remove_checks, remove_tokens
 from torch_remote.compile.whole_ops import whole_ops
+from torch_remote.remote import _device, amp, memory, streams
 
 __all__ = ["backend"]
 
@@ -53,32 +53,32 @@ MODES: dict[str, dict[str, bool]] = {
 class RemoteInterface(DeviceInterface):
     """What Dynamo asks a device."""
 
-    device = remote.device
-    Event = remote.Event
-    Stream = remote.Stream
+    device = _device.device
+    Event = streams.Event
+    Stream = streams.Stream
 
-    current_device = staticmethod(remote.current_device)
-    set_device = staticmethod(remote.set_device)
-    device_count = staticmethod(remote.device_count)
-    is_available = staticmethod(remote.is_available)
-    stream = staticmethod(remote.stream)
-    current_stream = staticmethod(remote.current_stream)
-    set_stream = staticmethod(remote.set_stream)
-    synchronize = staticmethod(remote.synchronize)
-    get_device_properties = staticmethod(remote.get_device_properties)
-    memory_allocated = staticmethod(remote.memory_allocated)
-    is_bf16_supported = staticmethod(remote.is_bf16_supported)
+    current_device = staticmethod(_device.current_device)
+    set_device = staticmethod(_device.set_device)
+    device_count = staticmethod(_device.device_count)
+    is_available = staticmethod(_device.is_available)
+    stream = staticmethod(streams.stream)
+    current_stream = staticmethod(streams.current_stream)
+    set_stream = staticmethod(streams.set_stream)
+    synchronize = staticmethod(_device.synchronize)
+    get_device_properties = staticmethod(_device.get_device_properties)
+    memory_allocated = staticmethod(memory.memory_allocated)
+    is_bf16_supported = staticmethod(amp.is_bf16_supported)
 
     class Worker:
-        set_device = staticmethod(remote.set_device)
-        current_device = staticmethod(remote.current_device)
-        get_device_properties = staticmethod(remote.get_device_properties)
+        set_device = staticmethod(_device.set_device)
+        current_device = staticmethod(_device.current_device)
+        get_device_properties = staticmethod(_device.get_device_properties)
 
     @staticmethod
     def exchange_device(device: int) -> int:
-        previous = remote.current_device()
+        previous = _device.current_device()
         if device >= 0:
-            remote.set_device(device)
+            _device.set_device(device)
         return previous
 
     maybe_exchange_device = exchange_device
@@ -98,7 +98,7 @@ class RemoteInterface(DeviceInterface):
 
 def _register_interfaces() -> None:
     register_interface_for_device("remote", RemoteInterface)
-    for index in range(remote.device_count()):
+    for index in range(_device.device_count()):
         register_interface_for_device(f"remote:{index}", RemoteInterface)
 
 
@@ -141,8 +141,8 @@ class _Splitter:
         # The same at every call; with a copy on the CPU of what a worker holds, and might lose.
         self.fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.effects = False  # whether the plan has something that must run
-        self.several = remote.device_count() > 1
-        self.device = remote.current_device()  # of the program at hand
+        self.several = _device.device_count() > 1
+        self.device = _device.current_device()  # of the program at hand
         self.begin()
 
     def begin(self) -> None:
@@ -325,7 +325,7 @@ def _devices(node: fx.Node) -> list[int]:
     """Of its tensors, as far as they are on our devices."""
     value = node.meta.get("val")
     tensors = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
-    return [remote._index(v.device) for v in tensors if v.device.type == "remote"]
+    return [_device._index(v.device) for v in tensors if v.device.type == "remote"]
 
 
 def _on_device(node: fx.Node) -> bool:

@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
 
-import torch_remote.remote as remote
 from torch_remote.compile.compiler import compile_graph
 from torch_remote.compile.whole_ops import keep_whole
+from torch_remote.remote import _device
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -129,7 +129,7 @@ def load_exported(
     program = program.run_decompositions({})
     program._state_dict = dict(program._state_dict)
     program._constants = dict(program._constants)
-    program = move_to_device_pass(program, f"remote:{remote._index(device)}")  # with a number, as tensors there have
+    program = move_to_device_pass(program, f"remote:{_device._index(device)}")  # with a number, as tensors there have
     compositions = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
     keep_whole(compositions)
     return ExportedModule(program.run_decompositions(compositions))

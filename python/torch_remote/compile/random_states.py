@@ -13,7 +13,7 @@ import torch.fx as fx
 from torch._guards import detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
-import torch_remote.remote as remote
+from torch_remote.remote import random
 
 __all__ = ["add_examples", "run_and_save", "run_with"]
 
@@ -31,7 +31,7 @@ def run_and_save(op: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]
     device = _device(args, kwargs)
     if device is None:
         return run_and_save_rng_state(op, *args, **kwargs)
-    return remote.get_rng_state(device), op(*args, **kwargs)
+    return random.get_rng_state(device), op(*args, **kwargs)
 
 
 def run_with(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,12 +39,12 @@ def run_with(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
     device = _device(args, kwargs)
     if device is None:
         return run_with_rng_state(state, op, *args, **kwargs)
-    before = remote.get_rng_state(device)
-    remote.set_rng_state(state, device)
+    before = random.get_rng_state(device)
+    random.set_rng_state(state, device)
     try:
         return op(*args, **kwargs)
     finally:
-        remote.set_rng_state(before, device)
+        random.set_rng_state(before, device)
 
 
 def add_examples(module: fx.GraphModule) -> None:

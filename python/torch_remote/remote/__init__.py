@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from torch_remote import _C
-from torch_remote.profiling.benchmark import benchmark
 from torch_remote.errors import UnexpectedCompile, WorkerLost
-from torch_remote.profiling.explanation import explain
 from torch_remote.graphs import Graph, from_text, trace
+from torch_remote.profiling.benchmark import benchmark
+from torch_remote.profiling.explanation import explain
 from torch_remote.profiling.profiler import profile
 from torch_remote.remote import amp, memory, nvtx, random, streams
 from torch_remote.remote._absent import ABSENT

@@ -1,85 +1,22 @@
-#include "frontend/inspect/diagnostics.h"
+#include "frontend/device/build_program.h"
 
 #include <torch/version.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <string>
-#include <vector>
 
 #include "frontend/source/source.h"
 #include "ir/graph.h"
 #include "passes/pass.h"
 #include "remote/client/event_log.h"
+#include "remote/wire/environment.h"
 
 namespace torch_remote::frontend {
-namespace {
 
 using remote::Event;
 using remote::EventLog;
-
-bool flag(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
-}
-
-bool log_flushes() {
-  static const bool on = [] {
-    const char* value = std::getenv("TORCH_REMOTE_LOG");
-    return value != nullptr && std::string_view(value).find("flush") != std::string_view::npos;
-  }();
-  return on;
-}
-
-struct Notes {
-  std::mutex mutex;
-  std::vector<FlushNote> pending;
-};
-
-Notes& notes() {
-  static auto* instance = new Notes;
-  return *instance;
-}
-
-std::string why(const remote::FlushInfo& info) {
-  if (info.hit) return "hit";
-  if (info.first_difference == SIZE_MAX) return "miss (no program known)";
-  if (info.first_difference >= info.ops) return "miss (other tensors outlive it)";
-  return "miss (op " + std::to_string(info.first_difference) + " differs)";
-}
-
-}  // namespace
-
-void note_flush(const FlushNote& note) {
-  if (!log_flushes()) return;
-  std::lock_guard lock(notes().mutex);
-  notes().pending.push_back(note);
-}
-
-void report_flushes() {
-  if (!log_flushes()) return;
-  std::vector<FlushNote> pending;
-  {
-    std::lock_guard lock(notes().mutex);
-    pending.swap(notes().pending);
-  }
-  for (const FlushNote& note : pending) {
-    const std::string line = describe_source(note.source);
-    std::fprintf(stderr, "remote flush: %zu ops, program %u, %s, %zu bytes, %.1f us, %s, %s\n", note.info.ops,
-                 note.info.program, why(note.info).c_str(), note.info.bytes, static_cast<double>(note.ns) * 1e-3,
-                 note.reason, line.empty() ? "?" : line.c_str());
-  }
-}
-
-bool sync_each_op() {
-  static const bool on = flag("TORCH_REMOTE_SYNC");
-  return on;
-}
 
 Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer) {
   remote::CaptureOptions options;
@@ -121,7 +58,7 @@ class BuildSteps {
 
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program) {
-  static const bool verify = flag("TORCH_REMOTE_VERIFY");
+  static const bool verify = remote::is_set("TORCH_REMOTE_VERIFY");
   static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
   BuildSteps steps(request.program);
   ir::Graph graph;

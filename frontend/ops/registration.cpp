@@ -1,4 +1,4 @@
-#include "frontend/record/registration.h"
+#include "frontend/ops/registration.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -9,10 +9,10 @@
 #include <unordered_map>
 
 #include "frontend/ops/cpu_fallback.h"
-#include "frontend/shapes/infer.h"
 #include "frontend/ops/kernels.h"
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
+#include "frontend/shapes/infer.h"
 
 namespace torch_remote::frontend {
 namespace {

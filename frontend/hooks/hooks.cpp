@@ -1,4 +1,4 @@
-#include "frontend/device/device.h"
+#include "frontend/hooks/hooks.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -9,11 +9,12 @@
 #include <map>
 #include <mutex>
 
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
-#include "frontend/inspect/diagnostics.h"
 #include "frontend/device/generator.h"
-#include "frontend/ops/kernels.h"
+#include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/storages.h"
 #include "remote/client/event_log.h"
 
 namespace torch_remote::frontend {
@@ -24,14 +25,12 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
-[[gnu::tls_model("initial-exec")]] thread_local DeviceIndex current = 0;  // read without a call
-
 // -- memory
 // ---------------------------------------------------------------------------------------------------------------
 
 class RemoteAllocator final : public c10::DeviceAllocator {
  public:
-  c10::DataPtr allocate(size_t) override { return make_token(current); }
+  c10::DataPtr allocate(size_t) override { return make_token(current_device()); }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "remote: device memory cannot be copied through a pointer; use tensor.copy_");
@@ -45,7 +44,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     remote::MemoryRequest request;
     request.trim = true;
-    ask_if_connected(current, request);
+    ask_if_connected(current_device(), request);
   }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
@@ -197,20 +196,20 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   void init() const override { check_not_forked(); }
   DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
   void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
-  DeviceIndex getCurrentDevice() const override { return current; }
+  DeviceIndex getCurrentDevice() const override { return current_device(); }
   DeviceIndex exchangeDevice(DeviceIndex device) const override { return maybeExchangeDevice(device); }
   DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
-    const DeviceIndex previous = current;
+    const DeviceIndex previous = current_device();
     if (device >= 0) set_current_device(device);
     return previous;
   }
   const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(DeviceIndex device) const override { return new_generator(device); }
-  at::Device getDeviceFromPtr(void*) const override { return Device(DeviceType::PrivateUse1, current); }
+  at::Device getDeviceFromPtr(void*) const override { return Device(DeviceType::PrivateUse1, current_device()); }
   bool isPinnedPtr(const void* data) const override { return PinnedAllocator::contains(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
-    resize_storage_bytes(storage, size);
+    resize_storage(storage, size);
   }
 };
 
@@ -233,12 +232,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     setDevice(device);
     return previous;
   }
-  Device getDevice() const override { return Device(DeviceType::PrivateUse1, current); }
+  Device getDevice() const override { return Device(DeviceType::PrivateUse1, current_device()); }
   void setDevice(Device device) const override {
     if (device.has_index()) set_current_device(device.index());
   }
   void uncheckedSetDevice(Device device) const noexcept override {
-    if (device.has_index() && device.index() >= 0 && device.index() < device_count()) current = device.index();
+    if (device.has_index() && device.index() >= 0 && device.index() < device_count()) {
+      detail::current_device = device.index();
+    }
   }
   Stream getStream(Device device) const override { return default_stream(device); }
   Stream getDefaultStream(Device device) const override { return default_stream(device); }
@@ -296,17 +297,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
 
  private:
   static Stream default_stream(Device device) {
-    return Stream(Stream::DEFAULT, Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current));
+    return Stream(Stream::DEFAULT,
+                  Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current_device()));
   }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
 
 }  // namespace
-
-DeviceIndex current_device() { return current; }
-
-void set_current_device(int device) { current = checked_device(device); }
 
 void register_device() {
   c10::SetAllocator(DeviceType::PrivateUse1, &allocator());

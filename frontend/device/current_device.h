@@ -1,0 +1,17 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+// The device of calls that name none, one a thread.
+namespace torch_remote::frontend {
+
+namespace detail {
+// Read without a call.
+[[gnu::tls_model("initial-exec")]] extern constinit thread_local c10::DeviceIndex current_device;
+}  // namespace detail
+
+inline c10::DeviceIndex current_device() { return detail::current_device; }
+// Raises if there is no such device.
+void set_current_device(int device);
+
+}  // namespace torch_remote::frontend

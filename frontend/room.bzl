@@ -1,0 +1,22 @@
+"""room: the C++ of one folder of the frontend."""
+
+def room(name, srcs, deps, hdrs = [], visibility = ["//frontend:__subpackages__"]):
+    """A cc_library that is always linked as a whole: kernels register themselves.
+
+    Args:
+      name: of the folder.
+      srcs: sources, and headers that other rooms do not include.
+      deps: the rooms below, and others; torch is added.
+      hdrs: headers for other rooms.
+      visibility: who may depend on it.
+    """
+    native.cc_library(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = ["-O3"],
+        tags = ["torch"],
+        visibility = visibility,
+        deps = deps + ["@torch//:extension"],
+        alwayslink = True,
+    )
