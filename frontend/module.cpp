@@ -3,6 +3,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include <atomic>
+
 #include "frontend/compile/compiled_graph.h"
 #include "frontend/compile/graph_ops.h"
 #include "frontend/compile/lowering.h"
@@ -35,6 +37,9 @@ void initialize(const std::string& worker, const std::string& plugin, const std:
   register_profilers();
 }
 
+// Graphs of torch.compile and load_exported, and where they had to be taken apart.
+std::atomic<uint64_t> compiled_graphs{0}, compiled_graph_splits{0};
+
 py::dict stats() {
   py::dict all;
   remote::Counters sum;
@@ -48,8 +53,12 @@ py::dict stats() {
   all["programs_built"] = sum.programs_built;
   all["program_hits"] = sum.program_hits;
   all["kernels_compiled"] = sum.kernels_compiled;
+  all["compiled_graphs"] = compiled_graphs.load();
+  all["compiled_graph_splits"] = compiled_graph_splits.load();
   all["client_fallbacks"] = client_fallbacks();
   all["round_trips"] = sum.round_trips;
+  all["back_pressure_waits"] = sum.back_pressure_waits;
+  all["connections"] = sum.connections;
   all["bytes_sent"] = sum.bytes_sent;
   all["bytes_received"] = sum.bytes_received;
   all["bytes_uploaded"] = sum.bytes_uploaded;
@@ -61,6 +70,7 @@ py::dict stats() {
 
 void reset_stats() {
   reset_client_fallbacks();
+  compiled_graphs = compiled_graph_splits = 0;
   for (int i = 0; i < device_count(); ++i) {
     Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
     reset_counters(static_cast<c10::DeviceIndex>(i));
@@ -266,6 +276,10 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("inputs", &f::Lowering::inputs)
       .def("finish", wrap_pybind_function(&f::finish), py::arg("outputs"), py::arg("places"), py::kw_only(),
            py::arg("low_latency"), py::arg("tune"));
+  module.def("count_compiled_graph", [](uint64_t splits) {
+    ++f::compiled_graphs;
+    f::compiled_graph_splits += splits;
+  });
   module.def("restored", wrap_pybind_function(f::restored));
   module.def("is_program_op", wrap_pybind_function(f::is_program_op));
   module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));

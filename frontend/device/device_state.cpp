@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <sstream>
 
@@ -27,7 +29,10 @@ struct Connection {
 };
 
 struct State {
-  std::mutex mutex;  // starting and ending
+  std::mutex mutex;  // of `connections` and `connecting`; not held while a worker is waited for
+  std::condition_variable changed;
+  std::array<bool, kMaxDevices> connecting{};            // a thread is at it
+  std::array<std::atomic<bool>, kMaxDevices> give_up{};  // and is to stop
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
   std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
@@ -67,7 +72,7 @@ std::vector<std::string> worker_names() {
   return names;
 }
 
-Status start(c10::DeviceIndex device, Connection& connection) {
+Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connection& connection) {
   if (Status status = remote::check_environment(); !status) return status;
   const std::vector<std::string> names = worker_names();  // as they are now
   if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
@@ -89,7 +94,7 @@ Status start(c10::DeviceIndex device, Connection& connection) {
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
   };
-  return remote::Client::connect(std::move(transport), build, &connection.client);
+  return remote::Client::connect(std::move(transport), build, go_on, &connection.client);
 }
 
 // Tells the worker how much memory it may use.
@@ -146,6 +151,39 @@ remote::WorkerFiles& paths() {
   return *instance;
 }
 
+namespace {
+
+// True: this thread connects the device, and then calls end_turn. False: another one did, or the wait for it was
+// interrupted, which *status then says.
+bool take_turn(c10::DeviceIndex device, Status* status) {
+  constexpr std::chrono::milliseconds kStep{50};
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  while (s.connecting[device]) {
+    if (s.changed.wait_for(lock, kStep) == std::cv_status::no_timeout) continue;
+    lock.unlock();
+    if (!keep_waiting()) {
+      *status = {ErrorCode::kInterrupted, "remote: waiting for a worker to start was interrupted"};
+      return false;
+    }
+    lock.lock();
+  }
+  if (s.clients[device].load(std::memory_order_relaxed) != nullptr) return false;
+  return s.connecting[device] = true;
+}
+
+// `client`: of the connection; null if there is none.
+void end_turn(c10::DeviceIndex device, Connection connection, remote::Client* client) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.connections[device] = std::move(connection);
+  s.connecting[device] = false;
+  s.clients[device].store(client, std::memory_order_release);
+  s.changed.notify_all();
+}
+
+}  // namespace
+
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
   State& s = state();
   if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
@@ -156,9 +194,10 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
                "the 'spawn' start method");
     return nullptr;
   }
+  bool connecting = false;
   try {
-    std::lock_guard lock(s.mutex);
-    if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+    connecting = take_turn(device, status);
+    if (!connecting) return s.clients[device].load(std::memory_order_acquire);
     if (!s.used.exchange(true)) {
       pthread_atfork(nullptr, nullptr, after_fork_in_child);
       // Recording does not block, so a backward pass gains nothing from the autograd engine's thread of this device,
@@ -168,21 +207,23 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     Connection connection;
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
-      *status = start(device, connection);
+      const auto go_on = [&] { return !s.give_up[device].load() && keep_waiting(); };
+      *status = start(device, go_on, connection);
       const double fraction = s.memory_fraction[device];
-      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, {});
+      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, go_on);
     }
+    remote::Client* client = connection.client.get();
     if (!status->ok()) {
       stop(connection);
-      return nullptr;
+      client = nullptr;
+    } else if (s.observer != nullptr) {
+      s.observer->connected(device, *client);
     }
-    s.connections[device] = std::move(connection);
-    remote::Client* client = s.connections[device].client.get();
-    if (s.observer != nullptr) s.observer->connected(device, *client);
-    s.clients[device].store(client, std::memory_order_release);
+    end_turn(device, std::move(connection), client);
     return client;
   } catch (const std::exception& error) {
     *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
+    if (connecting) end_turn(device, {}, nullptr);
     return nullptr;
   }
 }
@@ -228,7 +269,10 @@ void restart(c10::DeviceIndex device) {
   if (remote::Client* worker = existing_client(device); worker != nullptr && s.observer != nullptr) {
     s.observer->ending(*worker);
   }
-  std::lock_guard lock(s.mutex);
+  std::unique_lock lock(s.mutex);
+  s.give_up[device] = true;
+  s.changed.wait(lock, [&] { return !s.connecting[device]; });
+  s.give_up[device] = false;
   {
     std::lock_guard ended_lock(s.ended_mutex);
     if (remote::Client* client = s.clients[device].exchange(nullptr)) {

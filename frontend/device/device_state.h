@@ -22,8 +22,10 @@ c10::DeviceIndex checked_device(int index);
 // Set once, by the Python package, before first use.
 remote::WorkerFiles& paths();
 
-// The device's client; starts the worker if there is none. Throws (torch's exceptions) if that fails: the message names
-// the fix. Thread safe. Never call with the recorder's lock held by this thread from inside storage_died.
+// The device's client; starts the worker if there is none, which Ctrl-C ends (as it ends any wait). Throws (torch's
+// exceptions) if that fails: the message names the fix. Thread safe; call it with no lock held and without the GIL, as
+// a worker may take long to start. Threads that want the same device wait for the one that connects; other devices do
+// not.
 remote::Client& client(c10::DeviceIndex device);
 // The same without raising: null and *status set.
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;

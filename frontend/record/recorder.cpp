@@ -19,6 +19,9 @@ namespace {
 using remote::Event;
 using remote::EventLog;
 
+// At exit, while another thread still records.
+Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
+
 std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
 
 }  // namespace
@@ -86,7 +89,7 @@ void Recorder::forget_trace() {
   sent_ += trace_.records.size();
   cuts_.trace_ends(trace_, /*ends=*/true, /*waits=*/false);
   trace_.clear();
-  if (++epoch_ == 0) epoch_ = 1;
+  next_epoch();
 }
 
 void Recorder::encode_view(const at::Tensor& tensor) {
@@ -348,11 +351,13 @@ void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const
     encode(op, args, random);
   } catch (...) {
     joining_ = false;
-    // The record goes, and with it what it said about tensors: cutting here makes all of that stale.
+    // The record goes, and with it what it said about tensors: in another epoch only what is left counts.
     trace_.rollback_record(buffers, views);
-    const bool nothing_to_cut = trace_.empty();
-    const Status status = flush_locked({"error"});
-    if (nothing_to_cut && ++epoch_ == 0) epoch_ = 1;
+    next_epoch();
+    for (size_t i = 0; i < trace_.buffers.size(); ++i) {
+      if (trace_.buffers[i].owner == nullptr) continue;
+      static_cast<RemoteStorage*>(trace_.buffers[i].owner)->buffer = {epoch_, static_cast<uint32_t>(i)};
+    }
     if (!std::exchange(met_lost_, false)) throw;
     const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
     if (overwritten.empty()) throw;
@@ -388,15 +393,15 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   Status status;
   bool flushed = false;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
+    std::unique_lock<FastMutex> lock(mutex_);
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
     const bool joins = joins_inputs(op, args);
     if (joins && !trace_.empty()) {
-      status = flush_locked({"join"});
+      status = flush_locked(lock, {"join"});
       flushed = true;
     }
     if (pass != pass_) {
-      const Status entered = enter_pass(pass, &flushed);
+      const Status entered = enter_pass(lock, pass, &flushed);
       if (status.ok()) status = entered;
     }
     joining_ = joins;
@@ -419,7 +424,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
     trace_.end_record();
     if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
       const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
-      const Status cut = flush_locked({joins ? "join" : "cut", false, planned});
+      const Status cut = flush_locked(lock, {joins ? "join" : "cut", false, planned});
       if (status.ok()) status = cut;
       flushed = true;
     }
@@ -434,10 +439,10 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 }
 
 // Between forward and backward, and between backward and optimizer.
-Status Recorder::enter_pass(Pass pass, bool* flushed) {
+Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed) {
   Status status;
   if (pass != last_pass_ && cuts_.at_boundary()) {
-    status = flush_locked({"boundary"});
+    status = flush_locked(lock, {"boundary"});
     *flushed = true;
   }
   if (trace_.empty() && EventLog::on()) {
@@ -456,16 +461,19 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   uint64_t ticket = 0;
   Status status;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    begin_record(op, args, source, random);
-    for (const c10::Storage& storage : results) {
-      auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
-      enter_buffer(remote);
-      trace_.new_dynamic_result(remote);
+    std::unique_lock<FastMutex> lock(mutex_);
+    status = connect_locked(lock);  // before the record, which must be the trace's last one
+    if (status.ok()) {
+      begin_record(op, args, source, random);
+      for (const c10::Storage& storage : results) {
+        auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
+        enter_buffer(remote);
+        trace_.new_dynamic_result(remote);
+      }
+      trace_.end_record();
+      (void)cuts_.after(op.opcode);
+      status = flush_locked(lock, {"dynamic", true}, &ticket);
     }
-    trace_.end_record();
-    (void)cuts_.after(op.opcode);
-    status = flush_locked({"dynamic", true}, &ticket);
   }
   records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
@@ -479,7 +487,21 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   return words;
 }
 
-Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::SourceRef& line) {
+Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
+  while (existing_client(device_) == nullptr) {
+    lock.unlock();
+    Status status;
+    const bool connected = connect(device_, &status) != nullptr;
+    lock.lock();
+    if (!connected && !status.ok()) return status;
+  }
+  return {};
+}
+
+Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, uint64_t* ticket,
+                              const ir::SourceRef& line) {
+  Status status;
+  if (!trace_.empty()) status = connect_locked(lock);
   cuts_.trace_ends(trace_, !cause.planned, cause.waits);
   if (trace_.empty()) return {};
   survivors_.clear();
@@ -499,10 +521,12 @@ Status Recorder::flush_locked(const Cause& cause, uint64_t* ticket, const ir::So
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = remote::monotonic_ns();
-  Status status;
-  if (remote::Client* worker = connect(device_, &status)) status = worker->flush(trace_, &base, &info, ticket);
+  if (status.ok()) {
+    remote::Client* worker = existing_client(device_);
+    status = worker != nullptr ? worker->flush(trace_, &base, &info, ticket) : worker_ended();
+  }
   trace_.clear();
-  if (++epoch_ == 0) epoch_ = 1;
+  next_epoch();
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
   note_flush({info, cause.name, last, remote::monotonic_ns() - started});
@@ -526,8 +550,9 @@ void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::spa
                    std::span<RemoteStorage* const> results) {
   Status status;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked({"compiled graph"});
+    std::unique_lock<FastMutex> lock(mutex_);
+    status = connect_locked(lock);
+    if (status.ok()) status = flush_locked(lock, {"compiled graph"});
     for (const RemoteStorage* storage : inputs) check_not_lost(storage);
     if (status.ok()) status = run_locked(graph, params, inputs, results);
   }
@@ -540,8 +565,8 @@ void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::spa
 Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                             std::span<RemoteStorage* const> results) {
   Status status;
-  remote::Client* worker = connect(device_, &status);
-  if (worker == nullptr) return status;
+  remote::Client* worker = existing_client(device_);
+  if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
   if (!graph.program || graph.session != session_) {
     if (status = worker->load(graph.graph, graph.sources, graph.options, &graph.program); !status) return status;
@@ -604,8 +629,8 @@ void Recorder::profile_starts() {
 
 void Recorder::profile_ends(const ir::SourceRef& line) {
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    (void)flush_locked({"profile ends"}, nullptr, line);
+    std::unique_lock<FastMutex> lock(mutex_);
+    (void)flush_locked(lock, {"profile ends"}, nullptr, line);
   }
   report_flushes();
 }
@@ -670,8 +695,8 @@ void Recorder::flush(const char* reason, bool waits) {
   const ir::SourceRef line = wait_line();
   Status status;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked({reason, waits}, nullptr, line);
+    std::unique_lock<FastMutex> lock(mutex_);
+    status = flush_locked(lock, {reason, waits}, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -703,9 +728,9 @@ void Recorder::cancel() {
   check(worker->cancel());  // makes room for what is sent next
   Status status;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
+    std::unique_lock<FastMutex> lock(mutex_);
     if (trace_.empty()) return;
-    status = flush_locked({"cancel"});
+    status = flush_locked(lock, {"cancel"});
   }
   report_flushes();
   check(status);
@@ -716,8 +741,8 @@ void Recorder::report_unseen() noexcept try {
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr || !worker->health()) return;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    if (!flush_locked({"exit"})) return;
+    std::unique_lock<FastMutex> lock(mutex_);
+    if (!flush_locked(lock, {"exit"})) return;
   }
   report_flushes();
   remote::OpError error;
@@ -741,8 +766,8 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   uint64_t id;
   Status status;
   {
-    std::lock_guard<FastMutex> lock(mutex_);
-    status = flush_locked({reason, true}, nullptr, line);
+    std::unique_lock<FastMutex> lock(mutex_);
+    status = flush_locked(lock, {reason, true}, nullptr, line);
     id = storage->id;
     if (status.ok()) check_not_lost(storage);
   }

@@ -155,9 +155,14 @@ class Recorder {
     bool waits = false;    // the user's code waits for it
     bool planned = false;  // more of the same stretch comes
   };
-  // Sends the trace. Never raises: what went wrong must not be raised before the lock is given back (that takes the
-  // GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the last record's.
-  Status flush_locked(const Cause& cause, uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
+  // `lock` holds mutex_ and the worker is there, or the status says why not. While a worker is being started the lock
+  // is free: other threads go on recording.
+  Status connect_locked(std::unique_lock<FastMutex>& lock) const;
+  // Sends the trace; see connect_locked. Never raises: what went wrong must not be raised before the lock is given back
+  // (that takes the GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the
+  // last record's.
+  Status flush_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, uint64_t* ticket = nullptr,
+                      const ir::SourceRef& line = {});
   // To what a run makes: consecutive ones from `base`, or none if it was not sent.
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
@@ -165,10 +170,13 @@ class Recorder {
   void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
                  uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
-  Status enter_pass(Pass pass, bool* flushed);
+  Status enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
   uint32_t enter_buffer(RemoteStorage* storage);
+  void next_epoch() {
+    if (++epoch_ == 0) epoch_ = 1;
+  }
   bool is_lost_locked(const RemoteStorage* storage) const;
   // Raises if it is.
   void check_not_lost(const RemoteStorage* storage);

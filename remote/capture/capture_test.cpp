@@ -149,7 +149,7 @@ TEST_F(CaptureTest, ASessionThroughATransport) {
   {
     std::unique_ptr<Client> client;
     const Status connected = Client::connect(
-        capture_frames(std::move(ours), open()), [](auto&&...) { return Status::internal("nothing"); }, &client);
+        capture_frames(std::move(ours), open()), [](auto&&...) { return Status::internal("nothing"); }, {}, &client);
     ASSERT_TRUE(connected.ok()) << connected.message();
     uint64_t id = 0;
     ASSERT_TRUE(client->upload(4, [](std::byte* to) { std::memcpy(to, "wxyz", 4); }, &id).ok());

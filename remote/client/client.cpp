@@ -74,7 +74,7 @@ bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> stri
 }
 
 struct AtomicCounters {
-  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, bytes_sent{0},
+  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, connections{0}, bytes_sent{0},
       bytes_uploaded{0}, bytes_downloaded{0};
 };
 
@@ -92,7 +92,7 @@ class ClientImpl : public Client {
     if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, last + 1, 0), {}, nullptr);
   }
 
-  Status hello();
+  Status hello(const KeepWaiting& keep_waiting);
 
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
   Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options,
@@ -207,7 +207,7 @@ class ClientImpl : public Client {
 
 // --- hello -----------------------------------------------------------------------------------------------------------
 
-Status ClientImpl::hello() {
+Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
                                    static_cast<uint32_t>(getpid())));
@@ -223,8 +223,10 @@ Status ClientImpl::hello() {
   const auto deadline = std::chrono::steady_clock::now() + kHelloTimeout;
   Frame frame;
   Status status;
+  counters_.connections.fetch_add(1, std::memory_order_relaxed);
   do {
-    status = transport_->receive(&frame, deadline - std::chrono::steady_clock::now());
+    if (keep_waiting && !keep_waiting()) return {ErrorCode::kInterrupted, "remote: connecting was interrupted"};
+    status = transport_->receive(&frame, kWaitStep);
   } while (status.code() == ErrorCode::kTimeout && std::chrono::steady_clock::now() < deadline);
   if (status.code() == ErrorCode::kTimeout) {
     return {ErrorCode::kTimeout, "remote: the worker (" + transport_->description() + ") did not answer within " +
@@ -744,7 +746,7 @@ Status ClientImpl::ask_profile(ProfileCommand command, uint64_t limit, const Kee
     if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence);
   }
   OpError none;  // such a reply has no error
-  return replies_.wait(sequence, keep_waiting, reply, &none);
+  return wait(sequence, keep_waiting, reply, &none);
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------
@@ -759,6 +761,8 @@ Counters ClientImpl::counters() const {
   c.program_hits = counters_.program_hits;
   c.kernels_compiled = totals.kernels_compiled - base_.kernels_compiled;
   c.round_trips = counters_.round_trips;
+  c.connections = counters_.connections;
+  c.back_pressure_waits = totals.back_pressure_waits - base_.back_pressure_waits;
   c.bytes_sent = counters_.bytes_sent;
   c.bytes_received = totals.bytes_received - base_.bytes_received;
   c.bytes_uploaded = counters_.bytes_uploaded;
@@ -775,7 +779,7 @@ void ClientImpl::reset_counters() {
   base_ = totals;
   for (std::atomic<uint64_t>* counter :
        {&counters_.flushes, &counters_.programs_built, &counters_.program_hits, &counters_.round_trips,
-        &counters_.bytes_sent, &counters_.bytes_uploaded, &counters_.bytes_downloaded}) {
+        &counters_.connections, &counters_.bytes_sent, &counters_.bytes_uploaded, &counters_.bytes_downloaded}) {
     *counter = 0;
   }
 }
@@ -788,6 +792,8 @@ void Counters::add(const Counters& other) {
   program_hits += other.program_hits;
   kernels_compiled += other.kernels_compiled;
   round_trips += other.round_trips;
+  connections += other.connections;
+  back_pressure_waits += other.back_pressure_waits;
   bytes_sent += other.bytes_sent;
   bytes_received += other.bytes_received;
   bytes_uploaded += other.bytes_uploaded;
@@ -796,9 +802,10 @@ void Counters::add(const Counters& other) {
   worker_peak_bytes += other.worker_peak_bytes;
 }
 
-Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client) {
+Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, const KeepWaiting& keep_waiting,
+                       std::unique_ptr<Client>* client) {
   auto made = std::make_unique<ClientImpl>(std::move(transport), std::move(build));
-  if (Status status = made->hello(); !status) return status;
+  if (Status status = made->hello(keep_waiting); !status) return status;
   *client = std::move(made);
   return {};
 }

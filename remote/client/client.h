@@ -23,9 +23,11 @@ struct Counters {
   uint64_t programs_built = 0;
   uint64_t program_hits = 0;
   uint64_t kernels_compiled = 0;
-  uint64_t round_trips = 0;
-  uint64_t bytes_sent = 0;      // control
-  uint64_t bytes_received = 0;  // control
+  uint64_t round_trips = 0;          // waits for an answer
+  uint64_t connections = 0;          // waits for a worker's greeting
+  uint64_t back_pressure_waits = 0;  // waits until less is on its way
+  uint64_t bytes_sent = 0;           // control
+  uint64_t bytes_received = 0;       // control
   uint64_t bytes_uploaded = 0;
   uint64_t bytes_downloaded = 0;
   uint64_t worker_bytes = 0;
@@ -60,9 +62,10 @@ using Words = std::vector<int64_t>;
 // wait_results, and any call while too much is on its way (back-pressure).
 class Client {
  public:
-  // Says hello over `transport` and checks version and op table. Starts no thread; the builder's starts at the first
-  // miss.
-  static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, std::unique_ptr<Client>* client);
+  // Says hello over `transport` and checks version and op table; waits for the answer as long as `keep_waiting` (if it
+  // is not empty) says so, at most two minutes. Starts no thread; the builder's starts at the first miss.
+  static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, const KeepWaiting& keep_waiting,
+                        std::unique_ptr<Client>* client);
   virtual ~Client() = default;
 
   // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their

@@ -89,7 +89,7 @@ void benchmark_flush() {
   FakeWorker worker(std::move(b));
   worker.log_messages(false);
   std::unique_ptr<Client> client;
-  check(Client::connect(std::move(a), build, &client));
+  check(Client::connect(std::move(a), build, {}, &client));
   ir::Trace trace;
   std::vector<double> samples;
   FlushInfo info;

@@ -63,7 +63,7 @@ class ClientTest : public testing::TestWithParam<Kind> {
     transport = a->description();
     worker = std::make_unique<FakeWorker>(std::move(b));
     ASSERT_TRUE(
-        Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, &client).ok());
+        Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, {}, &client).ok());
   }
   void TearDown() override {
     release_builds();
@@ -142,7 +142,7 @@ TEST(ClientConnect, ARefusalIsPassedOn) {
   auto [a, b] = make_inproc_transport();
   FakeWorker worker(std::move(b), {ErrorCode::kUnsupported, "remote: op tables differ: 5 ops, 6 ops"});
   std::unique_ptr<Client> client;
-  const Status status = Client::connect(std::move(a), nullptr, &client);
+  const Status status = Client::connect(std::move(a), nullptr, {}, &client);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(status.message(), "remote: op tables differ: 5 ops, 6 ops");
   EXPECT_EQ(client, nullptr);
@@ -152,7 +152,7 @@ TEST(ClientConnect, AWorkerThatDiesBeforeItAnswersIsLost) {
   auto [a, b] = make_inproc_transport();
   b = nullptr;
   std::unique_ptr<Client> client;
-  EXPECT_EQ(Client::connect(std::move(a), nullptr, &client).code(), ErrorCode::kLost);
+  EXPECT_EQ(Client::connect(std::move(a), nullptr, {}, &client).code(), ErrorCode::kLost);
 }
 
 TEST(ClientConnect, AnotherProgramAtTheOtherEndIsNoticed) {
@@ -161,7 +161,7 @@ TEST(ClientConnect, AnotherProgramAtTheOtherEndIsNoticed) {
   header.type = 77;
   ASSERT_TRUE(b->send(header, {}, nullptr).ok());
   std::unique_ptr<Client> client;
-  EXPECT_EQ(Client::connect(std::move(a), nullptr, &client).code(), ErrorCode::kInvalid);
+  EXPECT_EQ(Client::connect(std::move(a), nullptr, {}, &client).code(), ErrorCode::kInvalid);
 }
 
 TEST_P(ClientTest, KnowsSessionAndDescription) {
@@ -197,6 +197,16 @@ TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
   EXPECT_EQ(counters.round_trips, 1u);
 }
 
+TEST(ClientConnect, EndsWhenNobodyWantsToWait) {
+  auto [a, b] = make_inproc_transport();  // nobody answers at the other end
+  std::unique_ptr<Client> client;
+  int asked = 0;
+  const auto twice = [&] { return ++asked <= 2; };
+  EXPECT_EQ(Client::connect(std::move(a), nullptr, twice, &client).code(), ErrorCode::kInterrupted);
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(client, nullptr);
+}
+
 TEST_P(ClientTest, AProfileSaysWhatTheClockIsAndWhatRan) {
   WorkerProfile profile;
   ASSERT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
@@ -213,7 +223,8 @@ TEST_P(ClientTest, AProfileSaysWhatTheClockIsAndWhatRan) {
   EXPECT_EQ(profile.events[0].end, 20u);
   EXPECT_EQ(profile.programs.at(0).labels.at(0), "aten::relu(f32[4])");
   EXPECT_EQ(profile.dropped, 3u);
-  EXPECT_EQ(client->counters().round_trips, 0u);
+  EXPECT_EQ(client->counters().round_trips, 2u);
+  EXPECT_EQ(client->counters().connections, 1u);
 }
 
 TEST_P(ClientTest, AProfileThatNamesWhatIsNotThereIsRefused) {

@@ -72,6 +72,7 @@ Status Replies::reserve(size_t messages, size_t bytes) {
     return unacknowledged_bytes_ == 0 || unacknowledged_bytes_ + bytes <= kMaxUnacknowledgedBytes;
   };
   if (there_is_room()) return {};
+  ++totals_.back_pressure_waits;
   const EventSpan span(Event::Kind::kBackPressure);
   return wait_until(lock, nullptr, there_is_room);
 }
@@ -83,6 +84,7 @@ Status Replies::throttle(const KeepWaiting& keep_waiting) {
     return credit_count_ <= credits_.size() / 4 * 3 && unacknowledged_bytes_ <= kMaxUnacknowledgedBytes / 4 * 3;
   };
   if (there_is_room()) return {};
+  ++totals_.back_pressure_waits;
   const EventSpan span(Event::Kind::kBackPressure);
   return wait_until(lock, &keep_waiting, there_is_room);
 }

@@ -162,3 +162,57 @@ def test_cancel_drops_what_is_recorded(remote):
         big.sum().item()
     assert x.tolist() == [1] * 4
     torch.remote.synchronize()
+
+
+CONNECTING = """
+import os, signal, socket, threading, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["TORCH_REMOTE_WORKER"].removeprefix("unix://"))
+listener.listen()  # and never answers
+import torch, torch_remote
+x = torch.ones(8, device="remote") + 1
+"""
+
+
+def test_ctrl_c_while_a_worker_starts(script, remote, tmp_path):
+    result = script(
+        CONNECTING
+        + """
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+begin = time.perf_counter()
+try:
+    x.sum().item()
+    print("answered")
+except KeyboardInterrupt:
+    print("interrupted after %.2f s" % (time.perf_counter() - begin))
+""",
+        TORCH_REMOTE_WORKER=f"unix://{tmp_path}/w",
+    )
+    match = re.search(r"interrupted after ([\d.]+) s", result.stdout)
+    assert match and float(match[1]) < 1.5, result.stdout
+
+
+def test_other_threads_record_and_drop_tensors_while_a_worker_starts(script, remote, tmp_path):
+    result = script(
+        CONNECTING
+        + """
+waiting = threading.Thread(target=lambda: x.sum().item(), daemon=True)
+waiting.start()
+time.sleep(0.5)
+begin = time.perf_counter()
+for _ in range(20):
+    y = torch.ones(8, device="remote") * 2
+    del y
+print("recorded in %.2f s" % (time.perf_counter() - begin))
+begin = time.perf_counter()
+torch.remote.restart()
+print("gave up in %.2f s" % (time.perf_counter() - begin))
+waiting.join(5)
+print("still waiting" if waiting.is_alive() else "told")
+""",
+        TORCH_REMOTE_WORKER=f"unix://{tmp_path}/w",
+    )
+    recorded, gave_up = (
+        float(re.search(rf"{word} in ([\d.]+) s", result.stdout)[1]) for word in ("recorded", "gave up")
+    )
+    assert recorded < 0.5 and gave_up < 1.5 and "told" in result.stdout, result.stdout

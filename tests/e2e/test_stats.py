@@ -9,6 +9,7 @@ from torch.utils.benchmark import Timer
 
 KEYS = {
     "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "client_fallbacks", "round_trips",
+    "back_pressure_waits", "connections", "compiled_graphs", "compiled_graph_splits",
     "bytes_sent", "bytes_received", "bytes_uploaded", "bytes_downloaded", "worker_bytes", "worker_peak_bytes",
 }  # fmt: skip
 
@@ -202,3 +203,43 @@ def test_benchmark_chooses_blocks_and_bounds_what_it_keeps(remote, monkeypatch):
     monkeypatch.setattr(torch_remote.profiling.benchmark, "_KEPT_BYTES", 4 * x.nbytes)
     assert torch.remote.benchmark(lambda: {"y": [x + 1]}, min_run_time=0).number_per_run == 4
     assert torch.remote.benchmark(x.add_, 1, min_run_time=0).median > 0
+
+
+def test_every_wait_is_counted(script, remote):
+    """A worker that is far behind makes the process wait, though nothing is read."""
+    script("""
+    import torch, torch_remote
+    big = torch.ones(700, 700, device="remote")
+    torch.remote.synchronize()
+    before = torch.remote.stats()
+    assert before["connections"] == 1, before
+    for _ in range(300):
+        big = (big @ big) * 1e-3
+        torch.remote._C.flush(0)
+    after = torch.remote.stats()
+    assert after["back_pressure_waits"] > before["back_pressure_waits"], after
+    assert after["round_trips"] == before["round_trips"], after
+    torch.remote.restart()
+    torch.ones(1, device="remote").item()
+    assert torch.remote.stats()["connections"] == 2, torch.remote.stats()
+    assert torch.remote.stats()["back_pressure_waits"] >= after["back_pressure_waits"]
+    """)
+
+
+def test_compiled_graphs_that_are_taken_apart_are_counted(remote):
+    x = torch.randn(8, device=remote)
+
+    def whole(x):
+        return (x * 2).relu()
+
+    def apart(x):
+        return (x * 2)[x > 0] + 1  # as many elements as the data says
+
+    for function, splits in ((whole, 0), (apart, 1)):
+        torch.remote.reset_stats()
+        torch.testing.assert_close(
+            torch.compile(function, backend="remote", fullgraph=True)(x).cpu(), function(x.cpu()), rtol=0, atol=0
+        )
+        stats = torch.remote.stats()
+        assert stats["compiled_graphs"] == 1
+        assert (stats["compiled_graph_splits"] >= 1) == (splits == 1), stats

@@ -62,7 +62,7 @@ Status Device::open(const std::string& name, int threads, std::unique_ptr<Device
     *program = ir::encode_program(*request.graph);
     return Status();
   };
-  if (Status status = remote::Client::connect(made->worker_->take_transport(), encode, &made->client_); !status) {
+  if (Status status = remote::Client::connect(made->worker_->take_transport(), encode, {}, &made->client_); !status) {
     return status;
   }
   *device = std::move(made);

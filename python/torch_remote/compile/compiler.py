@@ -141,6 +141,7 @@ class _Splitter:
         # The same at every call; with a copy on the CPU of what a worker holds, and might lose.
         self.fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.effects = False  # whether the plan has something that must run
+        self.parts = 0  # programs, and ops on the device that run outside of them
         self.several = _device.device_count() > 1
         self.device = _device.current_device()  # of the program at hand
         self.begin()
@@ -181,9 +182,11 @@ class _Splitter:
         if self.is_whole(arguments, results):
             compiled = self.finish(list(results), {**arguments, **self.fixed})
             compiled._boxed_call = True  # it takes its arguments out of a list
+            _C.count_compiled_graph(0)
             return compiled
         self.close()
         fx.map_arg(results, self.need)
+        _C.count_compiled_graph(max(self.parts - 1, 0))
         return self.plan.finish(results)
 
     def finish(self, outputs: list[Any], places: dict[fx.Node, Any] | None) -> Any:
@@ -233,6 +236,7 @@ class _Splitter:
             if self.add(node):  # it only could not be in the program before
                 return
         log.debug("%s runs outside of a program: %s", node.format_node(), reason)
+        self.parts += near
         self.emit(node, effect)
 
     def needs_program(self, inputs: list[fx.Node]) -> bool:
@@ -307,6 +311,7 @@ class _Splitter:
             and self.program.returns(node)
         ]
         compiled = self.finish(outputs, None)
+        self.parts += 1
         inputs = list(self.program.inputs)
         for node in inputs:
             self.need(node)
