@@ -112,6 +112,11 @@ uint32_t ExprIndex::find_or_add(std::vector<Expr>& exprs, const Expr& expr) {
 
 }  // namespace internal
 
+void Graph::drop_groups() {
+  groups.clear();
+  for (Buffer& buffer : buffers) buffer.in_group = false;
+}
+
 Sym Graph::constant(int64_t value) {
   return params + index_.find_or_add(exprs, {ExprKind::kConst, kNoSym, kNoSym, value});
 }

@@ -61,6 +61,8 @@ struct Buffer {
   // Elements that the node does not write are undefined. Set by `lift`.
   bool ssa = false;
   Sym nbytes = kNoSym;  // fresh ones only
+  // All its uses are in one group: who does that group as a whole need not give it memory. Set by `group`.
+  bool in_group = false;
   bool operator==(const Buffer&) const = default;
 };
 
@@ -117,6 +119,35 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
+// What one kernel may do: the kind says how its loops are made.
+enum class GroupKind : uint8_t {
+  kPointwise,       // each element of the results from elements of operands at one place
+  kRowwise,         // along the last dims, one row at a time: softmax, norms
+  kReduce,          // over any dims
+  kTranspose,       // copies that change the order of dims
+  kMultiTensor,     // the same over many tensors
+  kMatmulEpilogue,  // a matmul, then pointwise ops on its result
+  kConvEpilogue,
+  kAttention,
+};
+inline constexpr uint32_t kGroupKinds = 8;
+
+// What holds for every run, so that a kernel may be made that relies on it.
+enum GroupHint : uint8_t {
+  kGroupContiguous = 1,  // all views are contiguous
+  kGroupAligned = 2,     // all views begin at a multiple of 16 bytes of their buffers
+};
+inline constexpr uint8_t kGroupHints = kGroupContiguous | kGroupAligned;
+
+// Nodes first to last, in order. It means what they mean one by one, and may be done so.
+struct Group {
+  uint32_t first = 0;
+  uint32_t last = 0;
+  GroupKind kind = GroupKind::kPointwise;
+  uint8_t hints = 0;  // GroupHint
+  bool operator==(const Group&) const = default;
+};
+
 namespace internal {
 // Finds expressions by content: open addressing over the indices of Graph::exprs. A cache: it catches up with
 // expressions that were added without it, and every hit is checked, so that it can be stale but never wrong.
@@ -151,7 +182,13 @@ struct Graph {
   };
   std::vector<Lifetime> plan;
 
+  // Filled by `group`; empty before, and where nobody does groups. In order, without a node in common.
+  std::vector<Group> groups;
+
   bool operator==(const Graph&) const = default;
+
+  // For who moves or removes nodes: groups are of the order that there was.
+  void drop_groups();
 
   // The symbol for a constant or an expression; equal ones are one symbol. Folds constants and neutral elements.
   Sym constant(int64_t value);
@@ -185,7 +222,7 @@ Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, 
 
 // Checks everything that later code relies on: ops known, arguments as the op's schema says, indices in range, ranks,
 // no view of a buffer before the node that creates it, ssa buffers written once, dynamic results in the last node only,
-// the plan consistent. The message names the node.
+// the plan consistent, groups in order and what is in_group used by one of them only. The message names the node.
 Status verify(const Graph& graph);
 
 // Evaluates the symbols for one run. False (with a message) on int64 overflow or division by zero.
@@ -200,6 +237,7 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
 struct PrintOptions {
   bool sources = true;
   bool plan = true;
+  bool groups = true;
 };
 std::string print(const Graph& graph, const PrintOptions& options = {});
 // Where a text declares what a graph consists of: lines, from 1.

@@ -118,10 +118,10 @@ class Parser {
   }
 
   bool lines() {
-    while (!token_.is('}')) {
+    while (!token_.is('}') || in_group_) {
       if (token_.kind == TokenKind::kEnd) return fail("expected '}'");
       if (!token_.first_on_line) return fail("expected the end of the line");
-      if (!line()) return false;
+      if (!(token_.is('}') ? group_ends() : line())) return false;
     }
     advance();
     if (token_.kind != TokenKind::kEnd) return fail("expected nothing after '}'");
@@ -132,6 +132,7 @@ class Parser {
     if (token_.kind == TokenKind::kName) {
       if (token_.text == "op") return op_declaration();
       if (token_.text == "loc") return source_line();
+      if (token_.text == "group" && ahead_.kind == TokenKind::kName) return group_begins();
       if (ahead_.is('=') && token_.text != "none") return expression();
       if (ahead_.is(':')) return buffer();
     }
@@ -355,7 +356,7 @@ class Parser {
 
   // -- buffers and views ---------------------------------------------------------------------------------------------
 
-  // b0: input | fresh [(bytes)] [survives] [ssa] [live first..last [reuses b1]]
+  // b0: input | fresh [(bytes)] [survives] [ssa] [in_group] [live first..last [reuses b1]]
   bool buffer() {
     if (numbered(token_.text, 'b') != static_cast<int64_t>(graph_.buffers.size())) {
       return fail("expected b" + std::to_string(graph_.buffers.size()) + ": buffers are numbered in order");
@@ -372,6 +373,7 @@ class Parser {
     if (accept('(') && !(symbol(&buffer.nbytes) && expect(')'))) return false;
     buffer.survives = accept_word("survives");
     buffer.ssa = accept_word("ssa");
+    buffer.in_group = accept_word("in_group");
     return !accept_word("live") || lifetime();
   }
 
@@ -670,6 +672,37 @@ class Parser {
     return next == first + 1 || fail_at(at, "expected s" + std::to_string(first + 1) + ": the two must be neighbours");
   }
 
+  // -- groups --------------------------------------------------------------------------------------------------------
+
+  // group pointwise [contiguous] [aligned] {
+  bool group_begins() {
+    if (in_group_) return fail("a group cannot hold groups");
+    advance();
+    const auto kind = std::ranges::find(text::kGroups, token_.text);
+    if (kind == std::end(text::kGroups)) return fail("there is no kind of group '" + token_.text + "'");
+    Group& group = graph_.groups.emplace_back();
+    group.first = static_cast<uint32_t>(graph_.nodes.size());
+    group.kind = static_cast<GroupKind>(kind - std::begin(text::kGroups));
+    advance();
+    while (token_.kind == TokenKind::kName && !token_.first_on_line) {
+      const auto hint = std::ranges::find(text::kHints, token_.text);
+      if (hint == std::end(text::kHints)) return fail("there is no hint '" + token_.text + "'");
+      group.hints |= static_cast<uint8_t>(1u << (hint - std::begin(text::kHints)));
+      advance();
+    }
+    in_group_ = true;
+    return expect('{');
+  }
+
+  bool group_ends() {
+    Group& group = graph_.groups.back();
+    if (graph_.nodes.size() == group.first) return fail("a group has at least one node");
+    group.last = static_cast<uint32_t>(graph_.nodes.size()) - 1;
+    in_group_ = false;
+    advance();
+    return true;
+  }
+
   // -- sources -------------------------------------------------------------------------------------------------------
 
   bool set_source(int64_t index) {
@@ -712,6 +745,7 @@ class Parser {
   Token ahead_;
   std::unordered_map<std::string, Sym> names_;
   std::vector<bool> declared_;
+  bool in_group_ = false;
   std::string error_;
 };
 

@@ -82,7 +82,21 @@ class Printer {
     for (uint32_t i = 0; i < graph_.buffers.size(); ++i) buffer(i);
     declared_.resize(graph_.views.size());
     source_printed_.resize(graph_.sources.size());
-    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) node(i);
+    size_t group = 0;
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (!options_.groups || group == graph_.groups.size()) {
+        node(i);
+        continue;
+      }
+      const Group& g = graph_.groups[group];
+      if (i == g.first) group_begins(g);
+      indent_ = i >= g.first && i <= g.last ? "    " : "  ";
+      node(i);
+      if (i != g.last) continue;
+      indent_ = "  ";
+      out_ += "  }\n";
+      ++group;
+    }
     for (uint32_t i = 0; i < graph_.views.size(); ++i) declare(i);
     if (options_.sources) other_sources();
     out_ += "}\n";
@@ -187,6 +201,7 @@ class Printer {
     if (buffer.nbytes != kNoSym) out_ += '(' + symbol(buffer.nbytes) + ')';
     if (buffer.survives) out_ += " survives";
     if (buffer.ssa) out_ += " ssa";
+    if (options_.groups && buffer.in_group) out_ += " in_group";
     if (options_.plan && index < graph_.plan.size()) {
       const Graph::Lifetime& life = graph_.plan[index];
       const auto node = [](uint32_t n) { return n == kNoNode ? std::string("never") : std::to_string(n); };
@@ -224,7 +239,7 @@ class Printer {
 
   // A line of its own for a view that no result line declares.
   void declare(uint32_t index) {
-    if (index < declared_.size() && !declared_[index]) out_ += "  " + declaration(index) + '\n';
+    if (index < declared_.size() && !declared_[index]) out_ += indent_ + declaration(index) + '\n';
   }
 
   void declare_operands(const Arg& arg) {
@@ -238,7 +253,7 @@ class Printer {
     const Node& node = graph_.nodes[index];
     const OpDesc& desc = op_desc(node.opcode);
     for (const Arg& arg : node.args) declare_operands(arg);
-    out_ += "  ";
+    out_ += indent_;
     bool any = false;
     for (size_t i = 0; i < node.results.size(); ++i) {
       const ResultDesc& result = desc.results[i];
@@ -254,6 +269,14 @@ class Printer {
     if (node.in_place) out_ += " in_place";
     if (options_.sources) location(node.source, index);
     out_ += '\n';
+  }
+
+  void group_begins(const Group& group) {
+    out_ += "  group " + std::string(text::kGroups[static_cast<size_t>(group.kind)]);
+    for (size_t bit = 0; bit < std::size(text::kHints); ++bit) {
+      if (group.hints >> bit & 1) out_ += " " + std::string(text::kHints[bit]);
+    }
+    out_ += " {\n";
   }
 
   std::string created(const Arg& arg) {
@@ -379,6 +402,7 @@ class Printer {
   std::unordered_map<int64_t, Sym> constants_;  // value to the first constant that has it
   std::vector<bool> declared_;
   std::vector<bool> source_printed_;
+  std::string indent_ = "  ";
   std::string out_;
 };
 

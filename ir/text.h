@@ -25,6 +25,15 @@ static_assert(std::size(kResultKinds) == static_cast<size_t>(ResultKind::kScalar
 inline constexpr std::string_view kFlags[] = {"random", "dynamic_shape", "host_result",     "in_place",
                                               "out",    "pure",          "hidden_mutation", "commutative"};
 
+// Indexed by GroupKind.
+inline constexpr std::string_view kGroups[] = {"pointwise",    "rowwise",         "reduce",        "transpose",
+                                               "multi_tensor", "matmul_epilogue", "conv_epilogue", "attention"};
+static_assert(std::size(kGroups) == kGroupKinds);
+
+// Indexed by the bit of GroupHint.
+inline constexpr std::string_view kHints[] = {"contiguous", "aligned"};
+static_assert((1 << std::size(kHints)) - 1 == kGroupHints);
+
 // Indexed by c10::MemoryFormat.
 inline constexpr std::string_view kMemoryFormats[] = {"contiguous", "preserve", "channels_last", "channels_last_3d"};
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "ir/graph.h"
@@ -13,7 +14,7 @@ class Verifier {
   explicit Verifier(const Graph& graph) : graph_(graph), symbols_(graph.symbols()) {}
 
   Status run() {
-    if (symbols() && buffers() && views() && nodes() && plan()) return {};
+    if (symbols() && buffers() && views() && nodes() && plan() && groups()) return {};
     return Status::invalid("remote: the program is not valid: " + error_);
   }
 
@@ -345,6 +346,33 @@ class Verifier {
       if (graph_.buffers[source].survives) return fail_plan(i, reuses + ", which survives");
       if (taken[source]) return fail_plan(i, reuses + ", which another buffer took over");
       taken[source] = true;
+    }
+    return true;
+  }
+
+  // -- groups --------------------------------------------------------------------------------------------------------
+
+  bool groups() {
+    std::vector<uint32_t> group_of(graph_.nodes.size(), kNoNode);
+    for (uint32_t i = 0; i < graph_.groups.size(); ++i) {
+      const Group& group = graph_.groups[i];
+      const auto wrong = [&](const std::string& what) { return fail("group " + std::to_string(i) + " " + what); };
+      if (static_cast<uint32_t>(group.kind) >= kGroupKinds) return wrong("is of no kind");
+      if ((group.hints & ~kGroupHints) != 0) return wrong("has hints that mean nothing");
+      if (group.first > group.last || group.last >= graph_.nodes.size()) return wrong("has no nodes, or too many");
+      if (i > 0 && group.first <= graph_.groups[i - 1].last) return wrong("begins before the one before it ends");
+      std::fill(group_of.begin() + group.first, group_of.begin() + group.last + 1, i);
+    }
+    for (uint32_t i = 0; i < graph_.buffers.size(); ++i) {
+      if (!graph_.buffers[i].in_group) continue;
+      const auto wrong = [&](const char* what) {
+        return fail("buffer b" + std::to_string(i) + " is marked in_group, but " + what);
+      };
+      const Use& use = uses_[i];
+      if (graph_.buffers[i].kind != BufferKind::kFresh || graph_.buffers[i].survives) return wrong("others see it");
+      if (use.first == kNoNode || group_of[use.first] == kNoNode || group_of[use.first] != group_of[use.last]) {
+        return wrong("is not used by one group only");
+      }
     }
     return true;
   }

@@ -109,6 +109,40 @@ TEST(Verify, ThePlanIsWhatTheNodesSay) {
             "the plan of buffer b1 reuses b0, which survives");
 }
 
+TEST(Verify, GroupsAreInOrderAndKeepTheirOwn) {
+  const auto grouped = [&](std::vector<Group> groups, std::vector<uint32_t> in_group = {}) {
+    Graph graph;
+    EXPECT_TRUE(parse_graph(R"(graph(s0) {
+  b0: input survives
+  b1: fresh(s0)
+  b2: fresh(s0) survives
+  %0: f32[s0] @b0
+  %1: f32[s0] @b1 = aten::relu(%0)
+  %2: f32[s0] @b2 = aten::neg(%1)
+})",
+                            &graph)
+                    .ok());
+    graph.groups = std::move(groups);
+    for (const uint32_t buffer : in_group) graph.buffers[buffer].in_group = true;
+    return verdict(graph);
+  };
+  const auto kind = GroupKind::kPointwise;
+  EXPECT_EQ(grouped({{0, 0, kind}, {1, 1, kind}}), "valid");
+  EXPECT_EQ(grouped({{0, 1, kind}}, {1}), "valid");
+  EXPECT_EQ(grouped({{1, 2, kind}}), "group 0 has no nodes, or too many");
+  EXPECT_EQ(grouped({{1, 0, kind}}), "group 0 has no nodes, or too many");
+  EXPECT_EQ(grouped({{0, 1, kind}, {1, 1, kind}}), "group 1 begins before the one before it ends");
+  EXPECT_EQ(grouped({{1, 1, kind}, {0, 0, kind}}), "group 1 begins before the one before it ends");
+  EXPECT_EQ(grouped({{0, 0, static_cast<GroupKind>(kGroupKinds)}}), "group 0 is of no kind");
+  EXPECT_EQ(grouped({{0, 0, kind, kGroupHints + 1}}), "group 0 has hints that mean nothing");
+  const std::string marked = "buffer b1 is marked in_group, but is not used by one group only";
+  EXPECT_EQ(grouped({}, {1}), marked);
+  EXPECT_EQ(grouped({{0, 0, kind}, {1, 1, kind}}, {1}), marked);
+  EXPECT_EQ(grouped({{0, 0, kind}}, {1}), marked);
+  EXPECT_EQ(grouped({{0, 1, kind}}, {2}), "buffer b2 is marked in_group, but others see it");
+  EXPECT_EQ(grouped({{0, 1, kind}}, {0}), "buffer b0 is marked in_group, but others see it");
+}
+
 TEST(Verify, IndicesAreInRange) {
   Graph graph;
   graph.params = 1;

@@ -368,7 +368,8 @@ class Canonicalizer {
 
 }  // namespace
 
-Status canonicalize(Graph& graph) {
+Status canonicalize(Graph& graph, const PassContext&) {
+  graph.drop_groups();
   Canonicalizer(graph).run();
   return {};
 }

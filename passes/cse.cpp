@@ -204,7 +204,8 @@ class ValueNumbering {
 
 }  // namespace
 
-Status cse(Graph& graph) {
+Status cse(Graph& graph, const PassContext&) {
+  graph.drop_groups();
   ValueNumbering(graph).run();
   return {};
 }

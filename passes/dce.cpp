@@ -149,7 +149,8 @@ class Sweeper {
 
 }  // namespace
 
-Status dce(Graph& graph) {
+Status dce(Graph& graph, const PassContext&) {
+  graph.drop_groups();
   Sweeper(graph).run();
   return {};
 }

@@ -254,7 +254,8 @@ class Lifter {
 
 }  // namespace
 
-Status lift(Graph& graph) {
+Status lift(Graph& graph, const PassContext&) {
+  graph.drop_groups();
   Lifter(graph).run();
   return {};
 }

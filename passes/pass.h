@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "ir/capabilities.h"
 #include "ir/graph.h"
 
 // Optimisations over ir::Graph. One pass a file; the pipeline lists them in order. A pass is idempotent, keeps the
@@ -12,29 +15,58 @@
 // parameter's value: a graph serves all sizes.
 namespace torch_remote::passes {
 
+// What passes get beside the graph: whom it is for, and what the user wants.
+struct PassContext {
+  ir::Capabilities worker;  // as it is, one that runs ops one by one
+  bool fusion = true;       // TORCH_REMOTE_FUSION
+  // Values of options, as "group.limit", and 0 for passes that are switched off ("cse").
+  std::map<std::string, int64_t, std::less<>> options;
+
+  // What kernels are made for; empty: nothing.
+  std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
+  int64_t option(std::string_view name, int64_t otherwise) const {
+    const auto found = options.find(name);
+    return found == options.end() ? otherwise : found->second;
+  }
+  bool wants(std::string_view pass) const { return option(pass, 1) != 0; }
+};
+
+struct PassOption {
+  std::string_view name;     // without the pass's: "limit"
+  std::string_view summary;  // a phrase
+  int64_t otherwise;         // if it is not given
+};
+
 struct Pass {
   std::string_view name;
   std::string_view summary;  // one sentence
-  Status (*run)(ir::Graph& graph);
+  Status (*run)(ir::Graph& graph, const PassContext& context);
+  std::span<const PassOption> options = {};
 };
 
-// All passes, in pipeline order: lift, canonicalize, cse, dce, plan. (`emit` is ir::encode_program.)
+// All passes, in pipeline order: lift, canonicalize, cse, dce, group, plan. (`emit` is ir::encode_program.)
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
+
+// Reads "cse=0,group.limit=3" (a pass switched off; an option of a pass) into context.options. An error lists what
+// there is. This is what TORCH_REMOTE_PASSES and remote-opt --options say.
+Status parse_options(std::string_view text, PassContext* context);
 
 struct PipelineOptions {
   std::span<const Pass> passes = pipeline();
   bool verify = false;  // after each pass (tests, TORCH_REMOTE_VERIFY=1)
+  PassContext context = {};
   // Called with the graph before the first and after each pass ("input", "lift", ...): TORCH_REMOTE_DUMP, remote-opt.
   std::function<void(std::string_view name, const ir::Graph& graph)> observe = {};
 };
 
 Status run_pipeline(ir::Graph& graph, const PipelineOptions& options = {});
 
-Status lift(ir::Graph& graph);
-Status canonicalize(ir::Graph& graph);
-Status cse(ir::Graph& graph);
-Status dce(ir::Graph& graph);
-Status plan(ir::Graph& graph);
+Status lift(ir::Graph& graph, const PassContext& context = {});
+Status canonicalize(ir::Graph& graph, const PassContext& context = {});
+Status cse(ir::Graph& graph, const PassContext& context = {});
+Status dce(ir::Graph& graph, const PassContext& context = {});
+Status group(ir::Graph& graph, const PassContext& context = {});
+Status plan(ir::Graph& graph, const PassContext& context = {});
 
 }  // namespace torch_remote::passes

@@ -1,9 +1,16 @@
+#include <algorithm>
+#include <charconv>
+#include <limits>
 #include <string>
 
 #include "passes/pass.h"
 
 namespace torch_remote::passes {
 namespace {
+
+constexpr PassOption kGroupOptions[] = {
+    {"limit", "how many groups it makes at most: to find one that is wrong", std::numeric_limits<int64_t>::max()},
+};
 
 constexpr Pass kPipeline[] = {
     {"lift",
@@ -13,6 +20,7 @@ constexpr Pass kPipeline[] = {
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
+    {"group", "Says which nodes the worker may do as a whole, by one kernel.", group, kGroupOptions},
     {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},
 };
 
@@ -27,10 +35,46 @@ const Pass* find_pass(std::string_view name) {
   return nullptr;
 }
 
+Status parse_options(std::string_view text, PassContext* context) {
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string_view item = text.substr(0, comma);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+    if (item.empty()) continue;
+    const size_t equals = item.find('='), dot = item.find('.');
+    const std::string_view name = item.substr(0, equals);
+    const Pass* pass = find_pass(name.substr(0, dot));
+    const auto names = [&](const PassOption& option) { return option.name == name.substr(dot + 1); };
+    int64_t value = 0;
+    bool good = pass != nullptr && equals != item.npos;
+    if (good && dot < equals) {
+      good = std::ranges::any_of(pass->options, names);
+    }
+    if (good) {
+      const std::string_view number = item.substr(equals + 1);
+      const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+      good = error == std::errc() && end == number.data() + number.size() && (dot < equals || value == 0 || value == 1);
+    }
+    if (!good) {
+      std::string message = "'" + std::string(item) + "' is no option of a pass; there are:";
+      for (const Pass& known : kPipeline) {
+        message.append(" ").append(known.name).append("=0");
+        for (const PassOption& option : known.options) {
+          message.append(" ").append(known.name).append(".").append(option.name).append("=number");
+        }
+      }
+      return Status::invalid(message);
+    }
+    context->options.insert_or_assign(std::string(name), value);
+  }
+  return {};
+}
+
 Status run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
   if (options.observe) options.observe("input", graph);
   for (const Pass& pass : options.passes) {
-    if (Status status = pass.run(graph); !status) return status;
+    if (!options.context.wants(pass.name)) continue;
+    if (Status status = pass.run(graph, options.context); !status) return status;
     if (options.observe) options.observe(pass.name, graph);
     if (!options.verify) continue;
     if (Status status = ir::verify(graph); !status) {

@@ -24,7 +24,7 @@ TEST(Pipeline, IsFoundByName) {
       run_pipeline(graph, {.verify = true,
                            .observe = [&](std::string_view name, const Graph&) { names.append(name).append(" "); }})
           .ok());
-  EXPECT_EQ(names, "input lift canonicalize cse dce plan ");
+  EXPECT_EQ(names, "input lift canonicalize cse dce group plan ");
 }
 
 // Any valid graph, with sizes that mean nothing.
@@ -34,13 +34,13 @@ TEST(Pipeline, EveryPassKeepsGraphsValidAndIsIdempotent) {
     Graph graph = ir::testing::random_graph(rng);
     for (const Pass& pass : pipeline()) {
       const std::string before = names_of(graph);
-      ASSERT_TRUE(pass.run(graph).ok());
+      ASSERT_TRUE(pass.run(graph, {}).ok());
       const Status valid = ir::verify(graph);
       ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n"
                               << before << "became\n"
                               << names_of(graph);
       Graph again = graph;
-      ASSERT_TRUE(pass.run(again).ok());
+      ASSERT_TRUE(pass.run(again, {}).ok());
       ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
       ASSERT_EQ(again, graph);
     }
@@ -89,11 +89,11 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
     before_nodes += graph.nodes.size();
     for (const Pass& pass : pipeline()) {
       const std::string before = names_of(graph);
-      ASSERT_TRUE(pass.run(graph).ok());
+      ASSERT_TRUE(pass.run(graph, {}).ok());
       const Status valid = ir::verify(graph);
       ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n" << before;
       Graph again = graph;
-      ASSERT_TRUE(pass.run(again).ok());
+      ASSERT_TRUE(pass.run(again, {}).ok());
       ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
       std::vector<Bytes> actual;
       status = testing::interpret(graph, trace.params, inputs, &actual);

@@ -88,7 +88,7 @@ class Planner {
 
 }  // namespace
 
-Status plan(Graph& graph) {
+Status plan(Graph& graph, const PassContext&) {
   Planner(graph).run();
   return {};
 }

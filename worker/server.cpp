@@ -302,8 +302,11 @@ Status Server::hello() {
   builder_.Clear();
   const auto description = builder_.CreateString(options_.executor->description);
   const auto processor = builder_.CreateString(processor_name());
+  // Its executor runs ops one by one: no targets, no groups.
+  const auto capabilities =
+      wire::CreateCapabilities(builder_, 0, 0, 0, memory_->limit(), processor_cores(), description);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
-                                         processor_cores(), memory_->limit()));
+                                         processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;
   spdlog::debug("session with process {}", hello->process());
   return reply(Type::kHelloReply, frame);

@@ -56,6 +56,22 @@ class BuildSteps {
 
 }  // namespace
 
+namespace {
+
+// TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES.
+Status read_switches(passes::PassContext* context) {
+  const char* fusion = std::getenv("TORCH_REMOTE_FUSION");
+  context->fusion = fusion == nullptr || *fusion == '\0' || remote::is_set("TORCH_REMOTE_FUSION");
+  const char* options = std::getenv("TORCH_REMOTE_PASSES");
+  if (options == nullptr) return {};
+  if (Status status = passes::parse_options(options, context); !status) {
+    return Status::invalid("remote: TORCH_REMOTE_PASSES: " + status.message());
+  }
+  return {};
+}
+
+}  // namespace
+
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program) {
   static const bool verify = remote::is_set("TORCH_REMOTE_VERIFY");
@@ -70,6 +86,8 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
   steps.done("import");
   passes::PipelineOptions options;
   options.verify = verify;
+  if (request.worker != nullptr) options.context.worker = *request.worker;
+  if (Status status = read_switches(&options.context); !status) return status;
   options.observe = [&](std::string_view name, const ir::Graph&) {
     if (name != "input") steps.done(name);
   };

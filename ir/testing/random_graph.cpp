@@ -128,6 +128,7 @@ class GraphMaker {
     }
     permute_views();
     lifetimes();
+    groups();
     sources();
     return std::move(graph_);
   }
@@ -336,6 +337,32 @@ class GraphMaker {
     for (Node& node : graph_.nodes) {
       for (Arg& arg : node.args) renumber(arg, numbers);
       for (Arg& arg : node.results) renumber(arg, numbers);
+    }
+  }
+
+  // Some of the nodes in groups, and some of the buffers that only one of them uses marked.
+  void groups() {
+    if (chance(rng_, 50)) return;
+    const auto nodes = static_cast<uint32_t>(graph_.nodes.size());
+    std::vector<uint32_t> group_of(nodes, kNoNode);
+    for (uint32_t i = 0; i < nodes; ++i) {
+      if (chance(rng_, 50)) continue;
+      Group group{i, std::min(nodes - 1, i + below(rng_, 4)), static_cast<GroupKind>(below(rng_, kGroupKinds)),
+                  static_cast<uint8_t>(below(rng_, kGroupHints + 1))};
+      for (; i <= group.last; ++i) group_of[i] = static_cast<uint32_t>(graph_.groups.size());
+      i = group.last;
+      graph_.groups.push_back(group);
+    }
+    std::vector<std::vector<uint32_t>> users(graph_.buffers.size());
+    for (uint32_t i = 0; i < nodes; ++i) {
+      for_each_view(graph_.nodes[i],
+                    [&](uint32_t view, bool) { users[graph_.views[view].buffer].push_back(group_of[i]); });
+    }
+    for (size_t b = 0; b < users.size(); ++b) {
+      Buffer& buffer = graph_.buffers[b];
+      const bool one = !users[b].empty() && users[b][0] != kNoNode &&
+                       std::ranges::all_of(users[b], [&](uint32_t user) { return user == users[b][0]; });
+      buffer.in_group = one && buffer.kind == BufferKind::kFresh && !buffer.survives && chance(rng_, 70);
     }
   }
 

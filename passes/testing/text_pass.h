@@ -8,17 +8,18 @@
 namespace torch_remote::passes::testing {
 
 // parse -> verify -> pass -> verify -> print; also that a second run changes nothing.
-inline std::string run_on_text(const std::string& text, Status (*pass)(ir::Graph&)) {
+inline std::string run_on_text(const std::string& text, Status (*pass)(ir::Graph&, const PassContext&),
+                               const PassContext& context = {}) {
   ir::Graph graph;
   Status status = ir::parse_graph(text, &graph);
   EXPECT_TRUE(status.ok()) << status.message();
   status = ir::verify(graph);
   EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_TRUE(pass(graph).ok());
+  EXPECT_TRUE(pass(graph, context).ok());
   status = ir::verify(graph);
   EXPECT_TRUE(status.ok()) << status.message();
   ir::Graph again = graph;
-  EXPECT_TRUE(pass(again).ok());
+  EXPECT_TRUE(pass(again, context).ok());
   EXPECT_EQ(ir::print(again), ir::print(graph));
   return "\n" + ir::print(graph);
 }

@@ -85,7 +85,8 @@ class ClientImpl : public Client {
   ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
       : transport_(std::move(transport)),
         replies_(*transport_, programs_),
-        outbox_(*transport_, replies_, std::move(build), counters_.bytes_sent, counters_.programs_built) {}
+        outbox_(*transport_, replies_, std::move(build), capabilities_, counters_.bytes_sent,
+                counters_.programs_built) {}
 
   ~ClientImpl() override {
     const uint64_t last = std::max(outbox_.end(), kHelloSequence);
@@ -182,6 +183,7 @@ class ClientImpl : public Client {
   ProgramCache programs_;
   Replies replies_;
   AtomicCounters counters_;
+  ir::Capabilities capabilities_;
   Outbox outbox_;
   std::atomic<bool> abandoned_ = false;
   uint64_t session_ = 0;
@@ -204,6 +206,20 @@ class ClientImpl : public Client {
   mutable std::mutex base_mutex_;
   Replies::Totals base_;  // of the totals that count, at the last reset
 };
+
+ir::Capabilities decode(const wire::Capabilities& told) {
+  constexpr uint32_t kMostTargets = 64;
+  ir::Capabilities all;
+  for (uint32_t i = 0; told.targets() != nullptr && i < std::min(told.targets()->size(), kMostTargets); ++i) {
+    all.targets.push_back(told.targets()->Get(i)->str());
+  }
+  all.group_kinds = told.group_kinds();
+  all.dtypes = told.dtypes();
+  all.memory = told.memory();
+  all.threads = told.threads();
+  if (told.versions() != nullptr) all.versions = told.versions()->str();
+  return all;
+}
 
 // --- hello -----------------------------------------------------------------------------------------------------------
 
@@ -242,6 +258,7 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   session_ = frame.header.session;
   description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " +
                  std::to_string(reply->process()) + ", over " + transport_->description();
+  if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
   machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
   return {};
 }

@@ -73,11 +73,13 @@ class ClientTest : public testing::TestWithParam<Kind> {
   Status build(const BuildRequest& request, std::vector<uint8_t>* program) {
     ++builds;
     build_gate.wait();
+    built_for = *request.worker;
     if (fail_build) return {ErrorCode::kUnsupported, "remote: no such thing"};
     if (throw_in_build) throw std::runtime_error("out of luck");
     *program = request.trace ? FakeWorker::make_program(*request.trace) : FakeWorker::make_program(*request.graph);
     return {};
   }
+  ir::Capabilities built_for;  // by the last build
   void hold_builds() {
     gate = std::promise<void>();
     build_gate = gate.get_future().share();
@@ -162,6 +164,19 @@ TEST(ClientConnect, AnotherProgramAtTheOtherEndIsNoticed) {
   ASSERT_TRUE(b->send(header, {}, nullptr).ok());
   std::unique_ptr<Client> client;
   EXPECT_EQ(Client::connect(std::move(a), nullptr, {}, &client).code(), ErrorCode::kInvalid);
+}
+
+TEST_P(ClientTest, ProgramsAreBuiltForTheWorkerThatAnswered) {
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_EQ(built_for.targets, (std::vector<std::string>{"fake-1", "fake-0"}));
+  EXPECT_TRUE(built_for.does(ir::GroupKind::kPointwise) && built_for.does(ir::GroupKind::kReduce));
+  EXPECT_FALSE(built_for.does(ir::GroupKind::kRowwise));
+  EXPECT_EQ(built_for.dtypes, uint64_t{1} << 40);
+  EXPECT_EQ(built_for.memory, 5000u);
+  EXPECT_EQ(built_for.threads, 3u);
+  EXPECT_EQ(built_for.versions, "fake 1.0");
 }
 
 TEST_P(ClientTest, KnowsSessionAndDescription) {

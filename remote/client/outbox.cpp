@@ -30,11 +30,12 @@ std::span<const uint8_t> span_of(const flatbuffers::DetachedBuffer& buffer) { re
 
 }  // namespace
 
-Outbox::Outbox(Transport& transport, Replies& replies, BuildFunction build, std::atomic<uint64_t>& bytes_sent,
-               std::atomic<uint64_t>& programs_built)
+Outbox::Outbox(Transport& transport, Replies& replies, BuildFunction build, const ir::Capabilities& worker,
+               std::atomic<uint64_t>& bytes_sent, std::atomic<uint64_t>& programs_built)
     : transport_(transport),
       replies_(replies),
       build_(std::move(build)),
+      worker_(worker),
       bytes_sent_(bytes_sent),
       programs_built_(programs_built) {}
 
@@ -158,6 +159,7 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
   try {
     BuildRequest request;
     request.program = run.program->number;
+    request.worker = &worker_;
     if (job.graph) {
       request.graph = job.graph.get();
       request.sources = run.program->sources;  // they never change

@@ -35,8 +35,9 @@ struct BuildJob {
 class Outbox {
  public:
   // Control bytes sent so far are counted in `bytes_sent`, programs in `programs_built`.
-  Outbox(Transport& transport, Replies& replies, BuildFunction build, std::atomic<uint64_t>& bytes_sent,
-         std::atomic<uint64_t>& programs_built);
+  // `worker` does not change once a program is built.
+  Outbox(Transport& transport, Replies& replies, BuildFunction build, const ir::Capabilities& worker,
+         std::atomic<uint64_t>& bytes_sent, std::atomic<uint64_t>& programs_built);
   ~Outbox() { end(); }
   // Ends the builder's thread after what it builds now; what still waits is not sent. Returns the sequence of the last
   // message that was, 0 if none.
@@ -74,6 +75,7 @@ class Outbox {
   Transport& transport_;
   Replies& replies_;
   const BuildFunction build_;
+  const ir::Capabilities& worker_;
   std::atomic<uint64_t>& bytes_sent_;
   std::atomic<uint64_t>& programs_built_;
 

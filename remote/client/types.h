@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "ir/trace.h"
@@ -39,6 +40,7 @@ struct BuildRequest {
   const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
   const ir::Graph* graph = nullptr;                  // instead of a trace
   std::span<const ir::SourceRef> sources;            // one a record
+  const ir::Capabilities* worker = nullptr;          // whom it is for
 };
 
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.

@@ -243,3 +243,17 @@ def test_compiled_graphs_that_are_taken_apart_are_counted(remote):
         stats = torch.remote.stats()
         assert stats["compiled_graphs"] == 1
         assert (stats["compiled_graph_splits"] >= 1) == (splits == 1), stats
+
+
+def test_passes_can_be_switched_off(script, remote, tmp_path):
+    program = """
+    import torch, torch_remote
+    x = torch.ones(4, device="remote")
+    print(((x + 1) * (x + 1)).sum().item())
+    """
+    result = script(program, TORCH_REMOTE_PASSES="cse=0", TORCH_REMOTE_DUMP=str(tmp_path / "dump"))
+    assert result.stdout == "16.0\n"
+    names = [f.name for f in (tmp_path / "dump").rglob("*") if f.is_file()]
+    assert any("dce" in name for name in names) and not any("cse" in name for name in names)
+    result = script(program, status=1, TORCH_REMOTE_PASSES="cse=0,groups=1")
+    assert "TORCH_REMOTE_PASSES: 'groups=1' is no option of a pass; there are: lift=0" in result.stderr

@@ -12,10 +12,10 @@ namespace {
 // `graph` verifies, and is what came before this pass.
 std::string check_pass(const passes::Pass& pass, ir::Graph& graph) {
   const std::string before = ir::print(graph);
-  if (const Status status = pass.run(graph); !status.ok()) return " fails: " + status.message() + "\n" + before;
+  if (const Status status = pass.run(graph, {}); !status.ok()) return " fails: " + status.message() + "\n" + before;
   if (const Status status = ir::verify(graph); !status.ok()) return " breaks it: " + status.message() + "\n" + before;
   ir::Graph again = graph;
-  if (!pass.run(again).ok()) return " fails the second time\n" + before;
+  if (!pass.run(again, {}).ok()) return " fails the second time\n" + before;
   if (again == graph) return {};
   return " changes it again:\n" + before + ir::print(graph) + ir::print(again);
 }

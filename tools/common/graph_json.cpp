@@ -22,7 +22,16 @@ static_assert(std::size(kExprs) == static_cast<size_t>(ir::ExprKind::kMin) + 1);
 
 class Writer {
  public:
-  explicit Writer(const ir::Graph& graph) : graph_(graph) {}
+  explicit Writer(const ir::Graph& graph) : graph_(graph), group_of_(graph.nodes.size()) {
+    size_t next = 0;  // of the graph's groups
+    for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+      const bool grouped = next < graph.groups.size() && i >= graph.groups[next].first;
+      const uint32_t last = grouped ? graph.groups[next].last : i;
+      for (uint32_t node = i; node <= last; ++node) group_of_[node] = groups_.size();
+      groups_.push_back({i, last, grouped ? &graph.groups[next++] : nullptr});
+      i = last;
+    }
+  }
 
   Json run() const {
     Json out;
@@ -31,8 +40,7 @@ class Writer {
     out["symbols"] = list(graph_.exprs.size(), [this](size_t i) { return symbol_definition(i); });
     out["buffers"] = list(graph_.buffers.size(), [this](size_t i) { return buffer(i); });
     out["nodes"] = list(graph_.nodes.size(), [this](size_t i) { return node(i); });
-    // One op each: nothing is fused yet.
-    out["groups"] = list(graph_.nodes.size(), [](size_t i) { return Json{{"index", i}, {"nodes", {i}}}; });
+    out["groups"] = list(groups_.size(), [this](size_t i) { return group(i); });
     return out;
   }
 
@@ -41,6 +49,21 @@ class Writer {
   static Json list(size_t count, F&& f) {
     Json out = Json::array();
     for (size_t i = 0; i < count; ++i) out.push_back(f(i));
+    return out;
+  }
+
+  // A node that is in none is one of its own, without a kind.
+  Json group(size_t index) const {
+    const auto& [first, last, group] = groups_[index];
+    Json nodes = Json::array();
+    for (uint32_t node = first; node <= last; ++node) nodes.push_back(node);
+    Json out{{"index", index}, {"nodes", nodes}};
+    if (group == nullptr) return out;
+    out["kind"] = ir::text::kGroups[static_cast<size_t>(group->kind)];
+    out["hints"] = Json::array();
+    for (size_t bit = 0; bit < std::size(ir::text::kHints); ++bit) {
+      if (group->hints >> bit & 1) out["hints"].push_back(ir::text::kHints[bit]);
+    }
     return out;
   }
 
@@ -88,6 +111,7 @@ class Writer {
              {"kind", buffer.kind == ir::BufferKind::kInput ? "input" : "fresh"},
              {"survives", buffer.survives},
              {"ssa", buffer.ssa},
+             {"in_group", buffer.in_group},
              {"nbytes", integer(buffer.nbytes)}};
     if (index >= graph_.plan.size()) return out;
     const ir::Graph::Lifetime& life = graph_.plan[index];
@@ -99,8 +123,10 @@ class Writer {
   Json node(size_t index) const {
     const ir::Node& node = graph_.nodes[index];
     const ir::OpDesc& desc = ir::op_desc(node.opcode);
-    Json out{
-        {"index", index}, {"op", desc.name}, {"family", kFamilies[static_cast<size_t>(desc.family)]}, {"group", index}};
+    Json out{{"index", index},
+             {"op", desc.name},
+             {"family", kFamilies[static_cast<size_t>(desc.family)]},
+             {"group", group_of_[index]}};
     out["args"] = list(node.args.size(), [&](size_t i) {
       Json arg{{"name", desc.args[i].name}};
       describe(node.args[i], desc.args[i].writes, arg);
@@ -204,7 +230,13 @@ class Writer {
     }
   }
 
+  struct Span {
+    uint32_t first, last;
+    const ir::Group* group;  // null: a node that is in none
+  };
   const ir::Graph& graph_;
+  std::vector<size_t> group_of_;  // by node
+  std::vector<Span> groups_;
 };
 
 }  // namespace

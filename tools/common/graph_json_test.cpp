@@ -29,8 +29,9 @@ TEST(GraphJson, SaysWhatTheTextSays) {
   EXPECT_EQ(json["schema"], kGraphSchema);
   EXPECT_EQ(json["params"], 4);
   EXPECT_EQ(json["symbols"][2].dump(), R"({"name":"s6","op":"mul","a":"s0","b":4})");
-  EXPECT_EQ(json["buffers"][2].dump(),
-            R"({"name":"b2","kind":"fresh","survives":true,"ssa":true,"nbytes":"s6","live":[1,1],"reuses":"b1"})");
+  EXPECT_EQ(
+      json["buffers"][2].dump(),
+      R"({"name":"b2","kind":"fresh","survives":true,"ssa":true,"in_group":false,"nbytes":"s6","live":[1,1],"reuses":"b1"})");
   const Json& add = json["nodes"][0];
   EXPECT_EQ(add["op"], "aten::add.Tensor");
   EXPECT_EQ(add["family"], "pointwise");

@@ -254,7 +254,7 @@ class Comparison {
     out.first = first_difference();
     names_.match_rest();
     // Plans speak of nodes by number, so they are compared only where the nodes are the same.
-    ir::PrintOptions options{.sources = false, .plan = false};
+    ir::PrintOptions options{.sources = false, .plan = false, .groups = false};
     const auto diff = [&] {
       return unified_diff(ir::print(a_, options), renamed(ir::print(b_, options), names_), name_a_, name_b_);
     };
@@ -264,6 +264,11 @@ class Comparison {
       options.plan = true;
       out.diff = diff();
       if (!out.diff.empty()) out.first = "only the memory plans differ";
+    }
+    if (out.first.empty()) {
+      options.groups = true;
+      out.diff = diff();
+      if (!out.diff.empty()) out.first = "only the groups differ";
     }
     out.same = out.first.empty();
     return out;

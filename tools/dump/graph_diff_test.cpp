@@ -104,6 +104,9 @@ TEST(GraphDiff, WhatTheOpsDoNotSayIsComparedToo) {
   ir::Graph planned = a;
   ASSERT_TRUE(passes::plan(planned).ok());
   EXPECT_EQ(diff(a, planned).first, "only the memory plans differ");
+  ir::Graph grouped = a;
+  grouped.groups.push_back({0, 0, ir::GroupKind::kPointwise});
+  EXPECT_EQ(diff(a, grouped).first, "only the groups differ");
   b = a;
   b.sources[1] = "net.py:4 in forward";
   EXPECT_TRUE(diff(a, b).same);

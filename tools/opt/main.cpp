@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "ir/text.h"
 #include "passes/pass.h"
 #include "tools/common/command.h"
 #include "tools/common/graph_json.h"
@@ -35,6 +37,8 @@ struct Options {
   std::vector<std::string> passes;
   std::string emit = "text";
   uint32_t program = 0;
+  std::string pass_options;
+  std::vector<std::string> group_kinds;
   bool verify = false, before_all = false, after_all = false, time = false, list = false;
 };
 
@@ -52,6 +56,14 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAMES");
+  app.add_option("--options", options->pass_options,
+                 "options of passes, and 0 for a pass that is not to run: group.limit=3,cse=0 (--list has all)")
+      ->type_name("OPTIONS");
+  app.add_option("--group-kinds", options->group_kinds,
+                 "kinds of groups that the worker is taken to do, with commas between; all: every kind")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("KINDS");
   app.add_option("--program", options->program, "which program of a capture: its graph before the passes")
       ->type_name("N");
   app.add_option("--emit", options->emit, "form of the result: text, program or json")
@@ -70,6 +82,11 @@ void list_passes() {
   for (const passes::Pass& pass : passes::pipeline()) {
     std::printf("%-14.*s %.*s\n", static_cast<int>(pass.name.size()), pass.name.data(),
                 static_cast<int>(pass.summary.size()), pass.summary.data());
+    for (const passes::PassOption& option : pass.options) {
+      std::printf("%-14s %.*s.%.*s: %.*s\n", "", static_cast<int>(pass.name.size()), pass.name.data(),
+                  static_cast<int>(option.name.size()), option.name.data(), static_cast<int>(option.summary.size()),
+                  option.summary.data());
+    }
   }
 }
 
@@ -90,16 +107,35 @@ Status choose_passes(const std::vector<std::string>& names, std::vector<const pa
   return {};
 }
 
+// A worker that does groups of these kinds, in every dtype.
+Status make_context(const Options& options, passes::PassContext* context) {
+  context->worker.dtypes = ~uint64_t{0};
+  for (const std::string& name : options.group_kinds) {
+    const auto kind = std::ranges::find(ir::text::kGroups, name);
+    if (name == "all") {
+      context->worker.group_kinds = (1u << ir::kGroupKinds) - 1;
+    } else if (kind != std::end(ir::text::kGroups)) {
+      context->worker.group_kinds |= 1u << (kind - std::begin(ir::text::kGroups));
+    } else {
+      std::string message = "there is no kind of group '" + name + "'; there are: all";
+      for (const std::string_view known : ir::text::kGroups) message.append(" ").append(known);
+      return Status::invalid(message);
+    }
+  }
+  return passes::parse_options(options.pass_options, context);
+}
+
 void print_step(const char* when, std::string_view pass, const ir::Graph& graph) {
   std::fprintf(stderr, "// %s %.*s\n%s", when, static_cast<int>(pass.size()), pass.data(), ir::print(graph).c_str());
 }
 
-Status run_passes(const std::vector<const passes::Pass*>& chosen, const Options& options, ir::Graph& graph,
-                  std::vector<Timing>* timings) {
+Status run_passes(const std::vector<const passes::Pass*>& chosen, const Options& options,
+                  const passes::PassContext& context, ir::Graph& graph, std::vector<Timing>* timings) {
   for (const passes::Pass* pass : chosen) {
+    if (!context.wants(pass->name)) continue;
     if (options.before_all) print_step("before", pass->name, graph);
     const Clock::time_point begin = Clock::now();
-    if (Status status = pass->run(graph); !status.ok()) {
+    if (Status status = pass->run(graph, context); !status.ok()) {
       return Status::internal("pass '" + std::string(pass->name) + "' failed: " + status.message());
     }
     timings->push_back({pass->name, microseconds_since(begin)});
@@ -140,6 +176,8 @@ int run(int argc, char** argv) {
   }
   std::vector<const passes::Pass*> chosen;
   if (const Status status = choose_passes(options.passes, &chosen); !status.ok()) return fail(kName, status);
+  passes::PassContext context;
+  if (const Status status = make_context(options, &context); !status.ok()) return fail(kName, status);
   Input input;
   if (const Status status = read_input(options.input, &input); !status.ok()) return fail(kName, status);
   const Choice choice{options.program, /*before_passes=*/input.format == Format::kCapture};
@@ -149,7 +187,7 @@ int run(int argc, char** argv) {
   if (const Status status = load_graph(input, choice, &graph); !status.ok()) return fail(kName, status);
   timings.push_back({"(parse)", microseconds_since(begin)});
   const size_t nodes = graph.nodes.size();
-  if (const Status status = run_passes(chosen, options, graph, &timings); !status.ok()) {
+  if (const Status status = run_passes(chosen, options, context, graph, &timings); !status.ok()) {
     fail(kName, input.name + ": " + status.message());
     return kExitDifferent;
   }

@@ -10,6 +10,7 @@ from tool import output, perceptron, run
 OPT = "remote-opt"
 EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
 
+PASSES = ["lift", "canonicalize", "cse", "dce", "group", "plan"]
 TWICE = """graph(s0..s2) {
   s3 = 4
   s4 = s0 * 4
@@ -35,8 +36,8 @@ def test_the_whole_pipeline_is_the_default():
     text = output(OPT, stdin=TWICE)
     assert text.count("aten::neg") == 1 and "live" in text
     names = output(OPT, "--list")
-    assert [line.split()[0] for line in names.splitlines()] == ["lift", "canonicalize", "cse", "dce", "plan"]
-    assert text == output(OPT, "--passes", "lift,canonicalize,cse,dce,plan", "--verify", stdin=TWICE)
+    assert [line.split()[0] for line in names.splitlines() if not line.startswith(" ")] == PASSES
+    assert text == output(OPT, "--passes", ",".join(PASSES), "--verify", stdin=TWICE)
 
 
 def test_some_passes():
@@ -57,7 +58,7 @@ def test_graphs_and_times_go_to_stderr():
     result = run(OPT, "--print-before-all", "--print-after-all", "--time-passes", stdin=TWICE)
     assert result.stdout == output(OPT, stdin=TWICE)
     steps = re.findall(r"^// (before|after) (\w+)$", result.stderr, re.M)
-    assert len(steps) == 10 and steps[:2] == [("before", "lift"), ("after", "lift")]
+    assert len(steps) == 2 * len(PASSES) and steps[:2] == [("before", "lift"), ("after", "lift")]
     assert re.search(r"^cse +\d+\.\d +\d+\.\d%$", result.stderr, re.M), result.stderr
 
 
@@ -73,7 +74,7 @@ def test_errors_point_at_their_place(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce plan"),
+        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce group plan"),
         (["--emit", "yaml"], "yaml"),
         (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),
         (["--unknown"], "see remote-opt --help"),
@@ -110,3 +111,26 @@ def test_help_is_for_newcomers():
     text = output(OPT, "--help")
     assert "Examples:" in text and "--passes" in text
     assert output(OPT, "--version").startswith("remote-opt")
+
+
+def test_groups_of_a_worker_that_does_some():
+    assert "group" not in output(OPT, stdin=TWICE)
+    text = output(OPT, "--group-kinds", "pointwise", "--verify", stdin=TWICE)
+    assert text.count("  group pointwise") == 2  # cse leaves two ops
+    assert output(OPT, "--passes", "none", stdin=text) == text
+    graph = json.loads(output(OPT, "--passes", "none", "--emit", "json", stdin=text))
+    assert [(group["kind"], group["nodes"]) for group in graph["groups"]] == [("pointwise", [0]), ("pointwise", [1])]
+    assert output(OPT, "--group-kinds", "pointwise", "--options", "group.limit=1", stdin=TWICE).count("  group") == 1
+    assert "group" not in output(OPT, "--group-kinds", "all", "--options", "group=0", stdin=TWICE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--group-kinds", "pointy"), "there is no kind of group 'pointy'; there are: all pointwise rowwise"),
+        (("--options", "cse=5"), "'cse=5' is no option of a pass; there are: lift=0"),
+    ],
+)
+def test_wrong_options_name_what_there_is(arguments, message):
+    result = run(OPT, *arguments, stdin=TWICE)
+    assert result.returncode == 2 and message in result.stderr

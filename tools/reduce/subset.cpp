@@ -53,6 +53,7 @@ Status contents_before(Device& device, const RunCase& run, const std::vector<uin
                        const std::vector<std::pair<uint32_t, uint32_t>>& wanted, std::vector<Bytes>* contents) {
   ir::Graph graph = run.graph;
   graph.plan.clear();
+  graph.drop_groups();
   graph.nodes.clear();
   static const ir::Opcode copy = ir::find_op("aten::copy_");
   std::vector<OutputView> views;

@@ -50,7 +50,8 @@ Status RunComparer::pair_of(const remote::CapturedProgramPtr& program, Pair** pa
     made.first = {program, &*source};
     if (options_.rebuild) {
       ir::Graph graph = *source;
-      if (Status status = passes::run_pipeline(graph, {options_.passes, /*verify=*/true, {}}); !status) return status;
+      if (Status status = passes::run_pipeline(graph, {.passes = options_.passes, .verify = true}); !status)
+        return status;
       made.second = std::make_shared<const ir::Graph>(std::move(graph));
     }
   }

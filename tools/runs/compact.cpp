@@ -114,6 +114,7 @@ class Compactor {
         kept->buffers.push_back(static_cast<uint32_t>(b));
         buffers_[b] = static_cast<uint32_t>(out_.buffers.size());
         out_.buffers.push_back(in_.buffers[b]);
+        out_.buffers.back().in_group = false;
         if (out_.buffers.back().nbytes != ir::kNoSym) {
           out_.buffers.back().nbytes = symbols_[out_.buffers.back().nbytes];
         }

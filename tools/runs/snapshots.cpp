@@ -124,6 +124,7 @@ std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node) {
 ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
   result.plan.clear();
+  result.drop_groups();
   snapshots->clear();
   std::vector<ir::Node> copies;
   for (const uint32_t view : read_views(graph, graph.nodes[node])) {
@@ -137,6 +138,7 @@ ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snaps
 ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
   result.plan.clear();
+  result.drop_groups();
   result.nodes.clear();
   snapshots->clear();
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {

@@ -6,7 +6,7 @@
 namespace torch_remote::tools::testing {
 namespace {
 
-Status miscompile(ir::Graph& graph) {
+Status miscompile(ir::Graph& graph, const passes::PassContext&) {
   const ir::Opcode sub = ir::find_op("aten::sub.Tensor"), mul = ir::find_op("aten::mul.Tensor");
   std::vector<bool> multiplied(graph.buffers.size());
   for (const ir::Node& node : graph.nodes) {
@@ -34,7 +34,7 @@ const ir::View* temporary(const ir::Graph& graph, const ir::Node& node, ir::Opco
 
 // The verifier refuses a graph or a plan in which two temporaries share memory while both are needed. So this makes
 // what such a plan would: when the second one is computed, the first one gets its content.
-Status share_memory(ir::Graph& graph) {
+Status share_memory(ir::Graph& graph, const passes::PassContext&) {
   const ir::Opcode sigmoid = ir::find_op("aten::sigmoid"), tanh = ir::find_op("aten::tanh");
   std::vector<uint32_t> last(graph.buffers.size());
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {

@@ -29,6 +29,11 @@ function familyOf(p) {
 }
 
 const colourings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
+// Of a group that one kernel may do: neighbours differ. Plain: none of its ops is in one.
+const groupOf = (n) => data.graph.groups[nodes[n].group];
+if (data.graph.groups.some((group) => group.kind)) {
+  colourings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
+}
 // From blue (nothing) to red (the largest), by the square root, so that the middle is visible.
 function byAmount(amount) {
   return (p, largest) => ({ hue: 230 - 230 * Math.sqrt(amount(p) / (largest || 1)), plain: amount(p) === 0 });

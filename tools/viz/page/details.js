@@ -27,6 +27,11 @@ function describeNode(parent, n) {
   const node = nodes[n];
   element("div", node.op, "name", parent);
   element("div", `op ${n}, ${node.family.replace("_", " ")}`, "quiet", parent);
+  const group = groupOf(n);
+  if (group.kind) {
+    const others = group.nodes.length > 1 ? ` with ops ${group.nodes[0]} to ${group.nodes[group.nodes.length - 1]}` : "";
+    element("div", `in a group${others}: ${[group.kind.replace("_", " "), ...group.hints].join(", ")}`, "quiet", parent);
+  }
   if (node.source) element("div", node.source, "source", parent);
   const table = element("table", undefined, undefined, parent);
   for (const arg of node.args) if (arg.kind !== "none") tensorRows(table, arg.name, arg);

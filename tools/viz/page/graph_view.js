@@ -39,6 +39,10 @@ function showLegend() {
   if (colouring === "family") {
     const families = new Set(nodes.map((node) => node.family));
     for (const name of [...families].sort()) entry(name.replace("_", "-"), { hue: hues[name] ?? 0, plain: plainFamily(name) });
+  } else if (colouring === "group") {
+    entry("in no group", { hue: 0, plain: true });
+    const kinds = new Set(data.graph.groups.map((group) => group.kind).filter(Boolean));
+    for (const kind of [...kinds].sort()) entry(kind.replace("_", "-"), { hue: 137, plain: false });
   } else {
     entry("none", { hue: 230, plain: true });
     entry(`little ${colouring}`, { hue: 230, plain: false });
