@@ -114,9 +114,10 @@ class trace:  # noqa: N801 (called like a function)
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
-        self._device = _C.current_device() if device is None else device
-        if not isinstance(self._device, int):
-            self._device = torch.device(self._device).index or 0
+        if device is None:
+            self._device = _C.current_device()
+        else:
+            self._device = device if isinstance(device, int) else torch.device(device).index or 0
         self._graphs: list[Graph] | None = None
 
     def __enter__(self) -> trace:

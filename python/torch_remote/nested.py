@@ -23,7 +23,7 @@ def _lengths(tensor: NestedTensor) -> torch.Tensor:
 
 def _padded(tensor: NestedTensor) -> torch.Tensor:
     """[batch, heads, longest, features] of a tensor [batch, heads, length, features]."""
-    packed = tensor.transpose(1, 2).contiguous()
+    packed: Any = tensor.transpose(1, 2).contiguous()
     size = (packed.size(0), packed._get_max_seqlen(), packed.size(2), packed.size(3))
     return packed.to_padded_tensor(0.0, size).transpose(1, 2)
 
@@ -68,9 +68,12 @@ def _is_ours(tensors: tuple[Any, ...]) -> bool:
 
 def register() -> None:
     """From now on NestedTensor calls it for tensors of the device."""
-    function = NestedTensor.__torch_function__.__func__
+    nested: Any = NestedTensor  # whose class method is replaced
+    function = nested.__torch_function__.__func__
 
-    def torch_function(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def torch_function(
+        cls: type, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func is _attention:
             named = kwargs or {}
             tensors = (*args[:3], *(named[name] for name in ("query", "key", "value")[len(args) :] if name in named))
@@ -78,4 +81,4 @@ def register() -> None:
                 return attention(*args, **named)
         return function(cls, func, types, args, kwargs)
 
-    NestedTensor.__torch_function__ = classmethod(torch_function)
+    nested.__torch_function__ = classmethod(torch_function)

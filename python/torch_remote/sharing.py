@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing import reductions
@@ -28,7 +28,7 @@ def register() -> None:
     reduction.ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
 
 
-def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable, tuple]:
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if storage.device.type != "remote":
         return reductions.reduce_storage(storage)
     try:

@@ -17,7 +17,8 @@ def test_examples(page, tmp_path):
 
 
 def test_relative_links_lead_somewhere():
-    for page in [Path("README.md"), *(Path(f"docs/{page}.md") for page in PAGES)]:
+    top = [Path(f"{page}.md") for page in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
+    for page in [*top, *(Path(f"docs/{page}.md") for page in PAGES)]:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             file = page.parent / target if target else page
             assert file.exists(), f"{page}: {target}"

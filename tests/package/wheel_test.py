@@ -122,6 +122,7 @@ def test_contents(wheel):
         "torch_remote_tools.py",
         "torch_remote/__init__.py",
         "torch_remote/integrations/accelerate.py",
+        "torch_remote/_C.pyi",
         "torch_remote/py.typed",
         "torch_remote/_C.so",
         "torch_remote/bin/torch-remote-worker",

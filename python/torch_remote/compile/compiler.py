@@ -178,7 +178,7 @@ class _Splitter:
         for node in nodes:
             if node.op not in ("placeholder", "output"):
                 self.take(node)
-        results = self.module.graph.output_node().args[0]
+        results: Any = self.module.graph.output_node().args[0]
         if self.is_whole(arguments, results):
             compiled = self.finish(list(results), {**arguments, **self.fixed})
             compiled._boxed_call = True  # it takes its arguments out of a list
@@ -256,7 +256,8 @@ class _Splitter:
 
     def emit(self, node: fx.Node, effect: bool = False) -> None:
         """Has a call compute it in Python."""
-        target, args, kwargs = node.target, node.args, node.kwargs
+        target: Any = node.target
+        args, kwargs = node.args, node.kwargs
         fx.map_arg((args, kwargs), self.need)
         if node.op == "get_attr":
             target, args = self.attribute(node), ()
@@ -271,7 +272,7 @@ class _Splitter:
 
     def attribute(self, node: fx.Node) -> Callable[[], Any]:
         """What gives the module's attribute that a node stands for."""
-        value = operator.attrgetter(node.target)(self.module)
+        value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return lambda: value
         if value.device.type == "remote":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
@@ -62,7 +63,7 @@ class ExportedModule(torch.nn.Module):
         for part in path:
             if part not in owner._modules:
                 owner.add_module(part, torch.nn.Module())
-            owner = owner._modules[part]
+            owner = owner.get_submodule(part)
         owner.register_buffer(name, tensor, persistent=spec.target in program.state_dict)
         return tensor
 
@@ -84,7 +85,7 @@ class ExportedModule(torch.nn.Module):
         given = iter(value for _, value in paths)
         results = self._compiled([next(given) if tensor is None else tensor for _, tensor in self._state])
         outputs = []
-        state = dict(self._state)
+        state: dict[str, Any] = dict(self._state)
         for result, out in zip(results, self._signature.output_specs, strict=True):
             match out.kind:
                 case OutputKind.USER_OUTPUT | OutputKind.LOSS_OUTPUT:
@@ -122,14 +123,13 @@ def load_exported(
     """
     if torch.device(device).type != "remote":
         raise ValueError(f"torch.remote.load_exported: expected a remote device, got {device}")
-    if not isinstance(program, ExportedProgram):
-        program = torch.export.load(program)
+    exported = program if isinstance(program, ExportedProgram) else torch.export.load(program)
     # A copy without mutation of what it computes, then on the device, then without what torch composes: in this order,
     # because what is composed may be composed otherwise there (attention).
-    program = program.run_decompositions({})
-    program._state_dict = dict(program._state_dict)
-    program._constants = dict(program._constants)
-    program = move_to_device_pass(program, f"remote:{_device._index(device)}")  # with a number, as tensors there have
-    compositions = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
+    exported = exported.run_decompositions({})
+    exported._state_dict = dict(exported._state_dict)
+    exported._constants = dict(exported._constants)
+    exported = move_to_device_pass(exported, f"remote:{_device._index(device)}")  # with a number, as tensors there have
+    compositions: dict[Any, Callable[..., Any]] = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
     keep_whole(compositions)
-    return ExportedModule(program.run_decompositions(compositions))
+    return ExportedModule(exported.run_decompositions(compositions))

@@ -20,6 +20,13 @@ class _Slot:
         self.index = index
 
 
+def _nodes_in(value: Any) -> list[fx.Node]:
+    """Each once, in order."""
+    found: dict[fx.Node, None] = {}
+    fx.map_arg(value, found.setdefault)
+    return list(found)
+
+
 def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     """A copy of an argument in which `by` gives what stands for each object of this kind."""
     if isinstance(value, kind):
@@ -116,8 +123,7 @@ class PlanBuilder:
         for wish in reversed(self._wishes):
             if not wish.must and needed.isdisjoint(wish.nodes):
                 continue
-            used: dict[fx.Node, None] = {}
-            fx.map_arg((wish.args, wish.kwargs), lambda node, used=used: used.setdefault(node))
+            used = _nodes_in((wish.args, wish.kwargs))
             steps.append((wish, [node for node in used if node not in needed]))
             needed.update(used)
         slots = {node: i for i, node in enumerate(self._inputs)}

@@ -94,7 +94,7 @@ class _WatchedSpec(ModuleSpec):
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
-            self.__class__ = ModuleSpec
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
             if self.name in sys.modules:  # else the import failed
                 _bridge(self.name)
 

@@ -64,7 +64,7 @@ def _scaler_and_memory(module: ModuleType) -> None:
         return get_grad_scaler(distributed_type, **kwargs)
 
     @functools.wraps(get_max_memory)
-    def max_memory(max_memory: dict[int | str, int | str] | None = None) -> dict[int | str, int]:
+    def max_memory(max_memory: dict[int | str, int | str] | None = None) -> dict[Any, Any]:
         """A number in it is the index of a remote device, as everywhere in torch when this is the accelerator."""
         if max_memory is None:
             cpu = {name: size for name, size in get_max_memory().items() if not isinstance(name, int)}

@@ -24,4 +24,4 @@ def bridge(module: ModuleType) -> None:
         if query.device.type != "remote":
             original(query, key, value)
 
-    module._validate_device = _validate_device
+    vars(module)["_validate_device"] = _validate_device

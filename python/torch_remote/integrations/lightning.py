@@ -35,7 +35,7 @@ def bridge(module: ModuleType) -> None:
         _change_connector(module, module.ACCELERATOR_REGISTRY, module._Connector, "_precision_input")
 
 
-def _accelerator(base: type) -> type:
+def _accelerator(base: Any) -> type:
     """The Accelerator of this device, for Trainer or Fabric: of either one's base class."""
 
     class RemoteAccelerator(base):
@@ -85,7 +85,7 @@ def _accelerator(base: type) -> type:
     return RemoteAccelerator
 
 
-def _change_connector(module: ModuleType, registry: Any, connector: type, precision: str) -> None:
+def _change_connector(module: ModuleType, registry: Any, connector: Any, precision: str) -> None:
     existing(module, "Accelerator", "SingleDeviceStrategy", "MixedPrecision", "rank_zero_info")
     choose_accelerator, choose_strategy, init_precision = existing(
         connector, "_choose_auto_accelerator", "_choose_strategy", "_check_and_init_precision"

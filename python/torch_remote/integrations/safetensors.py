@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torch_remote import remote
 from torch_remote.integrations.upstream import UnknownUpstream, existing, is_remote, replace
+from torch_remote.remote import _device
 
 __all__ = ["bridge"]
 
@@ -32,7 +32,7 @@ def bridge(module: ModuleType) -> None:
 
         def __new__(cls, filename: Any, framework: str, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
             if is_remote(device):
-                device = remote._index(torch.device(device))
+                device = _device._index(torch.device(device))
             return original(filename, framework, device, *args, **kwargs)
 
     safe_open.__module__, safe_open.__qualname__ = original.__module__, original.__qualname__

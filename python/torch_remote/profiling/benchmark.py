@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torch_remote.remote import _device
+
 _KEPT_BYTES = 256 << 20  # of results that are kept until they are computed
 
 
@@ -31,10 +33,10 @@ def benchmark(
 
     def block(calls: int) -> float:
         """Seconds of so many calls, results computed."""
-        torch.remote.synchronize()
+        _device.synchronize()
         begin = time.perf_counter()
         results = [function(*args, **kwargs) for _ in range(calls)]
-        torch.remote.synchronize()
+        _device.synchronize()
         seconds = time.perf_counter() - begin
         del results
         return seconds
@@ -49,9 +51,9 @@ def benchmark(
     while calls < most and block(calls) < 0.02:
         calls = min(2 * calls, most)
     block(calls)  # a block of this many is one or several programs of its own
-    times = []
+    times: list[float] = []
     while sum(times) < min_run_time or len(times) < 5:
         times.append(block(calls))
-    name = label or getattr(function, "__qualname__", type(function).__qualname__)
+    name = label or str(getattr(function, "__qualname__", type(function).__qualname__))
     task = TaskSpec(stmt=name, setup="", label=name, num_threads=torch.get_num_threads())
     return Measurement(number_per_run=calls, raw_times=times, task_spec=task)

@@ -40,7 +40,7 @@ class _EventType(type):
 class Event(metaclass=_EventType):
     """A point in program order: a torch.Event of this device. Waiting for it waits for the device."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
         return torch.Event(
             torch.device("remote", 0), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
@@ -103,7 +103,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         RuntimeError: no such mode.
     """
     mode = _MODES.get(debug_mode) if isinstance(debug_mode, str) else debug_mode
-    if mode not in _MODES.values():
+    if mode is None or mode not in _MODES.values():
         raise RuntimeError(
             f"torch.remote.set_sync_debug_mode: invalid value of debug_mode {debug_mode!r}, expected one of `default`, "
             "`warn`, `error`, or 0, 1, 2"

@@ -1,0 +1,12 @@
+"""@project//:defs.bzl: the version, out of python/torch_remote/version.py."""
+
+def _impl(ctx):
+    # Naming a file by its label makes Bazel evaluate this rule again when it changes.
+    text = ctx.read(ctx.path(Label("@torch_remote_src//:python/torch_remote/version.py")))
+    version = text.partition('\n__version__ = "')[2].partition('"')[0]
+    if not version:
+        fail('python/torch_remote/version.py lacks a line __version__ = "..."')
+    ctx.file("BUILD.bazel", "")
+    ctx.file("defs.bzl", 'VERSION = "%s"\n' % version)
+
+project_repository = repository_rule(implementation = _impl, local = True)

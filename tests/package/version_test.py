@@ -1,0 +1,63 @@
+"""One version, wherever it is told: the package's, the wheel's, the change log's."""
+
+import re
+import tomllib
+import zipfile
+from email import message_from_bytes
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import torch_remote
+from torch_remote.version import __version__
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    (path,) = Path("python/torch_remote").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads(Path("pyproject.toml").read_text())["project"]
+
+
+def test_the_package_tells_the_version():
+    assert torch_remote.__version__ == __version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+
+
+def test_the_wheel_has_it_in_name_folder_and_metadata(wheel):
+    assert wheel.name.split("-")[:2] == ["torch_remote", __version__]
+    archive = zipfile.ZipFile(wheel)
+    folders = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    assert folders == {f"torch_remote-{__version__}.dist-info"}
+    metadata = message_from_bytes(archive.read(f"torch_remote-{__version__}.dist-info/METADATA"))
+    assert metadata["Version"] == __version__
+
+
+def test_the_metadata_of_the_wheel_are_the_projects(wheel, project):
+    assert project["dynamic"] == ["version"] and "version" not in project  # its only place is version.py
+    metadata = message_from_bytes(zipfile.ZipFile(wheel).read(f"torch_remote-{__version__}.dist-info/METADATA"))
+    assert metadata["Name"] == project["name"]
+    assert metadata["Requires-Python"] == project["requires-python"]
+    assert metadata.get_all("Requires-Dist") == project["dependencies"]
+    assert metadata["License-Expression"] == project["license"]
+    assert "# torch-remote" in metadata.get_payload()
+
+
+def test_entry_points_of_the_build_tree_and_of_the_wheel_are_the_projects(wheel, project):
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    expected = {(group, name, target) for group, entries in groups.items() for name, target in entries.items()}
+    found = {(point.group, point.name, point.value) for point in distribution("torch_remote").entry_points}
+    assert found == expected
+    text = zipfile.ZipFile(wheel).read(f"torch_remote-{__version__}.dist-info/entry_points.txt").decode()
+    assert all(f"{name} = {target}\n" in text for _, name, target in expected)
+
+
+def test_the_change_log_begins_with_it():
+    releases = re.findall(r"^## \[(.*?)\]", Path("CHANGELOG.md").read_text(), re.M)
+    assert releases[0] == __version__
+    assert len(releases) == len(set(releases))
