@@ -400,28 +400,30 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
       return Status::invalid("remote: view %" + std::to_string(i) + " of the program " + what);
     };
     const size_t rank = view.sizes.size();
-    int64_t low = values[view.offset];  // first and last element that the view can reach
-    int64_t high = low;
+    int64_t last = values[view.offset];  // element that the view reaches
+    if (last < 0) return wrong("begins at element " + std::to_string(last) + " of its buffer");
     bool overflow = false;
     bool empty = false;
     for (size_t d = 0; d < rank; ++d) {
       const int64_t size = values[view.sizes[d]];
+      const int64_t stride = values[view.strides[d]];
       if (size < 0 || (size < 2 && view.sizes[d] < graph.params)) {
         return wrong("got size " + std::to_string(size) + " for dim " + std::to_string(d) +
                      (size < 0 ? "" : ", which its key says is neither 0 nor 1"));
       }
+      // Torch has none, and takes them for something else.
+      if (stride < 0) return wrong("has stride " + std::to_string(stride) + " in dim " + std::to_string(d));
       empty |= size == 0;
+      if (size == 0) continue;
       int64_t reach = 0;
-      overflow |= __builtin_mul_overflow(size - 1, values[view.strides[d]], &reach);
-      int64_t& end = reach < 0 ? low : high;
-      overflow |= __builtin_add_overflow(end, reach, &end);
+      overflow |= __builtin_mul_overflow(size - 1, stride, &reach);
+      overflow |= __builtin_add_overflow(last, reach, &last);
     }
     if (empty) continue;
     int64_t bytes = 0;
-    overflow |= __builtin_add_overflow(high, 1, &bytes);
+    overflow |= __builtin_add_overflow(last, 1, &bytes);
     overflow |= __builtin_mul_overflow(bytes, static_cast<int64_t>(item_size(view.dtype)), &bytes);
     if (overflow) return wrong("reaches further than 64 bits can say");
-    if (low < 0) return wrong("begins at element " + std::to_string(low) + " of its buffer");
     if (static_cast<uint64_t>(bytes) > buffer_nbytes[view.buffer]) {
       return wrong("ends at byte " + std::to_string(bytes) + ", but its buffer b" + std::to_string(view.buffer) +
                    " has " + std::to_string(buffer_nbytes[view.buffer]));

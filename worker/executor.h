@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 5
+#define TR_EXECUTOR_ABI 6
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
@@ -90,9 +90,10 @@ typedef struct tr_executor_api {
   // 1 if the executor makes the memory of this graph buffer itself (an op without a real out variant): the host must
   // not allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
-  // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements.
-  void (*pack)(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-               const int64_t* sizes, const int64_t* strides);
+  // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements, none of them
+  // negative. 0, or non-zero with *error.
+  int (*pack)(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+              const int64_t* sizes, const int64_t* strides, tr_error* error);
   // 1 if programs may have the op of this name ("aten::add.Tensor").
   int (*has_op)(tr_executor* executor, const char* name);
   // The host is about to wait, for nobody knows how long: threads that spin should sleep.

@@ -12,7 +12,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
                                                                                 int threads) {
   using namespace torch_remote;
   worker::ServerOptions options;
-  options.inproc = true;
+  options.inproc = options.trusted = true;
   options.threads = threads;
   options.unavailable = worker::load_plugin(plugin, &options.executor);
   const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);

@@ -14,7 +14,7 @@
 #include <map>
 #include <thread>
 
-#include "remote/transport/transport.h"
+#include "remote/transport/unix_transport.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -96,7 +96,8 @@ class Sessions {
   std::signal(SIGCHLD, SIG_DFL);
   Status status;
   try {
-    const std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(client);
+    const std::unique_ptr<remote::Transport> transport =
+        remote::make_unix_transport(client, remote::Lending::kReadOnly);
     spdlog::debug("serving {}", transport->description());
     status = serve(*transport, options);
   } catch (const std::exception& error) {

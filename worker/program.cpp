@@ -49,8 +49,6 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
   }
 }
 
-Status executor_error(const tr_error& error) { return {ErrorCode::kOpFailed, error.message, error.kind}; }
-
 void find_updates(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   for (const ir::Buffer& buffer : graph.buffers) program.outlives.push_back(buffer.survives);
@@ -112,6 +110,11 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) 
 }
 
 }  // namespace
+
+Status executor_error(const tr_error& error) {
+  const bool memory = std::string_view(error.kind) == "OutOfMemoryError";
+  return {memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, error.message, error.kind};
+}
 
 LoadedProgram::~LoadedProgram() {
   if (handle) api->unload(executor, handle);

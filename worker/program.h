@@ -61,6 +61,9 @@ struct LoadedProgram {
 // comes after can have their memory.
 void find_stages(LoadedProgram& program);
 
+// What the executor says.
+Status executor_error(const tr_error& error);
+
 // Decodes and loads; never fails but for `status`.
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
                                             const uint8_t* bytes, size_t size, bool tune);

@@ -54,9 +54,11 @@ Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
 }
 
-template <class T>
-std::span<const T> elements(const flatbuffers::Vector<T>* vector) {
-  return vector ? std::span<const T>(vector->data(), vector->size()) : std::span<const T>();
+// A copy: flatbuffers' verifier looks at the alignment of a vector, not of its elements.
+std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
+  std::vector<int64_t> copy(vector ? vector->size() : 0);
+  if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(int64_t));
+  return copy;
 }
 
 class Server {
@@ -434,11 +436,16 @@ Status Server::upload(Frame& frame) {
   if (!message) return damaged("upload");
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
-  static std::byte nothing[CachingAllocator::kAlignment];
   const uint64_t size = bytes.size();
-  Status status = session_->upload(
-      message->buffer(),
-      std::make_shared<Memory>(size ? bytes.data() : nothing, size, std::move(frame.attachment), memory_.get()));
+  Status status;
+  if (options_.trusted) {
+    static std::byte nothing[CachingAllocator::kAlignment];
+    status = session_->upload(message->buffer(), std::make_shared<Memory>(size ? bytes.data() : nothing, size,
+                                                                          std::move(frame.attachment), memory_.get()));
+  } else {
+    status = session_->upload_copy(message->buffer(), bytes);
+    frame.attachment = nullptr;
+  }
   if (!status.ok() || size < kAcknowledgeBytes) return status;
   done_ = frame.header.sequence;
   return acknowledge();
@@ -456,8 +463,9 @@ Status Server::read(Frame& frame) {
   ReadRequest request;
   request.buffer = message->buffer();
   request.item_size = message->item_size();
-  request.sizes = elements(message->sizes());
-  request.strides = elements(message->strides());
+  const std::vector<int64_t> sizes = elements(message->sizes()), strides = elements(message->strides());
+  request.sizes = sizes;
+  request.strides = strides;
   request.offset = message->offset();
 
   Session::Located located;
@@ -470,7 +478,8 @@ Status Server::read(Frame& frame) {
     if (!attachment) {
       attachment = located.nbytes <= memory_->limit() ? transport_.allocate(located.nbytes) : nullptr;
       if (attachment) {
-        session_->pack(request, located, attachment->bytes().data());
+        failure = session_->pack(request, frame.header.sequence, located, attachment->bytes().data());
+        if (failure) attachment = nullptr;
       } else {
         failure = std::make_shared<Failure>(
             Failure{{ErrorCode::kOutOfMemory,

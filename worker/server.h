@@ -15,6 +15,7 @@ struct ServerOptions {
   Status unavailable;         // not ok: there is no executor; clients are refused with this
   int threads = 0;            // of the executor; 0: its default
   bool inproc = false;        // the process is the client's own
+  bool trusted = false;       // the client started this process, or is it: its uploads are used where they lie
   uint64_t memory_limit = 0;  // bytes; 0: what the machine or the control group has
 };
 

@@ -206,6 +206,7 @@ class ServerTest : public ::testing::Test {
   Recorded recorded;
   int acknowledgements = 0;
   uint64_t acknowledged = 0;
+  int misaligned = 0;
   size_t more = 0;  // failures that the last synchronisation told beside the first
   std::vector<std::string> errors;
   std::map<uint32_t, std::vector<int64_t>> last_params;
@@ -329,7 +330,9 @@ TEST_F(ServerTest, ReadingWhatNoFailureConcernsTellsNone) {
 }
 
 TEST_F(ServerTest, EverythingIsFreedWhenTheClientGoes) {
-  start();
+  ServerOptions options;
+  options.trusted = true;
+  start(options);
   ASSERT_EQ(hello(), "");
   upload(1, std::vector<float>(100000));
   uint64_t allocated = 0;
@@ -444,6 +447,74 @@ TEST_F(ServerTest, AProfileSurvivesAProgramThatIsReplaced) {
   ASSERT_EQ(recorded.labels.size(), 2u);
   EXPECT_EQ(recorded.labels[0].size(), 0u);
   EXPECT_EQ(recorded.labels[1].at(0), "aten::neg_(f32[3])");
+}
+
+// Who changes what it sent after it was looked at gains nothing by it, unless the worker is its own.
+TEST_F(ServerTest, AnUploadIsWhatItWasWhenItCame) {
+  for (const bool trusted : {false, true}) {
+    sequence = 0;
+    ServerOptions options;
+    options.trusted = trusted;
+    start(options);
+    ASSERT_EQ(hello(), "");
+    for (const size_t count : {4, 40000}) {
+      const Floats before(count, 1);
+      FlatBufferBuilder builder;
+      builder.Finish(wire::CreateUpload(builder, count));
+      const AttachmentPtr sent = bytes(before.data(), count * 4);
+      send(Type::kUpload, builder, sent, wire::kAttachment);
+      EXPECT_EQ(synchronize(), "");
+      Floats changed(count, 2);
+      std::memcpy(sent->bytes().data(), changed.data(), count * 4);
+      EXPECT_EQ(read(count, {static_cast<int64_t>(count)}, {1}), trusted ? changed : before);
+    }
+    send(Type::kGoodbye, FlatBufferBuilder());
+    client.reset();
+    thread.join();
+  }
+}
+
+TEST_F(ServerTest, ACopiedUploadCountsAgainstTheLimit) {
+  ServerOptions options;
+  options.memory_limit = 1 << 20;
+  start(options);
+  ASSERT_EQ(hello(), "");
+  upload(1, Floats(100'000, 1));
+  upload(2, Floats(400'000, 1));
+  EXPECT_NE(synchronize().find("no memory left for an upload of 1600000 bytes"), std::string::npos);
+  EXPECT_EQ(read(1, {1}, {1}), Floats{1});
+  upload(3, {});
+  EXPECT_EQ(read(3, {0}, {1}), Floats());
+}
+
+// A vector of numbers of 8 bytes that begins 4 bytes off, which flatbuffers' verifier lets pass.
+TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
+  start();
+  ASSERT_EQ(hello(), "");
+  upload(1, {1, 2, 3, 4});
+  for (const uint32_t shift : {0u, 4u}) {
+    FlatBufferBuilder builder;
+    const auto vector = [&](const std::vector<int64_t>& values) {
+      builder.StartVector(2 * values.size(), sizeof(uint32_t));
+      for (size_t i = values.size(); i-- > 0;) {
+        builder.PushElement(static_cast<uint32_t>(static_cast<uint64_t>(values[i]) >> 32));
+        builder.PushElement(static_cast<uint32_t>(values[i]));
+      }
+      return flatbuffers::Offset<flatbuffers::Vector<int64_t>>(builder.EndVector(values.size()));
+    };
+    if (shift) builder.PushElement(uint32_t{0});
+    const auto sizes = vector({2, 2}), strides = vector({1, 2});
+    builder.Finish(wire::CreateRead(builder, 1, 4, sizes, strides, 0));
+    const auto* message = wire::verify<wire::Read>({builder.GetBufferPointer(), builder.GetSize()});
+    ASSERT_NE(message, nullptr);
+    misaligned += reinterpret_cast<uintptr_t>(message->sizes()->data()) % alignof(int64_t) != 0;
+    send(Type::kRead, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    ASSERT_TRUE(receive(Type::kReadReply, &frame));
+    ASSERT_EQ(frame.attachment->bytes().size(), 16u);
+    EXPECT_EQ(std::memcmp(frame.attachment->bytes().data(), Floats{1, 3, 2, 4}.data(), 16), 0);
+  }
+  EXPECT_EQ(misaligned, 1);
 }
 
 // Messages of random bytes end the session with an error, or do nothing; they never crash it.

@@ -36,15 +36,15 @@ bool packed_bytes(const ReadRequest& request, uint64_t* bytes) {
   return true;
 }
 
-// The view's elements lie inside `nbytes`.
+// The view's elements lie inside `nbytes`. Torch has no negative strides.
 bool inside(const ReadRequest& request, uint64_t nbytes) {
-  __int128 low = request.offset, high = request.offset;
+  if (std::ranges::any_of(request.strides, [](int64_t stride) { return stride < 0; })) return false;
+  __int128 last = request.offset;
   for (size_t i = 0; i < request.sizes.size(); ++i) {
     if (request.sizes[i] == 0) return true;
-    const __int128 span = static_cast<__int128>(request.sizes[i] - 1) * request.strides[i];
-    (span < 0 ? low : high) += span;
+    last += static_cast<__int128>(request.sizes[i] - 1) * request.strides[i];
   }
-  return low >= 0 && (high + 1) * request.item_size <= static_cast<__int128>(nbytes);
+  return request.offset >= 0 && (last + 1) * request.item_size <= static_cast<__int128>(nbytes);
 }
 
 bool is_packed(const ReadRequest& request) {
@@ -52,7 +52,7 @@ bool is_packed(const ReadRequest& request) {
   for (size_t i = request.sizes.size(); i-- > 0;) {
     if (request.sizes[i] == 1) continue;
     if (request.strides[i] != expected) return false;
-    expected *= request.sizes[i];
+    expected *= request.sizes[i];  // fits: packed_bytes has looked
   }
   return true;
 }
@@ -230,19 +230,29 @@ const LoadedProgram* Session::find_program(uint32_t number) const {
 
 Status Session::upload(uint64_t id, MemoryPtr memory) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
-  if (memory_->stats().reserved.current > memory_->limit()) {
-    put(id,
-        {std::make_shared<Memory>(memory->nbytes()),
-         note({{ErrorCode::kOutOfMemory,
-                "remote: the worker has no memory left for an upload of " + std::to_string(memory->nbytes()) + " bytes",
-                "OutOfMemoryError"},
-               0,
-               0,
-               0}),
-         nullptr});
-    return {};
-  }
+  if (memory_->stats().reserved.current > memory_->limit()) return upload_failed(id, memory->nbytes());
   put(id, {std::move(memory), nullptr, nullptr});
+  return {};
+}
+
+Status Session::upload_copy(uint64_t id, std::span<const std::byte> bytes) {
+  if (id == 0) return Status::invalid("remote: an upload names no buffer");
+  tr_buffer copy{};
+  if (!memory_->allocate(bytes.size(), &copy)) return upload_failed(id, bytes.size());
+  if (!bytes.empty()) std::memcpy(copy.data, bytes.data(), bytes.size());
+  put(id, {std::make_shared<Memory>(copy), nullptr, nullptr});
+  return {};
+}
+
+Status Session::upload_failed(uint64_t id, uint64_t nbytes) {
+  put(id, {std::make_shared<Memory>(nbytes),
+           note({{ErrorCode::kOutOfMemory,
+                  "remote: the worker has no memory left for an upload of " + std::to_string(nbytes) + " bytes",
+                  "OutOfMemoryError"},
+                 0,
+                 0,
+                 0}),
+           nullptr});
   return {};
 }
 
@@ -545,14 +555,10 @@ Failure Session::failure_of(const Run& run, uint32_t index) const {
   const ir::Node& node = program.graph.nodes[index];
   const std::string message =
       std::string(error_.message) + " [" + describe_node(program.graph, node, program.values) + "]";
-  const bool memory = std::string_view(error_.kind) == "OutOfMemoryError";
   bool check = true;
   ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
-  return {{memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, message, error_.kind},
-          program.number,
-          node.source,
-          run.request.sequence,
-          check};
+  return {
+      {executor_error(error_).code(), message, error_.kind}, program.number, node.source, run.request.sequence, check};
 }
 
 // The slow way: node by node, past those that read what is not there. Temporaries are freed as soon as they are dead,
@@ -846,19 +852,23 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   if (!kept_.empty()) kept_.erase(request.buffer);
   located->data = static_cast<const std::byte*>(entry->memory->data());
   if (located->nbytes != 0) located->data += request.offset * request.item_size;
-  located->packed = is_packed(request);
+  located->packed = located->nbytes == 0 || is_packed(request);
   located->keep = entry->memory;
   return nullptr;
 }
 
-void Session::pack(const ReadRequest& request, const Located& located, void* destination) const {
-  if (located.nbytes == 0) return;
+FailurePtr Session::pack(const ReadRequest& request, uint64_t sequence, const Located& located, void* destination) {
+  if (located.nbytes == 0) return nullptr;
   if (located.packed) {
     std::memcpy(destination, located.data, located.nbytes);
-  } else {
-    api_->pack(executor_, located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
-               request.sizes.data(), request.strides.data());
+    return nullptr;
   }
+  error_.struct_size = sizeof(error_);
+  if (api_->pack(executor_, located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
+                 request.sizes.data(), request.strides.data(), &error_) == 0) {
+    return nullptr;
+  }
+  return std::make_shared<Failure>(Failure{executor_error(error_), 0, 0, sequence});
 }
 
 }  // namespace torch_remote::worker

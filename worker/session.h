@@ -112,6 +112,8 @@ class Session {
 
   // A new buffer with these bytes. 0 is no id.
   Status upload(uint64_t id, MemoryPtr memory);
+  // Likewise, with a copy of them: the client may go on writing to what it sent.
+  Status upload_copy(uint64_t id, std::span<const std::byte> bytes);
 
   Status free(std::span<const uint8_t> ids);
 
@@ -124,7 +126,8 @@ class Session {
     std::shared_ptr<void> keep;
   };
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
-  void pack(const ReadRequest& request, const Located& located, void* destination) const;
+  // Null, or why that did not work.
+  FailurePtr pack(const ReadRequest& request, uint64_t sequence, const Located& located, void* destination);
 
   // A failure to announce before it is told, once; or null.
   FailurePtr announce();
@@ -156,6 +159,7 @@ class Session {
   struct Run;
 
   Status decode(const RunRequest& request, LoadedProgram** program);
+  Status upload_failed(uint64_t id, uint64_t nbytes);
   FailurePtr cancellation(uint64_t sequence);
   FailurePtr pending_check();
   FailurePtr note(Failure failure);

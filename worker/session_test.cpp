@@ -77,7 +77,7 @@ class SessionTest : public ::testing::Test {
       return {};
     }
     std::vector<float> values(count);
-    session->pack(request, located, values.data());
+    EXPECT_EQ(session->pack(request, sequence, located, values.data()), nullptr);
     return values;
   }
 
@@ -723,6 +723,24 @@ TEST_F(SessionTest, ViewsBeyondTheirBuffersNeverRun) {
   EXPECT_EQ(run(1, {3, 12}, {1, 2}), nullptr);
 }
 
+TEST_F(SessionTest, ViewsThatRunBackwardsNeverRun) {
+  load(1, R"(graph(s0, s1, s2) {
+  b0: input survives
+  b1: fresh(s0) survives
+  %0: f32[3]{s1} @b0 + s2
+  %1: f32[3]{1} @b1 = aten::relu(%0)
+})");
+  upload(1, {1, 2, 3});
+  const int before = testing::runs();
+  for (const auto& params : std::vector<std::vector<int64_t>>{{12, -1, 2}, {12, INT64_MIN, 2}, {12, -1, 0}}) {
+    const FailurePtr failure = run(1, params, {1});
+    ASSERT_NE(failure, nullptr) << params[1];
+    told();
+  }
+  EXPECT_EQ(testing::runs(), before);
+  EXPECT_EQ(run(1, {12, 1, 0}, {1}), nullptr);
+}
+
 TEST_F(SessionTest, GuessedIdsGiveErrors) {
   load(1, kTwoOps);
   upload(1, {1, 2, 3});
@@ -750,6 +768,9 @@ TEST_F(SessionTest, ReadsBeyondTheBufferAreRefused) {
   EXPECT_TRUE(refused({6}, {1}, 1));
   EXPECT_TRUE(refused({6}, {1}, -1));
   EXPECT_TRUE(refused({2}, {-1}, 0));
+  EXPECT_TRUE(refused({2}, {-1}, 5));  // inside, but torch has no such views
+  EXPECT_TRUE(refused({1}, {-1}, 0));
+  EXPECT_TRUE(refused({2, 2}, {-2, 1}, 2));
   EXPECT_TRUE(refused({-1}, {1}, 0));
   EXPECT_TRUE(refused({2}, {INT64_MAX}, 0));
   EXPECT_TRUE(refused({INT64_MAX, INT64_MAX}, {0, 0}, 0));

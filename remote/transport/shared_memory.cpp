@@ -16,8 +16,9 @@ constexpr size_t kHugePage = 2 << 20;
 // More would be an attack: a segment is 32 KiB at least.
 constexpr size_t kMaxSegments = 1 << 16;
 
-std::byte* map_shared(int descriptor, size_t size) {
-  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+std::byte* map_shared(int descriptor, size_t size, bool writable) {
+  void* data =
+      mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (data == MAP_FAILED) return nullptr;
   // Advice: where it is not taken, nothing is lost. A forked child has no use for the connection, and must not keep its
   // memory alive.
@@ -59,14 +60,16 @@ Status bad_segment(std::string what) {
 
 // --- segments --------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<Segment> Segment::create(size_t size) {
+std::shared_ptr<Segment> Segment::create(size_t size, Lending lending) {
   if (size > physical_memory()) return nullptr;
   const int descriptor = memfd_create("torch-remote", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return nullptr;
   std::byte* data = nullptr;
-  if (ftruncate(descriptor, static_cast<off_t>(size)) == 0 &&
-      fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-    data = map_shared(descriptor, size);
+  if (ftruncate(descriptor, static_cast<off_t>(size)) == 0) data = map_shared(descriptor, size, /*writable=*/true);
+  // A mapping that is there already stays writable.
+  const int against_writing = lending == Lending::kReadOnly ? F_SEAL_FUTURE_WRITE : 0;
+  if (data && fcntl(descriptor, F_ADD_SEALS, against_writing | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    munmap(std::exchange(data, nullptr), size);
   }
   if (!data) {
     ::close(descriptor);
@@ -86,7 +89,7 @@ Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* seg
   } else if (fstat(descriptor, &info) != 0 || size == 0 || static_cast<uint64_t>(info.st_size) < size) {
     status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " +
                          std::to_string(size));
-  } else if (std::byte* data = map_shared(descriptor, size)) {
+  } else if (std::byte* data = map_shared(descriptor, size, !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))) {
     *segment = std::shared_ptr<Segment>(new Segment(data, size, -1));
   } else {
     status = {ErrorCode::kOutOfMemory,
@@ -130,18 +133,23 @@ class SharedMemory::SharedAttachment : public Attachment {
   std::shared_ptr<void> keep_;
 };
 
-// What the peer lent us. Its end gives it back.
+// What the peer lent us. Its end gives it back. `keep`: what we lent, if it is a part of that.
 class SharedMemory::BorrowedAttachment : public Attachment {
  public:
-  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, std::span<std::byte> bytes,
-                     uint64_t token)
-      : memory_(std::move(memory)), segment_(std::move(segment)), bytes_(bytes), token_(token) {}
+  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, AttachmentPtr keep,
+                     std::span<std::byte> bytes, uint64_t token)
+      : memory_(std::move(memory)),
+        segment_(std::move(segment)),
+        keep_(std::move(keep)),
+        bytes_(bytes),
+        token_(token) {}
   ~BorrowedAttachment() override { memory_->give_back(token_); }
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
   std::shared_ptr<SharedMemory> memory_;
   SegmentPtr segment_;
+  AttachmentPtr keep_;
   std::span<std::byte> bytes_;
   uint64_t token_;
 };
@@ -157,7 +165,7 @@ AttachmentPtr SharedMemory::allocate(size_t size) {
     segment = pool_.take(rounded);
   }
   if (!segment) {
-    segment = Segment::create(rounded);
+    segment = Segment::create(rounded, lending_);
     if (!segment) return nullptr;
     std::lock_guard lock(mutex_);
     segment->number = ++last_number_;
@@ -184,6 +192,15 @@ SegmentPtr SharedMemory::find(const void* memory, size_t size) {
   if (after == by_address_.begin()) return nullptr;
   const SegmentPtr& segment = std::prev(after)->second;
   return segment->contains(memory, size) ? segment : nullptr;
+}
+
+AttachmentPtr SharedMemory::find_lent(const std::byte* memory, size_t size) const {
+  for (const auto& [token, attachment] : lent_) {
+    const std::span<std::byte> bytes = attachment->bytes();
+    const size_t offset = static_cast<size_t>(memory - bytes.data());
+    if (memory >= bytes.data() && offset <= bytes.size() && size <= bytes.size() - offset) return attachment;
+  }
+  return nullptr;
 }
 
 AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_ptr<void> keep) {
@@ -213,21 +230,28 @@ bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* heade
 }
 
 Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attachment) {
+  const bool ours = (header.flags & kReceiversSegment) != 0;
   SegmentPtr segment;
+  AttachmentPtr lent;
+  std::span<std::byte> bytes;
   {
     std::lock_guard lock(mutex_);
-    const auto& segments = header.flags & kReceiversSegment ? own_ : peers_;
+    const auto& segments = ours ? own_ : peers_;
     auto found = segments.find(header.segment);
     if (found == segments.end())
       return bad_segment("an attachment in segment " + std::to_string(header.segment) + ", which does not exist");
     segment = found->second;
+    const auto what = [&] {
+      return "an attachment of " + std::to_string(header.size) + " bytes at " + std::to_string(header.offset) +
+             " of a segment of " + std::to_string(segment->size());
+    };
+    if (header.offset > segment->size() || header.size > segment->size() - header.offset) return bad_segment(what());
+    bytes = {segment->data() + header.offset, header.size};
+    // Around what the peer has from us lies what it must not touch.
+    if (ours && !(lent = find_lent(bytes.data(), bytes.size()))) return bad_segment(what() + ", which was not lent");
   }
-  if (header.offset > segment->size() || header.size > segment->size() - header.offset) {
-    return bad_segment("an attachment of " + std::to_string(header.size) + " bytes at " +
-                       std::to_string(header.offset) + " of a segment of " + std::to_string(segment->size()));
-  }
-  const std::span<std::byte> bytes(segment->data() + header.offset, header.size);
-  *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), bytes, header.token);
+  *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), std::move(lent), bytes,
+                                                     header.token);
   return {};
 }
 

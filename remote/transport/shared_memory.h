@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "remote/transport/frame_parser.h"
+#include "remote/transport/lending.h"
 #include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
 
@@ -32,10 +33,11 @@ inline constexpr size_t kMaxTokens = 512;  // in one message
 // A mapped memfd. Unmapped by the destructor.
 class Segment {
  public:
-  // A new one, sealed so that no one can shrink it under the other's feet. Null if there is no memory or descriptor.
-  static std::shared_ptr<Segment> create(size_t size);
-  // The peer's. Takes the descriptor. Refuses one that is not sealed against shrinking, or smaller than `size`:
-  // touching it could kill this process.
+  // A new one, sealed so that no one can shrink it under the other's feet, and, if so wanted, so that this mapping is
+  // the only one that can write to it. Null if there is no memory or descriptor, or the kernel cannot seal so.
+  static std::shared_ptr<Segment> create(size_t size, Lending lending);
+  // The peer's; read-only if it is sealed against writing. Takes the descriptor. Refuses one that is not sealed against
+  // shrinking, or smaller than `size`: touching it could kill this process.
   static Status map(int descriptor, uint64_t size, std::shared_ptr<Segment>* segment);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -66,6 +68,8 @@ using SegmentPtr = std::shared_ptr<Segment>;
 // The segments of one connection. Thread safe. Attachments hold a reference to it.
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
  public:
+  explicit SharedMemory(Lending lending) : lending_(lending) {}
+
   // An attachment in a segment of ours, for kSmallAttachment bytes and more.
   AttachmentPtr allocate(size_t size);
   // Null if the memory lies in no segment.
@@ -74,7 +78,7 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // Lends an attachment that lies in a segment to the peer: false if it does not, or after close. If the peer does not
   // know the segment yet, `outgoing` announces it.
   bool lend(const AttachmentPtr& attachment, AttachmentHeader* header);
-  // The peer lends us one.
+  // The peer lends us one: a part of a segment of its own, or of what we have lent it.
   Status borrow(const AttachmentHeader& header, AttachmentPtr* attachment);
 
   // Messages that the peer must have before what was lent last; appends whole frames, with `max_tokens` (rounded up to
@@ -97,9 +101,12 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
 
   void put_back(SegmentPtr segment);
   void give_back(uint64_t token);
-  SegmentPtr find(const void* memory, size_t size);  // with mutex_ held
+  // With mutex_ held.
+  SegmentPtr find(const void* memory, size_t size);
+  AttachmentPtr find_lent(const std::byte* memory, size_t size) const;
   Status announced(std::span<const uint8_t> body, std::deque<int>& descriptors);
 
+  const Lending lending_;
   std::mutex mutex_;
   bool closed_ = false;
   std::map<const std::byte*, SegmentPtr> by_address_;  // both ends'

@@ -1,3 +1,5 @@
+#include "remote/transport/unix_transport.h"
+
 #include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -74,7 +76,10 @@ class Pieces {
 // Sending and receiving have a mutex each. A thread that holds one only ever tries the other, so they cannot lock up.
 class UnixTransport : public Transport, private FrameParser::Handler {
  public:
-  explicit UnixTransport(int socket) : socket_(socket), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  UnixTransport(int socket, Lending lending)
+      : socket_(socket),
+        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        memory_(std::make_shared<SharedMemory>(lending)) {}
 
   ~UnixTransport() override {
     memory_->close();
@@ -150,7 +155,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
 
   const int socket_;
   const int wake_;
-  const std::shared_ptr<SharedMemory> memory_ = std::make_shared<SharedMemory>();
+  const std::shared_ptr<SharedMemory> memory_;
 
   std::mutex sending_;
   std::vector<uint8_t> memory_frames_;
@@ -447,6 +452,10 @@ Status UnixTransport::attachment(const AttachmentHeader& header, AttachmentPtr* 
 
 }  // namespace
 
-std::unique_ptr<Transport> make_unix_transport(int socket) { return std::make_unique<UnixTransport>(socket); }
+std::unique_ptr<Transport> make_unix_transport(int socket) { return make_unix_transport(socket, Lending::kWritable); }
+
+std::unique_ptr<Transport> make_unix_transport(int socket, Lending lending) {
+  return std::make_unique<UnixTransport>(socket, lending);
+}
 
 }  // namespace torch_remote::remote

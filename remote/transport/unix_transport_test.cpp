@@ -1,5 +1,7 @@
 // What only the Unix transport has to do: bytes from a socket, descriptors and shared memory that a hostile or broken
 // peer sends.
+#include "remote/transport/unix_transport.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -129,8 +131,10 @@ class UnixTransportTest : public testing::Test {
     // It stays so, and the other end learns of it.
     EXPECT_EQ(receive().code(), ErrorCode::kInvalid);
     EXPECT_EQ(transport->send({}, {}, nullptr).code(), ErrorCode::kLost);
-    char byte;
-    EXPECT_LE(recv(raw, &byte, 1, 0), 0);
+    char bytes[4096];  // what it sent before
+    while (recv(raw, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+    }
+    EXPECT_TRUE(recv(raw, bytes, 1, MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EWOULDBLOCK));
     connect();
   }
 
@@ -269,6 +273,106 @@ TEST_F(UnixTransportTest, BadAttachmentsAreRefused) {
   expect_refused("segment 1, which does not exist");
   write(attached(0, 0, uint64_t{1} << 50, 1));
   expect_refused("came through the socket");
+}
+
+TEST_F(UnixTransportTest, OfThisEndsMemoryOnlyWhatIsLentCanBeNamed) {
+  constexpr uint32_t kOurs = 2;  // the flag of an attachment that lies in a segment of the receiver's
+  constexpr size_t kSize = 256 << 10;
+  AttachmentPtr whole;
+  const auto lend_half = [&] {
+    whole = transport->allocate(kSize);
+    std::memset(whole->bytes().data(), 7, kSize);
+    ASSERT_TRUE(transport->send({}, {}, transport->share(whole->bytes().data() + kSize / 4, kSize / 2, whole)).ok());
+  };
+  lend_half();
+  write(attached(1, kSize / 4, kSize / 2, kOurs));
+  write(attached(1, kSize / 4 + 100, 10, kOurs));
+  ASSERT_TRUE(receive().ok());
+  EXPECT_EQ(frame.attachment->bytes().data(), whole->bytes().data() + kSize / 4);
+  ASSERT_TRUE(receive().ok());
+  EXPECT_EQ(frame.attachment->bytes().size(), 10u);
+  for (auto [offset, size] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
+           {0, 16}, {kSize / 4 - 1, 2}, {kSize / 4, kSize / 2 + 1}, {kSize - 16, 16}, {0, kSize}}) {
+    write(attached(1, offset, size, kOurs));
+    expect_refused("was not lent");
+    lend_half();
+  }
+  // Given back, it is nobody else's any more; what was named before stays what it was.
+  write(attached(1, kSize / 4, 100, kOurs));
+  ASSERT_TRUE(receive().ok());
+  const std::weak_ptr<Attachment> held = whole;
+  whole = nullptr;
+  write(give_back(1));
+  write(frame_of({1}));
+  AttachmentPtr named = frame.attachment;
+  ASSERT_TRUE(receive().ok());
+  EXPECT_FALSE(held.expired());
+  EXPECT_EQ(named->bytes()[99], std::byte{7});
+  write(attached(1, kSize / 4, 100, kOurs));
+  named = nullptr;
+  expect_refused("was not lent");
+}
+
+// What the receiver of `descriptor` could try.
+bool can_write(int descriptor, size_t size) {
+  const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
+  const int again = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  bool can = false;
+  for (const int file : {descriptor, again}) {
+    if (file < 0) continue;
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    can |= memory != MAP_FAILED;
+    if (memory != MAP_FAILED) munmap(memory, size);
+    memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    can |= mprotect(memory, size, PROT_READ | PROT_WRITE) == 0;
+    munmap(memory, size);
+    can |= pwrite(file, "x", 1, 0) == 1;
+    can |= fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) == 0;
+    can |= ftruncate(file, 0) == 0;
+  }
+  if (again >= 0) ::close(again);
+  return can;
+}
+
+TEST_F(UnixTransportTest, WhatIsLentReadOnlyCannotBeWrittenByTheReceiver) {
+  constexpr size_t kSize = 64 << 10;
+  transport = nullptr;
+  close_raw();
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+  transport = make_unix_transport(sockets[0], Lending::kReadOnly);
+  raw = sockets[1];
+  AttachmentPtr lent = transport->allocate(kSize);
+  std::memset(lent->bytes().data(), 1, kSize);
+  ASSERT_TRUE(transport->send({}, {}, lent).ok());
+  Bytes bytes(4096);
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  iovec piece = {bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = ancillary;
+  message.msg_controllen = sizeof(ancillary);
+  ASSERT_GT(recvmsg(raw, &message, MSG_CMSG_CLOEXEC), 0);
+  ASSERT_NE(CMSG_FIRSTHDR(&message), nullptr);
+  int descriptor = -1;
+  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
+  EXPECT_FALSE(can_write(descriptor, kSize));
+  // Its maker still can, and the other end sees it.
+  auto* seen = static_cast<uint8_t*>(mmap(nullptr, kSize, PROT_READ, MAP_SHARED, descriptor, 0));
+  ASSERT_NE(seen, MAP_FAILED);
+  lent->bytes()[100] = std::byte{9};
+  EXPECT_EQ(seen[100], 9);
+  munmap(seen, kSize);
+  ::close(descriptor);
+}
+
+TEST_F(UnixTransportTest, ASegmentThatIsSealedAgainstWritingIsMappedReadOnly) {
+  write_with(announce(1, 4096), {memory_file(4096, F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)});
+  write(attached(1, 0, 4096));
+  ASSERT_TRUE(receive().ok());
+  EXPECT_EQ(frame.attachment->bytes()[4095], std::byte{0});
 }
 
 TEST_F(UnixTransportTest, BadMessagesOfTheTransportAreRefused) {

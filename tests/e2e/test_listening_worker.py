@@ -76,6 +76,24 @@ def test_one_worker_as_two_devices(script, worker):
     script(TWO_DEVICES, TORCH_REMOTE_WORKER=f"{url},local")
 
 
+MAPPED_READ_ONLY = """
+    import torch, torch_remote
+    from pathlib import Path
+    x = torch.arange(100_000, dtype=torch.float32)
+    y = x.to("remote") * 2
+    assert y.cpu().equal(x * 2)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "torch-remote" in line]
+    assert {permissions for _, permissions, *_ in maps} == {"rw-s", "r--s"}, maps  # its own segments, and the worker's
+    x.add_(1)  # what was sent stays as it was
+    assert y.cpu().equal((x - 1) * 2)
+"""
+
+
+def test_a_client_cannot_write_to_the_workers_memory(script, worker):
+    script(MAPPED_READ_ONLY, TORCH_REMOTE_WORKER="local")
+    script(MAPPED_READ_ONLY, TORCH_REMOTE_WORKER=worker()[0])
+
+
 def test_clients_at_the_same_time_have_a_session_each(script, worker):
     url, _ = worker()
     client = subprocess.Popen(

@@ -319,6 +319,39 @@ TEST(Executor, TemporariesThatItMadeAreGivenBack) {
   EXPECT_EQ(executor.memory->stats().allocated.current, before);
 }
 
+// The host's memory may be shared with a client that reads all of it.
+TEST(Executor, NoPointersLieInTheHostsMemory) {
+  static CachingAllocator* memory;
+  static std::vector<tr_buffer> given;
+  const CachingAllocator::Pointer allocator = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 30);
+  memory = allocator.get();
+  given.clear();
+  const tr_host host = {sizeof(tr_host), TR_EXECUTOR_ABI, nullptr,
+                        [](void*, uint64_t nbytes, tr_buffer* buffer) {
+                          if (!memory->allocate(nbytes, buffer)) return 1;
+                          std::memset(buffer->data, 0, nbytes);
+                          given.push_back(*buffer);
+                          return 0;
+                        },
+                        nullptr};
+  const tr_executor_api* api = TestExecutor().api;
+  tr_executor* executor = nullptr;
+  tr_error error{};
+  ASSERT_EQ(api->create(&host, 1, 0, &executor, &error), 0) << error.message;
+  {
+    const std::vector<at::Tensor> tensors = {at::ones({3}), at::ones({4096}), at::ones({1 << 20})};
+    ASSERT_GE(given.size(), tensors.size());
+    for (const tr_buffer& buffer : given) {
+      const auto* words = static_cast<const uintptr_t*>(buffer.data);
+      for (uint64_t i = 0; i < buffer.nbytes / sizeof(uintptr_t); ++i) {
+        ASSERT_NE(words[i], reinterpret_cast<uintptr_t>(buffer.owner)) << "at byte " << 8 * i;
+        ASSERT_NE(words[i], reinterpret_cast<uintptr_t>(buffer.release)) << "at byte " << 8 * i;
+      }
+    }
+  }
+  api->destroy(executor);
+}
+
 TEST(Executor, DynamicResultsReportTypeAndSizes) {
   TestExecutor executor;
   const at::Tensor a = at::tensor({0, 3, 0, 5}, at::kLong).reshape({2, 2});
@@ -422,9 +455,17 @@ TEST(Executor, PackGathersAStridedView) {
   const at::Tensor view = a.permute({2, 0, 1});
   std::vector<int32_t> packed(24);
   TestExecutor executor;
-  executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, 3, view.sizes().data(), view.strides().data());
+  tr_error error{};
+  const auto pack = [&](const at::Tensor& view) {
+    return executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, static_cast<uint32_t>(view.dim()),
+                              view.sizes().data(), view.strides().data(), &error);
+  };
+  ASSERT_EQ(pack(view), 0) << error.message;
   const at::Tensor wanted = view.contiguous();
   EXPECT_EQ(std::memcmp(packed.data(), wanted.data_ptr(), 96), 0);
+  const int64_t sizes[] = {2, -3}, strides[] = {3, 1};  // torch throws
+  EXPECT_NE(executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, 2, sizes, strides, &error), 0);
+  EXPECT_STREQ(error.kind, "RuntimeError");
 }
 
 }  // namespace

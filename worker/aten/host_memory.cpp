@@ -3,39 +3,72 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
-#include <new>
+#include <mutex>
+#include <unordered_map>
 
 namespace torch_remote::worker::aten {
 namespace {
 
 constexpr uint8_t kPriority = 100;
 
-// Before each piece of memory: whom to give it back to. (Torch's raw_allocate wants a DataPtr whose context is its
-// data.)
-struct alignas(64) Prefix {
-  void* owner;
-  void (*release)(void* owner);
+// Whom to give memory back to, by its address. It is not written beside the memory, which a client may read; and it is
+// no DataPtr's context, because that must be the memory itself (oneDNN's scratch comes from raw_allocate). In parts
+// with a lock each, so that threads seldom meet.
+class Owners {
+ public:
+  void add(const tr_buffer& buffer) {
+    Part& part = part_of(buffer.data);
+    std::lock_guard lock(part.mutex);
+    part.buffers.emplace(buffer.data, buffer);
+  }
+  tr_buffer take(void* data) {
+    Part& part = part_of(data);
+    std::lock_guard lock(part.mutex);
+    const auto found = part.buffers.find(data);
+    const tr_buffer buffer = found->second;
+    part.buffers.erase(found);
+    return buffer;
+  }
+
+ private:
+  struct alignas(64) Part {
+    std::mutex mutex;
+    std::unordered_map<void*, tr_buffer> buffers;
+  };
+  Part& part_of(void* data) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    return parts_[(address >> 6 ^ address >> 12) % parts_.size()];
+  }
+
+  std::array<Part, 16> parts_;
 };
+
+// Lives as long as the process: memory comes back during exit.
+Owners& owners() {
+  static auto* instance = new Owners;
+  return *instance;
+}
 
 void give_back(void* data) {
   if (!data) return;  // 0 bytes
-  const Prefix prefix = *(static_cast<Prefix*>(data) - 1);
-  prefix.release(prefix.owner);
+  const tr_buffer buffer = owners().take(data);
+  buffer.release(buffer.owner);
 }
 
 // Lives as long as the process: torch keeps the pointer.
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
     const tr_host* host = host_.load(std::memory_order_acquire);
     if (!host) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
-    if (nbytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
-    TORCH_CHECK_WITH(OutOfMemoryError, nbytes <= SIZE_MAX - sizeof(Prefix), "remote: a tensor of ", nbytes, " bytes");
-    const tr_buffer buffer = aten::allocate(*host, nbytes + sizeof(Prefix));
-    auto* prefix = new (buffer.data) Prefix{buffer.owner, buffer.release};
-    return {prefix + 1, prefix + 1, give_back, c10::Device(c10::DeviceType::CPU)};
+    if (nbytes == 0) return {nullptr, cpu};
+    const tr_buffer buffer = aten::allocate(*host, nbytes);
+    owners().add(buffer);
+    return {buffer.data, buffer.data, give_back, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return give_back; }
   void copy_data(void* destination, const void* source, std::size_t count) const override {

@@ -88,24 +88,42 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
 
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
-void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-          const int64_t* sizes, const int64_t* strides) {
-  const c10::InferenceMode inference;
-  double work = ir::kWorkPerElement;
-  for (uint32_t i = 0; i < rank; ++i) work *= static_cast<double>(sizes[i]);
-  executor->threads.set(work >= kWorthThreads);
-  const at::ScalarType type = item_size == 1   ? at::kByte
-                              : item_size == 2 ? at::kShort
-                              : item_size == 4 ? at::kInt
-                              : item_size == 8 ? at::kLong
-                                               : at::kComplexDouble;
-  const at::Tensor from = at::from_blob(const_cast<void*>(source), {sizes, rank}, {strides, rank}, type);
-  at::from_blob(destination, {sizes, rank}, type).copy_(from);
+int pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+         const int64_t* sizes, const int64_t* strides, tr_error* error) {
+  try {
+    const c10::InferenceMode inference;
+    double work = ir::kWorkPerElement;
+    for (uint32_t i = 0; i < rank; ++i) work *= static_cast<double>(sizes[i]);
+    executor->threads.set(work >= kWorthThreads);
+    const at::ScalarType type = item_size == 1   ? at::kByte
+                                : item_size == 2 ? at::kShort
+                                : item_size == 4 ? at::kInt
+                                : item_size == 8 ? at::kLong
+                                                 : at::kComplexDouble;
+    const at::Tensor from = at::from_blob(const_cast<void*>(source), {sizes, rank}, {strides, rank}, type);
+    at::from_blob(destination, {sizes, rank}, type).copy_(from);
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
 }
 
-int has_op(tr_executor* executor, const char* name) { return find_special(name) != nullptr || can_run(name); }
+int has_op(tr_executor* executor, const char* name) {
+  try {
+    return find_special(name) != nullptr || can_run(name);
+  } catch (...) {  // no memory
+    return 0;
+  }
+}
 
-void rest(tr_executor* executor) { executor->threads.rest(); }
+// Threads that do not go to sleep at once do so after a while.
+void rest(tr_executor* executor) {
+  try {
+    executor->threads.rest();
+  } catch (...) {
+  }
+}
 
 }  // namespace
 }  // namespace torch_remote::worker::aten

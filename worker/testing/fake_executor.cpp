@@ -154,18 +154,19 @@ int creates_buffer(const tr_program* program, uint32_t buffer) {
   return 0;
 }
 
-void pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-          const int64_t* sizes, const int64_t* strides) {
+int pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
+         const int64_t* sizes, const int64_t* strides, tr_error* error) {
   if (rank == 0) {
     std::memcpy(destination, source, item_size);
-    return;
+    return 0;
   }
   int64_t inner = item_size;
   for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
   for (int64_t i = 0; i < sizes[0]; ++i) {
     pack(executor, static_cast<const char*>(source) + i * strides[0] * item_size,
-         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1);
+         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1, error);
   }
+  return 0;
 }
 
 }  // namespace
