@@ -119,8 +119,10 @@ def script(tmp_path: Path) -> Script:
 
 
 def equal(got: torch.Tensor, expected: torch.Tensor, **tolerances: float) -> None:
-    """Asserts that a device tensor equals a CPU one, strides included; bit for bit unless tolerances are given."""
+    """Asserts that a tensor is on the device and equals a CPU one, strides included; bit for bit unless tolerances are
+    given."""
     assert expected.device.type == "cpu"
+    assert got.device.type == DEVICE, f"on {got.device}"
     tolerances = tolerances or {"rtol": 0, "atol": 0}
     torch.testing.assert_close(got.cpu(), expected, equal_nan=True, **tolerances)
     assert got.stride() == expected.stride(), f"strides {got.stride()}, expected {expected.stride()}"

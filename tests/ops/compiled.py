@@ -23,6 +23,7 @@ from harness import (
     is_random,
     moves,
     op_name,
+    sections_on_cpu,
     some_gradient,
     synchronize,
 )
@@ -277,6 +278,9 @@ def check_compiled(
         mock.patch.object(common_methods_invocations, "wrapper_set_seed", unseeded),
     ):
         for mode, sized in zip(cycle(MODES), samples_of(op, dtype, grad, samples), strict=False):
+            if any(sections_on_cpu(name, sample) for sample in sized):
+                report.skipped[f"{name}: the sections' tensor must stay on CPU"] += 1
+                continue
             if not all(moves(sample) for sample in sized):
                 report.skipped[f"{name}: a sample that is not strided"] += 1
                 continue
