@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Callable
 
 import torch
-from program import Program, Session, Step
+from program import DRAWS, OPTIMIZERS, Program, Session, Step
 from vocabulary import (
     ACTIVATIONS,
     BINARY,
     DTYPES,
+    EXACT_REDUCTIONS,
     FLOATS,
     INEXACT_BINARY,
     INEXACT_UNARY,
@@ -32,14 +34,21 @@ from vocabulary import (
 class Generator:
     """Makes one program."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, devices: int = 1) -> None:
         self.rng = random.Random(seed)
         self.program = Program(seed)
         self.session = Session("cpu")
-        self.live: list[str] = []
+        # Of each device; `place` is the one that steps are made for now.
+        self.lives: list[list[str]] = [[] for _ in range(devices)]
+        self.place = 0
+        self.next_is_inexact = False
         self.names = 0
-        self.autograd = self.rng.random() < 0.2
+        self.autograd = self.rng.random() < 0.3
         self.stopped = False
+
+    @property
+    def live(self) -> list[str]:
+        return self.lives[self.place]
 
     # -- running while generating --------------------------------------------------------------------------------------
 
@@ -54,7 +63,12 @@ class Generator:
         """Runs a step here and keeps it, unless CPU refuses it for a reason that only a kernel knows."""
         if self.autograd and self.rng.random() < 0.15 and "backward" not in code and "check" not in code:
             code = f"with torch.no_grad(): {code}"
-        step = Step(code, tuple(dict.fromkeys(uses)), defines)
+        if self.place == 1:
+            code = re.sub(r"(?<![\w.])device(?![\w=])", "other", code)
+        if self.too_large(code, uses):
+            return False
+        step = Step(code, tuple(dict.fromkeys(uses)), defines, self.next_is_inexact, mutates)
+        self.next_is_inexact = False
         error = self.session.run(step)
         if error is not None and any(text in str(error) for text in RUN_TIME_ERRORS):
             self.stopped |= mutates  # it may have written half of something
@@ -63,16 +77,28 @@ class Generator:
         # resize_ leaves undefined contents, the CPU's multi-tensor ops stop half way.
         self.stopped |= error is not None and ("resize_and_fill" in code or "_foreach" in code)
         if error is None:
-            self.live += [d for d in defines if d not in self.live]
-            self.live = [v for v in self.live if isinstance(self.session.variables.get(v), torch.Tensor)]
+            self.live.extend(d for d in defines if d not in self.live)
+            for live in self.lives:
+                live[:] = [v for v in live if isinstance(self.session.variables.get(v), torch.Tensor)]
         return error is None
+
+    def too_large(self, code: str, uses: tuple[str, ...]) -> bool:
+        """Whether a step would make far more of large tensors."""
+        tensors = [t for v in uses if isinstance(t := self.session.variables.get(v), torch.Tensor)]
+        if all(t.numel() <= 4096 for t in tensors):
+            return False
+        if re.search(r"outer|einsum|kron|diag\(|one_hot|unfold|bmm|tolist|repeat|expand|tile|index\(", code):
+            return True
+        with contextlib.suppress(RuntimeError):
+            return torch.broadcast_shapes(*(t.shape for t in tensors)).numel() > 200_000
+        return False
 
     def assign(self, expression: str, *uses: str) -> None:
         name = self.name()
         self.emit(f"{name} = {expression}", uses, (name,))
 
     def inexact(self) -> None:
-        self.program.inexact = True
+        self.next_is_inexact = True
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 
@@ -80,6 +106,8 @@ class Generator:
         return self.rng.random() < p
 
     def shape(self, most: int = 4) -> tuple[int, ...]:
+        if self.chance(0.02):
+            return (130, 130)  # 64 KiB and more travel through shared memory
         if self.chance(0.08):
             return (self.rng.choice((16, 17, 33, 64)),) * self.rng.choice((1, 2))
         return tuple(self.rng.choice(SIZES) if self.chance(0.9) else 1 for _ in range(self.rng.randint(0, most)))
@@ -126,11 +154,11 @@ class Generator:
         if like is not None and not like.dtype.is_floating_point and kind < 0.7:
             kind = 0.0 if like.dtype != torch.bool else 0.9
         if kind < 0.35:
-            return str(self.rng.choice((1, 2, 3, 5)))
+            return f"s({self.rng.choice((1, 2, 3, 5))})"
         if kind < 0.4:
             return str(self.rng.choice((0, -1, -2)))
         if kind < 0.88:
-            return str(self.rng.choice((0.5, -0.25, 1.5, 2.0, -3.0, 0.75)))
+            return f"s({self.rng.choice((0.5, -0.25, 1.5, 2.0, -3.0, 0.75))})"
         if kind < 0.94:
             return self.rng.choice(("True", "False"))
         if kind < 0.98:
@@ -157,9 +185,9 @@ class Generator:
         shape, dtype = self.shape(), self.dtype()
         number = self.rng.randint(1, 7)
         choices = [
-            (f"torch.zeros({shape}, dtype={dtype}, device=device)", ()),
-            (f"torch.ones({shape}, dtype={dtype}, device=device)", ()),
-            (f"torch.full({shape}, {self.scalar()}, device=device)", ()),
+            (f"torch.zeros(sizes({shape}), dtype={dtype}, device=device)", ()),
+            (f"torch.ones(sizes({shape}), dtype={dtype}, device=device)", ()),
+            (f"torch.full(sizes({shape}), {self.scalar()}, device=device)", ()),
             (f"torch.arange({number}, device=device, dtype={self.rng.choice(FLOATS + INTS)})", ()),
             (f"torch.arange(0, {number}, {self.rng.choice((1, 2, 0.5))}, device=device)", ()),
             (f"torch.eye({number}, device=device)", ()),
@@ -168,8 +196,8 @@ class Generator:
             (f"torch.zeros_like({v})", (v,)),
             (f"torch.ones_like({v}, dtype={dtype})", (v,)),
             (f"torch.full_like({v}, {number})", (v,)),
-            (f"{v}.new_zeros({shape})", (v,)),
-            (f"{v}.new_full({shape}, {number})", (v,)),
+            (f"{v}.new_zeros(sizes({shape}))", (v,)),
+            (f"{v}.new_full(sizes({shape}), {number})", (v,)),
             (f"torch.empty_like({v}).fill_({number})", (v,)),
             (f"torch.empty_strided((2, 3), (1, 2), device=device).fill_({number})", ()),
             (f"torch.empty((2, 3, 2, 2), memory_format=torch.channels_last, device=device).fill_({number})", ()),
@@ -205,12 +233,13 @@ class Generator:
                 self.assign(f"{v}.squeeze({self.rng.choice((str(d), ''))})", v)
             case 8:
                 lead = self.rng.choice(((), (2,), (1, 3)))
-                shape = lead + tuple(
-                    self.rng.choice((-1, s)) if s != 1 else self.rng.choice((1, 2, 3)) for s in t.shape
-                )
-                self.assign(f"{v}.expand({shape})", v)
+                sizes = [str(s) for s in lead] + [
+                    self.rng.choice(("-1", f"{v}.shape[{i}]")) if s != 1 else str(self.rng.choice((1, 2, 3)))
+                    for i, s in enumerate(t.shape)
+                ]
+                self.assign(f"{v}.expand([{', '.join(sizes)}])", v)
             case 9 | 10:
-                shape = self.reshaped(tuple(t.shape))
+                shape = self.reshaped(v, tuple(t.shape))
                 self.assign(f"{v}.{self.rng.choice(('view', 'reshape', 'reshape'))}({shape})", v)
             case 11:
                 self.assign(f"{v}.flatten()", v)
@@ -262,18 +291,19 @@ class Generator:
             return str(self.rng.randint(-size, size - 1)) if size else ":"
         return self.rng.choice((":", "None", "::2", "..." if self.chance(0.2) else ":"))
 
-    def reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        sizes = list(shape) or [1]
+    def reshaped(self, v: str, shape: tuple[int, ...]) -> str:
+        """Sizes with as many elements, in terms of the variable's, so that they are right in every variant."""
+        sizes = [f"{v}.shape[{i}]" for i in range(len(shape))] or ["1"]
         self.rng.shuffle(sizes)
         if len(sizes) > 1 and self.chance(0.5):
-            sizes[:2] = [sizes[0] * sizes[1]]
+            sizes[:2] = [f"{sizes[0]} * {sizes[1]}"]
         if self.chance(0.3):
-            sizes.insert(self.rng.randint(0, len(sizes)), 1)
-        if self.chance(0.3) and 0 not in sizes:
-            sizes[self.rng.randrange(len(sizes))] = -1
+            sizes.insert(self.rng.randint(0, len(sizes)), "1")
+        if self.chance(0.3) and 0 not in shape:
+            sizes[self.rng.randrange(len(sizes))] = "-1"
         if self.chance(0.05):
-            sizes[0] = 11
-        return tuple(sizes)
+            sizes[0] = "11"
+        return "[" + ", ".join(sizes) + "]"
 
     def strided(self, t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes and strides that mostly stay inside the storage; sometimes they overlap."""
@@ -465,7 +495,8 @@ class Generator:
         code, used = self.rng.choice(codes)
         if self.resized_under(out, a, *used):
             return
-        self.inexact()
+        if re.search(r"sum|mm", code):
+            self.inexact()
         self.mutate(out, code, a, *used)
 
     def resized_under(self, out: str, *operands: str) -> bool:
@@ -483,7 +514,8 @@ class Generator:
 
     def reduction(self) -> None:
         v, op = self.pick(), self.rng.choice(REDUCTIONS)
-        self.inexact()
+        if op not in EXACT_REDUCTIONS:
+            self.inexact()
         d, keep = self.dim(v), self.rng.choice(("True", "False"))
         kind = self.rng.random()
         if op in ("max", "min") and kind < 0.6:
@@ -513,7 +545,7 @@ class Generator:
             case 3:
                 self.assign(f"torch.{self.rng.choice(('cumsum', 'cumprod', 'logcumsumexp'))}({v}, {d})", v)
             case 4:
-                self.assign(f"F.layer_norm({v}, {(size,)})", v)
+                self.assign(f"F.layer_norm({v}, {v}.shape[-1:])", v)
             case 5:
                 a, b = self.name(), self.name()
                 self.emit(f"{a}, {b} = torch.sort({v}, dim={d}, stable=True)", (v,), (a, b))
@@ -524,11 +556,11 @@ class Generator:
                 self.assign(f"F.normalize({v}, dim={d})", v)
             case 8:
                 w = self.pick(lambda t: t.dim() == 1 and t.shape[0] == size and t.dtype == self.tensor(v).dtype)
-                self.assign(f"F.layer_norm({v}, {(size,)}, {w}, {w})", v, w)
+                self.assign(f"F.layer_norm({v}, {v}.shape[-1:], {w}, {w})", v, w)
             case 9:
                 self.assign(f"torch.diff({v}, dim={d})", v)
             case 10:
-                self.assign(f"F.rms_norm({v}, {(size,)})", v)
+                self.assign(f"F.rms_norm({v}, {v}.shape[-1:])", v)
             case _:
                 self.assign(f"torch.var_mean({v}, {d})[{self.rng.randint(0, 1)}]", v)
 
@@ -540,7 +572,12 @@ class Generator:
         b = self.pick(lambda o: o.dtype == t.dtype and o.dim() >= 1 and o.shape[-2:][0] == k)
         match self.rng.randrange(9):
             case 0 | 1 | 2:
-                self.assign(f"{a} @ {b}", a, b)
+                if self.chance(0.2):
+                    name = self.name()
+                    code = f"with torch.autocast(device.type, torch.bfloat16): {name} = {a} @ {b}"
+                    self.emit(code, (a, b), (name,))
+                else:
+                    self.assign(f"{a} @ {b}", a, b)
             case 3:
                 self.assign(f"{a} @ {a}.transpose(-1, -2)", a)
             case 4:
@@ -731,6 +768,41 @@ class Generator:
         what += [f"torch.equal({v}, {v})", f"len({v})" if t.dim() else f"{v}.dim()", f"{v}.is_contiguous()"]
         self.emit(f"read({self.rng.choice(what)})", (v,))
 
+    def draw(self) -> None:
+        kind = self.rng.choice(list(DRAWS))
+        self.assign(f"drawn({self.rng.randrange(10**6)}, {self.shape(3)}, '{kind}', device)")
+
+    def optimizer(self) -> None:
+        a = self.pick(lambda t: t.dtype in (torch.float32, torch.float64))
+        b = self.pick(lambda t: t.dtype in (torch.float32, torch.float64))
+        if not all(self.tensor(v).is_floating_point() for v in (a, b)):
+            return
+        self.inexact()
+        x, y = self.name(), self.name()
+        name = self.rng.choice(list(OPTIMIZERS))
+        self.emit(f"{x}, {y} = optimized('{name}', {self.rng.randrange(1000)}, {a}, {b})", (a, b), (x, y))
+
+    def gradient(self) -> None:
+        """A gradient in the middle of the program."""
+        wants = [v for v in self.live if self.tensor(v).requires_grad and not self.tensor(v).is_leaf]
+        leaves = [v for v in self.live if self.tensor(v).requires_grad and self.tensor(v).is_leaf]
+        if not wants or not leaves:
+            return
+        self.inexact()
+        v, of = self.rng.choice(wants), self.rng.choice(leaves)
+        how = f"torch.ones_like({v}), retain_graph=True, allow_unused=True"
+        self.assign(f"torch.autograd.grad({v}, {of}, {how})[0]", v, of)
+
+    def exchange(self) -> None:
+        """A tensor goes to the other device of a program for two."""
+        if len(self.lives) == 1:
+            return
+        v, name = self.pick(), self.name()
+        there = "home" if self.place else "other"
+        if self.emit(f"{name} = {v}.detach().to({there}, copy=True)", (v,), (name,)):
+            self.live.remove(name)
+            self.lives[1 - self.place].append(name)
+
     def forget(self) -> None:
         if len(self.live) > 3:
             v = self.pick()
@@ -762,10 +834,13 @@ class Generator:
                         self.emit(f"check({v}.grad)", (v, loss))
 
     def finish(self) -> None:
-        for v in self.live:
+        live = [v for lives in self.lives for v in lives]
+        self.next_is_inexact = False
+        for v in live:
             self.emit(f"check({v})", (v,))
-        if self.live:
-            self.emit(f"same_storage({', '.join(self.live)})", tuple(self.live))
+        if live:
+            self.emit(f"same_storage({', '.join(live)})", tuple(live))
+        self.emit("check_draws()")
 
 
 WEIGHTS: dict[str, int] = {
@@ -791,16 +866,23 @@ WEIGHTS: dict[str, int] = {
     "forget": 4,
     "check": 2,
     "cut": 2,
+    "draw": 1,
+    "optimizer": 1,
+    "gradient": 1,
+    "exchange": 3,
 }
 
 
-def generate(seed: int, length: int = 30) -> Program:
+def generate(seed: int, length: int = 30, devices: int = 1) -> Program:
     """The program of a seed."""
-    generator = Generator(seed)
-    for _ in range(3):
-        generator.make_leaf()
+    generator = Generator(seed, devices)
+    for generator.place in range(devices):
+        for _ in range(3):
+            generator.make_leaf()
     kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
     for _ in range(generator.rng.randint(3, length)):
+        generator.place = generator.rng.randrange(devices)
+        generator.next_is_inexact = False
         if not generator.live:
             generator.make_leaf()
         getattr(generator, generator.rng.choices(kinds, weights)[0])()
@@ -809,7 +891,8 @@ def generate(seed: int, length: int = 30) -> Program:
         while len(generator.live) > 14:
             generator.forget()
     if not generator.stopped:
-        if generator.autograd:
-            generator.backward()
+        for generator.place in range(devices):
+            if generator.autograd and generator.live:
+                generator.backward()
         generator.finish()
     return generator.program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,17 @@ class Step:
     code: str
     uses: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
+    inexact: bool = False  # some op may sum in another order: what it makes is compared with a tolerance
+    mutates: bool = False
 
 
 @dataclass
 class Program:
+    """It is run once for each variant, one after the other: the same steps with other leaves, scalars and sizes."""
+
     seed: int
     steps: list[Step] = field(default_factory=list)
-    inexact: bool = False  # some op may sum in another order: floats are compared with a tolerance
+    variants: tuple[int, ...] = (0,)
 
     def listing(self) -> str:
         return "\n".join(step.code for step in self.steps)
@@ -43,10 +48,12 @@ class TensorState:
     version: int  # beyond the one that the tensor had when the program got it
     is_view: bool
     requires_grad: bool
+    on_device: bool  # not on CPU, or wherever else
+    exact: bool  # its values are, on CPU
     values: torch.Tensor
 
     @staticmethod
-    def of(t: torch.Tensor, first_version: int) -> TensorState:
+    def of(t: torch.Tensor, first_version: int, home: torch.device, exact: bool) -> TensorState:
         return TensorState(
             t.dtype,
             tuple(t.shape),
@@ -56,8 +63,14 @@ class TensorState:
             t._version - first_version,
             t._base is not None,
             t.requires_grad,
+            t.device.type == home.type,
+            exact,
             t.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format),
         )
+
+
+# What of it is compared besides the values.
+SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,8 @@ class Raised:
         return Raised(name, f"{type(error).__name__}: {error}")
 
 
+LARGE = 4096  # so many values of a leaf are random, then they repeat
+
 # What a step shows: None, an exception, a value that the program read, or states of tensors.
 Observation = tuple[str, Any]
 
@@ -83,9 +98,10 @@ def leaf(
 ) -> torch.Tensor:
     """A CPU tensor with reproducible values. Most floats are multiples of 1/4, so that small sums of them are exact."""
     rng = random.Random(seed)
-    count = 1
+    total = 1
     for size in shape:
-        count *= size
+        total *= size
+    count = min(total, LARGE)
     if dtype == torch.bool:
         values: list[Any] = [rng.random() < 0.5 for _ in range(count)]
     elif dtype.is_complex:
@@ -97,7 +113,10 @@ def leaf(
     else:
         low = 0 if dtype == torch.uint8 else -9
         values = [rng.randint(low, 9) for _ in range(count)]
-    tensor = torch.tensor(values, dtype=dtype).reshape(shape)
+    tensor = torch.tensor(values, dtype=dtype)
+    if total > count:
+        tensor = tensor.repeat(total // count + 1)[:total]
+    tensor = tensor.reshape(shape)
     if permutation is not None:
         inverse = [permutation.index(i) for i in range(len(permutation))]
         tensor = tensor.permute(permutation).contiguous().permute(inverse)
@@ -125,39 +144,187 @@ def resize_and_fill(t: torch.Tensor, shape: tuple[int, ...], value: float) -> to
     return result
 
 
+# How random numbers are drawn, and whether a tensor of them may be such.
+DRAWS: dict[str, tuple[Callable[[tuple[int, ...], torch.device], torch.Tensor], Callable[[torch.Tensor], bool]]] = {
+    "rand": (lambda s, d: torch.rand(s, device=d), lambda t: bool(((t >= 0) & (t < 1)).all())),
+    "rand_double": (
+        lambda s, d: torch.rand(s, device=d, dtype=torch.float64),
+        lambda t: bool(((t >= 0) & (t < 1)).all()),
+    ),
+    "randn": (lambda s, d: torch.randn(s, device=d), lambda t: bool(t.isfinite().all())),
+    "randn_half": (lambda s, d: torch.randn(s, device=d, dtype=torch.float16), lambda t: bool(t.isfinite().all())),
+    "randn_complex": (
+        lambda s, d: torch.randn(s, device=d, dtype=torch.complex64),
+        lambda t: bool(torch.view_as_real(t).isfinite().all()),
+    ),
+    "randint": (lambda s, d: torch.randint(-3, 7, s, device=d), lambda t: bool(((t >= -3) & (t < 7)).all())),
+    "randint_byte": (
+        lambda s, d: torch.randint(0, 9, s, device=d, dtype=torch.uint8),
+        lambda t: bool((t < 9).all()),
+    ),
+    "randperm": (
+        lambda s, d: torch.randperm(sum(s) + 2, device=d),
+        lambda t: t.sort()[0].tolist() == list(range(t.numel())),
+    ),
+    "bernoulli": (
+        lambda s, d: torch.full(s, 0.5, device=d).bernoulli(),
+        lambda t: bool(((t == 0) | (t == 1)).all()),
+    ),
+    "bernoulli_": (
+        lambda s, d: torch.empty(s, device=d, dtype=torch.bool).bernoulli_(0.3),
+        lambda t: t.dtype == torch.bool,
+    ),
+    "uniform_": (
+        lambda s, d: torch.empty(s, device=d).uniform_(-2, 3),
+        lambda t: bool(((t >= -2) & (t <= 3)).all()),
+    ),
+    "normal_": (lambda s, d: torch.empty(s, device=d).normal_(1, 2), lambda t: bool(t.isfinite().all())),
+    "exponential_": (lambda s, d: torch.empty(s, device=d).exponential_(), lambda t: bool((t >= 0).all())),
+    "geometric_": (lambda s, d: torch.empty(s, device=d).geometric_(0.5), lambda t: bool((t >= 1).all())),
+    "random_": (
+        lambda s, d: torch.empty(s, device=d, dtype=torch.int32).random_(5),
+        lambda t: bool(((t >= 0) & (t < 5)).all()),
+    ),
+    "dropout": (
+        lambda s, d: F.dropout(torch.ones(s, device=d), 0.5),
+        lambda t: bool(((t == 0) | (t == 2)).all()),
+    ),
+    "multinomial": (
+        lambda s, d: torch.multinomial(torch.ones(5, device=d), 3 + len(s), replacement=True),
+        lambda t: bool(((t >= 0) & (t < 5)).all()),
+    ),
+    "strided": (
+        lambda s, d: torch.zeros((3, *s), device=d).transpose(0, -1).uniform_(1, 2),
+        lambda t: bool(((t >= 1) & (t <= 2)).all()),
+    ),
+}
+
+OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.5, momentum=0.5, weight_decay=0.25, foreach=False),
+    "sgd_foreach": lambda ps: torch.optim.SGD(ps, lr=0.5, momentum=0.5, nesterov=True, foreach=True),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=False),
+    "adam_foreach": lambda ps: torch.optim.Adam(ps, lr=0.1, amsgrad=True, foreach=True),
+    "adamw_foreach": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=True),
+    "adamw_fused": lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
+    "rmsprop_foreach": lambda ps: torch.optim.RMSprop(ps, lr=0.1, centered=True, foreach=True),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1, foreach=False, fused=False),
+    "adadelta_foreach": lambda ps: torch.optim.Adadelta(ps, foreach=True),
+}
+
+
 class Session:
     """Runs steps on a device and keeps their variables and what they showed."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, variant: int = 0) -> None:
         self.device = torch.device(device)
+        self.variant = variant
+        # The second device of programs for two.
+        self.other = torch.device(self.device.type, 1) if self.device.type != "cpu" else self.device
         self.observations: list[Observation] = []
+        # Storages whose values may depend on the order of a sum.
+        self.inexact: set[int] = set()
+        self.step_is_inexact = False
+        self.draws: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         # How often an op wrote its own result before returning it is its own affair.
         self.first_versions: dict[int, tuple[torch.Tensor, int]] = {}
         self.variables: dict[str, Any] = {
             "torch": torch,
             "F": F,
             "device": self.device,
+            "home": self.device,
+            "other": self.other,
             "cpu": torch.device("cpu"),
-            "leaf": leaf,
+            "leaf": self._leaf,
+            "sizes": self._sizes,
+            "s": self._scalar,
             "to_int": to_int,
             "index": index,
             "resize_and_fill": resize_and_fill,
+            "drawn": self._drawn,
+            "optimized": self._optimized,
             "read": self._read,
             "check": self._check,
+            "check_draws": self._check_draws,
             "same_storage": self._same_storage,
             "synchronize": self.synchronize,
         }
 
+    # -- what depends on the variant -----------------------------------------------------------------------------------
+
+    def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes of 0 and 1 stay, what is equal stays equal."""
+        more = max(self.variant - 1, 0)
+        return tuple(size + more if size > 1 else size for size in shape)
+
+    def _scalar(self, value: float) -> float:
+        return value * (self.variant + 1)
+
+    def _leaf(self, seed: int, shape: tuple[int, ...], *options: Any) -> torch.Tensor:
+        return leaf(seed + self.variant * 10**6, self._sizes(shape), *options)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _drawn(self, seed: int, shape: tuple[int, ...], kind: str, device: torch.device) -> torch.Tensor:
+        """A random tensor, drawn twice from one seed. As each device has its own generator, both hold the same numbers,
+        which are not random, when it is returned."""
+        draw = DRAWS[kind][0]
+        torch.manual_seed(seed)
+        first = draw(self._sizes(shape), device)
+        torch.manual_seed(seed)
+        self.draws.append((kind, first.clone(), draw(self._sizes(shape), device)))
+        return first.copy_(self._leaf(seed, (1,), first.dtype))
+
+    def _check_draws(self) -> None:
+        shown = []
+        for kind, first, again in self.draws:
+            first, again = first.cpu(), again.cpu()
+            shown.append((kind, tuple(first.shape), first.dtype, torch.equal(first, again), DRAWS[kind][1](first)))
+        self.draws.clear()
+        self.observations.append(("draws", shown))
+
+    def _optimized(self, name: str, seed: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Copies of the tensors after two steps of an optimizer."""
+        with torch.enable_grad():
+            parameters = [t.detach().clone().requires_grad_() for t in tensors]
+        optimizer = OPTIMIZERS[name](parameters)
+        for step in range(2):
+            for i, p in enumerate(parameters):
+                p.grad = leaf(seed + 2 * i + step + self.variant, tuple(p.shape), p.dtype).to(p.device)
+            optimizer.step()
+        return [p.detach() for p in parameters]
+
     def synchronize(self) -> None:
         if self.device.type != "cpu":
-            torch.remote.synchronize()
+            for device in {self.device, self.other}:
+                if (device.index or 0) < torch.remote.device_count():
+                    torch.remote.synchronize(device)
 
     def _read(self, value: Any) -> None:
-        self.observations.append(("read", value.clone() if isinstance(value, torch.Tensor) else value))
+        shown = value.clone() if isinstance(value, torch.Tensor) else value
+        self.observations.append(("read", (shown, not self.step_is_inexact)))
 
     def _check(self, *tensors: torch.Tensor) -> None:
-        states = [TensorState.of(t, self.first_versions.get(id(t), (t, t._version))[1]) for t in tensors]
+        states = [
+            TensorState.of(t, self.first_versions.get(id(t), (t, t._version))[1], self.device, self._is_exact(t))
+            for t in tensors
+        ]
         self.observations.append(("check", states))
+
+    def _is_exact(self, t: torch.Tensor) -> bool:
+        return t.untyped_storage()._cdata not in self.inexact
+
+    def _spread(self, step: Step, used: list[torch.Tensor]) -> None:
+        """Whatever a step makes from inexact values is inexact."""
+        made = [t for name in step.defines if isinstance(t := self.variables.get(name), torch.Tensor)]
+        if not self.step_is_inexact:
+            self.inexact.difference_update(t.untyped_storage()._cdata for t in made)
+            return
+        if step.mutates:
+            made += used
+        if "backward(" in step.code:
+            tensors = [t for t in self.variables.values() if isinstance(t, torch.Tensor)]
+            made += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+        self.inexact.update(t.untyped_storage()._cdata for t in made)
 
     def _same_storage(self, *tensors: torch.Tensor) -> None:
         """Observes which of the tensors share storage, and which are the same object."""
@@ -168,6 +335,8 @@ class Session:
 
     def run(self, step: Step, wait: bool = False) -> Exception | None:
         """Runs one step; a Python exception of it is an observation, and returned. `wait` for those of the worker."""
+        used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
+        self.step_is_inexact = step.inexact or not all(map(self._is_exact, used))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -178,6 +347,7 @@ class Session:
                 value = self.variables.get(name)
                 if isinstance(value, torch.Tensor) and id(value) not in self.first_versions:
                     self.first_versions[id(value)] = (value, value._version)
+            self._spread(step, used)
         except Exception as error:
             for name in step.defines:
                 self.variables.pop(name, None)
@@ -186,13 +356,16 @@ class Session:
         return None
 
 
-def run_program(program: Program, device: str, raising: frozenset[int] = frozenset()) -> list[list[Observation]]:
+def run_program(
+    program: Program, device: str, raising: frozenset[int] = frozenset(), variant: int = 0
+) -> list[list[Observation]]:
     """The observations of each step. A step whose variables are missing (their step raised) shows nothing.
 
-    After the steps in `raising` the device is waited for: it may raise late what the CPU raised at once.
+    After the steps in `raising` the device is waited for: it may raise late what the CPU raised at once. What is raised
+    after the last step is one more list.
     """
-    session = Session(device)
-    with contextlib.suppress(Exception):  # what an earlier program left behind
+    session = Session(device, variant)
+    with contextlib.suppress(Exception):  # what a program left behind that failed
         session.synchronize()
     result = []
     for i, step in enumerate(program.steps):
@@ -200,7 +373,28 @@ def run_program(program: Program, device: str, raising: frozenset[int] = frozens
         if all(name in session.variables for name in step.uses):
             session.run(step, wait=i in raising)
         result.append(session.observations)
+    try:
+        session.synchronize()
+        result.append([])
+    except Exception as error:
+        result.append([("raised", Raised.by(error))])
     return result
+
+
+def raised(shown: list[list[Observation]]) -> frozenset[int]:
+    return frozenset(i for i, events in enumerate(shown) if any(kind == "raised" for kind, _ in events))
+
+
+def with_variants(program: Program, variants: tuple[int, ...]) -> Program:
+    """The steps that raise in all variants or in none, so that each variant is the same trace."""
+    for _ in range(6):
+        first, *others = [raised(run_program(program, "cpu", variant=v)) for v in sorted(set(variants))]
+        odd = {i for other in others for i in first ^ other}
+        if not odd:
+            return Program(program.seed, program.steps, variants)
+        steps = [step for i, step in enumerate(program.steps) if i not in odd]
+        program = without_orphans(Program(program.seed, steps))
+    return Program(program.seed, program.steps, variants[:1])
 
 
 TOLERANCES = {
@@ -230,7 +424,7 @@ def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool) -> boo
     return False
 
 
-def difference(expected: Observation, got: Observation, inexact: bool) -> str | None:
+def difference(expected: Observation, got: Observation) -> str | None:
     """What differs between the observations of one event, in words; None if nothing does."""
     kind, want = expected
     if got[0] != kind:
@@ -238,12 +432,15 @@ def difference(expected: Observation, got: Observation, inexact: bool) -> str | 
     have = got[1]
     if kind == "check":
         for i, (a, b) in enumerate(zip(want, have, strict=True)):
-            for name in ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad"):
+            for name in SEEN:
                 if getattr(a, name) != getattr(b, name):
                     return f"tensor {i}: {name} is {getattr(b, name)}, expected {getattr(a, name)}"
-            if not same_values(a.values, b.values, inexact):
+            if not same_values(a.values, b.values, not a.exact):
                 return f"tensor {i}: values are\n{b.values}\nexpected\n{a.values}"
         return None
+    if kind == "read":
+        (want, exact), (have, _) = want, have
+        inexact = not exact
     if kind == "read" and isinstance(want, torch.Tensor):
         return None if same_values(want, have, inexact) else f"read\n{have}\nexpected\n{want}"
     if kind == "read" and not isinstance(want, str):
@@ -259,31 +456,32 @@ class Failure:
     program: Program
     step: int
     text: str
+    variant: int = 0
 
     def report(self) -> str:
-        lines = [f"seed {self.program.seed}, step {self.step}: {self.text}"]
+        lines = [f"seed {self.program.seed}, variant {self.variant}, step {self.step}: {self.text}"]
         lines += [("-> " if i == self.step else "   ") + step.code for i, step in enumerate(self.program.steps)]
         return "\n".join(lines)
 
 
 def compare(program: Program, device: str) -> Failure | None:
-    """Runs the program on CPU and on `device`; the first difference, or None."""
-    expected = run_program(program, "cpu")
-    raising = frozenset(i for i, events in enumerate(expected) if any(kind == "raised" for kind, _ in events))
-    got = run_program(program, device, raising)
-    for i, (a, b) in enumerate(zip(expected, got, strict=True)):
-        if len(a) != len(b):
-            return Failure(program, i, f"showed {b or 'nothing'}, expected {a or 'nothing'}")
-        for want, have in zip(a, b, strict=True):
-            text = difference(want, have, program.inexact)
-            if text is not None:
-                return Failure(program, i, text)
+    """Runs the variants of the program on CPU and on `device`; the first difference, or None."""
+    for variant in program.variants:
+        expected = run_program(program, "cpu", variant=variant)
+        got = run_program(program, device, raised(expected), variant)
+        for i, (a, b) in enumerate(zip(expected, got, strict=True)):
+            if len(a) != len(b):
+                return Failure(program, i, f"showed {b or 'nothing'}, expected {a or 'nothing'}", variant)
+            for want, have in zip(a, b, strict=True):
+                text = difference(want, have)
+                if text is not None:
+                    return Failure(program, i, text, variant)
     return None
 
 
 def minimise(failure: Failure, device: str, budget: int = 400) -> Failure:
     """Drops steps as long as some difference stays (delta debugging, from big blocks to single steps)."""
-    best = Failure(truncated(failure.program, failure.step), failure.step, failure.text)
+    best = Failure(truncated(failure.program, failure.step), failure.step, failure.text, failure.variant)
     block = max(len(best.program.steps) // 2, 1)
     while True:
         begin = len(best.program.steps) - block
@@ -292,7 +490,7 @@ def minimise(failure: Failure, device: str, budget: int = 400) -> Failure:
             first = max(begin, 0)
             steps = best.program.steps[:first] + best.program.steps[first + block :]
             budget -= 1
-            smaller = compare(without_orphans(Program(best.program.seed, steps, best.program.inexact)), device)
+            smaller = compare(without_orphans(Program(best.program.seed, steps, best.program.variants)), device)
             if smaller is not None:
                 best = smaller
                 shrunk = True
@@ -303,7 +501,7 @@ def minimise(failure: Failure, device: str, budget: int = 400) -> Failure:
 
 
 def truncated(program: Program, last: int) -> Program:
-    return Program(program.seed, program.steps[: last + 1], program.inexact)
+    return Program(program.seed, program.steps[: last + 1], program.variants)
 
 
 def without_orphans(program: Program) -> Program:
@@ -314,4 +512,4 @@ def without_orphans(program: Program) -> Program:
         if all(name in known for name in step.uses):
             steps.append(step)
             known.update(step.defines)
-    return Program(program.seed, steps, program.inexact)
+    return Program(program.seed, steps, program.variants)

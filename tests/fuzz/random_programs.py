@@ -10,23 +10,31 @@ from __future__ import annotations
 import argparse
 import collections
 import faulthandler
+import os
 import subprocess
 import sys
 import time
 
 import torch
 from generator import generate
-from program import Failure, compare, minimise
+from program import Failure, Program, compare, minimise, with_variants
 
 BATCH = 500  # programs a process: a crash costs one of them only
 
 
-def first_failure(seed: int, device: str, shrink: bool = True) -> Failure | None:
-    failure = compare(generate(seed), device)
+VARIANTS = (0, 1, 2)  # the program itself, with other leaves and scalars, and with other sizes
+
+
+def program_of(seed: int, devices: int = 1) -> Program:
+    return with_variants(generate(seed, devices=devices), VARIANTS)
+
+
+def first_failure(seed: int, device: str, shrink: bool = True, devices: int = 1) -> Failure | None:
+    failure = compare(program_of(seed, devices), device)
     return minimise(failure, device) if failure is not None and shrink else failure
 
 
-def run_range(first: int, count: int, device: str, shrink: bool) -> int:
+def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
     """Runs `count` programs in this process and reports; the number of failures."""
     faulthandler.enable()
     if device != "cpu":
@@ -34,14 +42,14 @@ def run_range(first: int, count: int, device: str, shrink: bool) -> int:
     failures = 0
     for seed in range(first, first + count):
         print(f"running {seed}", flush=True)
-        failure = first_failure(seed, device, shrink)
+        failure = first_failure(seed, device, shrink, devices)
         if failure is not None:
             failures += 1
             print(f"FAILED {failure.report()}\nend of {seed}", flush=True)
     return failures
 
 
-def run_batches(first: int, count: int, device: str, shrink: bool) -> int:
+def run_batches(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
     """Runs each batch in a process of its own, so that a crash is a failure like others; the number of failures."""
     failures = 0
     begin = time.perf_counter()
@@ -50,8 +58,10 @@ def run_batches(first: int, count: int, device: str, shrink: bool) -> int:
     while seed < last:
         batch = min(BATCH, last - seed)
         arguments = ["--worker", "--seed", str(seed), "--count", str(batch), "--device", device]
+        arguments += ["--devices", str(devices)]
         process = subprocess.Popen(
             [sys.executable, __file__, *arguments, *([] if shrink else ["--no-minimise"])],
+            env={name: value for name, value in os.environ.items() if not name.startswith("TEST_")},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -74,7 +84,8 @@ def run_batches(first: int, count: int, device: str, shrink: bool) -> int:
             seed += batch
         print(f"... {seed - first} of {count}, {failures} failed", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - begin
-    print(f"{count} programs, {failures} failed, {seconds:.0f} s ({count / seconds:.0f} programs/s)")
+    speed = f"{seconds:.0f} s ({count / seconds:.0f} programs/s)"
+    print(f"{count} programs, each in up to {len(VARIANTS)} variants, {failures} failed, {speed}")
     for kind, number in kinds.most_common(20):
         print(f"  {number:5} {kind}")
     return failures
@@ -85,16 +96,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--device", default="remote")
+    parser.add_argument("--devices", type=int, default=1, help="that a program uses: 1 or 2")
     parser.add_argument("--show", action="store_true", help="print the program instead of running it")
     parser.add_argument("--no-minimise", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.show:
-        print(generate(args.seed).listing())
+        print(program_of(args.seed, args.devices).listing())
         return 0
     run = run_range if args.worker or args.count == 1 else run_batches
-    failures = run(args.seed, args.count, args.device, not args.no_minimise)
+    # As a test in shards, each runs a part.
+    shards, shard = (int(os.environ.get(name, d)) for name, d in (("TEST_TOTAL_SHARDS", 1), ("TEST_SHARD_INDEX", 0)))
+    if "TEST_SHARD_STATUS_FILE" in os.environ:
+        open(os.environ["TEST_SHARD_STATUS_FILE"], "w").close()
+    begin, end = (args.count * i // shards for i in (shard, shard + 1))
+    failures = run(args.seed + begin, end - begin, args.device, not args.no_minimise, args.devices)
     return 0 if args.worker else min(failures, 1)
 
 

@@ -4,7 +4,18 @@ import torch
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-DTYPES = (*((torch.float32,) * 8), *FLOATS, torch.int64, torch.int64, *INTS, torch.bool, torch.bool, torch.complex64)
+COMPLEX = (torch.complex64, torch.complex128)
+DTYPES = (
+    *((torch.float32,) * 8),
+    *FLOATS,
+    torch.int64,
+    torch.int64,
+    *INTS,
+    torch.bool,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7)
 
 # What CPU kernels refuse only when they run: the device's worker reports it later, so such steps are left out.
@@ -49,3 +60,5 @@ INPLACE_UNARY = (
 REDUCTIONS = (
     "sum mean prod amax amin any all var std norm logsumexp count_nonzero nansum argmax argmin max min median"
 ).split()
+# The order in which they look at elements does not matter.
+EXACT_REDUCTIONS = "amax amin any all count_nonzero argmax argmin max min median".split()
