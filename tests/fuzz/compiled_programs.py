@@ -28,8 +28,9 @@ _OUTSIDE = re.compile(
 _LEAF = re.compile(r"(\w+) = (leaf\(.*\))\.to\(device\)$")
 
 
-# What a run made: results and inputs afterwards, and gradients; or what it raised.
-Outcome = list[torch.Tensor] | str
+# What a run made: results and inputs afterwards, or gradients, with their strides on the device (a copy may have
+# others); or what it raised.
+Outcome = list[tuple[torch.Tensor, tuple[int, ...]]] | str
 
 
 def function_of(seed: int) -> tuple[str, list[str], list[bool]]:
@@ -117,35 +118,29 @@ def check(seed: int) -> Result:
     return Result(None, torchs, with_gradients)
 
 
-def _differences(actual: Outcome, expected: list[torch.Tensor], exact: list[bool]) -> dict[int, str]:
+def _differences(actual: Outcome, expected: Outcome, exact: list[bool]) -> dict[int, str]:
     """By index of the value; -1 for an exception."""
     if isinstance(actual, str):
         return {-1: f"raised: {actual}"}
     found = {}
-    for i, (mine, its, same) in enumerate(zip(actual, expected, exact, strict=True)):
+    for i, ((mine, stride), (its, want), same) in enumerate(zip(actual, expected, exact, strict=True)):
         if mine.dtype != its.dtype or mine.shape != its.shape:
             found[i] = f"value {i}: {mine.dtype} {tuple(mine.shape)}, expected {its.dtype} {tuple(its.shape)}"
-            continue
-        strides = [
-            tuple(stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1 and t.numel())
-            for t in (mine, its)
-        ]
-        expanded = 0 in strides[1]  # compiled, it is packed where it is a view of another result
-        if strides[0] != strides[1] and not expanded:
-            found[i] = f"value {i}: strides {mine.stride()}, expected {its.stride()} (sizes {tuple(its.shape)})"
+        elif any(a != b for a, b, size in zip(stride, want, its.shape, strict=True) if size > 1 and its.numel()):
+            found[i] = f"value {i}: strides {stride}, expected {want} (sizes {tuple(its.shape)})"
         elif not same_values(its, mine, inexact=not same):
             found[i] = f"value {i}: values are\n{mine}\nexpected\n{its}"
     return found
 
 
-def _host(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().cpu().resolve_conj().resolve_neg()
+def _shown(t: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    return t.detach().cpu().resolve_conj().resolve_neg(), t.stride()
 
 
 def _outcome(function: Callable[..., Any], inputs: list[torch.Tensor]) -> Outcome:
     try:
         results = [*function(*inputs), *inputs]
-        return [_host(r) for r in results if isinstance(r, torch.Tensor)]
+        return [_shown(r) for r in results if isinstance(r, torch.Tensor)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -161,7 +156,7 @@ def _gradients(function: Callable[..., Any], inputs: list[torch.Tensor]) -> Outc
             return "nothing"
         total = sum(r.double().sum() for r in results)
         gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-        return [_host(g) for g in gradients if g is not None]
+        return [_shown(g) for g in gradients if g is not None]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
