@@ -404,32 +404,34 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_pass(lock, pass, &flushed);
       if (status.ok()) status = entered;
     }
-    joining_ = joins;
-    begin_record(op, args, source, random);
-    joining_ = false;
-    const at::Tensor* result = results.data();
-    const uint32_t* length = list_lengths.data();
-    for (const ir::ResultDesc& desc : op.results) {
-      if (desc.alias >= 0) continue;
-      uint32_t count = 1;
-      if (desc.kind == ir::ResultKind::kTensorList) trace_.word(count = *length++);
-      for (; count > 0; --count, ++result) {
-        if (!result->defined()) {
-          trace_.word(ir::kAbsent);
-        } else {
-          encode_view(*result);
+    // What could not be sent is told by its own error, not by those of tensors that went with it.
+    if (status.ok()) {
+      joining_ = joins;
+      begin_record(op, args, source, random);
+      joining_ = false;
+      const at::Tensor* result = results.data();
+      const uint32_t* length = list_lengths.data();
+      for (const ir::ResultDesc& desc : op.results) {
+        if (desc.alias >= 0) continue;
+        uint32_t count = 1;
+        if (desc.kind == ir::ResultKind::kTensorList) trace_.word(count = *length++);
+        for (; count > 0; --count, ++result) {
+          if (!result->defined()) {
+            trace_.word(ir::kAbsent);
+          } else {
+            encode_view(*result);
+          }
         }
       }
-    }
-    trace_.end_record();
-    if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
-      const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
-      const Status cut = flush_locked(lock, {joins ? "join" : "cut", false, planned});
-      if (status.ok()) status = cut;
-      flushed = true;
+      trace_.end_record();
+      records_.fetch_add(1, std::memory_order_relaxed);
+      if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
+        const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
+        status = flush_locked(lock, {joins ? "join" : "cut", false, planned});
+        flushed = true;
+      }
     }
   }
-  records_.fetch_add(1, std::memory_order_relaxed);
   if (flushed) {
     report_flushes();
     check(status);

@@ -301,6 +301,14 @@ bool like_float(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// Of complex numbers CPU's kernel resizes an empty result, which is contiguous whatever its operand is.
+bool angle(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (!self.is_complex()) return false;
+  out.add(self.sizes(), c10::toRealValueType(self.scalar_type()));
+  return true;
+}
+
 // frexp(self) -> mantissa, exponent
 bool frexp(const OpEntry& op, const IValue* args, Inferred& out) {
   if (!is_plain_float(args[0].toTensor().scalar_type()) || !like(op, args, out)) return false;
@@ -681,6 +689,7 @@ ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
   if (const ShapeRuleFunction rule = find_rnn_rule(desc)) return rule;
   if (base == "aten::roll") return roll;
   if (base == "aten::frexp") return frexp;
+  if (base == "aten::angle") return angle;
   if (desc.name == "aten::view_copy") return view_copy;
   switch (desc.shape_rule) {
     case ir::ShapeRule::kPointwise:

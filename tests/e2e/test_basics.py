@@ -260,3 +260,9 @@ def test_index_add_of_nothing(device):
     assert torch.ones(3, 0, device=device).index_add(1, nothing, torch.ones(3, 0, device=device)).shape == (3, 0)
     with pytest.raises((RuntimeError, IndexError)):
         torch.ones(3, 2, device=device).index_add(1, nothing, torch.ones(3, 1, device=device))
+
+
+def test_angle_of_permuted_complex_numbers_is_contiguous_as_on_cpu(remote, equal):
+    x = torch.randn(2, 3, 4, dtype=torch.complex64).permute(2, 1, 0)
+    equal(torch.angle(x.to(remote)), torch.angle(x), rtol=1e-6, atol=1e-6)
+    equal(torch.angle(x.real.to(remote)), torch.angle(x.real))

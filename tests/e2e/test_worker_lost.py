@@ -149,3 +149,23 @@ def test_a_process_that_ends_normally_is_quick_and_silent(script, remote):
     """
     )
     assert result.stderr == "" and time.perf_counter() - begin < 20
+
+
+@pytest.mark.parametrize("ops", [5, 6, 7])
+def test_a_loss_that_shows_between_forward_and_backward_is_a_worker_lost(restarted, kill_worker, ops):
+    """The forward pass cannot be sent any more when the backward pass begins: that is what is told, not that its
+    tensors are gone."""
+    torch.remote._C.set_cut_limits(0, ops, 100_000)
+    try:
+        x = torch.randn(8, device=restarted, requires_grad=True)
+        torch.remote.synchronize()
+        kill_worker()
+        time.sleep(0.2)
+        with pytest.raises(torch.remote.WorkerLost):
+            y = x
+            for _ in range(ops):
+                y = y.sin()
+            y.sum().backward()
+            x.grad.sum().item()
+    finally:
+        torch.remote._C.set_cut_limits(0, 64, 1024)
