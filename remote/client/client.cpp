@@ -713,10 +713,9 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
     builder_.Finish(message.Finish());
     if (Status status = send(wire::Type::kMemory, true, nullptr, &sequence); !status) return status;
   }
-  counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
   Frame frame;
   OpError none;  // such a reply has no error
-  if (Status status = replies_.wait(sequence, keep_waiting, &frame, &none); !status) return status;
+  if (Status status = wait(sequence, keep_waiting, &frame, &none); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
   *room = {reply->limit(), reply->free()};
   return {};
