@@ -37,6 +37,11 @@ uint32_t item_size(DType dtype);
 
 inline bool is_valid(DType dtype) { return item_size(dtype) != 0; }
 
+inline bool is_complex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+bool is_float(DType dtype);  // real
+
 // Short names as the text form uses them: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid one.
 std::string_view name(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);

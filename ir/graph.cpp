@@ -117,6 +117,10 @@ void Graph::drop_groups() {
   for (Buffer& buffer : buffers) buffer.in_group = false;
 }
 
+void Graph::drop_plan() {
+  for (Buffer& buffer : buffers) buffer.reuses = kNoBuffer;
+}
+
 Sym Graph::constant(int64_t value) {
   return params + index_.find_or_add(exprs, {ExprKind::kConst, kNoSym, kNoSym, value});
 }

@@ -23,6 +23,8 @@ namespace torch_remote::ir {
 // order recorded; then come expressions over earlier ones. Evaluated once per run, in order.
 using Sym = uint32_t;
 inline constexpr Sym kNoSym = 0xFFFFFFFF;
+inline constexpr uint32_t kNoBuffer = 0xFFFFFFFF;
+inline constexpr uint32_t kNoNode = 0xFFFFFFFF;
 
 enum class ExprKind : uint8_t {
   kConst,     // value
@@ -63,6 +65,9 @@ struct Buffer {
   Sym nbytes = kNoSym;  // fresh ones only
   // All its uses are in one group: who does that group as a whole need not give it memory. Set by `group`.
   bool in_group = false;
+  // The buffer whose memory it may take over in the first node that touches it, if the sizes turn out to fit. Set by
+  // `plan`.
+  uint32_t reuses = kNoBuffer;
   bool operator==(const Buffer&) const = default;
 };
 
@@ -172,23 +177,14 @@ struct Graph {
   std::vector<Node> nodes;
   std::vector<std::string> sources;  // debug: the user's line of each record ("train.py:12 in forward"), or empty
 
-  // Memory plan, filled by `plan`; empty before. For each buffer: the first and the last node that touches it
-  // (kNoNode: none), and the buffer whose memory it may take over, if the sizes turn out to fit (kNoBuffer: none).
-  struct Lifetime {
-    uint32_t first = 0;
-    uint32_t last = 0;
-    uint32_t reuses = 0xFFFFFFFF;
-    bool operator==(const Lifetime&) const = default;
-  };
-  std::vector<Lifetime> plan;
-
   // Filled by `group`; empty before, and where nobody does groups. In order, without a node in common.
   std::vector<Group> groups;
 
   bool operator==(const Graph&) const = default;
 
-  // For who moves or removes nodes: groups are of the order that there was.
+  // For who moves or removes nodes: groups and the memory plan are of the order that there was.
   void drop_groups();
+  void drop_plan();
 
   // The symbol for a constant or an expression; equal ones are one symbol. Folds constants and neutral elements.
   Sym constant(int64_t value);
@@ -198,9 +194,6 @@ struct Graph {
 
   internal::ExprIndex index_;  // of constant() and expr()
 };
-inline constexpr uint32_t kNoBuffer = 0xFFFFFFFF;
-inline constexpr uint32_t kNoNode = 0xFFFFFFFF;
-
 // Calls f(view, writes) for every view that the node reads or writes, arguments before results, in order. A result that
 // creates a view counts as a write.
 template <typename F>
@@ -222,7 +215,8 @@ Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, 
 
 // Checks everything that later code relies on: ops known, arguments as the op's schema says, indices in range, ranks,
 // no view of a buffer before the node that creates it, ssa buffers written once, dynamic results in the last node only,
-// the plan consistent, groups in order and what is in_group used by one of them only. The message names the node.
+// memory taken over only where that changes no result, groups in order and what is in_group used by one of them only.
+// The message names the node.
 Status verify(const Graph& graph);
 
 // Evaluates the symbols for one run. False (with a message) on int64 overflow or division by zero.

@@ -240,10 +240,9 @@ class Importer {
   bool scalar_operand(uint32_t w, Arg& out) {
     const DType dtype = static_cast<DType>(w >> 8 & 0xFF);
     if (!is_valid(dtype)) return fail("dtype " + std::to_string(w >> 8 & 0xFF) + " has no meaning");
-    const bool complex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
     out.tag = ArgTag::kScalarTensor;
     out.b = (w >> 8 & 0xFF) | (w & 1) << 8;
-    return params(complex ? 2 : 1, &out.a);
+    return params(is_complex(dtype) ? 2 : 1, &out.a);
   }
 
   // -- numbers -------------------------------------------------------------------------------------------------------

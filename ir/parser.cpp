@@ -149,9 +149,6 @@ class Parser {
       if (!declared_[i])
         return fail("view %" + std::to_string(i) + " is missing: views are numbered from 0 without holes");
     }
-    if (!graph_.plan.empty() && graph_.plan.size() != graph_.buffers.size()) {
-      return fail("some buffers have 'live', others do not");
-    }
     return true;
   }
 
@@ -356,7 +353,7 @@ class Parser {
 
   // -- buffers and views ---------------------------------------------------------------------------------------------
 
-  // b0: input | fresh [(bytes)] [survives] [ssa] [in_group] [live first..last [reuses b1]]
+  // b0: input | fresh [(bytes)] [survives] [ssa] [in_group] [reuses b1]
   bool buffer() {
     if (numbered(token_.text, 'b') != static_cast<int64_t>(graph_.buffers.size())) {
       return fail("expected b" + std::to_string(graph_.buffers.size()) + ": buffers are numbered in order");
@@ -374,30 +371,11 @@ class Parser {
     buffer.survives = accept_word("survives");
     buffer.ssa = accept_word("ssa");
     buffer.in_group = accept_word("in_group");
-    return !accept_word("live") || lifetime();
-  }
-
-  bool lifetime() {
-    if (graph_.plan.size() + 1 != graph_.buffers.size()) return fail("some buffers have 'live', others do not");
-    Graph::Lifetime& life = graph_.plan.emplace_back();
-    if (!node_number(&life.first)) return false;
-    if (token_.kind != TokenKind::kRange) return fail("expected '..'");
-    advance();
-    if (!node_number(&life.last)) return false;
     if (!accept_word("reuses")) return true;
     const int64_t source = token_.kind == TokenKind::kName ? numbered(token_.text, 'b') : -1;
     if (source < 0 || source >= kNoBuffer) return fail("expected a buffer");
-    life.reuses = static_cast<uint32_t>(source);
+    buffer.reuses = static_cast<uint32_t>(source);
     advance();
-    return true;
-  }
-
-  bool node_number(uint32_t* out) {
-    *out = kNoNode;
-    if (accept_word("never")) return true;
-    int64_t number = 0;
-    if (!integer(0, kNoNode - 1, &number)) return false;
-    *out = static_cast<uint32_t>(number);
     return true;
   }
 
@@ -656,7 +634,7 @@ class Parser {
     const bool pair = accept(',');
     if ((pair && !second(out.a)) || !expect(':')) return false;
     const auto dtype = token_.kind == TokenKind::kName ? dtype_from_name(token_.text) : std::nullopt;
-    if (!dtype.has_value() || text::is_complex(*dtype) != pair) {
+    if (!dtype.has_value() || is_complex(*dtype) != pair) {
       return fail("expected a dtype: a complex one for two symbols, another for one");
     }
     out.b = static_cast<uint32_t>(*dtype) | (name.text == "number" ? 0x100u : 0u);

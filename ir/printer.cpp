@@ -202,12 +202,7 @@ class Printer {
     if (buffer.survives) out_ += " survives";
     if (buffer.ssa) out_ += " ssa";
     if (options_.groups && buffer.in_group) out_ += " in_group";
-    if (options_.plan && index < graph_.plan.size()) {
-      const Graph::Lifetime& life = graph_.plan[index];
-      const auto node = [](uint32_t n) { return n == kNoNode ? std::string("never") : std::to_string(n); };
-      out_ += " live " + node(life.first) + ".." + node(life.last);
-      if (life.reuses != kNoBuffer) out_ += " reuses b" + std::to_string(life.reuses);
-    }
+    if (options_.plan && buffer.reuses != kNoBuffer) out_ += " reuses b" + std::to_string(buffer.reuses);
     out_ += '\n';
   }
 
@@ -360,9 +355,9 @@ class Printer {
     const DType dtype = static_cast<DType>(arg.b & 0xFF);
     std::string out = (arg.b >> 8) != 0 ? "number(" : "tensor(";
     int64_t value = 0;
-    if (text::is_complex(dtype)) {
+    if (is_complex(dtype)) {
       out += 's' + std::to_string(arg.a) + ", s" + std::to_string(arg.a + 1);
-    } else if (text::is_float(dtype)) {
+    } else if (is_float(dtype)) {
       std::string literal = shown(arg.a, &value) ? float_literal(value) : std::string();
       out += literal.empty() ? 's' + std::to_string(arg.a) : literal;
     } else {

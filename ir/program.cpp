@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Goes up when the meaning of a field in ir/program.fbs changes; a reader refuses every other number.
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4;
 
 constexpr size_t kMaxOpArgs = 512;
 constexpr size_t kMaxNameLength = 1024;
@@ -37,12 +37,9 @@ class Encoder {
     std::vector<fbs::Buffer> buffers;
     buffers.reserve(graph_.buffers.size());
     for (const Buffer& buffer : graph_.buffers) {
-      buffers.emplace_back(buffer.nbytes, static_cast<uint8_t>(buffer.kind), buffer.survives, buffer.ssa,
+      buffers.emplace_back(buffer.nbytes, buffer.reuses, static_cast<uint8_t>(buffer.kind), buffer.survives, buffer.ssa,
                            buffer.in_group);
     }
-    std::vector<fbs::Lifetime> plan;
-    plan.reserve(graph_.plan.size());
-    for (const Graph::Lifetime& life : graph_.plan) plan.emplace_back(life.first, life.last, life.reuses);
     std::vector<fbs::Group> groups;
     groups.reserve(graph_.groups.size());
     for (const Group& group : graph_.groups) {
@@ -57,7 +54,6 @@ class Encoder {
     const auto arg_vector = builder_.CreateVectorOfStructs(args_);
     const auto node_vector = builder_.CreateVectorOfStructs(nodes_);
     const auto string_vector = builder_.CreateVector(strings_);
-    const auto plan_vector = builder_.CreateVectorOfStructs(plan);
     std::vector<flatbuffers::Offset<flatbuffers::String>> sources;
     sources.reserve(graph_.sources.size());
     for (const std::string& source : graph_.sources) sources.push_back(builder_.CreateSharedString(source));
@@ -65,11 +61,10 @@ class Encoder {
     const auto opaque_vector = builder_.CreateVector(opaque_ops_);
     const auto group_vector = builder_.CreateVectorOfStructs(groups);
     const auto table_version = builder_.CreateString(op_table_version());
-    builder_.Finish(
-        fbs::CreateProgram(builder_, kFormatVersion, op_table_fingerprint(), graph_.params, op_names, expr_vector,
-                           buffer_vector, view_vector, dim_vector, arg_vector, node_vector, string_vector, plan_vector,
-                           source_vector, opaque_vector, table_version, group_vector),
-        fbs::ProgramIdentifier());
+    builder_.Finish(fbs::CreateProgram(builder_, kFormatVersion, op_table_fingerprint(), graph_.params, op_names,
+                                       expr_vector, buffer_vector, view_vector, dim_vector, arg_vector, node_vector,
+                                       string_vector, source_vector, opaque_vector, table_version, group_vector),
+                    fbs::ProgramIdentifier());
     return {builder_.GetBufferPointer(), builder_.GetBufferPointer() + builder_.GetSize()};
   }
 
@@ -181,10 +176,7 @@ class Decoder {
     }
     for (const fbs::Buffer& buffer : elements(program_.buffers())) {
       graph_.buffers.push_back({static_cast<BufferKind>(buffer.kind()), buffer.survives(), buffer.ssa(),
-                                buffer.nbytes(), buffer.in_group()});
-    }
-    for (const fbs::Lifetime& life : elements(program_.plan())) {
-      graph_.plan.push_back({life.first(), life.last(), life.reuses()});
+                                buffer.nbytes(), buffer.in_group(), buffer.reuses()});
     }
     for (const fbs::Group& group : elements(program_.groups())) {
       graph_.groups.push_back({group.first(), group.last(), static_cast<GroupKind>(group.kind()), group.hints()});

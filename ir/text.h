@@ -40,24 +40,4 @@ inline constexpr std::string_view kMemoryFormats[] = {"contiguous", "preserve", 
 inline bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 inline bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
 
-inline bool is_complex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
-}
-inline bool is_float(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kFloat32:
-    case DType::kFloat64:
-    case DType::kBFloat16:
-    case DType::kFloat8E5M2:
-    case DType::kFloat8E4M3FN:
-    case DType::kFloat8E5M2FNUZ:
-    case DType::kFloat8E4M3FNUZ:
-    case DType::kFloat8E8M0FNU:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace torch_remote::ir::text

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "ir/analysis.h"
 #include "ir/graph.h"
 #include "ir/number_kinds.h"
 
@@ -278,10 +279,6 @@ class Verifier {
     return (is_complex(dtype) ? pair(arg.a) : arg.a < symbols_) ? nullptr : "is no symbol";
   }
 
-  static bool is_complex(DType dtype) {
-    return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
-  }
-
   const char* result(uint32_t index, const ResultDesc& desc, const Arg& arg) {
     const bool tensors = desc.kind == ResultKind::kTensor || desc.kind == ResultKind::kTensorList;
     if (desc.alias >= 0 || !tensors) {
@@ -329,13 +326,9 @@ class Verifier {
   }
 
   bool plan() {
-    if (graph_.plan.empty()) return true;
-    if (graph_.plan.size() != graph_.buffers.size()) return fail("the plan has not one entry a buffer");
     std::vector<bool> taken(graph_.buffers.size());
-    for (uint32_t i = 0; i < graph_.plan.size(); ++i) {
-      const Graph::Lifetime& life = graph_.plan[i];
-      if (life.first != uses_[i].first || life.last != uses_[i].last) return fail_plan(i, "has the wrong lifetime");
-      const uint32_t source = life.reuses;
+    for (uint32_t i = 0; i < graph_.buffers.size(); ++i) {
+      const uint32_t source = graph_.buffers[i].reuses;
       if (source == kNoBuffer) continue;
       if (source >= graph_.buffers.size() || source == i) return fail_plan(i, "reuses no other buffer");
       const std::string reuses = "reuses b" + std::to_string(source);
@@ -344,6 +337,9 @@ class Verifier {
         return fail_plan(i, reuses + ", whose last use is not the first use of this one");
       }
       if (graph_.buffers[source].survives) return fail_plan(i, reuses + ", which survives");
+      if (!may_work_in_place(graph_, graph_.nodes[first], source, i)) {
+        return fail_plan(i, reuses + ", but node " + std::to_string(first) + " may not work in place");
+      }
       if (taken[source]) return fail_plan(i, reuses + ", which another buffer took over");
       taken[source] = true;
     }

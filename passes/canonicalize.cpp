@@ -302,7 +302,7 @@ class Canonicalizer {
         const View& from = graph_.views[node.args[1].a];
         const uint32_t source = target[from.buffer];
         const ir::Buffer& made = graph_.buffers[to.buffer];
-        if (same_geometry(to, from)) {
+        if (ir::same_geometry(to, from)) {
           drop = to.buffer == source;
           if (!drop && made.ssa && !made.survives && constant[source]) {
             drop = true;
@@ -315,7 +315,7 @@ class Canonicalizer {
       ++next;
     }
     if (next == graph_.nodes.size()) return;
-    graph_.plan.clear();
+    graph_.drop_plan();
     graph_.nodes.resize(next);
     for (View& view : graph_.views) view.buffer = target[view.buffer];
     for (uint32_t i = 0; i < target.size(); ++i) {
@@ -348,7 +348,7 @@ class Canonicalizer {
       if (view.dynamic) continue;
       const auto [found, added] = seen.try_emplace(hash_of(view), i);
       const View& other = graph_.views[found->second];
-      if (added || view.buffer != other.buffer || !same_geometry(view, other)) continue;
+      if (added || view.buffer != other.buffer || !ir::same_geometry(view, other)) continue;
       numbers[i] = found->second;
       changed = true;
     }

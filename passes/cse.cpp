@@ -169,7 +169,7 @@ class ValueNumbering {
   }
 
   void rewrite(const std::vector<bool>& gone) {
-    graph_.plan.clear();
+    graph_.drop_plan();
     std::vector<bool> used(graph_.buffers.size());
     for (View& view : graph_.views) {
       const uint32_t kept = target_[view.buffer];

@@ -46,7 +46,7 @@ class Sweeper {
       ir::for_each_view(node, [&](uint32_t view, bool) { live[graph_.views[view].buffer] = true; });
     }
     if (std::ranges::find(keep, false) == keep.end()) return;
-    graph_.plan.clear();
+    graph_.drop_plan();
     size_t next = 0;
     for (size_t i = 0; i < keep.size(); ++i) {
       if (!keep[i]) continue;
@@ -97,7 +97,7 @@ class Sweeper {
     if (renumber(buffers, numbers)) {
       compact(graph_.buffers, numbers);
       for (ir::View& view : graph_.views) view.buffer = numbers[view.buffer];
-      graph_.plan.clear();
+      graph_.drop_plan();
     }
   }
 

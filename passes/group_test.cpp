@@ -56,12 +56,25 @@ TEST(Group, SwitchedOff) {
   PassContext limited = context(kEvery);
   ASSERT_TRUE(parse_options("group.limit=0", &limited).ok());
   EXPECT_EQ(grouped(limited), "");
-  ir::Graph graph;
-  ASSERT_TRUE(ir::parse_graph(kGraph, &graph).ok());
-  PipelineOptions options{.verify = true, .context = context(kEvery)};
-  ASSERT_TRUE(parse_options("group=0,plan=0", &options.context).ok());
-  ASSERT_TRUE(run_pipeline(graph, options).ok());
-  EXPECT_TRUE(graph.groups.empty() && graph.plan.empty());
+  const auto after = [](const char* switches) {
+    ir::Graph graph;
+    EXPECT_TRUE(ir::parse_graph(R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1)
+  b2: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::relu(%0)
+  %2: f32[s0]{1} @b2 = aten::cos(%1)
+})",
+                                &graph)
+                    .ok());
+    PipelineOptions options{.verify = true, .context = context(kEvery)};
+    EXPECT_TRUE(parse_options(switches, &options.context).ok());
+    EXPECT_TRUE(run_pipeline(graph, options).ok());
+    return std::pair(graph.groups.size(), ir::print(graph).find("reuses") != std::string::npos);
+  };
+  EXPECT_EQ(after(""), std::pair(size_t{2}, true));
+  EXPECT_EQ(after("group=0,plan=0"), std::pair(size_t{0}, false));
 }
 
 TEST(Group, HintsAreWhatHoldsForEveryRun) {

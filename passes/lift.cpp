@@ -115,7 +115,7 @@ class Lifter {
     if (graph_.buffers[self.buffer].kind != ir::BufferKind::kFresh || state.definition == kNoView || state.memory) {
       return false;
     }
-    return same_geometry(self, graph_.views[state.definition]) && is_functional_form(desc, functional) &&
+    return ir::same_geometry(self, graph_.views[state.definition]) && is_functional_form(desc, functional) &&
            keeps_dtype(functional, node, self);
   }
 
@@ -168,7 +168,7 @@ class Lifter {
   };
 
   void rewrite() {
-    graph_.plan.clear();
+    graph_.drop_plan();
     versions_.resize(graph_.buffers.size());
     for (uint32_t i = 0; i < states_.size(); ++i) {
       versions_[i] = {static_cast<uint32_t>(graph_.buffers.size()), states_[i].conversions, 0};

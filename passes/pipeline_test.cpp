@@ -103,7 +103,7 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
                                                   << names_of(graph);
     }
     after_nodes += graph.nodes.size();
-    for (const Graph::Lifetime& life : graph.plan) reuses += life.reuses != ir::kNoBuffer;
+    for (const ir::Buffer& buffer : graph.buffers) reuses += buffer.reuses != ir::kNoBuffer;
   }
   EXPECT_LT(after_nodes, before_nodes * 9 / 10);  // else the programs give the passes nothing to do
   EXPECT_GT(reuses, 500u);

@@ -25,11 +25,11 @@ TEST(Plan, APointwiseOpTakesOverADeadOperand) {
   %2: f32[s0] @b2 = aten::mul.Tensor(%0, %1)
   %3: f32[s0] @b3 = aten::mul.Tensor(%2, %1)
 )"),
-            "b0: input survives live 0..1\n"
-            "b1: fresh(s1) ssa live 0..2\n"
-            "b2: fresh(s1) ssa live 1..2\n"
-            "b3: fresh(s1) survives ssa live 2..2 reuses b2\n"
-            "b4: input live never..never\n");
+            "b0: input survives\n"
+            "b1: fresh(s1) ssa\n"
+            "b2: fresh(s1) ssa\n"
+            "b3: fresh(s1) survives ssa reuses b2\n"
+            "b4: input\n");
 }
 
 TEST(Plan, AnInputThatDiesIsTakenOver) {
@@ -40,8 +40,8 @@ TEST(Plan, AnInputThatDiesIsTakenOver) {
   %1: f32[s0] @b1
   aten::copy_(%1, %0)
 )"),
-            "b0: input live 0..1\n"
-            "b1: fresh(s1) ssa live 1..1 reuses b0\n");
+            "b0: input\n"
+            "b1: fresh(s1) ssa reuses b0\n");
 }
 
 // b1 may not take over b0.

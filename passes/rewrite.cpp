@@ -5,16 +5,6 @@ namespace torch_remote::passes {
 using ir::Graph;
 using ir::OpDesc;
 
-bool same_geometry(const ir::View& a, const ir::View& b) {
-  return !a.dynamic && !b.dynamic && a.dtype == b.dtype && a.offset == b.offset && a.sizes == b.sizes &&
-         a.strides == b.strides;
-}
-
-bool fills_first_argument(const OpDesc& desc) {
-  return !desc.args.empty() && desc.args[0].overwrites && desc.args[0].kind == ir::ArgKind::kTensor &&
-         (desc.flags & (ir::kOpInPlace | ir::kOpRandom)) == ir::kOpInPlace;
-}
-
 bool only_visible_effects(const OpDesc& desc) {
   constexpr uint32_t kElsewhere = ir::kOpHostResult | ir::kOpDynamicShape | ir::kOpHiddenMutation;
   if ((desc.flags & kElsewhere) != 0) return false;  // the client waits for what it says

@@ -3,16 +3,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "ir/analysis.h"
 #include "ir/graph.h"
 
 // What several passes need to read and change a graph.
 namespace torch_remote::passes {
-
-// Same dtype, sizes, strides and offset: two such views of one buffer are the same elements.
-bool same_geometry(const ir::View& a, const ir::View& b);
-
-// The op fills its first argument, a tensor, and does not read it (copy_, fill_, zero_).
-bool fills_first_argument(const ir::OpDesc& desc);
 
 // The op's only effects are its results and what its schema or the table says it writes; it reports nothing to the
 // client. So it may go if nobody reads those.
@@ -51,13 +46,9 @@ void for_each_view_slot(ir::Node& node, F&& f) {
 template <typename F>
 void for_each_symbol_slot(ir::Arg& arg, F&& f) {
   switch (arg.tag) {
-    case ir::ArgTag::kScalarTensor: {
-      const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-      const bool complex =
-          dtype == ir::DType::kComplex32 || dtype == ir::DType::kComplex64 || dtype == ir::DType::kComplex128;
-      f(arg.a, complex ? 2u : 1u);
+    case ir::ArgTag::kScalarTensor:
+      f(arg.a, ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)) ? 2u : 1u);
       break;
-    }
     case ir::ArgTag::kInt:
     case ir::ArgTag::kFloat:
     case ir::ArgTag::kBool:

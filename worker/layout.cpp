@@ -57,40 +57,9 @@ class FreeList {
   uint64_t end_ = 0;
 };
 
-bool same_view(const ir::View& a, const ir::View& b) {
-  return a.sizes == b.sizes && a.strides == b.strides && a.offset == b.offset && a.dtype == b.dtype;
-}
-
-// The node computes `to` from `from` element by element, each at its own place.
-bool works_in_place(const ir::Graph& graph, const ir::Node& node, uint32_t from, uint32_t to) {
-  const ir::Family family = ir::op_desc(node.opcode).family;
-  if (family != ir::Family::kPointwise && family != ir::Family::kCopy) return false;
-  const ir::View* result = nullptr;
-  ir::for_each_view(node, [&](uint32_t view, bool) {
-    if (graph.views[view].buffer == to) result = &graph.views[view];
-  });
-  bool same = result != nullptr;
-  ir::for_each_view(node, [&](uint32_t view, bool) {
-    if (graph.views[view].buffer == from) same = same && same_view(graph.views[view], *result);
-  });
-  return same;
-}
-
 }  // namespace
 
-std::vector<Lifetime> find_lifetimes(const ir::Graph& graph) {
-  std::vector<Lifetime> lifetimes(graph.buffers.size());
-  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
-      Lifetime& lifetime = lifetimes[graph.views[view].buffer];
-      if (lifetime.first == ir::kNoNode) lifetime.first = n;
-      lifetime.last = n;
-    });
-  }
-  return lifetimes;
-}
-
-void place(const ir::Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
+void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
            const std::vector<uint64_t>& nbytes, Layout* layout) {
   const size_t count = graph.buffers.size();
   layout->offsets.assign(count, Layout::kNotThere);
@@ -121,9 +90,9 @@ void place(const ir::Graph& graph, const std::vector<Lifetime>& lifetimes, const
     for (; dying != by_last.end() && lifetimes[*dying].last < now; ++dying) {
       if (owns[*dying]) free.give(layout->offsets[*dying], sizes[*dying]);
     }
-    const uint32_t from = graph.plan.empty() ? ir::kNoBuffer : graph.plan[b].reuses;
+    const uint32_t from = graph.buffers[b].reuses;
     if (from != ir::kNoBuffer && in_arena[from] && owns[from] && sizes[b] <= sizes[from] &&
-        lifetimes[from].last == now && works_in_place(graph, graph.nodes[now], from, b)) {
+        lifetimes[from].last == now) {
       layout->offsets[b] = layout->offsets[from];
       sizes[b] = sizes[from];
       owns[from] = false;

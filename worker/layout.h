@@ -4,18 +4,11 @@
 #include <limits>
 #include <vector>
 
+#include "ir/analysis.h"
 #include "ir/graph.h"
 
 // Where a program's temporaries lie in its arena, for given sizes.
 namespace torch_remote::worker {
-
-struct Lifetime {
-  uint32_t first = ir::kNoNode;  // node that touches it first; kNoNode: none does
-  uint32_t last = ir::kNoNode;
-};
-
-// Of every buffer, from the nodes.
-std::vector<Lifetime> find_lifetimes(const ir::Graph& graph);
 
 struct Layout {
   static constexpr uint64_t kNotThere = std::numeric_limits<uint64_t>::max();
@@ -25,9 +18,8 @@ struct Layout {
 };
 
 // Places the buffers with in_arena: in the order of their first nodes, best fit into what is free by then. A buffer
-// takes over the memory that the plan says, if it fits and the two are not alive at the same time, or are only in a
-// node that reads and writes each element at the same place.
-void place(const ir::Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
+// takes over the memory that the graph's plan says, if it fits. `lifetimes` are the graph's, or longer.
+void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
            const std::vector<uint64_t>& nbytes, Layout* layout);
 
 }  // namespace torch_remote::worker

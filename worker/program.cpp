@@ -71,15 +71,12 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) 
   program.decoded = true;
   const size_t count = graph.buffers.size();
   program.params.assign(graph.params, 0);
-  program.lifetimes = find_lifetimes(graph);
-  program.written.assign(count, false);
+  program.lifetimes = ir::find_lifetimes(graph);
+  program.written = ir::written_buffers(graph);
   program.created.assign(count, false);
   program.in_arena.assign(count, false);
   program.dead_after.resize(graph.nodes.size());
   for (const ir::Node& node : graph.nodes) {
-    ir::for_each_view(node, [&](uint32_t view, bool writes) {
-      if (writes) program.written[graph.views[view].buffer] = true;
-    });
     // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
     program.words += node.results.size() * (2 + ir::kMaxRank);
   }

@@ -40,7 +40,7 @@ struct LoadedProgram {
   std::vector<bool> outlives;       // the run; or what it is an older value of does
   bool updates = false;             // some node writes in place what outlives the run
   std::vector<bool> in_arena;
-  std::vector<Lifetime> lifetimes;
+  std::vector<ir::Lifetime> lifetimes;
   std::vector<std::vector<uint32_t>> dead_after;  // of each node: temporaries that it is the last to touch
   size_t words = 0;                               // at most that many result words
 

@@ -9,6 +9,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/record/storages.h"
 #include "frontend/source/source.h"
+#include "ir/analysis.h"
 #include "passes/pass.h"
 
 namespace torch_remote::frontend {
@@ -37,16 +38,6 @@ const ir::View* made_view(const ir::Graph& graph, uint32_t buffer) {
     }
   }
   return first_view(graph, buffer);
-}
-
-std::vector<bool> written_buffers(const ir::Graph& graph) {
-  std::vector<bool> written(graph.buffers.size());
-  for (const ir::Node& node : graph.nodes) {
-    ir::for_each_view(node, [&](uint32_t view, bool writes) {
-      if (writes) written[graph.views[view].buffer] = true;
-    });
-  }
-  return written;
 }
 
 }  // namespace
@@ -198,7 +189,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
     py::gil_scoped_release release;
     recorder.run(loaded_, params, bound, made);
   }
-  const std::vector<bool> written = written_buffers(graph_);
+  const std::vector<bool> written = ir::written_buffers(graph_);
   size_t input = 0;
   for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
     if (graph_.buffers[b].kind != BufferKind::kInput) continue;

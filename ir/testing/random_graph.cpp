@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "ir/analysis.h"
 #include "ir/number_kinds.h"
 
 namespace torch_remote::ir::testing {
@@ -29,10 +30,6 @@ const std::vector<DType>& dtypes() {
     return list;
   }();
   return all;
-}
-
-bool is_complex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 
 int64_t random_word(Rng& rng) {
@@ -369,21 +366,19 @@ class GraphMaker {
   // Marks some of the buffers that may be ssa, and makes a plan.
   void lifetimes() {
     const size_t count = graph_.buffers.size();
-    std::vector<Graph::Lifetime> lives(count, {kNoNode, kNoNode, kNoBuffer});
-    std::vector<uint32_t> writes(count);
+    const std::vector<Lifetime> lives = find_lifetimes(graph_);
+    std::vector<bool> seen(count);
     std::vector<bool> defined(count);
     std::vector<bool> spoiled(count);
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
       for_each_view(graph_.nodes[i], [&](uint32_t view, bool writing) {
         const uint32_t buffer = graph_.views[view].buffer;
-        Graph::Lifetime& life = lives[buffer];
-        if (life.first == kNoNode) {
-          life.first = i;
+        if (!seen[buffer]) {
+          seen[buffer] = true;
           defined[buffer] = writing;
         } else {
-          spoiled[buffer] = spoiled[buffer] || writing || life.first == i;
+          spoiled[buffer] = spoiled[buffer] || writing || lives[buffer].first == i;
         }
-        life.last = i;
       });
     }
     for (size_t i = 0; i < count; ++i) {
@@ -396,12 +391,12 @@ class GraphMaker {
       for (uint32_t source = 0; source < count; ++source) {
         if (taken[source] || source == i || graph_.buffers[source].survives || lives[i].first == kNoNode) continue;
         if (lives[source].last != lives[i].first || lives[source].first == lives[i].first || chance(rng_, 50)) continue;
-        lives[i].reuses = source;
+        if (!may_work_in_place(graph_, graph_.nodes[lives[i].first], source, i)) continue;
+        graph_.buffers[i].reuses = source;
         taken[source] = true;
         break;
       }
     }
-    graph_.plan = std::move(lives);
   }
 
   void sources() {

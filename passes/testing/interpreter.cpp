@@ -28,7 +28,8 @@ struct Element {
 
 class Interpreter {
  public:
-  Interpreter(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), values_(values) {}
+  Interpreter(const Graph& graph, const std::vector<int64_t>& values)
+      : graph_(graph), values_(values), lifetimes_(ir::find_lifetimes(graph)) {}
 
   void run(const std::vector<std::vector<uint8_t>>& inputs, std::vector<Bytes>* survivors) {
     memory_.resize(graph_.buffers.size());
@@ -58,8 +59,8 @@ class Interpreter {
 
   void allocate(uint32_t buffer, uint32_t node) {
     if (memory_[buffer] != nullptr) return;
-    const uint32_t source = graph_.plan.empty() ? kNoBuffer : graph_.plan[buffer].reuses;
-    if (source != kNoBuffer && graph_.plan[buffer].first == node && memory_[source]->data.size() == nbytes(buffer)) {
+    const uint32_t source = graph_.buffers[buffer].reuses;
+    if (source != kNoBuffer && lifetimes_[buffer].first == node && memory_[source]->data.size() == nbytes(buffer)) {
       memory_[buffer] = memory_[source];
       return;
     }
@@ -69,9 +70,8 @@ class Interpreter {
   }
 
   void release(uint32_t node) {
-    if (graph_.plan.empty()) return;
     for (size_t i = 0; i < memory_.size(); ++i) {
-      if (graph_.plan[i].last != node || graph_.buffers[i].survives || memory_[i] == nullptr) continue;
+      if (lifetimes_[i].last != node || graph_.buffers[i].survives || memory_[i] == nullptr) continue;
       if (memory_[i].use_count() == 1) memory_[i]->defined.assign(memory_[i]->defined.size(), false);
       memory_[i] = std::make_shared<Bytes>();
     }
@@ -143,7 +143,7 @@ class Interpreter {
 
   void run_node(const Node& node) {
     const ir::OpDesc& desc = ir::op_desc(node.opcode);
-    if (fills_first_argument(desc)) return fill(node);
+    if (ir::fills_first_argument(desc)) return fill(node);
     if (desc.family == ir::Family::kPointwise && node.args[0].tag == ArgTag::kView) return pointwise(node);
     whole(node);
   }
@@ -237,6 +237,7 @@ class Interpreter {
 
   const Graph& graph_;
   const std::vector<int64_t>& values_;
+  const std::vector<ir::Lifetime> lifetimes_;
   std::vector<std::shared_ptr<Bytes>> memory_;
 };
 

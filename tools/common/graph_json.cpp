@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "ir/analysis.h"
 #include "ir/text.h"
 
 namespace torch_remote::tools {
@@ -22,7 +23,8 @@ static_assert(std::size(kExprs) == static_cast<size_t>(ir::ExprKind::kMin) + 1);
 
 class Writer {
  public:
-  explicit Writer(const ir::Graph& graph) : graph_(graph), group_of_(graph.nodes.size()) {
+  explicit Writer(const ir::Graph& graph)
+      : graph_(graph), lifetimes_(ir::find_lifetimes(graph)), group_of_(graph.nodes.size()) {
     size_t next = 0;  // of the graph's groups
     for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
       const bool grouped = next < graph.groups.size() && i >= graph.groups[next].first;
@@ -113,10 +115,9 @@ class Writer {
              {"ssa", buffer.ssa},
              {"in_group", buffer.in_group},
              {"nbytes", integer(buffer.nbytes)}};
-    if (index >= graph_.plan.size()) return out;
-    const ir::Graph::Lifetime& life = graph_.plan[index];
+    const ir::Lifetime& life = lifetimes_[index];
     out["live"] = life.first == ir::kNoNode ? Json(nullptr) : Json{life.first, life.last};
-    out["reuses"] = life.reuses == ir::kNoBuffer ? Json(nullptr) : Json(buffer_name(life.reuses));
+    out["reuses"] = buffer.reuses == ir::kNoBuffer ? Json(nullptr) : Json(buffer_name(buffer.reuses));
     return out;
   }
 
@@ -223,10 +224,10 @@ class Writer {
     const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
     out["kind"] = (arg.b >> 8) != 0 ? "number" : "scalar_tensor";
     out["dtype"] = ir::name(dtype);
-    if (ir::text::is_complex(dtype)) {
+    if (ir::is_complex(dtype)) {
       out["value"] = {real(arg.a), real(arg.a + 1)};
     } else {
-      out["value"] = ir::text::is_float(dtype) ? real(arg.a) : integer(arg.a);
+      out["value"] = ir::is_float(dtype) ? real(arg.a) : integer(arg.a);
     }
   }
 
@@ -235,6 +236,7 @@ class Writer {
     const ir::Group* group;  // null: a node that is in none
   };
   const ir::Graph& graph_;
+  const std::vector<ir::Lifetime> lifetimes_;
   std::vector<size_t> group_of_;  // by node
   std::vector<Span> groups_;
 };

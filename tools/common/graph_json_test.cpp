@@ -18,9 +18,9 @@ TEST(GraphJson, SaysWhatTheTextSays) {
   s4 = 1
   s5 = 4
   s6 = s0 * 4
-  b0: input survives live 0..0
-  b1: fresh(s6) ssa live 0..1
-  b2: fresh(s6) survives ssa live 1..1 reuses b1
+  b0: input survives
+  b1: fresh(s6) ssa
+  b2: fresh(s6) survives ssa reuses b1
   %0: f32[s0]{1} @b0 + s1
   %1: f32[s0]{1} @b1 + s2 = aten::add.Tensor(%0, number(2.5: f64), alpha=1) loc("train.py:12 in forward")
   %2: f32[s0]{1} @b2 + s2 = aten::relu(%1)

@@ -64,13 +64,13 @@ def test_one_program_and_what_differs_between_its_runs(session):
     assert re.search(
         r"^//   s1 \(argument 'alpha' of op \d \(aten::add_.Tensor\)\): 0.5 in 1 run, 0.25 in 2 runs$", text, re.M
     )
-    assert '"train.py:20 in step")' in text and "live" in text
+    assert '"train.py:20 in step")' in text and "reuses" in text
     assert output(OPT, "--passes", "none", stdin=text) == without_comments(text)
 
 
 def test_the_graph_before_the_passes(session):
     before = without_comments(output(DUMP, session, "--program", 1, "--before-passes"))
-    assert before.count("aten::neg") == 2 and "aten::relu_" in before and "live" not in before
+    assert before.count("aten::neg") == 2 and "aten::relu_" in before and "reuses" not in before
     after = without_comments(output(DUMP, session, "--program", 1))
     assert after.count("aten::neg") == 1
     assert output(OPT, "--program", 1, session) == after

@@ -137,7 +137,7 @@ class Correspondence {
         return true;
       case ir::ArgTag::kScalarTensor:
         return x.b == y.b && symbols(x.a, y.a) &&
-               (!ir::text::is_complex(static_cast<ir::DType>(x.b & 0xFF)) || symbols(x.a + 1, y.a + 1));
+               (!ir::is_complex(static_cast<ir::DType>(x.b & 0xFF)) || symbols(x.a + 1, y.a + 1));
       case ir::ArgTag::kComplex:
       case ir::ArgTag::kGenerator:
         return symbols(x.a, y.a) && symbols(x.a + 1, y.a + 1);

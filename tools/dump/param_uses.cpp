@@ -58,8 +58,8 @@ class Finder {
         return note(arg.a + 1, "offset of " + what, false);
       case ir::ArgTag::kScalarTensor: {
         const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
-        note(arg.a, what, ir::text::is_float(dtype) || ir::text::is_complex(dtype));
-        if (ir::text::is_complex(dtype)) note(arg.a + 1, what, true);
+        note(arg.a, what, ir::is_float(dtype) || ir::is_complex(dtype));
+        if (ir::is_complex(dtype)) note(arg.a + 1, what, true);
         return;
       }
       case ir::ArgTag::kNone:

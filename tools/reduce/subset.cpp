@@ -52,7 +52,7 @@ std::vector<Use> uses_of(const ir::Graph& graph, const std::vector<bool>& keep) 
 Status contents_before(Device& device, const RunCase& run, const std::vector<uint64_t>& sizes,
                        const std::vector<std::pair<uint32_t, uint32_t>>& wanted, std::vector<Bytes>* contents) {
   ir::Graph graph = run.graph;
-  graph.plan.clear();
+  graph.drop_plan();
   graph.drop_groups();
   graph.nodes.clear();
   static const ir::Opcode copy = ir::find_op("aten::copy_");

@@ -24,7 +24,7 @@ void for_each_symbol(ir::Arg& arg, F&& f) {
       f(arg.a, true);
       break;
     case ir::ArgTag::kScalarTensor:
-      f(arg.a, ir::text::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
+      f(arg.a, ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
       break;
     case ir::ArgTag::kList:
       for (ir::Arg& item : arg.items) for_each_symbol(item, f);

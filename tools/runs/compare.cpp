@@ -15,7 +15,7 @@ namespace {
 using ir::DType;
 
 // Parts of an element: complex numbers have two.
-int parts(DType dtype) { return ir::text::is_complex(dtype) ? 2 : 1; }
+int parts(DType dtype) { return ir::is_complex(dtype) ? 2 : 1; }
 
 double half(uint16_t bits) {
   const int exponent = bits >> 10 & 0x1F;

@@ -4,21 +4,11 @@
 #include <map>
 #include <set>
 
+#include "ir/analysis.h"
 #include "tools/runs/snapshots.h"
 
 namespace torch_remote::tools {
 namespace {
-
-// Which buffers a graph writes.
-std::vector<bool> written_buffers(const ir::Graph& graph) {
-  std::vector<bool> written(graph.buffers.size());
-  for (const ir::Node& node : graph.nodes) {
-    ir::for_each_view(node, [&](uint32_t view, bool writes) {
-      if (writes) written[graph.views[view].buffer] = true;
-    });
-  }
-  return written;
-}
 
 // The index of each buffer among the inputs, or among the survivors.
 std::vector<uint32_t> ranks(const ir::Graph& graph) {
@@ -67,7 +57,7 @@ void drop_covered(std::set<OutputView>& views, uint64_t nbytes) {
 // Copies of the inputs that the graph would change or free.
 Status private_inputs(Device& device, const ir::Graph& graph, const Inputs& inputs, std::vector<uint64_t>* ids,
                       std::vector<uint64_t>* copies, WorkerError* error) {
-  const std::vector<bool> written = written_buffers(graph);
+  const std::vector<bool> written = ir::written_buffers(graph);
   const std::vector<uint32_t> buffers = input_buffers(graph);
   *ids = inputs.ids;
   for (size_t i = 0; i < buffers.size() && !*error; ++i) {

@@ -10,8 +10,8 @@
 namespace torch_remote::tools {
 namespace {
 
-using ir::text::is_complex;
-using ir::text::is_float;
+using ir::is_complex;
+using ir::is_float;
 
 // Declares a packed view with the sizes of `like`, of a fresh buffer that survives.
 uint32_t packed_view(ir::Graph& graph, uint32_t like) {
@@ -123,7 +123,7 @@ std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node) {
 
 ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
-  result.plan.clear();
+  result.drop_plan();
   result.drop_groups();
   snapshots->clear();
   std::vector<ir::Node> copies;
@@ -137,7 +137,7 @@ ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snaps
 
 ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
-  result.plan.clear();
+  result.drop_plan();
   result.drop_groups();
   result.nodes.clear();
   snapshots->clear();

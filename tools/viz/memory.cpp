@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "ir/analysis.h"
 #include "worker/layout.h"
 
 namespace torch_remote::tools {
@@ -35,7 +36,7 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
   chart.sizes_known = !values.empty();
   chart.live.resize(graph.nodes.size());
   const auto last_node = static_cast<uint32_t>(graph.nodes.size()) - 1;
-  std::vector<worker::Lifetime> lifetimes = worker::find_lifetimes(graph);
+  std::vector<ir::Lifetime> lifetimes = ir::find_lifetimes(graph);
   std::vector<bool> shown(graph.buffers.size());
   std::vector<uint64_t> nbytes(graph.buffers.size());
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
@@ -53,12 +54,12 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
   std::vector<int64_t> change(graph.nodes.size() + 1);
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
     if (!shown[b]) continue;
-    const worker::Lifetime& life = lifetimes[b];
+    const ir::Lifetime& life = lifetimes[b];
     chart.bars.push_back({b, life.first, life.last, layout.offsets[b] / unit, nbytes[b] / unit});
     change[life.first] += static_cast<int64_t>(nbytes[b] / unit);
     change[life.last + 1] -= static_cast<int64_t>(nbytes[b] / unit);
     // The one whose memory it takes over in its first node is counted up to the node before.
-    const uint32_t from = b < graph.plan.size() ? graph.plan[b].reuses : ir::kNoBuffer;
+    const uint32_t from = graph.buffers[b].reuses;
     if (from == ir::kNoBuffer || !shown[from] || layout.offsets[from] != layout.offsets[b]) continue;
     if (lifetimes[from].last != life.first) continue;
     change[life.first] -= static_cast<int64_t>(nbytes[from] / unit);

@@ -1,0 +1,55 @@
+#include "ir/analysis.h"
+
+namespace torch_remote::ir {
+
+std::vector<Lifetime> find_lifetimes(const Graph& graph) {
+  std::vector<Lifetime> lifetimes(graph.buffers.size());
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
+      Lifetime& lifetime = lifetimes[graph.views[view].buffer];
+      if (lifetime.first == kNoNode) lifetime.first = n;
+      lifetime.last = n;
+    });
+  }
+  return lifetimes;
+}
+
+std::vector<bool> written_buffers(const Graph& graph) {
+  std::vector<bool> written(graph.buffers.size());
+  for (const Node& node : graph.nodes) {
+    for_each_view(node, [&](uint32_t view, bool writes) {
+      if (writes) written[graph.views[view].buffer] = true;
+    });
+  }
+  return written;
+}
+
+bool same_geometry(const View& a, const View& b) {
+  return !a.dynamic && !b.dynamic && a.dtype == b.dtype && a.offset == b.offset && a.sizes == b.sizes &&
+         a.strides == b.strides;
+}
+
+bool fills_first_argument(const OpDesc& desc) {
+  return !desc.args.empty() && desc.args[0].overwrites && desc.args[0].kind == ArgKind::kTensor &&
+         (desc.flags & (kOpInPlace | kOpRandom)) == kOpInPlace;
+}
+
+bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to) {
+  const OpDesc& desc = op_desc(node.opcode);
+  if (from == to || (desc.family != Family::kPointwise && !fills_first_argument(desc))) return false;
+  const View* source = nullptr;
+  const View* target = nullptr;
+  bool may = true;
+  for_each_access(node, [&](uint32_t index, Access access) {
+    const View& view = graph.views[index];
+    if (view.buffer != from && view.buffer != to) return;
+    const bool reads = view.buffer == from;
+    const View*& known = reads ? source : target;
+    if (known == nullptr) known = &view;
+    may = may && same_geometry(view, *known) &&
+          (reads ? access == Access::kReads : access == Access::kCreates || access == Access::kOverwrites);
+  });
+  return may && source != nullptr && target != nullptr && same_geometry(*source, *target);
+}
+
+}  // namespace torch_remote::ir
