@@ -4,6 +4,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "frontend/compile/host_steps.h"
@@ -11,6 +12,7 @@
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/storages.h"
+#include "frontend/source/source.h"
 
 namespace torch_remote::frontend {
 
@@ -24,6 +26,11 @@ struct CompiledGraph::Call {
   std::vector<int64_t> values;  // of the host's symbols
   std::vector<RemoteStorage*> inputs;
   std::vector<c10::Storage> made;
+  struct Replaced {
+    c10::Storage memory;
+    RemoteStorage* lost;  // whose memory it becomes; null: nobody's
+  };
+  std::vector<Replaced> replaced;
 };
 
 at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
@@ -34,9 +41,9 @@ at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
 CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
                              const remote::ProgramOptions& options)
     : spec_(std::move(spec)), places_(std::move(places)) {
-  loaded_.graph = spec_->graph;
-  loaded_.sources = spec_->sources;
-  loaded_.options = options;
+  runnable_.graph = spec_->graph;
+  runnable_.sources = spec_->sources;
+  runnable_.options = options;
 }
 
 py::handle CompiledGraph::argument(const py::list& arguments, size_t input) const {
@@ -130,7 +137,8 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
   const at::Tensor copy = make_tensor(sizes, wanted, tensor.scalar_type(), spec_->device);
   copy._set_conj(in.conj);
   copy._set_neg(in.neg);
-  copy.copy_(tensor);
+  const bool reads = in.elements == GraphInput::Elements::kRead;
+  if (reads || !Recorder::get(spec_->device).is_lost(storage_of(tensor))) copy.copy_(tensor);
   if (in.written) {
     call.originals.resize(call.tensors.size());
     call.originals[index] = tensor;
@@ -146,6 +154,37 @@ void CompiledGraph::draw_random(Call& call) {
     const RandomState state = default_generator(spec_->device).get<RemoteGenerator>()->take(elements);
     call.params[random.seed] = static_cast<int64_t>(state.seed);
     call.params[random.seed + 1] = static_cast<int64_t>(state.offset);
+  }
+}
+
+void CompiledGraph::replace_lost(Call& call) const {
+  using Elements = GraphInput::Elements;
+  Recorder& recorder = Recorder::get(spec_->device);
+  size_t place = 0;  // among call.inputs
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const at::Tensor& tensor = call.tensors[i];
+    if (!tensor.defined()) continue;
+    RemoteStorage*& storage = call.inputs[place++];
+    if (!recorder.is_lost(storage)) continue;
+    const GraphInput& in = spec_->inputs[i];
+    const bool overwritten = in.elements == Elements::kOverwritten;
+    const bool whole = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+                       tensor.nbytes() == storage->nbytes() &&
+                       std::ranges::find(call.replaced, storage, &Call::Replaced::lost) == call.replaced.end();
+    if (in.elements == Elements::kRead || (overwritten && !whole)) {
+      const std::string line = describe_source(in.reader);
+      TORCH_CHECK(false, "remote: the contents of argument '", places_[i].name,
+                  "' of a compiled graph were lost with the worker that held them",
+                  overwritten    ? ", and a part of them is overwritten only"
+                  : line.empty() ? ""
+                                 : ", and are read at " + line,
+                  "; overwrite it (copy_, zero_, load_state_dict) or make it again");
+    }
+    const at::Tensor memory =
+        make_tensor({static_cast<int64_t>(storage->nbytes())}, {1}, c10::ScalarType::Byte, spec_->device);
+    fill_if_unwritten(memory);
+    call.replaced.push_back({memory.storage(), overwritten ? storage : nullptr});
+    storage = storage_of(memory);
   }
 }
 
@@ -228,9 +267,16 @@ py::list CompiledGraph::call(py::list& arguments) {
     call.made.push_back(new_storage(call.values[nbytes], spec_->device));
     made.push_back(storage_of(call.made.back()));
   }
-  {
+  const auto run = [&] {
     py::gil_scoped_release release;
-    recorder.run(loaded_, call.params, call.inputs, made);
+    return recorder.run(runnable_, call.params, call.inputs, made);
+  };
+  if (!run()) {
+    replace_lost(call);
+    if (!run()) Recorder::raise_lost();
+    for (const auto& [memory, lost] : call.replaced) {
+      if (lost != nullptr) recorder.move_buffer(storage_of(memory), lost);
+    }
   }
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     if (!spec_->inputs[i].written) continue;

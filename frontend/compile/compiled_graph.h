@@ -40,11 +40,13 @@ class CompiledGraph {
   void draw_random(Call& call);
   // Copies an input to the strides (and the lazy conjugate) that the graph was made for, if it has others.
   void fix_strides(Call& call, size_t index);
+  // Puts new memory in the place of inputs that were lost with a worker and that the graph does not read.
+  void replace_lost(Call& call) const;
   pybind11::list results(Call& call, const pybind11::list& arguments);
 
   const std::unique_ptr<CompiledGraphSpec> spec_;
   const std::vector<Place> places_;
-  LoadedGraph loaded_;
+  RunnableGraph runnable_;
 };
 
 }  // namespace torch_remote::frontend

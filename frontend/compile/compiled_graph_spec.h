@@ -28,7 +28,11 @@ struct GraphInput {
   c10::ScalarType dtype = c10::ScalarType::Float;  // kTensor, kNumber
   // The parameter that the argument gives (complex numbers and random states: two); of a tensor the storage offset.
   ir::Sym param = ir::kNoSym;
-  bool written = false;                                   // kTensor
+  bool written = false;  // kTensor
+  // kTensor: what happens to its elements first. kUnused: nothing does, only its sizes matter.
+  enum class Elements : uint8_t { kUnused, kOverwritten, kRead };
+  Elements elements = Elements::kUnused;
+  ir::SourceRef reader;                                   // kRead: the line
   bool conj = false, neg = false;                         // kTensor: lazily
   std::vector<ir::Sym> sizes, strides;                    // kTensor: what the graph was made for
   std::vector<std::pair<uint32_t, ir::Sym>> size_params;  // kTensor: dims that give a parameter

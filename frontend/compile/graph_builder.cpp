@@ -391,7 +391,26 @@ void GraphBuilder::on_host(std::vector<Sym>& list) {
   for (Sym& symbol : list) symbol = on_host(symbols.closed(symbol));
 }
 
+void GraphBuilder::note_elements() {
+  using Elements = GraphInput::Elements;
+  for (const ir::Node& node : graph.nodes) {
+    // What the node reads counts before what it overwrites.
+    for (const bool overwrites : {false, true}) {
+      ir::for_each_access(node, [&](uint32_t v, ir::Access access) {
+        const uint32_t index = input_of_buffer[graph.views[v].buffer];
+        if (index == kNotInput || access == ir::Access::kCreates) return;
+        GraphInput& in = spec->inputs[index];
+        const bool all = access == ir::Access::kOverwrites && graph.views[v] == graph.views[starts[index].view];
+        if (in.elements != Elements::kUnused || all != overwrites) return;
+        in.elements = all ? Elements::kOverwritten : Elements::kRead;
+        if (!all) in.reader = spec->sources[node.source];
+      });
+    }
+  }
+}
+
 void GraphBuilder::close() {
+  note_elements();
   symbols.close();
   for (ir::Buffer& buffer : graph.buffers) {
     if (buffer.nbytes != kNoSym) buffer.nbytes = symbols.closed(buffer.nbytes);

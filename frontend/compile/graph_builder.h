@@ -84,7 +84,7 @@ struct GraphBuilder {
   // Its place among the inputs.
   std::optional<uint32_t> input_index(pybind11::handle node) const;
 
-  // Ends it: final numbers of symbols, and what the host evaluates.
+  // Ends it: final numbers of symbols, what the host evaluates, what happens to inputs.
   void close();
 
   static constexpr uint32_t kNotInput = 0xFFFFFFFF;
@@ -114,6 +114,8 @@ struct GraphBuilder {
   // Of an expression that a node outside gives, as a number or as a size.
   std::optional<ir::Sym> offered_symbol(pybind11::handle expr);
   void close_arg(ir::Arg& arg);
+  // Sets GraphInput::elements.
+  void note_elements();
   // Copies what `symbol` is made of to the host's graph; the symbol there.
   ir::Sym on_host(ir::Sym symbol);
   void on_host(std::vector<ir::Sym>& list);

@@ -6,6 +6,9 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "frontend/compile/fx.h"
 #include "frontend/ops/kernels.h"
@@ -24,30 +27,55 @@ const std::unordered_set<std::string_view> kEmptyOps = {"aten::empty.memory_form
                                                         "aten::empty_like",          "aten::new_empty",
                                                         "aten::new_empty_strided",   "aten::empty_permuted"};
 
-// Random ops that torch makes of new memory and an op that fills it.
-const std::unordered_map<std::string_view, const char*> kRandomFills = {
-    {"aten::rand", "aten::uniform_"},
-    {"aten::rand_like", "aten::uniform_"},
-    {"aten::uniform", "aten::uniform_"},
-    {"aten::randn", "aten::normal_"},
-    {"aten::randn_like", "aten::normal_"},
-    {"aten::normal_functional", "aten::normal_"},
-    {"aten::normal.float_float", "aten::normal_"},
-    {"aten::randperm", "aten::randperm.generator_out"},
-    {"aten::bernoulli", "aten::bernoulli_.Tensor"},
-    {"aten::bernoulli.p", "aten::bernoulli_.float"},
-    {"aten::bernoulli.Tensor", "aten::bernoulli_.Tensor"},
-    {"aten::exponential", "aten::exponential_"},
-    {"aten::geometric", "aten::geometric_"},
-    {"aten::cauchy", "aten::cauchy_"},
-    {"aten::log_normal", "aten::log_normal_"},
-    {"aten::randint", "aten::random_.from"},
-    {"aten::randint.low", "aten::random_.from"},
-    {"aten::randint_like", "aten::random_.from"},
-    {"aten::randint_like.low_dtype", "aten::random_.from"},
-    {"aten::random", "aten::random_"},
-    {"aten::random.from", "aten::random_.from"},
-    {"aten::random.to", "aten::random_.to"}};
+// What is new memory and an op that fills it: such an op in place beside its functional form, which reads nothing of
+// the tensor that it is called on but its sizes.
+struct Fill {
+  const char* op;
+  // Its other arguments: names of the functional op's, or constants.
+  std::vector<std::variant<const char*, bool, int, double>> arguments;
+};
+const std::unordered_map<std::string_view, Fill> kFills = {
+    {"prims::convert_element_type", {"aten::copy_", {"a", false}}},
+    {"aten::clone", {"aten::copy_", {"self", false}}},
+    {"aten::_to_copy", {"aten::copy_", {"self", false}}},
+    {"aten::lift_fresh_copy", {"aten::copy_", {"self", false}}},
+    {"aten::copy", {"aten::copy_", {"src", false}}},
+    {"aten::_foreach_copy", {"aten::_foreach_copy_", {"src", false}}},
+    {"aten::zero", {"aten::zero_", {}}},
+    {"aten::zeros", {"aten::zero_", {}}},
+    {"aten::zeros_like", {"aten::zero_", {}}},
+    {"aten::new_zeros", {"aten::zero_", {}}},
+    {"aten::_foreach_zero", {"aten::_foreach_zero_", {}}},
+    {"aten::ones", {"aten::fill_.Scalar", {1}}},
+    {"aten::ones_like", {"aten::fill_.Scalar", {1}}},
+    {"aten::new_ones", {"aten::fill_.Scalar", {1}}},
+    {"aten::full", {"aten::fill_.Scalar", {"fill_value"}}},
+    {"aten::full_like", {"aten::fill_.Scalar", {"fill_value"}}},
+    {"aten::new_full", {"aten::fill_.Scalar", {"fill_value"}}},
+    {"aten::fill.Scalar", {"aten::fill_.Scalar", {"value"}}},
+    {"aten::fill.Tensor", {"aten::fill_.Tensor", {"value"}}},
+    {"aten::rand", {"aten::uniform_", {0.0, 1.0}}},
+    {"aten::rand_like", {"aten::uniform_", {0.0, 1.0}}},
+    {"aten::uniform", {"aten::uniform_", {"from", "to", "generator"}}},
+    {"aten::randn", {"aten::normal_", {0.0, 1.0}}},
+    {"aten::randn_like", {"aten::normal_", {0.0, 1.0}}},
+    {"aten::normal_functional", {"aten::normal_", {"mean", "std", "generator"}}},
+    {"aten::normal.float_float", {"aten::normal_", {"mean", "std", "generator"}}},
+    {"aten::randperm", {"aten::randperm.generator_out", {"n"}}},
+    {"aten::bernoulli", {"aten::bernoulli_.Tensor", {"self", "generator"}}},
+    {"aten::bernoulli.p", {"aten::bernoulli_.float", {"p", "generator"}}},
+    {"aten::bernoulli.Tensor", {"aten::bernoulli_.Tensor", {"p", "generator"}}},
+    {"aten::exponential", {"aten::exponential_", {"lambd", "generator"}}},
+    {"aten::geometric", {"aten::geometric_", {"p", "generator"}}},
+    {"aten::cauchy", {"aten::cauchy_", {"median", "sigma", "generator"}}},
+    {"aten::log_normal", {"aten::log_normal_", {"mean", "std", "generator"}}},
+    {"aten::randint", {"aten::random_.from", {0, "high"}}},
+    {"aten::randint.low", {"aten::random_.from", {"low", "high"}}},
+    {"aten::randint_like", {"aten::random_.from", {0, "high"}}},
+    {"aten::randint_like.low_dtype", {"aten::random_.from", {"low", "high"}}},
+    {"aten::random", {"aten::random_", {"generator"}}},
+    {"aten::random.from", {"aten::random_.from", {"from", "to", "generator"}}},
+    {"aten::random.to", {"aten::random_.to", {"to", "generator"}}}};
 
 void classify(const c10::OperatorHandle& handle, const std::string& name, GraphOp& op) {
   const auto known = [&](How how, const char* desc) {
@@ -60,13 +88,17 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   if (name == "aten::_scaled_dot_product_fused_attention_overrideable_backward") {
     return known(How::kAttentionBackward, "aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   }
-  if (name == "prims::convert_element_type" || name == "aten::clone" || name == "aten::_to_copy" ||
-      name == "aten::lift_fresh_copy") {
-    return known(How::kCopy, "aten::copy_");
-  }
-  if (name == "aten::copy") {
-    op.from = 1;
-    return known(How::kCopy, "aten::copy_");
+  if (const auto fill = kFills.find(name); fill != kFills.end()) {
+    for (const auto& argument : fill->second.arguments) {
+      GraphOp::Filling filling;
+      if (const auto* its = std::get_if<const char*>(&argument)) {
+        filling.place = handle.schema().argumentIndexWithName(*its).value();
+      } else {
+        filling.fixed = std::visit([](auto value) -> py::object { return py::cast(value); }, argument);
+      }
+      op.filling.push_back(std::move(filling));
+    }
+    return known(How::kFill, fill->second.op);
   }
   if (kEmptyOps.contains(name)) {
     op.how = How::kEmpty;
@@ -77,7 +109,6 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
     op.how = How::kView;
     return;
   }
-  if (const auto fill = kRandomFills.find(name); fill != kRandomFills.end()) return known(How::kRandom, fill->second);
   const bool torchs = name.starts_with("aten::");
   op.why_not = "the recorder has its own way with this op";
   if (torchs && is_own_kernel(name) && name != "aten::copy_") return;

@@ -17,15 +17,19 @@ struct GraphOp {
     kRecord,  // a node of the op `desc`
     kView,    // no node: another view of its first argument
     kEmpty,   // no node: new memory
-    kCopy,    // new memory and copy_ into it from argument `from`
-    kRandom,  // new memory and `desc`, an op that fills it with random numbers
+    kFill,    // new memory and `desc`, which fills it
     kAttention,
     kAttentionBackward,
   };
   How how = How::kNot;
   const ir::OpDesc* desc = nullptr;
   const char* why_not = "";
-  size_t from = 0;  // kCopy
+  // kFill: what `desc` takes beside the memory, in order.
+  struct Filling {
+    std::optional<size_t> place;  // among the node's arguments
+    pybind11::object fixed;       // instead: the same always
+  };
+  std::vector<Filling> filling;
   struct Argument {
     pybind11::str name;
     pybind11::object otherwise;  // its default; null: there is none

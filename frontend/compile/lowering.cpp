@@ -335,8 +335,9 @@ struct Lowering::State : GraphBuilder {
     return value.kind == Value::Kind::kTensor ? number(ArgTag::kView, value.view) : Arg();
   }
 
-  // New memory that an op fills, in place or as its `out`; `rest` are its other arguments.
-  Value fill(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& rest) {
+  // New memory that an op fills, in place or as its `out`; `given` are the node's arguments.
+  Value fill(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
+    const ir::OpDesc& desc = *op.desc;
     hosts_only = true;
     std::vector<Arg> args;
     size_t filled = 0, next = 0;
@@ -344,39 +345,28 @@ struct Lowering::State : GraphBuilder {
       if (desc.args[i].writes) {
         filled = i;
         args.emplace_back();
-      } else {
-        args.push_back(convert(desc.args[i], next < rest.size() ? py::handle(rest[next]) : py::handle()));
-        ++next;
+        continue;
       }
+      const bool last = next == op.filling.size();
+      const GraphOp::Filling from = last ? GraphOp::Filling() : op.filling[next++];
+      args.push_back(convert(desc.args[i], from.place ? py::handle(given[*from.place]) : py::handle(from.fixed)));
     }
-    const Value value = fresh(val, hosts_only && !(desc.flags & ir::kOpRandom));
-    args[filled] = result_arg(value);
+    const bool host = hosts_only && !(desc.flags & ir::kOpRandom);
+    Value value;
+    if (desc.args[filled].kind == ArgKind::kTensorList) {
+      value.kind = Value::Kind::kList;
+      args[filled].tag = ArgTag::kList;
+      for (const py::handle item : val) {
+        value.items.push_back(fresh(item, host));
+        args[filled].items.push_back(result_arg(value.items.back()));
+      }
+    } else {
+      value = fresh(val, host);
+      args[filled] = result_arg(value);
+    }
     draw(desc, args, {});
     new_node(desc, std::move(args), fx);
     return value;
-  }
-
-  std::vector<py::object> random_arguments(const GraphOp& op, py::handle target, const std::vector<py::object>& given) {
-    const auto name = py::cast<std::string>(target.attr("_name"));
-    const auto among = [&](std::string_view wanted) {
-      for (size_t i = 0; i < op.schema.size(); ++i) {
-        if (py::cast<std::string>(op.schema[i].name) == wanted) return given[i];
-      }
-      return py::object(py::none());
-    };
-    const py::object generator = among("generator");
-    if (generator && !generator.is_none()) refuse("it draws from a generator of its own");
-    if (name.starts_with("aten::rand") && op.desc->name == "aten::random_.from") {
-      const py::object low = among("low");
-      return {low.is_none() ? py::object(py::int_(0)) : low, among("high"), py::none()};
-    }
-    if (op.desc->name == "aten::bernoulli_.Tensor" && name == "aten::bernoulli") return {given[0], py::none()};
-    if (name == "aten::randperm") return {given[0], py::none()};
-    if (name == "aten::normal.float_float") return {given[0], given[1], py::none()};
-    if (name.starts_with("aten::rand")) {  // uniform in [0, 1), or normal with mean 0 and deviation 1
-      return {py::float_(0.0), py::float_(1.0), py::none()};
-    }
-    return {given.begin() + 1, given.end()};
   }
 
   Value attention(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
@@ -475,11 +465,8 @@ struct Lowering::State : GraphBuilder {
       }
       case How::kEmpty:
         return fresh(val);
-      case How::kCopy:
-        if (!is_fx_node(given[op.from])) refuse("it copies no node");
-        return fill(fx, val, *op.desc, {given[op.from], py::bool_(false)});
-      case How::kRandom:
-        return fill(fx, val, *op.desc, random_arguments(op, target, given));
+      case How::kFill:
+        return fill(fx, val, op, given);
       case How::kAttention:
       case How::kAttentionBackward:
         return attention(fx, val, op, given);

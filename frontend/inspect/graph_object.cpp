@@ -178,16 +178,16 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
     const auto dtype = view == nullptr ? c10::kByte : static_cast<c10::ScalarType>(view->dtype);
     results.push_back(tensor_on(storage, dtype, sizes, strides, view == nullptr ? 0 : values[view->offset]));
   }
-  if (!loaded_.graph) {
-    loaded_.graph = std::make_shared<const ir::Graph>(graph_);
+  if (!runnable_.graph) {
+    runnable_.graph = std::make_shared<const ir::Graph>(graph_);
     uint32_t records = 0;
     for (const ir::Node& node : graph_.nodes) records = std::max(records, node.source + 1);
-    loaded_.sources = sources_;
-    loaded_.sources.resize(std::max<size_t>(records, sources_.size()));
+    runnable_.sources = sources_;
+    runnable_.sources.resize(std::max<size_t>(records, sources_.size()));
   }
   {
     py::gil_scoped_release release;
-    recorder.run(loaded_, params, bound, made);
+    if (!recorder.run(runnable_, params, bound, made)) Recorder::raise_lost();
   }
   const std::vector<bool> written = ir::written_buffers(graph_);
   size_t input = 0;

@@ -42,7 +42,7 @@ class GraphObject {
   ir::Graph graph_;
   std::vector<ir::SourceRef> sources_;
   std::vector<int64_t> params_;
-  LoadedGraph loaded_;
+  RunnableGraph runnable_;
 };
 
 // Adds Graph, start_tracing and take_traced to the module.

@@ -53,7 +53,11 @@ bool Recorder::is_lost(const RemoteStorage* storage) {
 
 void Recorder::check_not_lost(const RemoteStorage* storage) {
   met_lost_ = is_lost_locked(storage);
-  TORCH_CHECK(!met_lost_,
+  if (met_lost_) raise_lost();
+}
+
+void Recorder::raise_lost() {
+  TORCH_CHECK(false,
               "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
               "overwrite it (copy_, zero_, load_state_dict) or make it again");
 }
@@ -548,24 +552,27 @@ void Recorder::give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_
   }
 }
 
-void Recorder::run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                    std::span<RemoteStorage* const> results) {
   Status status;
+  bool lost = false;
   {
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);
     if (status.ok()) status = flush_locked(lock, {"compiled graph"});
-    for (const RemoteStorage* storage : inputs) check_not_lost(storage);
-    if (status.ok()) status = run_locked(graph, params, inputs, results);
+    for (const RemoteStorage* storage : inputs) lost = lost || is_lost_locked(storage);
+    if (status.ok() && !lost) status = run_locked(graph, params, inputs, results);
   }
   report_flushes();
   check(status);
+  if (lost) return false;
   throttle();
   if (sync_each_op()) synchronize();
+  return true;
 }
 
-Status Recorder::run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
-                            std::span<RemoteStorage* const> results) {
+Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> params,
+                            std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results) {
   Status status;
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return worker_ended();

@@ -26,7 +26,7 @@
 namespace torch_remote::frontend {
 
 // A graph that runs without being recorded. `run` has it loaded when a worker does not have it yet.
-struct LoadedGraph {
+struct RunnableGraph {
   std::shared_ptr<const ir::Graph> graph;
   std::vector<ir::SourceRef> sources;  // of its nodes
   remote::ProgramOptions options;
@@ -71,9 +71,9 @@ class Recorder {
                                        c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
 
   // Sends what is recorded, then a run of a graph. `results` are new storages, for its fresh buffers that survive, in
-  // their order. With no lock and without the GIL.
-  void run(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
-           std::span<RemoteStorage* const> results);
+  // their order. False if an input's contents were lost: then the graph has not run. With no lock and without the GIL.
+  [[nodiscard]] bool run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+                         std::span<RemoteStorage* const> results);
 
   // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`: and then
   // waits for it.
@@ -111,6 +111,7 @@ class Recorder {
   void restart();
   // Whether the contents of a tensor that had some went with a worker.
   bool is_lost(const RemoteStorage* storage);
+  [[noreturn]] static void raise_lost();
 
   // For torch.remote.profile, which tells when a trace begins from now on.
   void profile_starts();
@@ -165,7 +166,7 @@ class Recorder {
                       const ir::SourceRef& line = {});
   // To what a run makes: consecutive ones from `base`, or none if it was not sent.
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
-  Status run_locked(LoadedGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
+  Status run_locked(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                     std::span<RemoteStorage* const> results);
   void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
                  uint64_t first_record);
