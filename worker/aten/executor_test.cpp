@@ -1,8 +1,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "worker/aten/guard.h"
 #include "worker/aten/schema.h"
 #include "worker/aten/testing.h"
 
@@ -447,6 +449,112 @@ TEST(Executor, OpsThatChangeTensorsThemselvesAreRefused) {
     TestExecutor::Loaded program(executor, builder);
     EXPECT_EQ(program.program, nullptr) << op;
     EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
+  }
+}
+
+std::vector<std::string> namespaces_of_torch() {
+  std::vector<std::string> all;
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    all.push_back(op.name.substr(0, op.name.find("::")));
+  }
+  std::ranges::sort(all);
+  const auto same = std::ranges::unique(all);
+  all.erase(same.begin(), same.end());
+  return all;
+}
+
+TEST(Executor, OfTorchsOpsOnlyThoseOfAtenRun) {
+  TestExecutor executor;
+  for (const std::string& space : namespaces_of_torch()) {
+    EXPECT_EQ(why_refused(space + "::something") == nullptr, space == "aten") << space;
+  }
+  EXPECT_EQ(why_refused("mylib::add"), nullptr);
+  EXPECT_EQ(why_refused("aten::add.Tensor"), nullptr);
+  const at::Tensor a = at::randn({3});
+  for (const char* op : {"inductor::_reinterpret_tensor", "aten::_sparse_coo_tensor_unsafe"}) {
+    GraphBuilder builder;
+    std::vector<IValue> args = {a, std::vector<int64_t>{1000}, std::vector<int64_t>{1000}, 0};
+    if (std::string_view(op) == "aten::_sparse_coo_tensor_unsafe") {
+      const at::Tensor index = at::full({1, 1}, 1000, at::kLong);
+      args = {index, at::ones({1}), std::vector<int64_t>{3}, IValue(), IValue(), IValue(), IValue(), IValue()};
+    }
+    builder.call(op, args, {at::randn({1000})});
+    TestExecutor::Loaded program(executor, builder);
+    EXPECT_EQ(program.program, nullptr) << op;
+    EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
+    EXPECT_NE(std::string(program.error.message).find(op), std::string::npos) << program.error.message;
+    EXPECT_EQ(executor.api->has_op(executor.executor, op), 0) << op;
+  }
+  EXPECT_EQ(executor.api->has_op(executor.executor, "aten::relu"), 1);
+}
+
+at::Tensor longs(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
+
+// Kernels of torch that read and write where the elements of a tensor say, and do not look: called directly, each of
+// these ends the process.
+TEST(Executor, IndicesThatTorchTrustsAreLookedAt) {
+  struct Call {
+    const char* op;
+    std::vector<IValue> args;
+    std::vector<IValue> results;
+  };
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const auto ones = [](std::vector<int64_t> sizes) { return at::ones(sizes); };
+  const auto calls = [&](int64_t i) {
+    const std::vector<int64_t> two = {2, 2}, none = {0, 0}, one = {1, 1}, two3 = {2, 2, 2}, none3 = {0, 0, 0},
+                               one3 = {1, 1, 1};
+    const at::Tensor plane = at::full({1, 1, 2, 2}, i, at::kLong), space = at::full({1, 1, 2, 2, 2}, i, at::kLong);
+    const at::Tensor x2 = ones({1, 1, 4, 4}), x3 = ones({1, 1, 4, 4, 4});
+    const at::Tensor probabilities = at::randn({5, 1, 4}).log_softmax(2);
+    const std::vector<int64_t> five = {5}, length = {2};
+    const at::Tensor labels = at::full({1, 2}, i, at::kLong);
+    return std::vector<Call>{
+        {"aten::max_pool2d_with_indices_backward",
+         {ones({1, 1, 2, 2}), x2, two, two, none, one, false, plane},
+         {at::ones_like(x2)}},
+        {"aten::max_pool3d_with_indices_backward",
+         {ones({1, 1, 2, 2, 2}), x3, two3, two3, none3, one3, false, space},
+         {at::ones_like(x3)}},
+        {"aten::adaptive_max_pool2d_backward", {ones({1, 1, 2, 2}), x2, plane}, {at::ones_like(x2)}},
+        {"aten::adaptive_max_pool3d_backward", {ones({1, 1, 2, 2, 2}), x3, space}, {at::ones_like(x3)}},
+        {"aten::embedding_dense_backward", {ones({2, 3}), longs({i, 0}), 4, -1, true}, {ones({4, 3})}},
+        {"aten::_embedding_bag_dense_backward",
+         {ones({2, 3}), longs({i, 0}), longs({0, 1}), longs({1, 1}), longs({0, 0}), 4, false, 0, IValue(), -1},
+         {ones({4, 3})}},
+        {"aten::_embedding_bag_dense_backward",
+         {ones({2, 3}), longs({1, 0}), longs({0, i}), longs({1, 1}), longs({0, 0}), 4, false, 0, IValue(), -1},
+         {ones({4, 3})}},
+        {"aten::_embedding_bag_per_sample_weights_backward",
+         {ones({2, 3}), ones({4, 3}), longs({i, 0}), longs({0, 1}), longs({0, 1}), 0, -1},
+         {ones({2})}},
+        {"aten::segment_reduce",
+         {ones({4}), "sum", IValue(), IValue(), longs({0, i, 4}), 0, false, IValue()},
+         {ones({2})}},
+        {"aten::segment_reduce", {ones({4}), "sum", longs({i, 3}), IValue(), IValue(), 0, true, IValue()}, {ones({2})}},
+        {"aten::_segment_reduce_backward",
+         {ones({2}), ones({2}), ones({4}), "sum", longs({i, 3}), IValue(), 0, IValue()},
+         {ones({4})}},
+        {"aten::_ctc_loss", {probabilities, labels, five, length, 0, false}, {ones({1}), ones({1, 5, 5})}},
+        {"aten::_ctc_loss_backward",
+         {ones({1}), probabilities, labels, five, length, ones({1}), ones({1, 5, 5}), 0, false},
+         {ones({5, 1, 4})}},
+    };
+  };
+  TestExecutor executor;
+  for (const int64_t index : {int64_t{1}, kFar, -kFar}) {
+    for (const Call& call : calls(index)) {
+      GraphBuilder builder;
+      register_if_unknown(call.op);
+      builder.call(call.op, call.args, call.results);
+      TestExecutor::Loaded program(executor, builder);
+      const auto outcome = program.run();
+      if (index == 1) {
+        EXPECT_EQ(outcome.code, 0) << call.op << ": " << outcome.error.message;
+      } else {
+        EXPECT_NE(outcome.code, 0) << call.op;
+        EXPECT_STREQ(outcome.error.kind, "IndexError") << call.op << ": " << outcome.error.message;
+      }
+    }
   }
 }
 

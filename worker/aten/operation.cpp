@@ -114,14 +114,10 @@ c10::IValue absent(const c10::Argument& argument) {
   TORCH_CHECK_TYPE(false, "remote: the program gives no value for argument '", argument.name(), "'");
 }
 
-// Ops that change what a tensor is instead of its elements would change this program's own tensors, and one reads
-// files: no recorder sends them, so whoever does means no good.
-void refuse_harmful(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string_view> refused = {
-      "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_data", "aten::from_file",
-  };
-  TORCH_CHECK_NOT_IMPLEMENTED(!op.hasTag(at::Tag::inplace_view) && !refused.contains(op.schema().name()),
-                              "remote: the worker does not run '", op.schema().name(), "'");
+void refuse_harmful(const c10::OperatorHandle& op, std::string_view name) {
+  const char* why = why_refused(name);
+  if (op.hasTag(at::Tag::inplace_view)) why = "changes what a tensor is instead of its elements";
+  TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, "remote: the worker does not run '", name, "': it ", why);
 }
 
 // The default generator's state, as it was before a call that seeds it: the process may be the user's own.
@@ -146,9 +142,9 @@ class SeededDefaultGenerator {
 
 Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const Arg&)>& tensor, const ir::Graph& graph)
     : functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
-  refuse_harmful(functional_);
-  const c10::FunctionSchema& schema = functional_.schema();
   const std::string_view name = ir::op_desc(node.opcode).name;
+  refuse_harmful(functional_, name);
+  const c10::FunctionSchema& schema = functional_.schema();
   const auto& arguments = schema.arguments();
   // A random op without a Generator argument carries its seed behind the schema's arguments.
   const bool extra = node.args.size() == arguments.size() + 1 && node.args.back().tag == ArgTag::kGenerator;
@@ -181,6 +177,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   if (!special_) special_ = find_pool(node, graph);
   if (!special_) special_ = find_nansum(node, graph);
   if (!special_) casts_ = Casts::find(node, graph);
+  guard_ = find_guard(name);
   has_kernel_ = functional_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   if (special_) {
     mode_ = Mode::kSpecial;
@@ -335,6 +332,8 @@ void Operation::call_functional(c10::Stack& stack) {
 
 // The stack has the arguments.
 void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
+  if (guard_) [[unlikely]]
+    guard_(stack.data());
   for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
   if (casts_) {
     const c10::Stack own = stack;

@@ -10,6 +10,7 @@
 
 #include "ir/graph.h"
 #include "worker/aten/casts.h"
+#include "worker/aten/guard.h"
 #include "worker/aten/hazard.h"
 #include "worker/aten/special.h"
 
@@ -66,6 +67,7 @@ class Operation {
   Mode mode_;
   Special special_ = nullptr;
   Hazard hazard_ = Hazard::kNone;
+  Guard guard_ = nullptr;
   std::optional<Casts> casts_;
   bool has_kernel_ = false;     // torch has one for the CPU
   bool random_ = false;         // seeds before each call

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "worker/aten/guard.h"
+
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -50,6 +52,7 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 bool can_run(std::string_view name) {
+  if (why_refused(name)) return false;
   const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
   return found && (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
                    found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

@@ -1,0 +1,267 @@
+#include "worker/aten/guard.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table.h"
+
+namespace torch_remote::worker::aten {
+namespace {
+
+// The namespaces, beside aten::, that torch registers itself: helpers of its compilers, quantisation and distributed
+// runtime, whose callers are trusted. `inductor::_reinterpret_tensor` makes a tensor that reaches beyond its storage.
+constexpr std::array<std::string_view, 29> kTorchsOwn{"_c10d_functional",
+                                                      "_c10d_functional_autograd",
+                                                      "_dtensor",
+                                                      "_native",
+                                                      "_quantized",
+                                                      "_test",
+                                                      "c10",
+                                                      "c10d",
+                                                      "cuda",
+                                                      "debug_mode_ops",
+                                                      "debugprims",
+                                                      "export",
+                                                      "inductor",
+                                                      "inductor_prims",
+                                                      "metal",
+                                                      "mkl",
+                                                      "mkldnn",
+                                                      "mkldnn_prepacked",
+                                                      "onednn",
+                                                      "prepacked",
+                                                      "prim",
+                                                      "prims",
+                                                      "profiler",
+                                                      "quantization",
+                                                      "quantized",
+                                                      "rngprims",
+                                                      "sparse",
+                                                      "static_runtime",
+                                                      "symm_mem"};
+
+// By what their names begin with, overloads included: they change what a tensor is instead of its elements, and so this
+// program's own tensors; they read files; or they take the insides of sparse, nested and packed tensors on trust,
+// layouts that no program has.
+constexpr std::array<std::string_view, 16> kHarmful{
+    "aten::set_",
+    "aten::resize_",
+    "aten::resize_as_",
+    "aten::_resize_output_",
+    "aten::set_data",
+    "aten::from_file",
+    "aten::_convert_indices_from_coo_to_csr",
+    "aten::_convert_indices_from_csr_to_coo",
+    "aten::_nested_view_from_buffer",
+    "aten::_nested_view_from_buffer_copy",
+    "aten::_sparse_bsc_tensor_unsafe",
+    "aten::_sparse_bsr_tensor_unsafe",
+    "aten::_sparse_compressed_tensor_unsafe",
+    "aten::_sparse_coo_tensor_unsafe",
+    "aten::_sparse_csc_tensor_unsafe",
+    "aten::_sparse_csr_tensor_unsafe",
+};
+
+std::string_view without_overload(std::string_view name) { return name.substr(0, name.find('.', name.find("::"))); }
+
+void check(bool good, const char* what) { TORCH_CHECK_INDEX(good, "index out of range: ", what); }
+
+bool defined(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+
+// The elements as numbers, row-major.
+at::Tensor numbers(const at::Tensor& tensor) { return tensor.to(at::kLong).contiguous(); }
+
+// All in [0, size).
+template <class T>
+bool all_below(const at::Tensor& tensor, int64_t size) {
+  const T* values = tensor.const_data_ptr<T>();
+  bool good = true;
+  // Negative ones are very large as unsigned numbers.
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    good &= static_cast<uint64_t>(static_cast<int64_t>(values[i])) < static_cast<uint64_t>(size);
+  }
+  return good;
+}
+
+bool inside(const at::Tensor& index, int64_t size) {
+  const at::Tensor packed = index.contiguous();
+  if (packed.scalar_type() == at::kLong) return all_below<int64_t>(packed, size);
+  if (packed.scalar_type() == at::kInt) return all_below<int32_t>(packed, size);
+  return all_below<int64_t>(numbers(packed), size);
+}
+
+// Of a max pooling's indices: positions in the last `dims` dims of what was pooled.
+void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims) {
+  int64_t plane = 1;
+  for (int64_t d = std::max<int64_t>(0, self.dim() - dims); d < self.dim(); ++d) plane *= self.size(d);
+  check(inside(indices, plane), "a max pooling's indices lie outside of its input");
+}
+
+template <int64_t dims>
+void adaptive_pool(const c10::IValue* args) {
+  check_pool(args[1].toTensor(), args[2].toTensor(), dims);
+}
+
+template <int64_t dims>
+void pool(const c10::IValue* args) {
+  check_pool(args[1].toTensor(), args[7].toTensor(), dims);
+}
+
+void fractional_pool(const c10::IValue* args) {
+  const at::Tensor& samples = args[3].toTensor();
+  check(samples.numel() == 0 || (samples.ge(0).logical_and_(samples.le(1)).all().item<bool>()),
+        "a fractional max pooling's samples are not between 0 and 1");
+}
+
+void embedding_backward(const c10::IValue* args) {
+  if (!args[4].toBool()) return;  // otherwise it looks
+  check(inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
+}
+
+void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& bags, int64_t rows) {
+  check(inside(indices, rows), "an embedding bag's indices lie outside of its weight");
+  check(bags.numel() == indices.numel() && grad.dim() == 2 && inside(bags, grad.size(0)),
+        "an embedding bag's bags lie outside of its gradient");
+}
+
+void embedding_bag_backward(const c10::IValue* args) {
+  constexpr int64_t kMax = 2;  // of this mode, it looks
+  const at::Tensor &grad = args[0].toTensor(), &sizes = args[3].toTensor();
+  if (args[7].toInt() == kMax) return;
+  check_bags(grad, args[1].toTensor(), args[2].toTensor(), args[5].toInt());
+  check(sizes.numel() == 0 || sizes.numel() >= grad.size(0), "an embedding bag has fewer sizes than bags");
+}
+
+void embedding_bag_weights_backward(const c10::IValue* args) {
+  const at::Tensor &grad = args[0].toTensor(), &weight = args[1].toTensor(), &indices = args[2].toTensor();
+  const at::Tensor& given = args[4].toTensor();
+  check(weight.dim() == 2, "an embedding bag's weight is no matrix");
+  if (given.numel() != 0 || indices.numel() == 0) return check_bags(grad, indices, given, weight.size(0));
+  // It counts the bags that begin before each index.
+  const at::Tensor offsets = numbers(args[3].toTensor());
+  const int64_t* begins = offsets.const_data_ptr<int64_t>();
+  const int64_t before_end =
+      std::count_if(begins, begins + offsets.numel(), [&](int64_t begin) { return begin < indices.numel(); });
+  check(inside(indices, weight.size(0)), "an embedding bag's indices lie outside of its weight");
+  check(inside(offsets, indices.numel() + 1) && offsets.numel() > 0 && begins[0] == 0 && grad.dim() == 2 &&
+            before_end <= grad.size(0),
+        "an embedding bag's offsets lie outside of its indices or gradient");
+}
+
+// Segments along an axis of `data`: by their lengths, or by where each begins and the last ends. Returns how many.
+int64_t check_segments(const at::Tensor& data, const c10::IValue& lengths, const c10::IValue& offsets, int64_t axis) {
+  const bool by_length = defined(lengths);
+  check(by_length || defined(offsets), "a segment reduction has no segments");
+  const at::Tensor segments = numbers((by_length ? lengths : offsets).toTensor());
+  if (axis < 0) axis += data.dim();
+  check(axis >= 0 && axis < data.dim() && segments.dim() == axis + 1 &&
+            segments.sizes().slice(0, axis) == data.sizes().slice(0, axis),
+        "a segment reduction's segments do not fit its data");
+  const int64_t size = data.size(axis), count = segments.size(axis);
+  const int64_t* row = segments.const_data_ptr<int64_t>();
+  const int64_t rows = count == 0 ? 0 : segments.numel() / count;
+  for (int64_t r = 0; r < rows; ++r, row += count) {
+    int64_t end = 0;
+    bool good = true;
+    for (int64_t i = 0; i < count && good; ++i) {
+      // (`end` is at most `size`.)
+      good = by_length ? row[i] >= 0 && row[i] <= size - end : row[i] >= end && row[i] <= size;
+      end = by_length ? end + row[i] : row[i];
+    }
+    check(good, "a segment reduction's segments lie outside of its data");
+  }
+  return by_length ? count : std::max<int64_t>(count - 1, 0);
+}
+
+void segment_reduce(const c10::IValue* args) { check_segments(args[0].toTensor(), args[2], args[4], args[5].toInt()); }
+
+void segment_reduce_backward(const c10::IValue* args) {
+  const at::Tensor& data = args[2].toTensor();
+  int64_t axis = args[6].toInt();
+  std::vector<int64_t> sizes = data.sizes().vec();
+  const int64_t count = check_segments(data, args[4], args[5], axis);
+  sizes[static_cast<size_t>(axis < 0 ? axis + data.dim() : axis)] = count;
+  check(args[0].toTensor().sizes() == sizes && args[1].toTensor().sizes() == sizes,
+        "a segment reduction's gradient has not an entry a segment");
+}
+
+std::vector<int64_t> lengths_of(const c10::IValue& value) {
+  if (!value.isTensor()) return value.toIntVector();
+  const at::Tensor lengths = numbers(value.toTensor());
+  return {lengths.const_data_ptr<int64_t>(), lengths.const_data_ptr<int64_t>() + lengths.numel()};
+}
+
+// Labels of each sequence; what pads them may be anything.
+void check_labels(const at::Tensor& log_probs, const at::Tensor& targets, const std::vector<int64_t>& lengths) {
+  const at::Tensor labels = numbers(targets);
+  const int64_t* label = labels.const_data_ptr<int64_t>();
+  const bool padded = labels.dim() == 2;
+  const int64_t most = padded ? labels.size(1) : labels.numel();
+  check(log_probs.dim() == 3 && labels.dim() <= 2, "a CTC loss has no sequences");
+  check(!padded || labels.size(0) >= static_cast<int64_t>(lengths.size()), "a CTC loss has too few targets");
+  int64_t begin = 0;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const int64_t length = lengths[i];
+    check(length >= 0 && length <= most - (padded ? 0 : begin), "a CTC loss has too few targets");
+    const int64_t* first = label + (padded ? static_cast<int64_t>(i) * most : begin);
+    check(std::all_of(first, first + length, [&](int64_t l) { return l >= 0 && l < log_probs.size(2); }),
+          "a CTC loss has targets that are no classes");
+    begin += length;
+  }
+}
+
+void ctc_loss(const c10::IValue* args) { check_labels(args[0].toTensor(), args[1].toTensor(), lengths_of(args[3])); }
+
+void ctc_loss_backward(const c10::IValue* args) {
+  const at::Tensor &grad = args[0].toTensor(), &log_probs = args[1].toTensor();
+  const at::Tensor &loss = args[5].toTensor(), &alpha = args[6].toTensor();
+  const std::vector<int64_t> inputs = lengths_of(args[3]), lengths = lengths_of(args[4]);
+  check_labels(log_probs, args[2].toTensor(), lengths);
+  const int64_t batch = log_probs.size(1), longest = lengths.empty() ? 0 : *std::ranges::max_element(lengths);
+  const bool inputs_fit = std::ranges::all_of(inputs, [&](int64_t n) { return n >= 0 && n <= log_probs.size(0); });
+  check(inputs_fit && static_cast<int64_t>(inputs.size()) == batch && static_cast<int64_t>(lengths.size()) == batch &&
+            grad.numel() >= batch && loss.numel() >= batch && alpha.dim() == 3 && alpha.size(0) >= batch &&
+            alpha.size(1) >= log_probs.size(0) && alpha.size(2) >= 2 * longest + 1 && args[7].toInt() >= 0 &&
+            args[7].toInt() < log_probs.size(2),
+        "a CTC loss's gradient does not fit its input");
+}
+
+constexpr std::array<std::pair<std::string_view, Guard>, 13> kGuards{{
+    {"aten::_ctc_loss", ctc_loss},
+    {"aten::_ctc_loss_backward", ctc_loss_backward},
+    {"aten::_embedding_bag_dense_backward", embedding_bag_backward},
+    {"aten::_embedding_bag_per_sample_weights_backward", embedding_bag_weights_backward},
+    {"aten::_segment_reduce_backward", segment_reduce_backward},
+    {"aten::adaptive_max_pool2d_backward", adaptive_pool<2>},
+    {"aten::adaptive_max_pool3d_backward", adaptive_pool<3>},
+    {"aten::embedding_dense_backward", embedding_backward},
+    {"aten::fractional_max_pool2d", fractional_pool},
+    {"aten::fractional_max_pool3d", fractional_pool},
+    {"aten::max_pool2d_with_indices_backward", pool<2>},
+    {"aten::max_pool3d_with_indices_backward", pool<3>},
+    {"aten::segment_reduce", segment_reduce},
+}};
+
+}  // namespace
+
+const char* why_refused(std::string_view name) {
+  const std::string_view space = name.substr(0, name.find("::")), op = without_overload(name);
+  if (std::ranges::find(kHarmful, op) != kHarmful.end()) return "takes tensors apart without a look at what is in them";
+  if (space == "aten") return nullptr;
+  const ir::Opcode opcode = ir::find_op(name);
+  if (opcode < ir::kFirstOpaque) return nullptr;
+  if (std::ranges::find(kTorchsOwn, space) == kTorchsOwn.end()) return nullptr;
+  return "is one of torch's own helpers, which trust what they are given; call the op of aten:: that stands for it";
+}
+
+Guard find_guard(std::string_view name) {
+  const auto found = std::ranges::find(kGuards, without_overload(name), &std::pair<std::string_view, Guard>::first);
+  return found != kGuards.end() ? found->second : nullptr;
+}
+
+}  // namespace torch_remote::worker::aten
