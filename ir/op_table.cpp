@@ -24,6 +24,7 @@ struct OpaqueOp {
 
 constexpr uint32_t kChunkSize = 256;
 constexpr uint32_t kMaxChunks = 256;
+constexpr size_t kMaxOpaqueBytes = 32 << 20;  // of signatures, which are never forgotten
 
 // Opaque ops in chunks that never move: a reader needs no lock, because it has an opcode only after its slot was
 // filled.
@@ -32,6 +33,7 @@ struct Registry {
   std::unordered_map<std::string_view, Opcode> by_name;
   std::array<std::atomic<OpDesc*>, kMaxChunks> chunks{};
   std::vector<std::unique_ptr<OpaqueOp>> opaque;
+  size_t opaque_bytes = 0;
 
   Registry() {
     by_name.reserve(2 * op_table().size());
@@ -73,7 +75,10 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   std::unique_lock lock(table.mutex);
   if (const auto found = table.by_name.find(name); found != table.by_name.end()) return found->second;
   const uint32_t index = static_cast<uint32_t>(table.opaque.size());
-  if (index == kChunkSize * kMaxChunks) return kInvalidOpcode;
+  size_t bytes = sizeof(OpaqueOp) + name.size() + results.size() * sizeof(ResultDesc);
+  for (const OpaqueArg& arg : args) bytes += sizeof(ArgDesc) + sizeof(std::string) + arg.name.size();
+  if (index == kChunkSize * kMaxChunks || bytes > kMaxOpaqueBytes - table.opaque_bytes) return kInvalidOpcode;
+  table.opaque_bytes += bytes;
 
   OpaqueOp& op = *table.opaque.emplace_back(std::make_unique<OpaqueOp>());
   op.name = name;

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "remote/transport/unix_transport.h"
@@ -22,6 +23,10 @@ namespace {
 constexpr std::string_view kUnix = "unix://";
 // A client that ends one session and begins another one may be quicker than the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
+constexpr std::chrono::milliseconds kForRoom{100};
+// Clients that are refused each have a process as long as it takes to tell them: so many at once, and no longer.
+constexpr size_t kMostRefused = 16;
+constexpr std::chrono::seconds kToRefuse{5};
 
 Status system_error(const std::string& what) {
   return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
@@ -63,7 +68,7 @@ class Sessions {
   void reap() {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0; clients_.erase(pid)) {
-      if (!WIFSIGNALED(status)) continue;
+      if (refused_.erase(pid) != 0 || !WIFSIGNALED(status)) continue;
       spdlog::warn("the session of process {} (pid {}) was killed by signal {} ({})", clients_[pid], pid,
                    WTERMSIG(status), strsignal(WTERMSIG(status)));
     }
@@ -79,6 +84,8 @@ class Sessions {
     }
   }
   void add(pid_t session, int client) { clients_[session] = client; }
+  void add_refused(pid_t session) { refused_.insert(session); }
+  size_t refused() const { return refused_.size(); }
   std::string clients() const {
     std::string text;
     for (const auto& [session, client] : clients_) text += (text.empty() ? "" : ", ") + std::to_string(client);
@@ -87,6 +94,7 @@ class Sessions {
 
  private:
   std::map<pid_t, int> clients_;
+  std::set<pid_t> refused_;
 };
 
 // The life of a session's process, after fork.
@@ -124,11 +132,22 @@ Status listen(const std::string& url, const ServerOptions& options, size_t most)
     const int client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (client < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      return system_error("cannot accept clients");
+      if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP) {
+        return system_error("cannot accept clients");
+      }
+      // No descriptors or no memory just now, which may be one client's doing: the others must not suffer from it.
+      spdlog::warn("cannot accept a client: {}", std::strerror(errno));
+      std::this_thread::sleep_for(kForRoom);
+      continue;
     }
     ServerOptions its = options;
     const bool has_room = sessions.has_room(most);
+    if (!has_room && sessions.refused() >= kMostRefused) {
+      close(client);
+      continue;
+    }
     if (!has_room) {
+      its.greeting = kToRefuse;
       its.unavailable = {ErrorCode::kUnsupported,
                          "remote: the worker at " + url + " (pid " + std::to_string(self) + ") is busy: it serves " +
                              std::to_string(most) + (most == 1 ? " client" : " clients") + " at most, and " +
@@ -146,6 +165,8 @@ Status listen(const std::string& url, const ServerOptions& options, size_t most)
       spdlog::error("cannot start a session's process: {}", std::strerror(errno));
     } else if (has_room) {
       sessions.add(pid, process_of(client));
+    } else {
+      sessions.add_refused(pid);
     }
     close(client);
   }

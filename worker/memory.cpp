@@ -212,11 +212,13 @@ void CachingAllocator::give_large(Block* block) {
   free.insert(block);
 }
 
+bool CachingAllocator::fits(uint64_t nbytes) const {
+  const uint64_t taken = stats_.reserved.current + charged_;
+  return taken <= limit_ && nbytes <= limit_ - taken;
+}
+
 bool CachingAllocator::add_segment(size_t size, Reach reach) {
   SegmentSource& source = *sources_[static_cast<size_t>(reach)];
-  const auto fits = [&](size_t bytes) {
-    return stats_.reserved.current <= limit_ && bytes <= limit_ - stats_.reserved.current;
-  };
   // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
   Segment memory;
   if (size < kSegment / 2 && fits(kSegment)) memory = source.allocate(kSegment);
@@ -277,6 +279,40 @@ void CachingAllocator::trim() {
   std::lock_guard lock(mutex_);
   free_slabs();
   free_segments();
+}
+
+bool CachingAllocator::charge(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  if (!fits(nbytes)) {
+    free_slabs();
+    free_segments();
+  }
+  if (!fits(nbytes)) {
+    ++stats_.failures;
+    return false;
+  }
+  charged_ += nbytes;
+  return true;
+}
+
+void CachingAllocator::charge_anyway(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  charged_ += nbytes;
+}
+
+void CachingAllocator::discharge(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  charged_ -= nbytes;
+}
+
+bool CachingAllocator::overcharged() const {
+  std::lock_guard lock(mutex_);
+  return charged_ > limit_;
+}
+
+bool CachingAllocator::over_limit() const {
+  std::lock_guard lock(mutex_);
+  return !fits(0);
 }
 
 void CachingAllocator::add_external(uint64_t nbytes) {

@@ -92,6 +92,17 @@ class CachingAllocator {
   void add_external(uint64_t nbytes);
   void remove_external(uint64_t nbytes);
 
+  // Counts what this process itself keeps for the client (programs) against the limit, but not in the statistics, which
+  // are about tensors. False if there is not so much left.
+  bool charge(uint64_t nbytes);
+  // Likewise what is there already; tensors find less room then.
+  void charge_anyway(uint64_t nbytes);
+  void discharge(uint64_t nbytes);
+  // What is charged alone is more than the limit.
+  bool overcharged() const;
+  // External memory came that there was no room for.
+  bool over_limit() const;
+
   // Gives segments without a block in use back to their source.
   void trim();
 
@@ -143,6 +154,7 @@ class CachingAllocator {
 
   Block* take_small(uint32_t size_class);
   Block* take_large(size_t size, Reach reach);
+  bool fits(uint64_t nbytes) const;
   bool add_slab(uint32_t size_class);
   bool add_segment(size_t size, Reach reach);
   void give_small(Block* block);
@@ -156,6 +168,7 @@ class CachingAllocator {
   mutable std::mutex mutex_;
   std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // by reach; there may be no own one
   uint64_t limit_;
+  uint64_t charged_ = 0;
   MemoryStats stats_;
   uint64_t blocks_in_use_ = 0;  // without external ones
   bool closed_ = false;

@@ -310,5 +310,28 @@ TEST(Memory, AnonymousSegmentsAreZeroAndWritable) {
   EXPECT_FALSE(allocator->allocate(uint64_t{1} << 60, &buffer));
 }
 
+TEST(CachingAllocator, WhatIsChargedIsNotThereForTensors) {
+  const auto allocator = CachingAllocator::create(make_anonymous_source(), 8 << 20);
+  tr_buffer buffer{};
+  ASSERT_TRUE(allocator->allocate(4 << 20, &buffer));
+  const MemoryStats before = allocator->stats();
+  EXPECT_FALSE(allocator->charge(5 << 20));
+  EXPECT_FALSE(allocator->charge(UINT64_MAX));
+  EXPECT_TRUE(allocator->charge(3 << 20));
+  EXPECT_EQ(allocator->stats().reserved.current, before.reserved.current);
+  tr_buffer second{};
+  EXPECT_FALSE(allocator->allocate(4 << 20, &second));
+  allocator->discharge(3 << 20);
+  EXPECT_TRUE(allocator->allocate(4 << 20, &second));
+  buffer.release(buffer.owner);
+  second.release(second.owner);
+  EXPECT_TRUE(allocator->charge(8 << 20));  // what is not in use makes room
+  EXPECT_FALSE(allocator->over_limit());
+  allocator->add_external(1);
+  EXPECT_TRUE(allocator->over_limit());
+  allocator->remove_external(1);
+  allocator->discharge(8 << 20);
+}
+
 }  // namespace
 }  // namespace torch_remote::worker

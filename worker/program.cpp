@@ -1,6 +1,9 @@
 #include "worker/program.h"
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
+#include <new>
 
 namespace torch_remote::worker {
 namespace {
@@ -64,10 +67,50 @@ void find_updates(LoadedProgram& program) {
   }
 }
 
+Status no_memory(size_t size) {
+  return {ErrorCode::kOutOfMemory,
+          "remote: the worker has no memory left for a program of " + std::to_string(size) + " bytes",
+          "OutOfMemoryError"};
+}
+
+// What a program takes at most while it is decoded, for each of its bytes.
+constexpr uint64_t kDecoded = 16;
+
+// What a number takes that names no program.
+constexpr uint64_t kNumber = 4096;
+
+// Bytes that a program takes here and in the executor, about: more than in fact, so that nothing is free.
+uint64_t footprint(const ir::Graph& graph, size_t words) {
+  uint64_t args = 0, dims = 0, text = 0;
+  for (const ir::Node& node : graph.nodes) {
+    for (const std::vector<ir::Arg>* all : {&node.args, &node.results}) {
+      args += all->size();
+      for (const ir::Arg& arg : *all) {
+        args += arg.items.size();
+        text += arg.text.size();
+      }
+    }
+  }
+  for (const ir::View& view : graph.views) dims += view.sizes.size();
+  for (const std::string& source : graph.sources) text += sizeof(source) + source.size();
+  return kNumber + 32 * uint64_t{graph.params} + 64 * graph.exprs.size() + 320 * graph.buffers.size() +
+         480 * graph.views.size() + 32 * dims + 1024 * graph.nodes.size() + 160 * args + 2 * text +
+         sizeof(int64_t) * words;
+}
+
 void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) {
   ir::Graph& graph = program.graph;
   program.status = ir::decode_program(bytes, size, &graph);
   if (!program.status.ok()) return;
+  // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
+  for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
+  const uint64_t takes = footprint(graph, program.words);
+  if (!program.memory->charge(takes)) {
+    program.status = no_memory(size);
+    graph = {};
+    return;
+  }
+  program.charged = takes;
   program.decoded = true;
   const size_t count = graph.buffers.size();
   program.params.assign(graph.params, 0);
@@ -76,10 +119,6 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) 
   program.created.assign(count, false);
   program.in_arena.assign(count, false);
   program.dead_after.resize(graph.nodes.size());
-  for (const ir::Node& node : graph.nodes) {
-    // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
-    program.words += node.results.size() * (2 + ir::kMaxRank);
-  }
   for (uint32_t b = 0; b < count; ++b) {
     const ir::Buffer& buffer = graph.buffers[b];
     if (buffer.kind == ir::BufferKind::kInput) {
@@ -115,15 +154,43 @@ Status executor_error(const tr_error& error) {
 
 LoadedProgram::~LoadedProgram() {
   if (handle) api->unload(executor, handle);
+  if (charged != 0) memory->discharge(charged);
 }
 
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            const uint8_t* bytes, size_t size, bool tune) {
-  auto program = std::make_unique<LoadedProgram>();
-  program->number = number;
-  program->api = api;
-  program->executor = executor;
-  load(*program, bytes, size, tune);
+                                            CachingAllocator* memory, std::span<const std::byte> bytes, bool tune) {
+  const auto make = [&] {
+    auto program = std::make_unique<LoadedProgram>();
+    program->number = number;
+    program->api = api;
+    program->executor = executor;
+    program->memory = memory;
+    return program;
+  };
+  // Held while it is decoded.
+  const uint64_t decoding = kDecoded * bytes.size();
+  const bool room = memory->charge(decoding);
+  std::unique_ptr<LoadedProgram> program;
+  if (room) {
+    try {
+      program = make();
+      // A copy: what is verified must be what is decoded.
+      const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+      const std::vector<uint8_t> copy(data, data + bytes.size());
+      load(*program, copy.data(), copy.size(), tune);
+    } catch (const std::bad_alloc&) {
+      program = nullptr;
+    }
+    memory->discharge(decoding);
+  }
+  if (!program) {
+    program = make();
+    program->status = no_memory(bytes.size());
+  }
+  if (program->charged == 0) {  // not even decoded, but its number is taken
+    program->charged = kNumber;
+    memory->charge_anyway(kNumber);
+  }
   return program;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "remote/wire/delta.h"
 #include "worker/executor.h"
 #include "worker/layout.h"
+#include "worker/memory.h"
 
 namespace torch_remote::worker {
 
@@ -31,6 +33,8 @@ struct LoadedProgram {
   const tr_executor_api* api = nullptr;
   tr_executor* executor = nullptr;
   tr_program* handle = nullptr;
+  CachingAllocator* memory = nullptr;  // that it is charged to
+  uint64_t charged = 0;
 
   // From the graph.
   std::vector<uint32_t> inputs;     // buffers, in the order of the bindings
@@ -64,9 +68,10 @@ void find_stages(LoadedProgram& program);
 // What the executor says.
 Status executor_error(const tr_error& error);
 
-// Decodes and loads; never fails but for `status`.
+// Decodes and loads; never fails but for `status`. What the program takes, here and in the executor, is charged to
+// `memory` as long as it lives. `bytes` may change while this looks at them.
 std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            const uint8_t* bytes, size_t size, bool tune);
+                                            CachingAllocator* memory, std::span<const std::byte> bytes, bool tune);
 
 // "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are
 // empty.

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <new>
 
 #include "ir/op_table.h"
 #include "remote/wire/message.h"
@@ -25,6 +26,9 @@ using wire::Type;
 constexpr uint64_t kAcknowledgeEvery = 32;         // messages
 constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
 constexpr uint64_t kShareFrom = 32u << 10;         // smaller reads are copied
+constexpr size_t kSmallAttachment = 32 << 10;      // larger ones lie in the client's memory
+constexpr uint64_t kOfProfile = 16;                // which part of the limit a profile may take beside it
+constexpr size_t kMaxAhead = 256 << 20;            // bytes of messages that are taken while a run goes on
 constexpr std::chrono::seconds kIdle{3600};
 // How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
@@ -49,6 +53,9 @@ class TransportSource : public SegmentSource {
 
 // Whether the client that sends it does nothing until it is answered.
 bool is_waited_for(const Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
+
+// What a message takes here until it is handled, at most.
+size_t bytes_of(const Frame& frame) { return sizeof(Frame) + frame.control.size() + kSmallAttachment; }
 
 Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
@@ -83,6 +90,8 @@ class Server {
   void note_wait(const Frame& frame);
   tr_client client_activity();
   Status handle(Frame& frame);
+  Status handle_message(Frame& frame);
+  Status out_of_memory(const Frame& frame);
   Status handle_profiled(Frame& frame);
 
   Status load_program(Frame& frame);
@@ -105,6 +114,7 @@ class Server {
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
   // Likewise; the client knows it then.
   flatbuffers::Offset<wire::Error> tell(const FailurePtr& failure);
+  AttachmentPtr allocate(uint64_t nbytes);
   // Sends what builder_ holds.
   Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
   Status reply(Type type, const Frame& to, AttachmentPtr attachment = nullptr);
@@ -112,6 +122,7 @@ class Server {
   remote::Transport& transport_;
   const ServerOptions options_;
   CachingAllocator::Pointer memory_;
+  uint64_t limit_ = 0;  // of it, the most that a client can set
   tr_host host_{};
   tr_executor* executor_ = nullptr;
   std::unique_ptr<Session> session_;
@@ -122,6 +133,7 @@ class Server {
   uint64_t done_ = 0;          // sequence of the last message that is done
   uint64_t acknowledged_ = 0;  // the client knows that
   std::deque<Frame> ahead_;    // received, and not yet handled
+  size_t ahead_bytes_ = 0;     // of them; what is too much waits in the socket
   Status ahead_status_;        // why nothing more comes
   uint64_t cancelled_ = 0;     // runs up to this sequence are dropped
   uint64_t looked_ = 0;        // when, ns
@@ -151,6 +163,7 @@ Status Server::run() {
     client_looked_ = 0;
     Status status = profile_ ? handle_profiled(frame) : handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
+    if (status.ok()) status = session_->within_limit();
     if (!status.ok()) return status;
     done_ = frame.header.sequence;
     if (done_ - acknowledged_ >= kAcknowledgeEvery) {
@@ -172,7 +185,7 @@ bool Server::note_cancel(const Frame& frame) {
 
 void Server::look_ahead() {
   looked_ = monotonic_ns();
-  while (ahead_status_.ok()) {
+  while (ahead_status_.ok() && ahead_bytes_ < kMaxAhead) {
     Frame frame;
     Status status = transport_.receive(&frame, std::chrono::nanoseconds::zero());
     if (status.code() == ErrorCode::kTimeout) return;
@@ -181,6 +194,7 @@ void Server::look_ahead() {
     } else if (!note_cancel(frame)) {
       note_wait(frame);
       waits_ahead_ += is_waited_for(frame);
+      ahead_bytes_ += bytes_of(frame);
       ahead_.push_back(std::move(frame));
     }
   }
@@ -216,6 +230,7 @@ Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   if (!ahead_.empty()) {
     *frame = std::move(ahead_.front());
     ahead_.pop_front();
+    ahead_bytes_ -= bytes_of(*frame);
     waits_ahead_ -= is_waited_for(*frame);
     return {};
   }
@@ -254,9 +269,8 @@ Status Server::create_executor() {
   std::unique_ptr<SegmentSource> source =
       options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
   // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
-  memory_ =
-      CachingAllocator::create(std::move(source), options_.memory_limit ? options_.memory_limit : machine_memory(),
-                               options_.inproc ? nullptr : make_anonymous_source());
+  limit_ = options_.memory_limit ? options_.memory_limit : machine_memory();
+  memory_ = CachingAllocator::create(std::move(source), limit_, options_.inproc ? nullptr : make_anonymous_source());
   host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this,
            [](void* server, uint64_t nbytes, tr_buffer* buffer) {
              return static_cast<Server*>(server)->memory_->allocate(nbytes, buffer) ? 0 : 1;
@@ -287,7 +301,8 @@ Status Server::refuse(const Status& why) {
 
 Status Server::hello() {
   Frame frame;
-  Status status = next(&frame);
+  Status status = receive(&frame, options_.greeting);
+  if (status.code() == ErrorCode::kTimeout) return {ErrorCode::kTimeout, "remote: a client does not greet"};
   if (!status.ok()) return status;
   const auto* hello = wire::verify<wire::Hello>(frame.control);
   if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("greeting");
@@ -347,6 +362,15 @@ flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
   return error;
 }
 
+// Memory to answer with. It counts against the limit until the client has given it back.
+AttachmentPtr Server::allocate(uint64_t nbytes) {
+  if (nbytes < kShareFrom) return transport_.allocate(nbytes);
+  tr_buffer buffer{};
+  if (!memory_->allocate(nbytes, &buffer)) return nullptr;
+  const auto memory = std::make_shared<Memory>(buffer);
+  return transport_.share(memory->data(), nbytes, memory);
+}
+
 Status Server::acknowledge() {
   builder_.Clear();
   const auto error = encode(session_->announce());
@@ -360,6 +384,53 @@ Status Server::acknowledge() {
 // -----------------------------------------------------------------------------------------------------------
 
 Status Server::handle(Frame& frame) {
+  try {
+    return handle_message(frame);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(frame);
+  }
+}
+
+// Of this process's own. Whoever waits for an answer gets the error; what else a message was to do is not done.
+Status Server::out_of_memory(const Frame& frame) {
+  const Type type = static_cast<Type>(frame.header.type);
+  const std::string message = "remote: the worker has no memory left for a message of type ";
+  const auto failure = std::make_shared<Failure>(
+      Failure{{ErrorCode::kOutOfMemory, message + std::to_string(frame.header.type), "OutOfMemoryError"},
+              0,
+              0,
+              frame.header.sequence});
+  spdlog::warn("{}", failure->status.message());
+  builder_.Reset();
+  if (type == Type::kUpload) {
+    const auto* upload = wire::verify<wire::Upload>(frame.control);
+    return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
+  }
+  if (!is_waited_for(frame)) return {};
+  const auto error = encode(failure);
+  const wire::MemoryUse memory = memory_use();
+  switch (type) {
+    case Type::kRun:
+      builder_.Finish(wire::CreateRunReply(builder_, error, 0, &memory));
+      return reply(Type::kRunReply, frame);
+    case Type::kRead:
+      builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
+      return reply(Type::kReadReply, frame);
+    case Type::kSynchronize:
+      builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &memory));
+      return reply(Type::kSynchronizeReply, frame);
+    case Type::kHasOp:
+      builder_.Finish(wire::CreateHasOpReply(builder_, error));
+      return reply(Type::kHasOpReply, frame);
+    case Type::kProfile:
+      builder_.Finish(wire::CreateProfileReply(builder_, error));
+      return reply(Type::kProfileReply, frame);
+    default:
+      return failure->status;
+  }
+}
+
+Status Server::handle_message(Frame& frame) {
   switch (static_cast<Type>(frame.header.type)) {
     case Type::kLoadProgram:
       return load_program(frame);
@@ -399,11 +470,7 @@ Status Server::handle_profiled(Frame& frame) {
 Status Server::load_program(Frame& frame) {
   const auto* message = wire::verify<wire::LoadProgram>(frame.control);
   if (!message || !frame.attachment) return damaged("program");
-  // A copy: the client could change shared memory between verifying and decoding.
-  const std::span<std::byte> shared = frame.attachment->bytes();
-  std::vector<uint8_t> bytes(shared.size());
-  std::memcpy(bytes.data(), shared.data(), shared.size());
-  session_->load_program(message->program(), bytes, message->tune());
+  session_->load_program(message->program(), frame.attachment->bytes(), message->tune());
   if (message->low_latency()) transport_.busy_wait(remote::kBusyWait);
   return {};
 }
@@ -476,7 +543,7 @@ Status Server::read(Frame& frame) {
       attachment = transport_.share(located.data, located.nbytes, located.keep);
     }
     if (!attachment) {
-      attachment = located.nbytes <= memory_->limit() ? transport_.allocate(located.nbytes) : nullptr;
+      attachment = allocate(located.nbytes);
       if (attachment) {
         failure = session_->pack(request, frame.header.sequence, located, attachment->bytes().data());
         if (failure) attachment = nullptr;
@@ -525,7 +592,7 @@ Status Server::memory(Frame& frame) {
   const auto* message = wire::verify<wire::Memory>(frame.control);
   if (!message) return damaged("memory");
   if (message->trim()) memory_->trim();
-  if (message->limit()) memory_->set_limit(*message->limit());
+  if (message->limit()) memory_->set_limit(std::min(*message->limit(), limit_));
   if (message->reset_peak()) memory_->reset_peak();
   if (message->reset_totals()) memory_->reset_totals();
   const uint64_t limit = memory_->limit();
@@ -551,7 +618,7 @@ Status Server::profile(Frame& frame) {
   if (!message) return damaged("profile");
   std::unique_ptr<Profile> done;
   if (message->command() == wire::ProfileCommand::Start) {
-    profile_ = std::make_unique<Profile>(message->limit());
+    profile_ = std::make_unique<Profile>(std::min(message->limit(), limit_ / kOfProfile / sizeof(wire::ProfileEvent)));
   } else if (message->command() == wire::ProfileCommand::Stop) {
     done = std::move(profile_);
   }
@@ -570,7 +637,7 @@ Status Server::profile(Frame& frame) {
 Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   const std::span<const std::byte> bytes = std::as_bytes(profile.events());
   if (bytes.empty()) return {};
-  *events = transport_.allocate(bytes.size());
+  *events = allocate(bytes.size());
   if (!*events) {  // no memory
     profile.give_up();
     return {};

@@ -487,6 +487,87 @@ TEST_F(ServerTest, ACopiedUploadCountsAgainstTheLimit) {
   EXPECT_EQ(read(3, {0}, {1}), Floats());
 }
 
+TEST_F(ServerTest, WithoutMemoryOfItsOwnItAnswersAndLivesOn) {
+  start();
+  ASSERT_EQ(hello(), "");
+  FlatBufferBuilder builder;
+  builder.Finish(wire::CreateHasOp(builder, builder.CreateString("test::no_memory")));
+  send(Type::kHasOp, builder, nullptr, wire::kWantsReply);
+  Frame frame;
+  ASSERT_TRUE(receive(Type::kHasOpReply, &frame));
+  const auto* reply = wire::verify<wire::HasOpReply>(frame.control);
+  ASSERT_NE(reply->error(), nullptr);
+  EXPECT_EQ(reply->error()->kind()->str(), "OutOfMemoryError");
+  load(1, kDouble);
+  upload(1, {1, 2, 3});
+  run(1, {3, 12}, {1}, 100);
+  EXPECT_EQ(read(100, {3}, {1}), (Floats{2, 4, 6}));
+}
+
+TEST_F(ServerTest, AClientCannotRaiseItsLimit) {
+  ServerOptions options;
+  options.memory_limit = 1 << 20;
+  start(options);
+  ASSERT_EQ(hello(), "");
+  for (const uint64_t limit : {uint64_t{1} << 40, uint64_t{1} << 16}) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateMemory(builder, false, limit));
+    send(Type::kMemory, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    ASSERT_TRUE(receive(Type::kMemoryReply, &frame));
+    EXPECT_EQ(wire::verify<wire::MemoryReply>(frame.control)->limit(), std::min(limit, options.memory_limit));
+  }
+  upload(1, Floats(400'000, 1));
+  EXPECT_NE(synchronize().find("no memory left for an upload of 1600000 bytes"), std::string::npos);
+}
+
+TEST_F(ServerTest, WhatAReadIsGivenCountsUntilItComesBack) {
+  ServerOptions options;
+  options.memory_limit = 4 << 20;
+  start(options);
+  ASSERT_EQ(hello(), "");
+  upload(1, {1, 2, 3});
+  const auto read_a_megabyte = [&](Frame* frame) {
+    FlatBufferBuilder builder;
+    const auto sizes = builder.CreateVector(std::vector<int64_t>{1 << 18}),
+               strides = builder.CreateVector(std::vector<int64_t>{0});
+    builder.Finish(wire::CreateRead(builder, 1, 4, sizes, strides, 0));
+    send(Type::kRead, builder, nullptr, wire::kWantsReply);
+    ASSERT_TRUE(receive(Type::kReadReply, frame));
+  };
+  std::vector<Frame> held;
+  for (Frame frame; held.size() < 10; held.push_back(std::move(frame))) {
+    read_a_megabyte(&frame);
+    if (!frame.attachment) break;
+  }
+  EXPECT_GE(held.size(), 2u);
+  EXPECT_LE(held.size(), 4u);
+  held.clear();
+  Frame frame;
+  read_a_megabyte(&frame);
+  ASSERT_NE(frame.attachment, nullptr);
+  EXPECT_EQ(frame.attachment->bytes().size(), size_t{1} << 20);
+}
+
+TEST_F(ServerTest, AClientThatDoesNotGreetIsNotWaitedForForEver) {
+  ServerOptions options;
+  options.greeting = std::chrono::milliseconds(50);
+  start(options);
+  thread.join();
+  EXPECT_EQ(result.code(), ErrorCode::kTimeout) << result.message();
+}
+
+TEST_F(ServerTest, BuffersWithoutBytesAreBounded) {
+  ServerOptions options;
+  options.memory_limit = 4 << 20;
+  options.trusted = true;
+  start(options);
+  ASSERT_EQ(hello(), "");
+  for (uint64_t id = 1; id <= 40'000; ++id) upload(id, {});
+  thread.join();
+  EXPECT_EQ(result.code(), ErrorCode::kOutOfMemory) << result.message();
+}
+
 // A vector of numbers of 8 bytes that begins 4 bytes off, which flatbuffers' verifier lets pass.
 TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
   start();

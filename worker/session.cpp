@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "remote/wire/delta.h"
 
@@ -66,6 +67,9 @@ uint64_t now_ns() {
 constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();
 constexpr size_t kMaxUntold = 64;
 constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
+// Buffers are charged so many at a time, but for the first ones, each with what it takes beside its contents.
+constexpr size_t kChargedAtOnce = 4096;
+constexpr uint64_t kPerBuffer = 256;
 
 bool untold(const FailurePtr& failure) { return failure && !failure->told; }
 
@@ -123,6 +127,12 @@ Memory::~Memory() {
 
 // One run, while it goes on.
 struct Session::Run {
+  // Whatever it still has, if it ends early.
+  ~Run() {
+    for (tr_buffer& buffer : buffers) release(buffer);
+    release(arena);
+  }
+
   LoadedProgram& program;
   const RunRequest& request;
   std::vector<int64_t>* words;
@@ -164,10 +174,32 @@ struct Session::Run {
 Session::Session(const tr_executor_api* api, tr_executor* executor, CachingAllocator* memory)
     : api_(api), executor_(executor), memory_(memory) {}
 
-Session::~Session() = default;
+Session::~Session() { memory_->discharge(counted_ * kPerBuffer); }
+
+// Counted against the limit as long as somebody has it.
+FailurePtr Session::make_failure(Failure failure) const {
+  const uint64_t bytes = 2 * sizeof(Failure) + failure.status.message().size();
+  auto shared = std::make_unique<Failure>(std::move(failure));
+  memory_->charge_anyway(bytes);
+  return {shared.release(), [memory = memory_, bytes](Failure* failure) {
+            memory->discharge(bytes);
+            delete failure;
+          }};
+}
+
+Status Session::within_limit() {
+  while (buffers_.size() > counted_ + kChargedAtOnce) {
+    counted_ += kChargedAtOnce;
+    memory_->charge_anyway(kChargedAtOnce * kPerBuffer);
+  }
+  if (!memory_->overcharged()) return {};
+  return {ErrorCode::kOutOfMemory, "remote: the client has " + std::to_string(buffers_.size()) + " buffers and " +
+                                       std::to_string(programs_.size()) +
+                                       " programs, more than the session's limit has room for"};
+}
 
 FailurePtr Session::note(Failure failure) {
-  auto shared = std::make_shared<Failure>(std::move(failure));
+  FailurePtr shared = make_failure(std::move(failure));
   shared->number = ++failures_;
   if (untold_.size() < kMaxUntold) {
     untold_.push_back(shared);
@@ -218,9 +250,11 @@ void Session::erase_freed() {
   for (const uint64_t id : frees_) kept_.erase(id);
 }
 
-void Session::load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune) {
+void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {
   if (profile_) profile_->forget(number);
-  programs_[number] = worker::load_program(number, api_, executor_, bytes.data(), bytes.size(), tune);
+  std::unique_ptr<LoadedProgram>& program = programs_[number];
+  program = nullptr;  // its memory
+  program = worker::load_program(number, api_, executor_, memory_, bytes, tune);
 }
 
 const LoadedProgram* Session::find_program(uint32_t number) const {
@@ -230,7 +264,7 @@ const LoadedProgram* Session::find_program(uint32_t number) const {
 
 Status Session::upload(uint64_t id, MemoryPtr memory) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
-  if (memory_->stats().reserved.current > memory_->limit()) return upload_failed(id, memory->nbytes());
+  if (memory_->over_limit()) return upload_failed(id, memory->nbytes());
   put(id, {std::move(memory), nullptr, nullptr});
   return {};
 }
@@ -266,8 +300,7 @@ Status Session::free(std::span<const uint8_t> bytes) {
 
 FailurePtr Session::no_such_buffer(uint64_t id, uint64_t sequence) const {
   if (undecoded_failure_ && id >= undecoded_base_) return undecoded_failure_;
-  return std::make_shared<Failure>(
-      Failure{Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
+  return make_failure({Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
 }
 
 // -- running
@@ -306,25 +339,50 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
     erase_freed();
     return {};
   }
-  Run run{*program, request, words};
-  run.buffers.resize(program->graph.buffers.size());
+  try {
+    run_decoded(*program, request, words, failure);
+  } catch (const std::bad_alloc&) {  // of what this process itself needs; all of that is free again
+    words->clear();
+    drop(*program, request,
+         note({{ErrorCode::kOutOfMemory, "remote: the worker has no memory left to run a program", "OutOfMemoryError"},
+               program->number,
+               0,
+               request.sequence}),
+         failure);
+  }
+  erase_freed();
+  return {};
+}
+
+void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words,
+                          FailurePtr* failure) {
+  Run run{program, request, words};
+  run.buffers.resize(program.graph.buffers.size());
   run.check = pending_check();
   bind_inputs(run);
-  if (!program->status.ok()) {
-    fail_all(run, note({program->status, program->number, 0, request.sequence}));
-  } else if (status = prepare(run); !status.ok()) {
-    fail_all(run, note({status, program->number, 0, request.sequence}));
+  if (!program.status.ok()) {
+    fail_all(run, note({program.status, program.number, 0, request.sequence}));
+  } else if (const Status status = prepare(run); !status.ok()) {
+    fail_all(run, note({status, program.number, 0, request.sequence}));
   } else {
-    words->resize(program->words);
+    words->resize(program.words);
     unshare_written(run);
-    const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program->updates);
+    const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program.updates);
     if (careful || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
   }
   finish(run);
   words->resize(run.words_used);
   *failure = run.failure;
-  erase_freed();
-  return {};
+}
+
+// A run of which nothing is done.
+void Session::drop(LoadedProgram& program, const RunRequest& request, const FailurePtr& why, FailurePtr* failure) {
+  Run run{program, request, nullptr};
+  run.buffers.resize(program.graph.buffers.size());
+  bind_inputs(run);
+  fail_all(run, why);
+  finish(run);
+  *failure = run.failure;
 }
 
 Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
@@ -332,22 +390,15 @@ Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
   LoadedProgram* program = nullptr;
   Status status = decode(request, &program);
   if (!status.ok()) return status;
-  if (program != nullptr) {
-    Run run{*program, request, nullptr};
-    run.buffers.resize(program->graph.buffers.size());
-    bind_inputs(run);
-    fail_all(run, cancellation(request.sequence));
-    finish(run);
-    *failure = run.failure;
-  }
+  if (program != nullptr) drop(*program, request, cancellation(request.sequence), failure);
   erase_freed();
   return {};
 }
 
 // Whoever asked for it knows it.
 FailurePtr Session::cancellation(uint64_t sequence) {
-  auto failure = std::make_shared<Failure>(
-      Failure{{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
+  FailurePtr failure = make_failure(
+      {{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
   failure->number = ++failures_;
   failure->told = true;
   return failure;

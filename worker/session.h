@@ -99,7 +99,7 @@ class Session {
   ~Session();
 
   // A program that cannot be loaded is no error of the session: its runs fail.
-  void load_program(uint32_t number, std::span<const uint8_t> bytes, bool tune = false);
+  void load_program(uint32_t number, std::span<const std::byte> bytes, bool tune = false);
 
   // Only a message that does not make sense is an error; the session is then useless. `words`: the results of the last
   // node that the client wants to know; `failure`: why it must not have them, or null.
@@ -114,6 +114,8 @@ class Session {
   Status upload(uint64_t id, MemoryPtr memory);
   // Likewise, with a copy of them: the client may go on writing to what it sent.
   Status upload_copy(uint64_t id, std::span<const std::byte> bytes);
+  // A new buffer without them, as there is no memory.
+  Status upload_failed(uint64_t id, uint64_t nbytes);
 
   Status free(std::span<const uint8_t> ids);
 
@@ -138,6 +140,10 @@ class Session {
 
   // From now on the executor is asked when its ops run; null: no longer.
   void set_profile(Profile* profile) { profile_ = profile; }
+  // Not ok: what the session keeps beside the contents of buffers (their entries, programs, failures) is more than its
+  // limit, which only a client that wants that comes to. The session is to end.
+  Status within_limit();
+
   // Null if there is no such program, or it could not be decoded.
   const LoadedProgram* find_program(uint32_t number) const;
 
@@ -159,7 +165,9 @@ class Session {
   struct Run;
 
   Status decode(const RunRequest& request, LoadedProgram** program);
-  Status upload_failed(uint64_t id, uint64_t nbytes);
+  void run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
+  void drop(LoadedProgram& program, const RunRequest& request, const FailurePtr& why, FailurePtr* failure);
+  FailurePtr make_failure(Failure failure) const;
   FailurePtr cancellation(uint64_t sequence);
   FailurePtr pending_check();
   FailurePtr note(Failure failure);
@@ -210,6 +218,7 @@ class Session {
   // Scratch of run().
   std::vector<uint64_t> frees_;
   std::vector<uint64_t> nbytes_;
+  size_t counted_ = 0;  // buffers that are charged
   uint64_t run_count_ = 0;
   tr_error error_{};
 };

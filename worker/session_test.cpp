@@ -41,7 +41,8 @@ class SessionTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status.message();
     const Status valid = ir::verify(graph);
     ASSERT_TRUE(valid.ok()) << valid.message();
-    session->load_program(number, ir::encode_program(graph));
+    const std::vector<uint8_t> program = ir::encode_program(graph);
+    session->load_program(number, std::as_bytes(std::span(program)));
     clients[number] = {};
   }
 
@@ -698,7 +699,7 @@ TEST_F(SessionTest, AProgramThatTheExecutorRefusesFailsItsRuns) {
 
 TEST_F(SessionTest, BytesThatAreNoProgramFailTheirRuns) {
   const std::vector<uint8_t> nonsense(100, 7);
-  session->load_program(1, nonsense);
+  session->load_program(1, std::as_bytes(std::span(nonsense)));
   EXPECT_NE(run(1, {}, {}, 50), nullptr);
   FailurePtr why;
   read(51, 1, &why);
@@ -848,6 +849,83 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
   }
 }
 
+TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
+  ir::Graph claims;  // so many parameters, in a few hundred bytes
+  claims.params = 1 << 24;
+  const std::vector<uint8_t> program = ir::encode_program(claims);
+  session->load_program(1, std::as_bytes(std::span(program)));
+  clients[1].params.assign(claims.params, 0);
+  FailurePtr failure;
+  ASSERT_TRUE(session->run({1, 50, {}, {}, {}, ++sequence}, &words, &failure).ok());
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.code(), ErrorCode::kOutOfMemory) << failure->status.message();
+  EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
+  told();
+  // Any number of small ones.
+  uint32_t number = 2;
+  for (FailurePtr last; !last && number < 20000; ++number) {
+    load(number, kTwoOps);
+    last = run(number, {0, 0}, {7, 8}, 10'000'000);
+    last = last->status.code() == ErrorCode::kOutOfMemory ? last : nullptr;
+    told();
+  }
+  EXPECT_LT(number, 20000u);
+  EXPECT_GT(number, 1000u);
+  // The session lives on, and what a program took comes back with it.
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (uint32_t n = 2; n < number; ++n) load(n, "graph() {\n}");
+  for (uint32_t n = 0; n < 1000; ++n) {
+    load(2, kTwoOps);
+    ASSERT_EQ(run(2, {3, 12}, {1, 2}), nullptr);
+  }
+  EXPECT_EQ(read(100, 3), (Floats{11, 44, 99}));
+}
+
+// What a session keeps for its client beside tensors' bytes ends somewhere.
+TEST_F(SmallSessionTest, WhatFailsCountsAgainstTheLimit) {
+  const std::vector<uint8_t> nonsense(10, 7);
+  uint32_t number = 1;
+  for (; session->within_limit().ok() && number < 100'000; ++number) {
+    session->load_program(number, std::as_bytes(std::span(nonsense)));
+  }
+  EXPECT_LT(number, 100'000u);
+  EXPECT_GT(number, 100u);
+  EXPECT_EQ(session->within_limit().code(), ErrorCode::kOutOfMemory);
+}
+
+TEST_F(SmallSessionTest, PoisonedBuffersCountAgainstTheLimit) {
+  load(1, kTwoOps);
+  uint64_t base = 1000;
+  FailurePtr failure;
+  for (; session->within_limit().ok() && base < 10'000'000; base += 10) run(1, {3, 12}, {7, 8}, base);
+  EXPECT_LT(base, 10'000'000u);
+  EXPECT_GT(base, 2'000u);
+}
+
+TEST_F(SessionTest, WithoutMemoryOfItsOwnTheSessionLivesOn) {
+  load(1, R"(graph(s0, s1) {
+  op test::no_memory(Tensor self) -> ()
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::relu(%0)
+  test::no_memory(%0)
+  %2: f32[s0]{1} @b2 = aten::relu(%0)
+})");
+  upload(1, {1, 2});
+  const uint64_t before = memory->stats().allocated.current;
+  const FailurePtr failure = run(1, {2, 8}, {1});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
+  EXPECT_EQ(memory->stats().allocated.current, before);
+  FailurePtr why;
+  read(101, 2, &why);
+  EXPECT_EQ(why, failure);
+  EXPECT_EQ(read(1, 2), (Floats{1, 2}));
+}
+
 // Half of the memory that is left is enough for the first copy only.
 TEST_F(SmallSessionTest, WithoutMemoryForACopyAnUpdateStays) {
   load(1, kPoisons);
@@ -940,7 +1018,7 @@ TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
     std::vector<uint8_t> bytes = good;
     for (int k = random() % 3; k >= 0; --k) bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
     if (random() % 4 == 0) bytes.resize(random() % bytes.size());
-    session->load_program(1, bytes);
+    session->load_program(1, std::as_bytes(std::span(bytes)));
     clients[1] = {};
     std::vector<uint8_t> params, bindings;
     std::vector<int64_t> last_params;

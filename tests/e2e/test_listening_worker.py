@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -149,6 +150,26 @@ def test_a_full_worker_refuses_at_once_and_a_client_that_dies_makes_room(script,
         """,
         TORCH_REMOTE_WORKER=url,
     )
+
+
+def test_clients_that_say_nothing_keep_no_process(worker):
+    url, process = worker("--max-sessions", "1")
+    silent = []
+    for _ in range(19):
+        silent.append(socket.socket(socket.AF_UNIX))
+        silent[-1].connect(url.removeprefix("unix://"))
+        assert len(sessions(process)) <= 1 + 16
+    silent[-1].settimeout(30)
+    assert silent[-1].recv(1) == b"", "one too many is not sent away at once"
+    for client in silent[1:]:  # the first one has a session until it should have greeted
+        client.settimeout(30)
+        assert client.recv(1) == b""
+    deadline = time.monotonic() + 30
+    while len(sessions(process)) > 1:
+        assert time.monotonic() < deadline, "refused clients keep processes"
+        time.sleep(0.05)
+    for client in silent:
+        client.close()
 
 
 def test_a_session_that_dies_is_lost_to_its_client_only(script, worker):

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string_view>
 #include <vector>
 
@@ -65,6 +66,7 @@ class Runner {
       if (arg.tag == ir::ArgTag::kView && !ready(arg.a)) return out_of_memory(index);
     }
     if (name == "aten::neg_") return fail(error_, index, "IndexError", "index out of range in self");
+    if (name == "test::no_memory") throw std::bad_alloc();
     if (name == "test::check") return fail(error_, index, "RuntimeError", "it does not hold");
     if (name == "aten::equal") {
       run_.words[run_.word_count++] =
@@ -183,7 +185,10 @@ const tr_executor_api* fake_executor() {
       .run = run,
       .creates_buffer = creates_buffer,
       .pack = pack,
-      .has_op = [](tr_executor*, const char* name) -> int { return ir::find_op(name) != ir::kInvalidOpcode; },
+      .has_op = [](tr_executor*, const char* name) -> int {
+        if (std::string_view(name) == "test::no_memory") throw std::bad_alloc();
+        return ir::find_op(name) != ir::kInvalidOpcode;
+      },
       .rest = [](tr_executor*) {},
   };
   return &api;
