@@ -1,0 +1,34 @@
+"""fuzz_target: a libFuzzer binary, and a test that replays its corpus."""
+
+def fuzz_target(name, srcs, corpus, deps = [], inputs = 3000, tags = [], **kwargs):
+    """Two targets from one source, which defines LLVMFuzzerTestOneInput (tests/fuzzers/fuzzer.h).
+
+    `NAME` is the fuzzer: `bazel build --config=fuzz`, run by hand (docs/build.md). `NAME_test` is a normal test: the
+    corpus, each file of which the target must accept, and inputs that are made from it, always the same ones.
+
+    Args:
+      name: of the fuzzer.
+      srcs: of the target.
+      corpus: label of its corpus, a filegroup.
+      deps: libraries.
+      inputs: how many inputs the test makes.
+      tags: of both.
+      **kwargs: passed to the test.
+    """
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = tags + ["manual"],  # gcc has no libFuzzer
+        deps = deps + ["//tests/fuzzers:fuzzer"],
+    )
+    native.cc_test(
+        name = name + "_test",
+        srcs = srcs + ["//tests/fuzzers:replay.cpp"],
+        args = ["--inputs=%d" % inputs, "$(locations %s)" % corpus],
+        data = [corpus],
+        tags = tags,
+        deps = deps + ["//tests/fuzzers:fuzzer"],
+        **kwargs
+    )

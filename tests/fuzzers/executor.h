@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+#include "worker/executor.h"
+
+// What the sessions of tests/fuzzers/messages.cpp run programs with: a target has one of the two files that define
+// these.
+namespace torch_remote::fuzzers {
+
+const tr_executor_api* executor();
+// The limit of a session, in bytes.
+uint64_t session_memory();
+
+}  // namespace torch_remote::fuzzers

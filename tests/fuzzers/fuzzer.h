@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <string>
+
+// What fuzz targets share. A target is one file with the function below; libFuzzer calls it (--config=fuzz), and so
+// does replay.cpp in the normal tests.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace torch_remote::fuzzers {
+
+// What the target made of its inputs so far. `accepted`: all of the input was right.
+struct Tally {
+  uint64_t accepted = 0;
+  uint64_t refused = 0;
+};
+
+inline Tally& tally() {
+  static Tally instance;
+  return instance;
+}
+
+// The end of LLVMFuzzerTestOneInput.
+inline int verdict(bool accepted) {
+  ++(accepted ? tally().accepted : tally().refused);
+  return 0;
+}
+
+// Ends the process: a property does not hold.
+[[noreturn]] inline void wrong(const std::string& what) {
+  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  std::abort();
+}
+
+// Takes values out of an input, zeros where it has ended.
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : bytes_(data, size) {}
+  bool empty() const { return bytes_.empty(); }
+  std::span<const uint8_t> take(size_t size) {
+    const auto taken = bytes_.first(size < bytes_.size() ? size : bytes_.size());
+    bytes_ = bytes_.subspan(taken.size());
+    return taken;
+  }
+  template <class T>
+  T number() {
+    T value = 0;
+    const auto taken = take(sizeof(T));
+    if (!taken.empty()) std::memcpy(&value, taken.data(), taken.size());
+    return value;
+  }
+
+ private:
+  std::span<const uint8_t> bytes_;
+};
+
+}  // namespace torch_remote::fuzzers

@@ -1,0 +1,194 @@
+"""Writes tests/fuzzers/corpus anew, out of real sessions: bazel run //tests/fuzzers:make_corpus.
+
+Each script below runs on the device while its session is captured. What its worker got and answered becomes an input of
+each fuzz target (their sources say what an input is): the messages, the programs, the chunks of the capture, and the
+tensor bytes as a peer on a socket would hand them over. Nothing of the machine or of the time is kept.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SESSIONS = {
+    "pointwise": """
+        x = torch.arange(6.0, device=d)
+        for n in (6, 4):
+            y = torch.relu(x[:n] * 2 + x[:n])
+            print(y.sum().item(), y.tolist())
+    """,
+    "in_place": """
+        x, y = torch.ones(4, device=d), torch.full((4,), 2.0, device=d)
+        for _ in range(3):
+            x.add_(y)
+            x.mul_(0.5)
+        print(x.tolist())
+    """,
+    "dynamic": """
+        x = torch.tensor([0.0, 1.0, 2.0], device=d)
+        print(torch.nonzero(x).shape, torch.equal(x, x), x[x > 0].tolist())
+    """,
+    "step": """
+        net = torch.nn.Linear(3, 2).to(d)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(2, 3, device=d)).square().mean().backward()
+            optimizer.step()
+        print(net.weight.tolist())
+    """,
+    "indices": """
+        x = torch.arange(16.0, device=d).reshape(1, 1, 4, 4).requires_grad_()
+        torch.nn.functional.max_pool2d(x, 2).sum().backward()
+        table = torch.nn.Embedding(4, 2, scale_grad_by_freq=True).to(d)
+        table(torch.tensor([1, 3, 1], device=d)).sum().backward()
+        print(x.grad.tolist(), table.weight.grad.tolist())
+    """,
+    "choices": """
+        x = torch.arange(6.0, device=d).reshape(2, 3)
+        index = torch.tensor([[0, 2, 1], [1, 0, 0]], device=d)
+        print(x.gather(1, index).tolist(), x.scatter_add(1, index, x).tolist(), x.topk(2).values.tolist())
+    """,
+    "failure": """
+        x = torch.arange(3, device=d)
+        try:
+            print(torch.ones(2, device=d)[x].tolist())
+        except IndexError:
+            pass
+        torch.remote.cancel()
+        torch.remote.synchronize()
+        torch.remote.empty_cache()
+        print(torch.remote.mem_get_info()[0] > 0)
+    """,
+    "profiled": """
+        with torch.remote.profile():
+            print((torch.rand(3, device=d) + 1).sum().item())
+    """,
+    "large": """
+        x = torch.zeros(9000, device=d)
+        x.copy_(torch.zeros(9000))
+        print(x[:9000].cpu().sum())
+    """,
+}
+
+FILE_HEADER, CHUNK_HEADER, FRAME_HEADER = 64, struct.Struct("<IIQQII"), struct.Struct("<IBBHQQII")
+INFO, SENT, RECEIVED, SOURCE_GRAPH, END = range(1, 6)  # capture::ChunkType
+HELLO, HELLO_REPLY, LOAD_PROGRAM = 1, 2, 3  # wire::Type
+WANTS_REPLY, ATTACHMENT = 1, 2  # wire::Flags
+LARGEST = 16 << 10  # of an input
+SMALL_ATTACHMENT = 32 << 10  # smaller ones go through the socket
+
+
+def aligned(size):
+    return (size + 63) // 64 * 64
+
+
+def chunks(data):
+    """(type, control, attachment, the chunk's bytes) of each chunk."""
+    at = FILE_HEADER
+    while at < len(data):
+        _, kind, _, attachment, control, _ = CHUNK_HEADER.unpack_from(data, at)
+        begin = at + CHUNK_HEADER.size
+        behind = at + aligned(CHUNK_HEADER.size + control)
+        end = behind + aligned(attachment)
+        header = CHUNK_HEADER.pack(0, kind, 0, attachment, control, 0)  # the checksums are mended by the target
+        yield kind, data[begin : begin + control], data[behind : behind + attachment], header + data[begin:end]
+        at = end
+
+
+def record(source, folder):
+    """The chunks of a session that ran `source`."""
+    path = Path(folder) / "session.rreplay"
+    lines = [line.strip("\n") for line in source.split("\n")]
+    body = "\n".join(line[8:] for line in lines)
+    environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path), "TORCH_REMOTE_WORKER_THREADS": "1"}
+    script = f"import torch, torch_remote\ntorch.manual_seed(0)\nd = 'remote'\n{body}"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return list(chunks(path.read_bytes()))
+
+
+def frames(session, direction):
+    """(type, flags, control, attachment) of the frames that were sent or received, but for the hello."""
+    for kind, control, attachment, _ in session:
+        if kind == direction:
+            _, _, number, flags, *_ = FRAME_HEADER.unpack_from(control)
+            if number not in (HELLO, HELLO_REPLY):
+                yield number, flags, control[FRAME_HEADER.size :], attachment
+
+
+def messages(session):
+    """Up to the first that is too long. Before its first program comes one of no bytes, with the same number."""
+    result = b""
+    for number, flags, control, attachment in frames(session, SENT):
+        if number == LOAD_PROGRAM and not result:
+            result += struct.pack("<BBHH", number, ATTACHMENT, len(control), 0) + control
+        if len(control) > 0xFFFF or len(attachment) > 0xFFFF:
+            break
+        flags = flags & WANTS_REPLY | (ATTACHMENT if attachment else 0)  # a capture has the frame before its transport
+        result += struct.pack("<BBHH", number, flags, len(control), len(attachment)) + control + attachment
+    return result
+
+
+def capture(session):
+    """Without what describes the machine."""
+    kept = []
+    for kind, control, _, whole in session:
+        if kind in (SENT, RECEIVED) and FRAME_HEADER.unpack_from(control)[2] in (HELLO, HELLO_REPLY):
+            continue
+        if kind != INFO:
+            kept.append(whole)
+    return b"\0" + b"".join(kept)
+
+
+def attachments(session):
+    """Commands of tests/fuzzers/attachments.cpp. Segments have numbers from 1 on, and the seals of the transport."""
+    announce, inside, lend, segments, allocate, receive, forget = range(1, 8)
+    result, number, token = b"", 0, 0
+    for _, _, _, attachment in frames(session, SENT):
+        size = len(attachment)
+        if 0 < size < SMALL_ATTACHMENT:
+            result += struct.pack("<BH", inside, size) + attachment
+        elif size:
+            number, token = number + 1, token + 1
+            result += struct.pack("<BIIIB", announce, number, aligned(size), aligned(size), 7)
+            result += struct.pack("<BIQQQI", lend, number, 0, size, token, 0)
+    for _, _, _, attachment in frames(session, RECEIVED):
+        if attachment:
+            result += struct.pack("<BI", allocate, max(len(attachment), SMALL_ATTACHMENT))
+            token += 1
+    result += bytes([receive, forget])
+    if number:
+        result += struct.pack("<BIHQ", segments, 3, 1, number)  # retired
+    return result + bytes([receive])
+
+
+def main():
+    workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
+    if workspace is None:
+        sys.exit("make_corpus writes into the checkout: bazel run //tests/fuzzers:make_corpus")
+    corpus = Path(workspace) / "tests/fuzzers/corpus"
+    shutil.rmtree(corpus, ignore_errors=True)
+
+    def write(target, name, data):
+        if 0 < len(data) <= LARGEST:
+            (corpus / target).mkdir(parents=True, exist_ok=True)
+            (corpus / target / name).write_bytes(data)
+            print(f"{target}/{name}: {len(data)} bytes")
+
+    for name, source in SESSIONS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            session = record(source, folder)
+        write("messages", name, messages(session))
+        write("captures", name, capture(session))
+        write("attachments", name, attachments(session))
+        programs = {a for number, _, _, a in frames(session, SENT) if number == LOAD_PROGRAM}
+        programs |= {attachment for kind, _, attachment, _ in session if kind == SOURCE_GRAPH}
+        for i, program in enumerate(sorted(programs, key=len)):
+            write("programs", f"{name}.{i}", program)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "ir/op_table.h"
+#include "ir/program_generated.h"
+
+namespace torch_remote::fuzzers {
+
+// Bytes that are a program get the fingerprint of this build's op table, in place: a corpus outlives changes of the
+// table, and damage gets behind the comparison.
+inline void mend_program(std::span<uint8_t> bytes) {
+  namespace fbs = ir::fbs;
+  // Its elements must be where their alignment says, as they are where the decoder looks at them.
+  if (bytes.size() < 8 || reinterpret_cast<uintptr_t>(bytes.data()) % 8 != 0) return;
+  flatbuffers::Verifier verifier(bytes.data(), bytes.size(), /*max_depth=*/16, /*max_tables=*/1'000'000);
+  if (!fbs::VerifyProgramBuffer(verifier)) return;
+  const auto* table = reinterpret_cast<const flatbuffers::Table*>(fbs::GetProgram(bytes.data()));
+  const uint8_t* field = table->GetAddressOf(fbs::Program::VT_FINGERPRINT);
+  if (field == nullptr) return;
+  const uint64_t fingerprint = ir::op_table_fingerprint();
+  std::memcpy(bytes.data() + (field - bytes.data()), &fingerprint, sizeof(fingerprint));
+}
+
+}  // namespace torch_remote::fuzzers
