@@ -106,6 +106,8 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   desc.flags = flags;
   desc.opcode = opcode;
   desc.functional = opcode;
+  desc.single = kInvalidOpcode;
+  desc.layout_of = -1;
   desc.args = op.args;
   desc.results = op.results;
   table.by_name.emplace(desc.name, opcode);

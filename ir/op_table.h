@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "ir/scalar_tree.h"
+
 // The op table: the only place that lists ops. Its entries are data (ir/ops/*.toml, one file per family); a generator
 // checks them against the schemas that ship with torch and writes `op_table_generated.{h,cpp}`.
 //
@@ -17,6 +19,7 @@ namespace torch_remote::ir {
 // on: assigned by this process, never on the wire and never on disk (there, an op is named by its schema name).
 using Opcode = uint32_t;
 inline constexpr Opcode kFirstOpaque = 0x4000;
+inline constexpr Opcode kInvalidOpcode = 0xFFFFFFFF;
 
 enum class Family : uint8_t {
   kPointwise,
@@ -90,6 +93,7 @@ struct ResultDesc {
   int8_t alias;  // >= 0: this result is that argument (in-place, out=); such results make no view
 };
 
+// What an op does beyond its schema's arguments and results.
 enum OpFlags : uint32_t {
   kOpRandom = 1u << 0,          // draws random numbers; if the schema has no generator argument, `args` ends with one
   kOpDynamicShape = 1u << 1,    // a result's size depends on data: one round trip
@@ -101,10 +105,22 @@ enum OpFlags : uint32_t {
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
 };
 
-// How the recorder finds the results' dtypes, sizes and strides. Rules live in frontend/shape_rules; the names here are
-// the data files' names.
+// What the recorder must know of a call of it.
+enum OpFacts : uint32_t {
+  kFactTakesNumbers = 1u << 0,       // a 0-dim tensor of the CPU may stand for an operand
+  kFactTakesHostIndices = 1u << 1,   // its index tensors may be the CPU's; they are uploaded
+  kFactWrapsNumber = 1u << 2,        // elementwise, and torch makes its number an operand of rank 0
+  kFactMayOverlap = 1u << 3,         // in place, and may write an element twice: overlap is not checked
+  kFactResizesSelf = 1u << 4,        // in place, and gives `self` the size of its functional overload's result
+  kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may do each tensor for itself: see `single`
+  kFactKeepsIntegers = 1u << 6,      // in place, CPU leaves integers alone, and looks at nothing
+  kFactKeepsReals = 1u << 7,         // the same of real numbers
+  kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
+};
+
+// How shapes of results follow from those of operands, as passes see it.
 enum class ShapeRule : uint8_t {
-  kNone,        // not by a rule of ours: torch's structured metas, then the dispatcher's Meta key
+  kNone,        // not said
   kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions make floats of integers
   kComparison,  // broadcast; the result is bool
   kInPlace,     // no new results
@@ -113,49 +129,106 @@ enum class ShapeRule : uint8_t {
   kBmm,
   kAddmm,
   kLike,  // as the first operand, preserve_format
+  kEmbedding,
+  kSoftmax,
+  kLayerNorm,
+  kBatchNorm,
+  kGroupNorm,
+  kForeach,  // a list of results, each like the first list's
+  kCumulative,
+};
+
+// The client's function that finds dtypes, sizes and strides of the results (frontend/shapes/shape_rules*.cpp).
+enum class ShapeFunction : uint8_t {
+  kNone,  // none of ours: torch's structured metas, then the dispatcher's Meta key
+  // shape_rules.cpp
+  kPointwise,
+  kPointwiseAny,  // integers stay integers too
+  kPromoted,      // operands of several dtypes
+  kLerp,
+  kAddcdiv,
+  kClamp,
+  kGelu,
+  kGeluBackward,
+  kWhere,
+  kLike,
+  kLikeNumber,
+  kLikeFloat,
+  kComparison,
+  kComparisonAny,  // also of complex numbers
+  kFrexp,
+  kAngle,
+  kReduction,  // the dtype stays
+  kSum,        // integers become int64
+  kAnyAll,
+  kArgReduction,
+  kMm,
+  kBmm,
+  kAddmm,
   kCat,
   kStack,
+  kIndexSelect,
+  kViewBackward,
+  kCumulative,
+  kViewCopy,
+  kRoll,
+  kPad,
+  kForeach,
+  kForeachNorm,
+  kArange,
+  // shape_rules_nn.cpp
   kConvolution,
   kConvolutionBackward,
   kEmbedding,
   kEmbeddingBackward,
-  kIndexSelect,
-  kGather,
+  kEmbeddingBag,
+  kEmbeddingBagForwardOnly,
   kSoftmax,
   kLayerNorm,
   kLayerNormBackward,
   kBatchNorm,
+  kBatchNormNoStats,
+  kBatchNormNoTraining,
+  kBatchNormWithUpdate,
   kBatchNormBackward,
   kGroupNorm,
   kGroupNormBackward,
-  kNllLoss,
-  kNllLossBackward,
-  kForeach,  // a list of results, each like the first list's
-  kAttention,
-  kAttentionBackward,
-  kFactory,
-  kIndex,
-  kSliceBackward,
-  kSelectBackward,
-  kCumulative,
-  kPad,
-  kPool,
+  kDropout,
+  kDropoutBackward,
+  kNormal,
+  kLossBackward,
+  kLogSigmoid,
+  // shape_rules_linalg.cpp
+  kFftC2c,
+  kFftR2c,
+  kFftC2r,
+  kLinalgEig,
+  kHistogramEdges,
+  // shape_rules_rnn.cpp
+  kRnn,
+  kRnnBackward,
 };
 
 struct OpDesc {
   std::string_view name;  // "aten::add.Tensor"; the default overload has no dot: "aten::relu"
   Family family;
   ShapeRule shape_rule;
+  ShapeFunction shape_function;
   uint32_t flags;  // OpFlags
+  uint32_t facts;  // OpFacts
   Opcode opcode;
   Opcode functional;  // for in-place and out overloads the functional sibling's opcode, else `opcode` itself
+  Opcode single;      // kFactPerTensor: what CPU calls for each tensor; kInvalidOpcode: nothing that is recorded
+  // The argument whose memory format CPU's kernel gives to the first result, whatever the meta says; -1: the meta is
+  // right.
+  int8_t layout_of;
   std::span<const ArgDesc> args;
   std::span<const ResultDesc> results;
   // What computes one element of the result, in the notation that docs/operators.md describes; else empty. Pointwise
   // ops, and multi-tensor ones, where it is over the lists' elements.
   std::string_view expression;
-  std::string_view decomposition;  // name of the decomposition, if there is one
-  std::string_view doc;            // one line
+  std::span<const ScalarNode> tree;  // the expression; empty if there is none
+  std::string_view doc;              // one line
 };
 
 // The generated part.
@@ -168,7 +241,6 @@ std::string op_table_version();
 // Any opcode, generated or opaque. The reference lives as long as the process. Undefined for an unknown opcode.
 const OpDesc& op_desc(Opcode opcode);
 // kInvalidOpcode if neither the table nor an opaque registration has this schema name.
-inline constexpr Opcode kInvalidOpcode = 0xFFFFFFFF;
 Opcode find_op(std::string_view name);
 
 struct OpaqueArg {

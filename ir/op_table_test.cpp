@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "ir/composed_ops.h"
 #include "ir/op_table_generated.h"
 
 namespace torch_remote::ir {
@@ -99,6 +101,66 @@ TEST(OpTable, WhatIsInTheKey) {
   EXPECT_EQ(arg(ops::aten_copy_, "non_blocking").role, ArgRole::kIgnored);
 }
 
+TEST(OpTable, WhatTheRecorderMustKnow) {
+  const auto has = [](Opcode opcode, OpFacts fact) { return (op_desc(opcode).facts & fact) != 0; };
+  EXPECT_TRUE(has(ops::aten_mul_Tensor, kFactTakesNumbers));
+  EXPECT_FALSE(has(ops::aten_mm, kFactTakesNumbers));
+  EXPECT_TRUE(has(ops::aten_index_put_, kFactTakesHostIndices));
+  EXPECT_FALSE(has(ops::aten_index_select, kFactTakesHostIndices));
+  EXPECT_TRUE(has(ops::aten_add_Scalar, kFactWrapsNumber));
+  EXPECT_FALSE(has(ops::aten_lerp_Scalar, kFactWrapsNumber));
+  EXPECT_TRUE(has(ops::aten_fill__Scalar, kFactMayOverlap));
+  EXPECT_FALSE(has(ops::aten_fill__Tensor, kFactMayOverlap));
+  EXPECT_TRUE(has(ops::aten_addbmm_, kFactResizesSelf));
+  EXPECT_FALSE(has(ops::aten_addbmm, kFactResizesSelf));
+  EXPECT_TRUE(has(ops::aten_nan_to_num_, kFactKeepsIntegers));
+  EXPECT_TRUE(has(ops::aten_conj_physical_, kFactKeepsReals));
+  EXPECT_TRUE(has(ops::aten_index_add_, kFactMetaNeedsElements));
+  EXPECT_EQ(op_desc(ops::aten_replication_pad2d_backward).layout_of, 1);
+  EXPECT_EQ(op_desc(ops::aten_replication_pad1d).layout_of, -1);
+}
+
+TEST(OpTable, WhatCpuCallsForEachTensor) {
+  EXPECT_EQ(op_desc(ops::aten__foreach_add__List).single, ops::aten_add__Tensor);
+  EXPECT_EQ(op_desc(ops::aten__foreach_maximum_Scalar).single, ops::aten_clamp_min);
+  EXPECT_EQ(op_desc(ops::aten__foreach_clone).single, kInvalidOpcode);
+  EXPECT_EQ(op_desc(ops::aten__fused_adam_).facts & kFactPerTensor, 0u);
+}
+
+TEST(OpTable, ShapeFunctionsAreOfFunctionalOverloads) {
+  EXPECT_EQ(op_desc(ops::aten_add_Tensor).shape_function, ShapeFunction::kPromoted);
+  EXPECT_EQ(op_desc(ops::aten_add__Tensor).shape_function, ShapeFunction::kNone);
+  EXPECT_EQ(op_desc(ops::aten__native_batch_norm_legit_no_stats).shape_function, ShapeFunction::kBatchNormNoStats);
+  EXPECT_EQ(op_desc(ops::aten__native_batch_norm_legit_functional).shape_function, ShapeFunction::kNone);
+  EXPECT_EQ(op_desc(ops::aten_baddbmm).shape_function, ShapeFunction::kNone);
+  EXPECT_EQ(op_desc(ops::aten_baddbmm).shape_rule, ShapeRule::kAddmm);
+}
+
+TEST(OpTable, TreesAreTheExpressions) {
+  // self + alpha * other
+  const std::span<const ScalarNode> tree = op_desc(ops::aten_add__Tensor).tree;
+  const std::vector<ScalarOp> expected = {ScalarOp::kArgument,  ScalarOp::kToCompute, ScalarOp::kArgument,
+                                          ScalarOp::kToCompute, ScalarOp::kArgument,  ScalarOp::kToCompute,
+                                          ScalarOp::kMul,       ScalarOp::kAdd,       ScalarOp::kToResult};
+  ASSERT_EQ(tree.size(), expected.size());
+  for (size_t i = 0; i < tree.size(); ++i) EXPECT_EQ(tree[i].op, expected[i]) << i;
+  const double operands[] = {1.5, 10, 3};  // self, other, alpha
+  EXPECT_EQ(evaluate<double>(tree, operands), 31.5);
+  size_t trees = 0;
+  for (const OpDesc& desc : op_table()) {
+    EXPECT_EQ(desc.tree.empty(), desc.expression.empty()) << desc.name;
+    trees += !desc.tree.empty();
+    for (size_t i = 0; i < desc.tree.size(); ++i) {
+      const ScalarNode& node = desc.tree[i];
+      const bool argument = node.op == ScalarOp::kArgument;
+      if (argument) EXPECT_LT(node.a, desc.args.size()) << desc.name;
+      if (!argument && node.op != ScalarOp::kNumber) EXPECT_LT(std::max({node.a, node.b, node.c}), i) << desc.name;
+      EXPECT_EQ(node.op == ScalarOp::kToResult, i + 1 == desc.tree.size()) << desc.name;
+    }
+  }
+  EXPECT_GT(trees, 500u);
+}
+
 TEST(OpTable, HiddenMutation) {
   for (const char* name : {"running_mean", "running_var"}) EXPECT_TRUE(arg(ops::aten_native_batch_norm, name).writes);
   EXPECT_FALSE(arg(ops::aten_native_batch_norm, "weight").writes);
@@ -124,6 +186,22 @@ TEST(OpTable, VersionNamesTheFingerprint) {
   char hex[32];
   std::snprintf(hex, sizeof(hex), "%016llx", static_cast<unsigned long long>(op_table_fingerprint()));
   EXPECT_EQ(op_table_version(), std::to_string(op_table().size()) + " ops, " + hex);
+}
+
+TEST(ComposedOps, AreFoundByName) {
+  EXPECT_EQ(find_composed("aten::add.Tensor"), nullptr);
+  EXPECT_EQ(find_composed(""), nullptr);
+  for (const ComposedOp& op : composed_ops()) EXPECT_EQ(find_composed(op.name), &op);
+  EXPECT_TRUE(find_composed("aten::view")->own_kernel);
+  EXPECT_EQ(find_composed("aten::view")->as, ComposedAs::kNothing);
+  EXPECT_EQ(find_composed("aten::copy_")->as, ComposedAs::kRecord);
+  const ComposedOp* rand = find_composed("aten::rand");
+  EXPECT_FALSE(rand->own_kernel);
+  EXPECT_EQ(rand->by, ops::aten_uniform_);
+  ASSERT_EQ(rand->with.size(), 2u);
+  EXPECT_EQ(rand->with[1].kind, ArgKind::kFloat);
+  EXPECT_EQ(rand->with[1].constant, 1.0);
+  EXPECT_EQ(find_composed("aten::full")->with[0].name, "fill_value");
 }
 
 TEST(OpaqueOps, KeepTheirSchema) {

@@ -4,13 +4,12 @@
 #include <array>
 #include <cmath>
 
+#include "ir/op_table_generated.h"
+
 namespace torch_remote::ir {
 namespace {
 
-bool is_rnn(Opcode opcode) {
-  static const Opcode rnn = find_op("aten::_cudnn_rnn"), backward = find_op("aten::_cudnn_rnn_backward");
-  return opcode == rnn || opcode == backward;
-}
+bool is_rnn(Opcode opcode) { return opcode == ops::aten__cudnn_rnn || opcode == ops::aten__cudnn_rnn_backward; }
 
 double numel(const Graph& graph, const int64_t* symbols, uint32_t view) {
   double product = 1;

@@ -1,6 +1,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ir/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
@@ -288,7 +289,6 @@ class Canonicalizer {
   // -- copies --------------------------------------------------------------------------------------------------------
 
   void drop_copies() {
-    static const ir::Opcode kCopy = ir::find_op("aten::copy_");
     std::vector<bool> constant;  // made at the first copy
     std::vector<uint32_t> target(graph_.buffers.size());
     for (uint32_t i = 0; i < target.size(); ++i) target[i] = i;
@@ -296,7 +296,8 @@ class Canonicalizer {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       Node& node = graph_.nodes[i];
       bool drop = false;
-      if (node.opcode == kCopy && node.args[0].tag == ArgTag::kView && node.args[1].tag == ArgTag::kView) {
+      if (node.opcode == ir::ops::aten_copy_ && node.args[0].tag == ArgTag::kView &&
+          node.args[1].tag == ArgTag::kView) {
         if (constant.empty()) constant = constant_buffers(graph_);
         const View& to = graph_.views[node.args[0].a];
         const View& from = graph_.views[node.args[1].a];

@@ -1,5 +1,7 @@
 #include "passes/shape_facts.h"
 
+#include "ir/op_table_generated.h"
+
 namespace torch_remote::passes {
 namespace {
 
@@ -50,7 +52,7 @@ class Collector {
       case ShapeRule::kInPlace:
         // The written operand has the result's sizes.
         if ((desc_.flags & ir::kOpInPlace) == 0) return;
-        if (desc_.family == ir::Family::kPointwise || desc_.name == "aten::copy_") {
+        if (desc_.family == ir::Family::kPointwise || desc_.opcode == ir::ops::aten_copy_) {
           return broadcast(operand(graph_, node_, 0), 1);
         }
         return;

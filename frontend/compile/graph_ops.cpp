@@ -5,16 +5,13 @@
 
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "frontend/compile/fx.h"
-#include "frontend/ops/kernels.h"
 #include "frontend/ops/registration.h"
 #include "frontend/record/schemas.h"
-#include "ir/op_table_generated.h"
+#include "ir/composed_ops.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -22,96 +19,61 @@ namespace {
 namespace py = pybind11;
 using How = GraphOp::How;
 
-// Memory that nobody has written.
-const std::unordered_set<std::string_view> kEmptyOps = {"aten::empty.memory_format", "aten::empty_strided",
-                                                        "aten::empty_like",          "aten::new_empty",
-                                                        "aten::new_empty_strided",   "aten::empty_permuted"};
+// What fills the memory takes beside it: some of the node's own arguments, and constants.
+std::vector<GraphOp::Filling> filling(const ir::ComposedOp& composed, const c10::FunctionSchema& schema) {
+  std::vector<GraphOp::Filling> all;
+  for (const ir::FillArgument& argument : composed.with) {
+    GraphOp::Filling& one = all.emplace_back();
+    if (!argument.name.empty()) {
+      one.place = schema.argumentIndexWithName(std::string(argument.name)).value();
+    } else if (argument.kind == ir::ArgKind::kBool) {
+      one.fixed = py::bool_(argument.constant != 0);
+    } else if (argument.kind == ir::ArgKind::kInt) {
+      one.fixed = py::int_(static_cast<int64_t>(argument.constant));
+    } else {
+      one.fixed = py::float_(argument.constant);
+    }
+  }
+  return all;
+}
 
-// What is new memory and an op that fills it: such an op in place beside its functional form, which reads nothing of
-// the tensor that it is called on but its sizes.
-struct Fill {
-  const char* op;
-  // Its other arguments: names of the functional op's, or constants.
-  std::vector<std::variant<const char*, bool, int, double>> arguments;
-};
-const std::unordered_map<std::string_view, Fill> kFills = {
-    {"prims::convert_element_type", {"aten::copy_", {"a", false}}},
-    {"aten::clone", {"aten::copy_", {"self", false}}},
-    {"aten::_to_copy", {"aten::copy_", {"self", false}}},
-    {"aten::lift_fresh_copy", {"aten::copy_", {"self", false}}},
-    {"aten::copy", {"aten::copy_", {"src", false}}},
-    {"aten::_foreach_copy", {"aten::_foreach_copy_", {"src", false}}},
-    {"aten::zero", {"aten::zero_", {}}},
-    {"aten::zeros", {"aten::zero_", {}}},
-    {"aten::zeros_like", {"aten::zero_", {}}},
-    {"aten::new_zeros", {"aten::zero_", {}}},
-    {"aten::_foreach_zero", {"aten::_foreach_zero_", {}}},
-    {"aten::ones", {"aten::fill_.Scalar", {1}}},
-    {"aten::ones_like", {"aten::fill_.Scalar", {1}}},
-    {"aten::new_ones", {"aten::fill_.Scalar", {1}}},
-    {"aten::full", {"aten::fill_.Scalar", {"fill_value"}}},
-    {"aten::full_like", {"aten::fill_.Scalar", {"fill_value"}}},
-    {"aten::new_full", {"aten::fill_.Scalar", {"fill_value"}}},
-    {"aten::fill.Scalar", {"aten::fill_.Scalar", {"value"}}},
-    {"aten::fill.Tensor", {"aten::fill_.Tensor", {"value"}}},
-    {"aten::rand", {"aten::uniform_", {0.0, 1.0}}},
-    {"aten::rand_like", {"aten::uniform_", {0.0, 1.0}}},
-    {"aten::uniform", {"aten::uniform_", {"from", "to", "generator"}}},
-    {"aten::randn", {"aten::normal_", {0.0, 1.0}}},
-    {"aten::randn_like", {"aten::normal_", {0.0, 1.0}}},
-    {"aten::normal_functional", {"aten::normal_", {"mean", "std", "generator"}}},
-    {"aten::normal.float_float", {"aten::normal_", {"mean", "std", "generator"}}},
-    {"aten::randperm", {"aten::randperm.generator_out", {"n"}}},
-    {"aten::bernoulli", {"aten::bernoulli_.Tensor", {"self", "generator"}}},
-    {"aten::bernoulli.p", {"aten::bernoulli_.float", {"p", "generator"}}},
-    {"aten::bernoulli.Tensor", {"aten::bernoulli_.Tensor", {"p", "generator"}}},
-    {"aten::exponential", {"aten::exponential_", {"lambd", "generator"}}},
-    {"aten::geometric", {"aten::geometric_", {"p", "generator"}}},
-    {"aten::cauchy", {"aten::cauchy_", {"median", "sigma", "generator"}}},
-    {"aten::log_normal", {"aten::log_normal_", {"mean", "std", "generator"}}},
-    {"aten::randint", {"aten::random_.from", {0, "high"}}},
-    {"aten::randint.low", {"aten::random_.from", {"low", "high"}}},
-    {"aten::randint_like", {"aten::random_.from", {0, "high"}}},
-    {"aten::randint_like.low_dtype", {"aten::random_.from", {"low", "high"}}},
-    {"aten::random", {"aten::random_", {"generator"}}},
-    {"aten::random.from", {"aten::random_.from", {"from", "to", "generator"}}},
-    {"aten::random.to", {"aten::random_.to", {"to", "generator"}}}};
+// False: it is recorded as it is, or not at all.
+bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle& handle, GraphOp& op) {
+  switch (composed.as) {
+    case ir::ComposedAs::kNothing:
+    case ir::ComposedAs::kRecord:
+      return false;
+    case ir::ComposedAs::kEmpty:
+      op.how = How::kEmpty;
+      return true;
+    case ir::ComposedAs::kView:
+      op.how = How::kView;
+      return true;
+    case ir::ComposedAs::kFill:
+      op.how = How::kFill;
+      op.filling = filling(composed, handle.schema());
+      break;
+    case ir::ComposedAs::kAttention:
+      op.how = How::kAttention;
+      break;
+    case ir::ComposedAs::kAttentionBackward:
+      op.how = How::kAttentionBackward;
+      break;
+  }
+  op.desc = &ir::op_desc(composed.by);
+  return true;
+}
 
 void classify(const c10::OperatorHandle& handle, const std::string& name, GraphOp& op) {
-  const auto known = [&](How how, const char* desc) {
-    op.how = how;
-    op.desc = &ir::op_desc(ir::find_op(desc));
-  };
-  if (name == "aten::_scaled_dot_product_fused_attention_overrideable") {
-    return known(How::kAttention, "aten::_scaled_dot_product_flash_attention_for_cpu");
-  }
-  if (name == "aten::_scaled_dot_product_fused_attention_overrideable_backward") {
-    return known(How::kAttentionBackward, "aten::_scaled_dot_product_flash_attention_for_cpu_backward");
-  }
-  if (const auto fill = kFills.find(name); fill != kFills.end()) {
-    for (const auto& argument : fill->second.arguments) {
-      GraphOp::Filling filling;
-      if (const auto* its = std::get_if<const char*>(&argument)) {
-        filling.place = handle.schema().argumentIndexWithName(*its).value();
-      } else {
-        filling.fixed = std::visit([](auto value) -> py::object { return py::cast(value); }, argument);
-      }
-      op.filling.push_back(std::move(filling));
-    }
-    return known(How::kFill, fill->second.op);
-  }
-  if (kEmptyOps.contains(name)) {
-    op.how = How::kEmpty;
-    return;
-  }
-  if (is_view_schema(handle.schema()) || name == "aten::_unsafe_view" || name == "aten::_reshape_alias" ||
-      name == "aten::lift_fresh") {
+  const ir::ComposedOp* composed = ir::find_composed(name);
+  if (composed != nullptr && classify_composed(*composed, handle, op)) return;
+  if (is_view_schema(handle.schema())) {
     op.how = How::kView;
     return;
   }
   const bool torchs = name.starts_with("aten::");
   op.why_not = "the recorder has its own way with this op";
-  if (torchs && is_own_kernel(name) && name != "aten::copy_") return;
+  if (composed != nullptr && composed->own_kernel && composed->as != ir::ComposedAs::kRecord) return;
   op.why_not = "an argument or a result is of a type that no program holds";
   const ir::OpDesc* desc = graph_desc(handle);
   if (desc == nullptr) return;

@@ -19,7 +19,6 @@
 #include <torch/library.h>
 
 #include <cstring>
-#include <unordered_set>
 
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
@@ -27,6 +26,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
+#include "ir/composed_ops.h"
 #include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
@@ -332,32 +332,11 @@ const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArr
   return self;
 }
 
-const char* const kOwnKernels[] = {
-    "aten::empty.memory_format", "aten::empty_strided", "aten::_efficientzerotensor", "aten::as_strided",
-    "aten::as_strided_", "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real",
-    "aten::view_as_complex", "aten::resize_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
-    "aten::set_.source_Tensor", "aten::set_", "aten::is_set_to", "aten::copy_", "aten::_copy_from",
-    "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::clone", "aten::_lazy_clone",
-    "aten::_has_compatible_shallow_copy_type", "aten::record_stream",
-    // Left to torch's own composites, which end in the ones above.
-    "aten::empty_like", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift", "aten::copy",
-    "aten::empty.out", "aten::new_empty_strided", "aten::new_empty", "aten::_resize_output_",
-    // host_memory.cpp
-    "aten::_to_copy",
-    // rnn.cpp
-    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_lstm_cell_backward_impl", "aten::_thnn_fused_gru_cell",
-    "aten::_thnn_fused_gru_cell_backward",
-    // attention.cpp
-    "aten::_fused_sdp_choice", "aten::_scaled_dot_product_fused_attention_overrideable",
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
-    // layouts.cpp
-    "aten::_nested_tensor_from_mask_left_aligned"};
-
 }  // namespace
 
 bool is_own_kernel(std::string_view name) {
-  static const std::unordered_set<std::string_view> names(std::begin(kOwnKernels), std::end(kOwnKernels));
-  return names.contains(name);
+  const ir::ComposedOp* op = ir::find_composed(name);
+  return op != nullptr && op->own_kernel;
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {

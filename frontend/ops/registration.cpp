@@ -17,7 +17,6 @@
 namespace torch_remote::frontend {
 namespace {
 
-using ir::ArgKind;
 using torch::jit::Stack;
 
 class RecordKernel final : public c10::OperatorKernel {
@@ -68,32 +67,10 @@ OpEntry* make_entry(const c10::OperatorHandle& handle) {
   return entry;
 }
 
-// What CPU calls for each tensor of a multi-tensor op ("_foreach_add_.List": "add_.Tensor"); null if there is none.
-const OpEntry* find_single(const OpEntry& op) {
-  constexpr std::string_view kPrefix = "aten::_foreach_";
-  const std::string_view name = op.desc->name;
-  if (!name.starts_with(kPrefix)) return nullptr;
-  const size_t dot = name.find('.');
-  std::string base = "aten::" + std::string(name.substr(kPrefix.size(), dot - kPrefix.size()));
-  const std::string_view suffix = dot == name.npos ? std::string_view() : name.substr(dot + 1);
-  if (suffix.starts_with("Scalar")) {
-    if (base.starts_with("aten::minimum")) base.replace(6, 7, "clamp_max");
-    if (base.starts_with("aten::maximum")) base.replace(6, 7, "clamp_min");
-  }
-  for (const char* overload : {".Tensor", ".Scalar", ".Tensor_Tensor", ".Tensor_Scalar", ""}) {
-    const auto found = entries().by_name.find(base + overload);
-    if (found == entries().by_name.end() || found->second == nullptr) continue;
-    const OpEntry& single = *found->second;
-    bool fits = single.desc->results.size() == 1;
-    for (uint32_t a = 0; a < op.arg_count && fits; ++a) {
-      ArgKind kind = op.desc->args[a].kind;
-      if (kind == ArgKind::kTensorList) kind = ArgKind::kTensor;
-      if (kind == ArgKind::kScalarList) kind = ArgKind::kScalar;
-      fits = a < single.arg_count && single.desc->args[a].kind == kind;
-    }
-    if (fits) return &single;
-  }
-  return nullptr;
+const OpEntry* entry_of(ir::Opcode opcode) {
+  if (opcode == ir::kInvalidOpcode) return nullptr;
+  const auto found = entries().by_name.find(std::string(ir::op_desc(opcode).name));
+  return found != entries().by_name.end() ? found->second : nullptr;
 }
 
 // True if the functional overload takes the other one's first arguments: then it can be inferred with them.
@@ -151,10 +128,10 @@ void register_ops() {
                                 std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
-    entry.single = find_single(entry);
+    entry.single = entry_of(entry.desc->single);
     if (entry.desc->functional == entry.desc->opcode) continue;
-    const auto found = table.by_name.find(std::string(ir::op_desc(entry.desc->functional).name));
-    if (found != table.by_name.end() && is_prefix(*found->second, entry)) entry.functional = found->second;
+    const OpEntry* functional = entry_of(entry.desc->functional);
+    if (functional != nullptr && is_prefix(*functional, entry)) entry.functional = functional;
     if (!(entry.desc->flags & ir::kOpOut)) continue;
     // One that also writes to its arguments is another op's out overload than the table's functional one.
     if (entry.functional != nullptr && entry.functional->desc->results.size() == entry.desc->results.size()) continue;

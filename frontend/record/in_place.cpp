@@ -90,21 +90,22 @@ bool is_plain_index_put(const IValue* args) {
 
 // What CPU does by copying `self` to itself, and so without looking at it.
 bool is_copied(const OpEntry& op, const at::Tensor& self) {
-  if (op.desc->name == "aten::nan_to_num_") return c10::isIntegralType(self.scalar_type(), true);
-  return op.desc->name == "aten::conj_physical_" && !self.is_complex();
+  if (op.has(ir::kFactKeepsIntegers)) return c10::isIntegralType(self.scalar_type(), true);
+  return op.has(ir::kFactKeepsReals) && !self.is_complex();
 }
 
 }  // namespace
 
 void check_in_place_call(const OpEntry& op, const IValue* args) {
   if (!args[0].isTensor()) {
-    if (op.bumps_versions) check_foreach(op, args);
+    if (op.has(ir::kFactPerTensor)) check_foreach(op, args);
     return;
   }
   const at::Tensor& self = args[0].toTensor();
   const OpEntry* functional = op.functional;
   const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
-  if ((pointwise || op.fills) && !op.overlaps && !self.is_non_overlapping_and_dense() && !is_copied(op, self)) {
+  if ((pointwise || op.fills) && !op.has(ir::kFactMayOverlap) && !self.is_non_overlapping_and_dense() &&
+      !is_copied(op, self)) {
     at::assert_no_internal_overlap(self);
   }
   if (op.fills && op.arg_count == 2) {  // fill_, and what takes only a generator
@@ -116,7 +117,8 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
                 "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
                 " dimensions.");
   }
-  if (op.fills || (op.masked_fill && is_plain_masked_fill(args)) || (op.index_put && is_plain_index_put(args))) {
+  if (op.fills || (is_masked_fill(op) && is_plain_masked_fill(args)) ||
+      (op.has(ir::kFactTakesHostIndices) && is_plain_index_put(args))) {
     return;
   }
   Inferred inferred;

@@ -63,7 +63,7 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
     if (t.device().index() != device) wrong_device(op, arg, t, device);
     return;
   }
-  if (t.is_cpu() && t.dim() == 0 && op.scalars_allowed && !arg.writes) return;
+  if (t.is_cpu() && t.dim() == 0 && op.takes_numbers && !arg.writes) return;
   wrong_device(op, arg, t, device);
 }
 
@@ -96,7 +96,7 @@ uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device
       for (const IValue& item : items) {
         if (item.isNone()) continue;
         const at::Tensor& t = item.toTensor();
-        if (op.uploads_allowed && t.defined() && t.is_cpu()) {
+        if (op.has(ir::kFactTakesHostIndices) && t.defined() && t.is_cpu()) {
           upload = true;
         } else {
           check_operand(op, arg, t, device);
@@ -262,7 +262,7 @@ void record_call(const OpEntry& op, Stack& stack) {
       return;
     }
   } else if (op.desc->flags & ir::kOpInPlace) {
-    if (op.resizes && run_with_resize(op, stack, record_call)) return;
+    if (op.has(ir::kFactResizesSelf) && run_with_resize(op, stack, record_call)) return;
     check_in_place_call(op, args);
   } else if (!op.desc->results.empty()) {
     if (infer(op, args, inferred) == Tier::kDynamic) {

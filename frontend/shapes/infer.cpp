@@ -104,17 +104,18 @@ void take_results(const ir::OpDesc& desc, const torch::jit::Stack& stack, Inferr
 void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack& stack, Inferred& out) {
   take_results(*op.desc, stack, out);
   if (op.structured == nullptr && op.desc->shape_rule == ir::ShapeRule::kPointwise &&
-      op.desc->name != "aten::where.self") {
+      op.desc->shape_function != ir::ShapeFunction::kWhere) {
     c10::SmallVector<const at::Tensor*, 4> operands;
     for (uint32_t i = 0; i < op.arg_count; ++i) {
       if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
     }
-    if (!operands.empty()) broadcast_result(operands, out.results[0], op.wraps_number);
+    if (!operands.empty()) broadcast_result(operands, out.results[0], op.has(ir::kFactWrapsNumber));
   }
-  if (op.format_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
+  const int layout_of = op.desc->layout_of;
+  if (layout_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
   const ResultMeta result = std::move(out.results[0]);
   Inferred laid_out;
-  laid_out.add(result.sizes, args[op.format_of].toTensor().suggest_memory_format(), result.dtype);
+  laid_out.add(result.sizes, args[layout_of].toTensor().suggest_memory_format(), result.dtype);
   out.results[0] = std::move(laid_out.results[0]);
 }
 
@@ -208,56 +209,27 @@ bool has_bool_index(const IValue& indices) {
 
 }  // namespace
 
+bool is_masked_fill(const OpEntry& op) {
+  return op.desc->opcode == ir::ops::aten_masked_fill__Scalar || op.desc->opcode == ir::ops::aten_masked_fill__Tensor;
+}
+
 at::Tensor meta_like(const at::Tensor& tensor) { return meta_over(tensor, meta_storage(tensor.storage().nbytes())); }
 
 OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     : handle(std::move(operator_handle)), desc(op_desc) {
   const c10::FunctionSchema& schema = handle.schema();
   arg_count = static_cast<uint32_t>(schema.arguments().size());
-  rule = find_shape_rule(*desc);
+  rule = find_shape_rule(desc->shape_function);
   refused_dtypes = find_refused_dtypes(desc->name);
   if (const CallCheckRow* row = find_call_check(*desc)) {
     (row->when == CheckWhen::kAlways ? check : check_unruled) = row->check;
   }
   structured = find_structured_meta(handle.operator_name());
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
-  const std::string_view base = desc->name.substr(0, desc->name.find('.'));
-  uploads_allowed = base == "aten::index" || base == "aten::index_put" || base == "aten::index_put_" ||
-                    base == "aten::_index_put_impl_" || base == "aten::_unsafe_index" ||
-                    base == "aten::_unsafe_index_put";
-  scalars_allowed =
-      uploads_allowed || desc->family == ir::Family::kPointwise || desc->family == ir::Family::kMultiTensor ||
-      base == "aten::masked_fill" || base == "aten::masked_fill_" || base == "aten::fill" || base == "aten::fill_" ||
-      base == "aten::copy_" || base == "aten::where" || base == "aten::index_fill" || base == "aten::index_fill_" ||
-      base == "aten::binary_cross_entropy_with_logits" || desc->family == ir::Family::kOpaque;
-  for (const char* name :
-       {"aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_",
-        "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"}) {
-    fills |= base == name;
-  }
+  takes_numbers = has(ir::kFactTakesNumbers) || desc->family == ir::Family::kOpaque;
+  fills = (desc->flags & ir::kOpInPlace) && desc->args[0].overwrites && desc->args[0].kind == ArgKind::kTensor;
   one_tensor =
       desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;
-  masked_fill = base == "aten::masked_fill_";
-  index_put = base == "aten::index_put_" || base == "aten::_index_put_impl_";
-  overlaps = desc->name == "aten::fill_.Scalar" || base == "aten::zero_";
-  resizes = base == "aten::addbmm_";
-  wraps_number = (desc->shape_rule == ir::ShapeRule::kPointwise || desc->shape_rule == ir::ShapeRule::kComparison) &&
-                 (desc->name.find("Scalar") != desc->name.npos || desc->name.find("_scalar") != desc->name.npos) &&
-                 base != "aten::lerp" && desc->name != "aten::pow.Tensor_Scalar";
-  using namespace std::string_view_literals;
-  for (const auto& [name, argument] : {std::pair("aten::batch_norm_backward"sv, 1),
-                                       {"aten::replication_pad2d"sv, 0},
-                                       {"aten::replication_pad3d"sv, 0},
-                                       {"aten::replication_pad2d_backward"sv, 1},
-                                       {"aten::replication_pad3d_backward"sv, 1},
-                                       {"aten::max_unpool2d"sv, 0},
-                                       {"aten::pixel_shuffle"sv, 0},
-                                       {"aten::pixel_unshuffle"sv, 0},
-                                       {"aten::channel_shuffle"sv, 0},
-                                       {"aten::native_channel_shuffle"sv, 0}}) {
-    if (desc->name == name) format_of = argument;
-  }
-  bumps_versions = base.starts_with("aten::_foreach_") && (desc->flags & ir::kOpInPlace);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     if (name == "dim") dim = static_cast<int>(i);
@@ -312,22 +284,17 @@ bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-// Torch's own shape function of the op, called without the dispatcher. (That of index_add takes the first slice of
-// tensors that have none.)
+// Torch's own shape function of the op, called without the dispatcher, unless it is wrong for this call.
 static bool calls_structured(const OpEntry& op, const IValue* args) {
   if (op.structured == nullptr) return false;
-  const ir::Opcode opcode = op.desc->opcode;
-  if (opcode != ir::ops::aten_index_add && opcode != ir::ops::aten_index_add_ && opcode != ir::ops::aten_index_reduce &&
-      opcode != ir::ops::aten_index_reduce_) {
-    return true;
-  }
+  if (!op.has(ir::kFactMetaNeedsElements)) return true;
   return std::none_of(args, args + op.arg_count,
                       [](const IValue& arg) { return arg.isTensor() && arg.toTensor().numel() == 0; });
 }
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dynamic) return Tier::kDynamic;
-  if (op.uploads_allowed && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
+  if (op.has(ir::kFactTakesHostIndices) && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
       op.desc->args.size() == 2 && has_bool_index(args[1])) {
     return Tier::kDynamic;  // index with a mask
   }
@@ -425,7 +392,7 @@ bool check_mutation(const OpEntry& op, const IValue* args) {
   };
   torch::jit::Stack stack;
   for (size_t i = 0; i < op.arg_count; ++i) {
-    const bool number = op.masked_fill && args[i].isTensor() && args[i].toTensor().is_cpu();
+    const bool number = is_masked_fill(op) && args[i].isTensor() && args[i].toTensor().is_cpu();
     if (number) {  // which torch's meta wants to be where the mask is
       stack.emplace_back(at::empty({}, args[i].toTensor().options().device(c10::kMeta)));
     } else {

@@ -24,6 +24,8 @@ bool single_arguments(const OpEntry& op, const c10::IValue* args, size_t i, torc
 // or resized.
 bool check_mutation(const OpEntry& op, const c10::IValue* args);
 
+bool is_masked_fill(const OpEntry& op);  // in place
+
 // A Meta tensor with the same metadata.
 at::Tensor meta_like(const at::Tensor& tensor);
 

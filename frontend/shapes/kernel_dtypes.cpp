@@ -41,7 +41,7 @@ ScalarType computed_in(const OpEntry& op, const IValue* args) {
   const bool together = op.desc->family == ir::Family::kPointwise;
   at::native::ResultTypeState state;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
-    if (op.wraps_number && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
+    if (op.has(ir::kFactWrapsNumber) && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
       state = at::native::update_result_type_state(args[i].toScalar(), state);
     }
     if (op.desc->args[i].role != ir::ArgRole::kOperand || !args[i].isTensor() || !args[i].toTensor().defined())

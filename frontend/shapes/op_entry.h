@@ -57,19 +57,11 @@ struct OpEntry {
   const OpEntry* single = nullptr;      // of a multi-tensor op: what CPU calls for each tensor
   uint64_t refused_dtypes = 0;          // by ScalarType: those that its kernel does not compute in
   bool dynamic = false;                 // always tier 4
-  bool scalars_allowed = false;         // takes 0-dim CPU tensors
-  bool uploads_allowed = false;         // takes CPU tensors (indices), which are uploaded
+  bool takes_numbers = false;           // 0-dim CPU tensors as operands
   bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
   bool one_tensor = false;              // its only result is a new tensor
-  bool index_put = false;               // index_put_ and its variants
-  bool wraps_number = false;            // elementwise, and makes its number an operand of rank 0
-  bool overlaps = false;                // in-place, and may write an element twice
-  bool resizes = false;                 // in-place, and gives `self` the size of its functional overload's result
-  bool masked_fill = false;             // in-place masked_fill_
-  bool bumps_versions = false;          // multi-tensor, in-place: counts versions as its single-tensor ops do
 
-  // Whose memory format CPU's kernel gives to the first result, whatever the meta says; -1: the meta is right.
-  int format_of = -1;
+  bool has(ir::OpFacts fact) const { return (desc->facts & fact) != 0; }
 
   // Positions of arguments by name, for the rules; -1: the op has none of that name.
   int dim = -1, keepdim = -1, dtype = -1;

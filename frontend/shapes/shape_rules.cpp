@@ -8,6 +8,8 @@
 
 #include <cmath>
 
+#include "ir/op_table_generated.h"
+
 namespace torch_remote::frontend {
 ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   ResultMeta& result = results.emplace_back();
@@ -227,7 +229,8 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
 
 // What most calls are: two contiguous tensors of floats, of one dtype and the same sizes, and perhaps a real number.
 bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (op.arg_count < 2 || op.arg_count > 3 || op.wraps_number || !args[0].isTensor() || !args[1].isTensor())
+  if (op.arg_count < 2 || op.arg_count > 3 || op.has(ir::kFactWrapsNumber) || !args[0].isTensor() ||
+      !args[1].isTensor())
     return false;
   if (op.arg_count == 3 && !args[2].isInt() && !args[2].isDouble()) return false;
   const at::Tensor& a = args[0].toTensor();
@@ -243,7 +246,7 @@ bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return is_plain_float(dtype) && all_remote_or_scalar(operands) &&
-         add_broadcast(operands, dtype, out, op.wraps_number);
+         add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
 // lerp: no promotion at all.
@@ -261,7 +264,7 @@ bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
-         add_broadcast(operands, dtype, out, op.wraps_number);
+         add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
 // Like torch for operands of several dtypes, for ops without a structured meta.
@@ -285,7 +288,7 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   for (size_t i = 2; i < op.desc->args.size(); ++i) {
     if (op.desc->args[i].kind == ArgKind::kScalar && scalar_category(args[i]) > dtype_category(dtype)) return false;
   }
-  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.wraps_number);
+  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
 // Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
@@ -345,7 +348,7 @@ bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   for (const at::Tensor* t : operands) {
     if (!kComplex && c10::isComplexType(t->scalar_type())) return false;
   }
-  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.wraps_number);
+  return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.has(ir::kFactWrapsNumber));
 }
 
 // where(condition, self, other)
@@ -361,20 +364,7 @@ bool where(const OpEntry&, const IValue* args, Inferred& out) {
   return add_broadcast(operands, dtype, out);
 }
 
-enum class ReductionKind { kNumber, kSum, kBool, kIndex, kUnknown };
-
-ReductionKind reduction_kind(std::string_view name) {
-  const std::string_view base = name.substr(0, name.find('.'));
-  if (base == "aten::sum" || base == "aten::prod") return ReductionKind::kSum;
-  if (base == "aten::any" || base == "aten::all") return ReductionKind::kBool;
-  if (base == "aten::argmax" || base == "aten::argmin") return ReductionKind::kIndex;
-  if (base == "aten::mean" || base == "aten::amax" || base == "aten::amin" || base == "aten::logsumexp" ||
-      base == "aten::max" || base == "aten::min" || base == "aten::linalg_vector_norm" || base == "aten::norm" ||
-      base == "aten::std" || base == "aten::var") {
-    return ReductionKind::kNumber;
-  }
-  return ReductionKind::kUnknown;
-}
+enum class ReductionKind { kNumber, kSum, kBool, kIndex };
 
 template <ReductionKind kind>
 bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
@@ -391,7 +381,8 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     if (self.numel() == 0 || c10::isComplexType(dtype) || dtype == ScalarType::Bool) return false;
     dtype = ScalarType::Long;
   } else {
-    if (self.numel() == 0 && op.dim < 0 && (op.desc->name == "aten::max" || op.desc->name == "aten::min")) {
+    if (self.numel() == 0 && op.dim < 0 &&
+        (op.desc->opcode == ir::ops::aten_max || op.desc->opcode == ir::ops::aten_min)) {
       TORCH_CHECK(false, op.desc->name.substr(6),
                   "(): Expected reduction dim to be specified for input.numel() == 0. "
                   "Specify the reduction dim with the 'dim' argument.");
@@ -591,9 +582,9 @@ bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
 }
 
 // constant_pad_nd(self, pad, value)
-bool pad(const OpEntry& op, const IValue* args, Inferred& out) {
+bool pad(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
-  if (op.desc->name != "aten::constant_pad_nd" || !is_remote(self) || !plain(self)) return false;
+  if (!is_remote(self) || !plain(self)) return false;
   const auto amounts = int_list(args[1]);
   const int64_t rank = self.dim();
   if (amounts.size() % 2 != 0 || static_cast<int64_t>(amounts.size()) > 2 * rank) return false;
@@ -681,85 +672,86 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc) {
-  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
-  if (const ShapeRuleFunction rule = find_nn_rule(desc)) return rule;
-  if (const ShapeRuleFunction rule = find_linalg_rule(desc)) return rule;
-  if (base == "aten::_foreach_norm") return foreach_norm;
-  if (const ShapeRuleFunction rule = find_rnn_rule(desc)) return rule;
-  if (base == "aten::roll") return roll;
-  if (base == "aten::frexp") return frexp;
-  if (base == "aten::angle") return angle;
-  if (desc.name == "aten::view_copy") return view_copy;
-  switch (desc.shape_rule) {
-    case ir::ShapeRule::kPointwise:
-      if (base == "aten::where") return where;
-      if (base == "aten::lerp") return lerp;
-      if (base == "aten::addcdiv") return addcdiv;
-      if (base == "aten::clamp") return clamp;
-      if (base == "aten::gelu") return gelu<1>;
-      if (base == "aten::gelu_backward") return gelu<2>;
-      // Their meta functions check numbers, too.
-      if (base == "aten::softshrink" || desc.name == "aten::div.Tensor_mode") return nullptr;
-      if (base == "aten::nan_to_num" || base == "aten::_conj_physical") return like;
-      if (base == "aten::hardtanh") return like_number;
-      if (base == "aten::deg2rad" || base == "aten::rad2deg") return like_float;
-      for (const char* name : {"aten::add", "aten::mul", "aten::floor_divide", "aten::remainder", "aten::fmod"}) {
-        if (base == name) return promoted;
-      }
-      for (const char* name : {"aten::sub", "aten::rsub", "aten::neg", "aten::bitwise_and", "aten::bitwise_or",
-                               "aten::bitwise_xor", "aten::minimum", "aten::maximum"}) {
-        if (base == name) return pointwise_any;
-      }
+ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
+  using enum ir::ShapeFunction;
+  switch (function) {
+    case kNone:
+      return nullptr;
+    case kPointwise:
       return pointwise;
-    case ir::ShapeRule::kComparison:
-      for (const char* name : {"aten::eq", "aten::ne", "aten::isnan", "aten::isinf", "aten::logical_and",
-                               "aten::logical_or", "aten::logical_xor", "aten::logical_not"}) {
-        if (base == name) return comparison<true>;
-      }
-      return comparison<false>;
-    case ir::ShapeRule::kReduction:
-      switch (reduction_kind(desc.name)) {
-        case ReductionKind::kNumber:
-          return reduction<ReductionKind::kNumber>;
-        case ReductionKind::kSum:
-          return reduction<ReductionKind::kSum>;
-        case ReductionKind::kBool:
-          return reduction<ReductionKind::kBool>;
-        case ReductionKind::kIndex:
-          return reduction<ReductionKind::kIndex>;
-        case ReductionKind::kUnknown:
-          return nullptr;
-      }
-      return nullptr;
-    case ir::ShapeRule::kMatmul:
-      return base == "aten::mm" ? mm : nullptr;
-    case ir::ShapeRule::kBmm:
-      return base == "aten::bmm" ? bmm : nullptr;
-    case ir::ShapeRule::kAddmm:
-      return base == "aten::addmm" ? addmm : nullptr;
-    case ir::ShapeRule::kLike:
+    case kPointwiseAny:
+      return pointwise_any;
+    case kPromoted:
+      return promoted;
+    case kLerp:
+      return lerp;
+    case kAddcdiv:
+      return addcdiv;
+    case kClamp:
+      return clamp;
+    case kGelu:
+      return gelu<1>;
+    case kGeluBackward:
+      return gelu<2>;
+    case kWhere:
+      return where;
+    case kLike:
       return like;
-    case ir::ShapeRule::kCat:
+    case kLikeNumber:
+      return like_number;
+    case kLikeFloat:
+      return like_float;
+    case kComparison:
+      return comparison<false>;
+    case kComparisonAny:
+      return comparison<true>;
+    case kFrexp:
+      return frexp;
+    case kAngle:
+      return angle;
+    case kReduction:
+      return reduction<ReductionKind::kNumber>;
+    case kSum:
+      return reduction<ReductionKind::kSum>;
+    case kAnyAll:
+      return reduction<ReductionKind::kBool>;
+    case kArgReduction:
+      return reduction<ReductionKind::kIndex>;
+    case kMm:
+      return mm;
+    case kBmm:
+      return bmm;
+    case kAddmm:
+      return addmm;
+    case kCat:
       return cat;
-    case ir::ShapeRule::kStack:
+    case kStack:
       return stack;
-    case ir::ShapeRule::kIndexSelect:
-      return base == "aten::index_select" ? index_select : nullptr;
-    case ir::ShapeRule::kSliceBackward:
-    case ir::ShapeRule::kSelectBackward:
+    case kIndexSelect:
+      return index_select;
+    case kViewBackward:
       return view_backward;
-    case ir::ShapeRule::kCumulative:
-      return base == "aten::cumsum" || base == "aten::cumprod" ? cumulative : nullptr;
-    case ir::ShapeRule::kPad:
+    case kCumulative:
+      return cumulative;
+    case kViewCopy:
+      return view_copy;
+    case kRoll:
+      return roll;
+    case kPad:
       return pad;
-    case ir::ShapeRule::kForeach:
+    case kForeach:
       return foreach_like;
-    case ir::ShapeRule::kFactory:
-      return base == "aten::arange" ? arange : nullptr;
+    case kForeachNorm:
+      return foreach_norm;
+    case kArange:
+      return arange;
     default:
-      return nullptr;
+      break;
   }
+  for (const auto find : {find_nn_rule, find_linalg_rule, find_rnn_rule}) {
+    if (const ShapeRuleFunction rule = find(function)) return rule;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no file of shape rules has function ", static_cast<int>(function));
 }
 
 }  // namespace torch_remote::frontend

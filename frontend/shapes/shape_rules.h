@@ -7,13 +7,13 @@
 // What the files of shape rules share.
 namespace torch_remote::frontend {
 
-// The op's rule; null if it has no function of its own.
-ShapeRuleFunction find_shape_rule(const ir::OpDesc& desc);
+// Null for kNone.
+ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 
-// Rules by family; null if there is none.
-ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc);
-ShapeRuleFunction find_linalg_rule(const ir::OpDesc& desc);
-ShapeRuleFunction find_rnn_rule(const ir::OpDesc& desc);
+// The functions of each file; null for another one's.
+ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
+ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
+ShapeRuleFunction find_rnn_rule(ir::ShapeFunction function);
 
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());

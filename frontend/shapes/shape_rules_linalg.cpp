@@ -143,13 +143,22 @@ bool histogram_edges(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_linalg_rule(const ir::OpDesc& desc) {
-  if (desc.name == "aten::_fft_c2c") return fft_c2c;
-  if (desc.name == "aten::_fft_r2c") return fft_r2c;
-  if (desc.name == "aten::_fft_c2r") return fft_c2r;
-  if (desc.name == "aten::linalg_eig") return linalg_eig;
-  if (desc.name == "aten::_histogramdd_bin_edges") return histogram_edges;
-  return nullptr;
+ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function) {
+  using enum ir::ShapeFunction;
+  switch (function) {
+    case kFftC2c:
+      return fft_c2c;
+    case kFftR2c:
+      return fft_r2c;
+    case kFftC2r:
+      return fft_c2r;
+    case kLinalgEig:
+      return linalg_eig;
+    case kHistogramEdges:
+      return histogram_edges;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace torch_remote::frontend

@@ -327,10 +327,10 @@ bool batch_norm_with_update(const OpEntry&, const IValue* args, Inferred& out) {
 
 // native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
 // mask)
-bool batch_norm_backward(const OpEntry& op, const IValue* args, Inferred& out) {
+bool batch_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (op.desc->name != "aten::native_batch_norm_backward" || !same_float(grad, input) || input.dim() < 2) return false;
+  if (!same_float(grad, input) || input.dim() < 2) return false;
   for (int i : {2, 3, 4, 5, 6}) {  // the gradients of the weights are of its dtype or the statistics'
     if (given(args[i]) && args[i].toTensor().scalar_type() != input.scalar_type()) return false;
   }
@@ -382,7 +382,7 @@ bool log_sigmoid(const OpEntry&, const IValue* args, Inferred& out) {
 // native_dropout(input, p, train) -> output, mask
 bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
-  if (op.desc->name != "aten::native_dropout" || !is_plain_float(input.scalar_type())) return false;
+  if (!is_plain_float(input.scalar_type())) return false;
   if (!like(op, args, out)) return false;
   const ResultMeta& output = out.results[0];
   const c10::DimVector sizes = output.sizes, strides = output.strides;
@@ -428,43 +428,51 @@ bool normal(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_nn_rule(const ir::OpDesc& desc) {
-  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
-  if (base == "aten::native_dropout") return dropout;
-  if (base == "aten::native_dropout_backward") return dropout_backward;
-  if (base == "aten::normal" && desc.name != "aten::normal.float_float") return normal;
-  if (base == "aten::mse_loss_backward" || base == "aten::smooth_l1_loss_backward" ||
-      base == "aten::huber_loss_backward") {
-    return loss_backward;
-  }
-  if (base == "aten::_embedding_bag") return embedding_bag<false>;
-  if (base == "aten::_embedding_bag_forward_only") return embedding_bag<true>;
-  if (desc.name == "aten::native_batch_norm" || desc.name == "aten::_native_batch_norm_legit") return batch_norm;
-  if (desc.name == "aten::_native_batch_norm_legit.no_stats") return batch_norm_no_stats;
-  if (desc.name == "aten::_native_batch_norm_legit_no_training") return batch_norm_no_training;
-  if (desc.name == "aten::_batch_norm_with_update") return batch_norm_with_update;
-  if (desc.name == "aten::log_sigmoid_forward") return log_sigmoid;
-  switch (desc.shape_rule) {
-    case ir::ShapeRule::kConvolution:
-      return base == "aten::convolution" ? convolution : nullptr;
-    case ir::ShapeRule::kConvolutionBackward:
-      return base == "aten::convolution_backward" ? convolution_backward : nullptr;
-    case ir::ShapeRule::kEmbedding:
-      return base == "aten::embedding" ? embedding : nullptr;
-    case ir::ShapeRule::kEmbeddingBackward:
-      return base == "aten::embedding_dense_backward" ? embedding_backward : nullptr;
-    case ir::ShapeRule::kSoftmax:
-      return base == "aten::_softmax" || base == "aten::_log_softmax" ? softmax : nullptr;
-    case ir::ShapeRule::kLayerNorm:
+ShapeRuleFunction find_nn_rule(ir::ShapeFunction function) {
+  using enum ir::ShapeFunction;
+  switch (function) {
+    case kConvolution:
+      return convolution;
+    case kConvolutionBackward:
+      return convolution_backward;
+    case kEmbedding:
+      return embedding;
+    case kEmbeddingBackward:
+      return embedding_backward;
+    case kEmbeddingBag:
+      return embedding_bag<false>;
+    case kEmbeddingBagForwardOnly:
+      return embedding_bag<true>;
+    case kSoftmax:
+      return softmax;
+    case kLayerNorm:
       return layer_norm;
-    case ir::ShapeRule::kLayerNormBackward:
+    case kLayerNormBackward:
       return layer_norm_backward;
-    case ir::ShapeRule::kBatchNormBackward:
+    case kBatchNorm:
+      return batch_norm;
+    case kBatchNormNoStats:
+      return batch_norm_no_stats;
+    case kBatchNormNoTraining:
+      return batch_norm_no_training;
+    case kBatchNormWithUpdate:
+      return batch_norm_with_update;
+    case kBatchNormBackward:
       return batch_norm_backward;
-    case ir::ShapeRule::kGroupNorm:
+    case kGroupNorm:
       return group_norm;
-    case ir::ShapeRule::kGroupNormBackward:
+    case kGroupNormBackward:
       return group_norm_backward;
+    case kDropout:
+      return dropout;
+    case kDropoutBackward:
+      return dropout_backward;
+    case kNormal:
+      return normal;
+    case kLossBackward:
+      return loss_backward;
+    case kLogSigmoid:
+      return log_sigmoid;
     default:
       return nullptr;
   }

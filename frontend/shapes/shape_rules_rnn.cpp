@@ -65,11 +65,16 @@ bool rnn_backward_shapes(const OpEntry&, const c10::IValue* args, Inferred& out)
 
 }  // namespace
 
-ShapeRuleFunction find_rnn_rule(const ir::OpDesc& desc) {
-  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
-  if (base == "aten::_cudnn_rnn") return rnn_shapes;
-  if (base == "aten::_cudnn_rnn_backward") return rnn_backward_shapes;
-  return nullptr;
+ShapeRuleFunction find_rnn_rule(ir::ShapeFunction function) {
+  using enum ir::ShapeFunction;
+  switch (function) {
+    case kRnn:
+      return rnn_shapes;
+    case kRnnBackward:
+      return rnn_backward_shapes;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace torch_remote::frontend

@@ -7,13 +7,16 @@ def op_table_files(name, outputs):
 
     Args:
       name: of the rule.
-      outputs: form ("header", "source", "json", "docs") to file name.
+      outputs: form ("header", "source", "json", "docs", "composed", "kernel_dtypes") to file name.
     """
     native.genrule(
         name = name,
         srcs = [
+            "//ir:composed_ops.h",
             "//ir:op_table.h",
+            "//ir:scalar_tree.h",
             "//ir/ops:conventions.toml",
+            "//ir/ops:lists",
             "//ir/ops:tables",
         ],
         outs = outputs.values(),

@@ -1,7 +1,9 @@
-"""Builds the op table from ir/ops/*.toml: checks every entry against torch's schemas and writes the outputs asked for.
+"""Builds the op table, and the lists beside it, from ir/ops/*.toml: checks every entry against torch's schemas and
+writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
-        [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] ir/ops/pointwise.toml ...
+        [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
+        [--kernel_dtypes OUT] ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import op_emit
+import op_lists
 from op_entries import TableError, load_table, read_vocabulary
 from op_schemas import load_overloads, torch_version
 
@@ -23,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--conventions", required=True)
     parser.add_argument("--torch_version", help="fail if another torch is installed")
-    for output in ("header", "source", "json", "docs"):
+    for output in ("header", "source", "json", "docs", "composed", "kernel_dtypes"):
         parser.add_argument(f"--{output}")
     parser.add_argument("tables", nargs="+", help="the *.toml files")
     options = parser.parse_args()
@@ -35,13 +38,17 @@ def main() -> int:
         return 1
     try:
         vocabulary = read_vocabulary(options.table_header, options.conventions)
-        ops = load_table(options.tables, load_overloads(), vocabulary)
+        folder = Path(options.conventions).parent
+        overloads = load_overloads()
+        ops = load_table(options.tables, overloads, vocabulary)
         conventions = tomllib.loads(Path(options.conventions).read_text(encoding="utf-8"))
         functions = {name: value["doc"] for name, value in conventions["functions"].items()}
         outputs = {
             "header": lambda: op_emit.header(ops),
             "source": lambda: op_emit.source(ops),
             "json": lambda: op_emit.json_list(ops),
+            "composed": lambda: op_lists.composed(folder / "composed.toml", options.table_header, ops, overloads),
+            "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
             "docs": lambda: op_emit.docs(ops, vocabulary, functions, torch_version()),
         }
         for output, make in outputs.items():

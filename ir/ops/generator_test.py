@@ -1,15 +1,18 @@
 """Wrong entries are refused with a message that names file, entry and fix; right ones become the right rows."""
 
 import os
+from pathlib import Path
 
 import op_emit
+import op_lists
 import pytest
 from op_entries import TableError, load_table, read_vocabulary
 from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
 OVERLOADS = load_overloads()
-TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name != "conventions.toml"]
+LISTS = ("conventions.toml", "composed.toml", "kernel_dtypes.toml")
+TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name not in LISTS]
 
 
 def table(tmp_path, text: str, head: str = 'title = "T"\nfamily = "pointwise"\n'):
@@ -50,6 +53,39 @@ def test_roles_come_from_conventions_kinds_and_the_entry(tmp_path):
     assert ops["cumsum"].roles == ["operand", "structural", "structural"]
     ops = table(tmp_path, '[op]\nreflection_pad1d = { values = ["padding"], doc = "." }')
     assert ops["reflection_pad1d"].roles == ["operand", "value"]
+
+
+def test_an_expression_becomes_nodes_each_once(tmp_path):
+    op = table(tmp_path, '[op]\nadd = { expression = "self + alpha * max(other, -self)", doc = "." }')["add_.Scalar"]
+    assert [(n.op, n.operands, n.number) for n in op.tree] == [
+        ("argument", (0,), 0.0), ("to_compute", (0,), 0.0),
+        ("argument", (2,), 0.0), ("to_compute", (2,), 0.0),
+        ("argument", (1,), 0.0), ("to_compute", (4,), 0.0),
+        ("neg", (1,), 0.0), ("max", (5, 6), 0.0), ("mul", (3, 7), 0.0), ("add", (1, 8), 0.0),
+        ("to_result", (9,), 0.0),
+    ]  # fmt: skip
+
+
+def test_facts_hold_for_the_overloads_that_they_are_about(tmp_path):
+    ops = table(
+        tmp_path, '[op]\nfill = { may_overlap = ["fill_.Scalar"], rules = { "fill.Scalar" = "like" }, doc = "." }'
+    )
+    assert [name for name, op in ops.items() if "MayOverlap" in op.facts] == ["fill_.Scalar"]
+    assert [name for name, op in ops.items() if op.rule != "none"] == ["fill.Scalar"]
+    ops = table(tmp_path, '[op]\nnan_to_num = { keeps = "integers", layout_of = "self", doc = "." }')
+    assert [name for name, op in ops.items() if "KeepsIntegers" in op.facts] == ["nan_to_num_"]
+    assert {name: op.layout_of for name, op in ops.items()} == {
+        "nan_to_num": 0,
+        "nan_to_num_": -1,
+        "nan_to_num.out": -1,
+    }
+
+
+def test_wrong_facts_are_refused(tmp_path):
+    assert "may_overlap names the op 'fill_'" in error(tmp_path, '[op]\nfill = { may_overlap = ["fill_"], doc = "." }')
+    assert "rule = 'fast' is unknown" in error(tmp_path, '[op]\nneg = { rule = "fast", doc = "." }')
+    assert "keeps = 'all' is unknown" in error(tmp_path, '[op]\nneg = { keeps = "all", doc = "." }')
+    assert "layout_of names 'weight'" in error(tmp_path, '[op]\nneg = { layout_of = "weight", doc = "." }')
 
 
 def test_hidden_writes_make_an_op_impure(tmp_path):
@@ -136,3 +172,36 @@ def test_every_name_of_the_conventions_is_used():
     }
     assert {name for name in VOCABULARY.structural_names if (name, "structural") not in args} == set()
     assert {name for name in VOCABULARY.ignored_names if (name, "ignored") not in args} == set()
+
+
+def test_lists_beside_the_table_are_checked(tmp_path):
+    ops = load_table(TABLES, OVERLOADS, VOCABULARY)
+
+    def wrong(write, text: str) -> str:
+        path = tmp_path / "list.toml"
+        path.write_text(text)
+        with pytest.raises(TableError) as caught:
+            write(path)
+        return str(caught.value)
+
+    def composed(path):
+        return op_lists.composed(path, "ir/op_table.h", ops, OVERLOADS)
+
+    def dtypes(path):
+        return op_lists.kernel_dtypes(path, OVERLOADS)
+
+    def graph(row: str) -> str:
+        return f"[own_kernels]\n[graph]\n{row}\n"
+
+    assert '{"aten::clone", true, ComposedAs::kFill' in composed(Path("ir/ops/composed.toml"))
+    assert "'emty' is not in native_functions" in wrong(composed, graph('emty = { as = "empty" }'))
+    assert "as = 'nil' is unknown" in wrong(composed, graph('empty_like = { as = "nil" }'))
+    assert "by = 'fill' is not in the op table" in wrong(composed, graph('ones = { as = "fill", by = "fill" }'))
+    assert "with names 'valve'" in wrong(
+        composed, graph('full = { as = "fill", by = "fill_.Scalar", with = ["valve"] }')
+    )
+    assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[graph]\n')
+    assert '{"aten::bmm", "bmm", kBool | kComplexHalf},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
+    row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
+    assert "dtypes ['bits'] are unknown" in wrong(dtypes, row)
+    assert "'bmmm' is not in native_functions" in wrong(dtypes, row.replace("bmm =", "bmmm ="))

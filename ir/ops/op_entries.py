@@ -15,15 +15,25 @@ from torchgen.model import SchemaKind
 
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
-    "overloads", "family", "shape", "structural", "values", "writes", "overwrites", "expression", "expressions",
-    "decomposition", "commutative", "dynamic", "random", "in_place_only", "doc",
+    "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
+    "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
+    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "doc",
 }  # fmt: skip
+_KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
     "Bool", "OptionalBool", "BoolList", "Scalar", "OptionalScalar",
 }  # fmt: skip
 _TENSORS = {"Tensor", "OptionalTensor", "TensorList", "OptionalTensorList"}
 _STRUCTURAL_ONLY = {"Bool", "OptionalBool", "BoolList", "String", "OptionalString", "DType", "MemoryFormat"}
+
+
+_NODES = {"argument", "number", "to_compute", "to_result"}
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt",
+    ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+_MOST_NODES = 256  # ir::kMaxScalarNodes
 
 
 class TableError(Exception):
@@ -36,9 +46,20 @@ class Vocabulary:
 
     families: frozenset[str]
     shape_rules: frozenset[str]
+    shape_functions: frozenset[str]
+    scalar_ops: frozenset[str]
     structural_names: frozenset[str]  # arguments that are structural in every op
     ignored_names: frozenset[str]
     functions: dict[str, int]  # of the expression notation: name to arity
+
+
+@dataclass(frozen=True)
+class ScalarNode:
+    """One node of an expression: an ir::ScalarNode."""
+
+    op: str  # an ir::ScalarOp in snake_case
+    operands: tuple[int, ...] = ()  # earlier nodes; of "argument": its position
+    number: float = 0.0
 
 
 @dataclass
@@ -51,15 +72,19 @@ class Op:
     title: str
     family: str
     shape: str
+    rule: str  # an ir::ShapeFunction in snake_case
     args: list[Arg]  # the schema's, and a generator if the op draws random numbers without one
     roles: list[str]  # one an argument, an ir::ArgRole in snake_case without its k
     writes: list[bool]
     overwrites: list[bool]
-    flags: list[str]
+    flags: list[str]  # OpFlags without their kOp
+    facts: list[str]  # OpFacts without their kFact
+    layout_of: int
     expression: str
-    decomposition: str
+    tree: list[ScalarNode]
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
+    single: str = ""  # of a multi-tensor op: name of the op in the table that does one tensor
 
     @property
     def name(self) -> str:
@@ -85,9 +110,19 @@ def read_vocabulary(header_path: str, conventions_path: str) -> Vocabulary:
         header = file.read()
     with open(conventions_path, "rb") as file:
         conventions = tomllib.load(file)
+    with open(os.path.join(os.path.dirname(header_path), "scalar_tree.h"), encoding="utf-8") as file:
+        scalar_ops = _enum_names(file.read(), "ScalarOp")
+    functions = set(conventions["functions"])
+    if functions != scalar_ops - _NODES - set(_OPERATORS.values()) - {"neg"}:
+        raise TableError(
+            "ir/ops/conventions.toml and ir::ScalarOp in ir/scalar_tree.h name different functions: "
+            f"{', '.join(sorted(functions ^ (scalar_ops - _NODES - set(_OPERATORS.values()) - {'neg'})))}"
+        )
     return Vocabulary(
         families=_enum_names(header, "Family"),
         shape_rules=_enum_names(header, "ShapeRule"),
+        shape_functions=_enum_names(header, "ShapeFunction"),
+        scalar_ops=scalar_ops,
         structural_names=frozenset(conventions["roles"]["structural"]),
         ignored_names=frozenset(conventions["roles"]["ignored"]),
         functions={name: value["arity"] for name, value in conventions["functions"].items()},
@@ -118,6 +153,9 @@ class _Entry:
         self.shape = data.get("shape", file_keys.get("shape", "none"))
         self._check_one_of("family", {self.family}, vocabulary.families - {"opaque"})
         self._check_one_of("shape", {self.shape}, vocabulary.shape_rules - {"in_place"})
+        self.rule = data.get("rule", self.shape if self.shape in vocabulary.shape_functions else "none")
+        self._check_one_of("rule", {self.rule, *data.get("rules", {}).values()}, vocabulary.shape_functions)
+        self._check_one_of("keeps", {data["keeps"]} if "keeps" in data else (), _KEEPS)
         if not data.get("doc"):
             self.fail('has no doc line; add doc = "..."')
 
@@ -182,6 +220,12 @@ class _Entry:
                 if not any(o.arg(name) for o in chosen):
                     known = sorted({a.name for o in chosen for a in o.args})
                     self.fail(f"{key} names {name!r}, which no overload has; there are {', '.join(known)}")
+        for key in ("rules", "may_overlap"):
+            for name in self.data.get(key, []):
+                if all(o.name != name for o in chosen):
+                    self.fail(f"{key} names the op {name!r}; it captures {', '.join(sorted(o.name for o in chosen))}")
+        if "layout_of" in self.data and all(o.arg(self.data["layout_of"]) is None for o in chosen):
+            self.fail(f"layout_of names {self.data['layout_of']!r}, which no overload has")
         known = [self._overload_suffix(o) for o in chosen]
         for suffix in self.data.get("expressions", {}):
             if suffix not in known:
@@ -200,6 +244,70 @@ class _Entry:
             self._check_expression(text, overload)
         return text
 
+    def _facts(self, overload: Overload, shape: str) -> list[str]:
+        """What the recorder must know of a call."""
+        data = self.data
+        in_place = overload.kind is SchemaKind.inplace
+        facts = []
+        if data.get("numbers", self.family in ("pointwise", "multi_tensor") or data.get("host_indices", False)):
+            facts.append("TakesNumbers")
+        if data.get("host_indices"):
+            facts.append("TakesHostIndices")
+        scalar = "Scalar" in overload.name or "_scalar" in overload.name
+        if shape in ("pointwise", "comparison") and scalar and data.get("wraps_number", True):
+            facts.append("WrapsNumber")
+        if overload.name in data.get("may_overlap", []):
+            facts.append("MayOverlap")
+        if data.get("resizes_self") and in_place:
+            facts.append("ResizesSelf")
+        if overload.base.startswith("_foreach_"):
+            facts.append("PerTensor")
+        if "keeps" in data and in_place:
+            facts.append(_KEEPS[data["keeps"]])
+        if data.get("meta_needs_elements") and overload.kind is not SchemaKind.out:
+            facts.append("MetaNeedsElements")
+        return facts
+
+    def _rule(self, overload: Overload) -> str:
+        """In-place and out overloads are inferred with their functional sibling."""
+        if overload.kind in (SchemaKind.inplace, SchemaKind.out):
+            return "none"
+        return self.data.get("rules", {}).get(overload.name, self.rule)
+
+    def _layout_of(self, overload: Overload) -> int:
+        if overload.kind in (SchemaKind.inplace, SchemaKind.out):
+            return -1
+        return next((i for i, a in enumerate(overload.args) if a.name == self.data.get("layout_of")), -1)
+
+    def _tree(self, text: str, overload: Overload) -> list[ScalarNode]:
+        """The expression as nodes, operands before their users, equal ones once."""
+        nodes: dict[ScalarNode, int] = {}
+        positions = {arg.name: i for i, arg in enumerate(overload.args)}
+
+        def add(op: str, *operands: int, number: float = 0.0) -> int:
+            return nodes.setdefault(ScalarNode(op, operands, number), len(nodes))
+
+        def visit(node: ast.expr) -> int:
+            match node:
+                case ast.Constant(value=value) | ast.UnaryOp(operand=ast.Constant(value=value)):
+                    return add("number", number=float(value if isinstance(node, ast.Constant) else -value))
+                case ast.Name(id=name):
+                    return add("to_compute", add("argument", positions[name]))
+                case ast.UnaryOp(operand=operand):
+                    return add("neg", visit(operand))
+                case ast.BinOp(op=op, left=left, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+                    return add(_OPERATORS[type(op)], visit(left), visit(right))
+                case ast.Call(func=ast.Name(id=name), args=args):
+                    return add(name, *[visit(arg) for arg in args])
+            raise AssertionError(ast.dump(node))  # _check_expression lets nothing else through
+
+        if not text:
+            return []
+        add("to_result", visit(ast.parse(text, mode="eval").body))
+        if len(nodes) > _MOST_NODES:
+            self.fail(f"expression {text!r} has {len(nodes)} nodes; the most are {_MOST_NODES}")
+        return list(nodes)
+
     def _row(self, overload: Overload) -> Op:
         args = self._args(overload)
         writes = [arg.writes for arg in args]
@@ -214,20 +322,25 @@ class _Entry:
             hidden = hidden or not arg.writes
             writes[i] = True
         new_results = any(r.alias < 0 for r in overload.results)
+        shape = self.shape if new_results else "in_place"
+        expression = self._expression(overload)
         return Op(
             overload=overload,
             entry=self.name,
             file=self.file,
             title=self.title,
             family=self.family,
-            shape=self.shape if new_results else "in_place",
+            shape=shape,
+            rule=self._rule(overload),
             args=args,
             roles=[self._role(arg.name, arg.kind, arg.default) for arg in args],
             writes=writes,
             overwrites=self._overwrites(overload, args),
             flags=self._flags(overload, args, writes, hidden),
-            expression=self._expression(overload),
-            decomposition=self.data.get("decomposition", ""),
+            facts=self._facts(overload, shape),
+            layout_of=self._layout_of(overload),
+            expression=expression,
+            tree=self._tree(expression, overload),
             doc=self.data["doc"],
         )
 
@@ -333,6 +446,25 @@ class _Entry:
                 self.fail(f"expression {text!r}: only numbers, arguments, + - * /, comparisons and calls are allowed")
 
 
+def _single(op: Op, ops: dict[str, Op]) -> str:
+    """What CPU calls for each tensor of a multi-tensor op: add_.Tensor for _foreach_add_.List."""
+    if "PerTensor" not in op.facts:
+        return ""
+    base, _, suffix = op.overload.name.removeprefix("_foreach_").partition(".")
+    if suffix.startswith("Scalar"):  # maximum and minimum take no numbers
+        base = re.sub("^minimum", "clamp_max", re.sub("^maximum", "clamp_min", base))
+    kinds = [
+        a.kind.removesuffix("List") if a.kind in ("TensorList", "ScalarList") else a.kind for a in op.overload.args
+    ]
+    for overload in (".Tensor", ".Scalar", ".Tensor_Tensor", ".Tensor_Scalar", ""):
+        single = ops.get(base + overload)
+        if single is None or len(single.overload.results) != 1:
+            continue
+        if [a.kind for a in single.overload.args[: len(kinds)]] == kinds:
+            return single.overload.name
+    return ""
+
+
 def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Vocabulary) -> list[Op]:
     """All rows, by name. Raises TableError for the first wrong entry."""
     ops: dict[str, Op] = {}
@@ -358,6 +490,7 @@ def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Voc
                         " name what each captures in overloads"
                     )
     for op in ops.values():
+        op.single = _single(op, ops)
         functional = op.overload.siblings.get(SchemaKind.functional, "")
         op.functional = functional if functional in ops else op.overload.name
     return [ops[name] for name in sorted(ops)]

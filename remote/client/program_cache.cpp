@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ir/graph.h"
-#include "ir/op_table.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -18,7 +18,7 @@ bool same(std::span<const T> a, std::span<const T> b) {
 
 ProgramFacts facts_of(const ir::Graph& graph) {
   constexpr size_t kMostCopies = 8;
-  static const ir::Opcode copy = ir::find_op("aten::copy_");
+  constexpr ir::Opcode copy = ir::ops::aten_copy_;
   const size_t count = graph.buffers.size();
   // Numbers among the inputs and among the fresh ones that survive.
   std::vector<uint32_t> input(count), made(count), writes(count);

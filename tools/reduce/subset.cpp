@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ir/op_table_generated.h"
 #include "tools/runs/compact.h"
 #include "tools/runs/execute.h"
 
@@ -55,7 +56,7 @@ Status contents_before(Device& device, const RunCase& run, const std::vector<uin
   graph.drop_plan();
   graph.drop_groups();
   graph.nodes.clear();
-  static const ir::Opcode copy = ir::find_op("aten::copy_");
+  constexpr ir::Opcode copy = ir::ops::aten_copy_;
   std::vector<OutputView> views;
   const auto first = static_cast<uint32_t>(surviving_buffers(run.graph).size());
   const ir::Sym zero = graph.constant(0), one = graph.constant(1);

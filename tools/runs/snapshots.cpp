@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "ir/op_table_generated.h"
 #include "ir/text.h"
 
 namespace torch_remote::tools {
@@ -35,7 +36,7 @@ uint32_t packed_view(ir::Graph& graph, uint32_t like) {
 }
 
 ir::Node copy_node(uint32_t from, uint32_t to, uint32_t source) {
-  static const ir::Opcode copy = ir::find_op("aten::copy_");
+  constexpr ir::Opcode copy = ir::ops::aten_copy_;
   ir::Node node;
   node.opcode = copy;
   node.source = source;
