@@ -2,7 +2,7 @@
 #include <string>
 
 #include "remote/transport/transport.h"
-#include "worker/plugin_loader.h"
+#include "worker/runner/plugin_loader.h"
 #include "worker/server.h"
 
 // The worker inside the client's process (TORCH_REMOTE_WORKER=inproc): a library that the client opens. `transport` is

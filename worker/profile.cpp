@@ -72,25 +72,26 @@ uint64_t* Profile::times(size_t nodes) {
   return times_.data();
 }
 
-void Profile::ops(const LoadedProgram& program, uint64_t sequence, uint32_t first, uint32_t last) {
+void Profile::ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,
+                  uint32_t last) {
   const uint64_t now = monotonic_ns();
   if (count_ == limit_) {
     dropped_ += last - first;
     return;
   }
-  const uint32_t variant = variant_of(program);
+  const uint32_t variant = variant_of(program, values);
   for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
     const uint64_t end = times_[n - first + 1];  // 0: the node failed
     add({times_[n - first], end ? end : now, sequence, variant, n});
   }
 }
 
-uint32_t Profile::variant_of(const LoadedProgram& program) {
+uint32_t Profile::variant_of(const LoadedProgram& program, const std::vector<int64_t>& values) {
   auto [found, is_new] = known_.try_emplace(program.number);
   Known& known = found->second;
   if (is_new) known.symbols = size_symbols(program.graph);
   sizes_.clear();
-  for (const ir::Sym symbol : known.symbols) sizes_.push_back(program.values[symbol]);
+  for (const ir::Sym symbol : known.symbols) sizes_.push_back(values[symbol]);
   if (is_new || variants_[known.variant].sizes != sizes_) {
     known.variant = static_cast<uint32_t>(variants_.size());
     variants_.push_back({program.number, sizes_});

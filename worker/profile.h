@@ -29,8 +29,9 @@ class Profile {
 
   // Where an executor puts the times of `nodes` nodes (tr_run::times), all 0.
   uint64_t* times(size_t nodes);
-  // The nodes [first, last) of a program have run, as far as `times` says.
-  void ops(const LoadedProgram& program, uint64_t sequence, uint32_t first, uint32_t last);
+  // The nodes [first, last) of a program have run, with these values of its symbols, as far as `times` says.
+  void ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,
+           uint32_t last);
 
   // Another program takes this number: the ops of the one that had it lose their names.
   void forget(uint32_t program);
@@ -66,7 +67,7 @@ class Profile {
   };
 
   void add(const wire::ProfileEvent& event);
-  uint32_t variant_of(const LoadedProgram& program);
+  uint32_t variant_of(const LoadedProgram& program, const std::vector<int64_t>& values);
 
   const size_t limit_;
   std::vector<wire::ProfileEvent> events_;

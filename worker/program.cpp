@@ -52,6 +52,24 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
   }
 }
 
+// The view is all of `nbytes` bytes, each element once.
+bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
+  if (view.dynamic || values[view.offset] != 0) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    const int64_t size = values[view.sizes[d]];
+    if (size == 0) return nbytes == 0;
+    if (size != 1) dims.emplace_back(values[view.strides[d]], size);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != extent) return false;
+    extent *= size;
+  }
+  return static_cast<uint64_t>(extent) * ir::item_size(view.dtype) == nbytes;
+}
+
 void find_updates(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   for (const ir::Buffer& buffer : graph.buffers) program.outlives.push_back(buffer.survives);
@@ -98,26 +116,12 @@ uint64_t footprint(const ir::Graph& graph, size_t words) {
          sizeof(int64_t) * words;
 }
 
-void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) {
-  ir::Graph& graph = program.graph;
-  program.status = ir::decode_program(bytes, size, &graph);
-  if (!program.status.ok()) return;
-  // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
-  for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
-  const uint64_t takes = footprint(graph, program.words);
-  if (!program.memory->charge(takes)) {
-    program.status = no_memory(size);
-    graph = {};
-    return;
-  }
-  program.charged = takes;
-  program.decoded = true;
+void describe_graph(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
   const size_t count = graph.buffers.size();
   program.params.assign(graph.params, 0);
   program.lifetimes = ir::find_lifetimes(graph);
   program.written = ir::written_buffers(graph);
-  program.created.assign(count, false);
-  program.in_arena.assign(count, false);
   program.dead_after.resize(graph.nodes.size());
   for (uint32_t b = 0; b < count; ++b) {
     const ir::Buffer& buffer = graph.buffers[b];
@@ -131,53 +135,146 @@ void load(LoadedProgram& program, const uint8_t* bytes, size_t size, bool tune) 
   }
   find_updates(program);
   program.bindings.ids.assign(program.inputs.size(), 0);
-  tr_error error{};
-  error.struct_size = sizeof(error);
-  if (program.api->load(program.executor, bytes, size, tune, &program.handle, &error) != 0) {
-    program.handle = nullptr;
-    program.status = executor_error(error);
+}
+
+constexpr uint32_t kNobody = ~uint32_t{0};
+
+// The first runner that says so, or kNobody.
+template <typename F>
+uint32_t first_runner(const Runners& runners, F&& accepts) {
+  const auto found =
+      std::ranges::find_if(runners, [&](const std::unique_ptr<Runner>& runner) { return accepts(*runner); });
+  return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
+}
+
+Status nobody_does(const Runners& runners, const ir::Node& node) {
+  std::string who;
+  for (const auto& runner : runners) who += (who.empty() ? "" : ", ") + runner->description();
+  return {ErrorCode::kUnsupported,
+          "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
+              (who.empty() ? "no runner" : who) + "); install libtorch beside it, or compute that on the CPU",
+          "NotImplementedError"};
+}
+
+// Who does each node alone, and which groups are done as one.
+Status make_steps(LoadedProgram& program, const Runners& runners) {
+  const ir::Graph& graph = program.graph;
+  const auto count = static_cast<uint32_t>(graph.nodes.size());
+  program.steps.clear();
+  program.accepted.clear();
+  for (const auto& runner : runners) program.accepted.push_back(runner->generation());
+  if (program.alone.empty()) {
+    for (uint32_t n = 0; n < count; ++n) {
+      program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
+      if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
+    }
+  }
+  auto group = graph.groups.begin();
+  for (uint32_t n = 0; n < count;) {
+    if (group != graph.groups.end() && group->first == n) {
+      const ir::Group& whole = *group++;
+      const uint32_t end = whole.last + 1;
+      const uint32_t runner =
+          end - n == 1 ? kNobody : first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, whole); });
+      if (runner != kNobody) {
+        program.steps.push_back({n, end, runner, true});
+        n = end;
+        continue;
+      }
+    }
+    if (program.steps.empty() || program.steps.back().whole || program.steps.back().runner != program.alone[n]) {
+      program.steps.push_back({n, n, program.alone[n], false});
+    }
+    program.steps.back().last = ++n;
+  }
+  return {};
+}
+
+// Has the runners load what is theirs and was not yet.
+Status load_steps(LoadedProgram& program, const Runners& runners) {
+  const ir::Graph& graph = program.graph;
+  program.loaded.resize(runners.size());
+  for (uint32_t r = 0; r < runners.size(); ++r) {
+    LoadRequest request{program.bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
+    bool any = false;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
+    for (const Step& step : program.steps) {
+      if (!step.whole || step.runner != r) continue;
+      std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
+      any = true;
+    }
+    program.loaded[r] = {};
+    if (!any) continue;
+    if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) return status;
+  }
+  // Whoever does the node that makes a buffer says whether it makes the memory too.
+  program.created.assign(graph.buffers.size(), false);
+  program.in_arena.assign(graph.buffers.size(), false);
+  for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
+    const ir::Buffer& buffer = graph.buffers[b];
+    const uint32_t first = program.lifetimes[b].first;
+    bool has_memory = true;
+    if (first != ir::kNoNode) {
+      const auto step = std::ranges::upper_bound(program.steps, first, {}, &Step::first) - 1;
+      program.created[b] = program.loaded[step->runner].program->creates_buffer(b);
+      has_memory = !(step->whole && buffer.in_group);
+    }
+    program.in_arena[b] =
+        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
+  }
+  return {};
+}
+
+bool may_grow(const LoadedProgram& program) {
+  return std::ranges::any_of(program.graph.groups, [](const ir::Group& group) { return group.last > group.first; });
+}
+
+void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
+  ir::Graph& graph = program.graph;
+  // A copy: what is verified must be what is decoded.
+  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+  program.bytes.assign(data, data + bytes.size());
+  program.status = ir::decode_program(program.bytes.data(), program.bytes.size(), &graph);
+  if (!program.status.ok()) return;
+  // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
+  for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
+  const uint64_t takes = footprint(graph, program.words) + (may_grow(program) ? bytes.size() : 0);
+  if (!program.memory->charge(takes)) {
+    program.status = no_memory(bytes.size());
+    graph = {};
     return;
   }
-  for (uint32_t b = 0; b < count; ++b) {
-    program.created[b] = program.api->creates_buffer(program.handle, b) != 0;
-    const ir::Buffer& buffer = graph.buffers[b];
-    program.in_arena[b] = buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b];
-  }
+  program.charged = takes;
+  program.decoded = true;
+  describe_graph(program);
+  program.status = make_steps(program, runners);
+  if (program.status.ok()) program.status = load_steps(program, runners);
+  if (!may_grow(program)) program.bytes = {};
 }
 
 }  // namespace
 
-Status executor_error(const tr_error& error) {
-  const bool memory = std::string_view(error.kind) == "OutOfMemoryError";
-  return {memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, error.message, error.kind};
-}
-
 LoadedProgram::~LoadedProgram() {
-  if (handle) api->unload(executor, handle);
   if (charged != 0) memory->discharge(charged);
 }
 
-std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            CachingAllocator* memory, std::span<const std::byte> bytes, bool tune) {
+std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
+                                            std::span<const std::byte> bytes, bool tune) {
   const auto make = [&] {
-    auto program = std::make_unique<LoadedProgram>();
+    auto program = std::make_shared<LoadedProgram>();
     program->number = number;
-    program->api = api;
-    program->executor = executor;
+    program->tune = tune;
     program->memory = memory;
     return program;
   };
   // Held while it is decoded.
   const uint64_t decoding = kDecoded * bytes.size();
   const bool room = memory->charge(decoding);
-  std::unique_ptr<LoadedProgram> program;
+  std::shared_ptr<LoadedProgram> program;
   if (room) {
     try {
       program = make();
-      // A copy: what is verified must be what is decoded.
-      const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-      const std::vector<uint8_t> copy(data, data + bytes.size());
-      load(*program, copy.data(), copy.size(), tune);
+      load(*program, runners, bytes);
     } catch (const std::bad_alloc&) {
       program = nullptr;
     }
@@ -192,6 +289,23 @@ std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_a
     memory->charge_anyway(kNumber);
   }
   return program;
+}
+
+bool update_steps(LoadedProgram& program, const Runners& runners) {
+  if (program.bytes.empty()) return false;
+  bool more = false;
+  for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
+  if (!more) return false;
+  program.status = make_steps(program, runners);
+  if (program.status.ok()) program.status = load_steps(program, runners);
+  program.placed = false;
+  return true;
+}
+
+uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
+  const auto step = std::ranges::lower_bound(program.steps, node, {}, &Step::last);
+  if (step == program.steps.end() || !step->whole || node <= step->first) return node;
+  return step->last;
 }
 
 void find_stages(LoadedProgram& program) {
@@ -214,7 +328,7 @@ void find_stages(LoadedProgram& program) {
   }
   uint64_t dead = 0;
   for (uint32_t n = 0; n < count; ++n) {
-    if (dead >= kStageBytes) {
+    if (dead >= kStageBytes && next_cut(program, n) == n) {
       program.stages.push_back({n, n, {}, {}});
       dead = 0;
     }
@@ -226,6 +340,34 @@ void find_stages(LoadedProgram& program) {
       dead += program.nbytes[program.inputs[i]];
     }
   }
+}
+
+// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
+uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
+  uint64_t bytes = 0;
+  for (const ir::View& view : graph.views) {
+    if (view.buffer != buffer || view.dynamic) continue;
+    int64_t last = values[view.offset];
+    bool empty = false;
+    for (size_t d = 0; d < view.sizes.size(); ++d) {
+      empty |= values[view.sizes[d]] == 0;
+      last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+    }
+    if (!empty) bytes = std::max(bytes, static_cast<uint64_t>(last + 1) * ir::item_size(view.dtype));
+  }
+  return bytes;
+}
+
+bool overwrites_all(const ir::Graph& graph, const std::vector<int64_t>& values, uint64_t nbytes, uint32_t node,
+                    uint32_t buffer) {
+  if (nbytes == kUnknownSize) nbytes = reach(graph, values, buffer);
+  bool whole = false, only = true;
+  ir::for_each_access(graph.nodes[node], [&](uint32_t view, ir::Access access) {
+    if (graph.views[view].buffer != buffer) return;
+    only = only && access == ir::Access::kOverwrites;
+    whole = whole || is_whole(graph.views[view], values, nbytes);
+  });
+  return whole && only;
 }
 
 std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -8,9 +9,9 @@
 
 #include "ir/graph.h"
 #include "remote/wire/delta.h"
-#include "worker/executor.h"
+#include "worker/device/memory.h"
 #include "worker/layout.h"
-#include "worker/memory.h"
+#include "worker/runner/runner.h"
 
 namespace torch_remote::worker {
 
@@ -21,8 +22,15 @@ struct Stage {
   std::vector<uint32_t> release;   // indices into `inputs` of those that are dead afterwards
 };
 
-// A program as a session keeps it: the graph, the executor's form of it, and what the last run has left so that the
-// next one with the same sizes costs little.
+// Nodes [first, last), and who does them.
+struct Step {
+  uint32_t first = 0, last = 0;
+  uint32_t runner = 0;
+  bool whole = false;  // a group that is done as one: never cut
+};
+
+// A program as a session keeps it: the graph, the runners' forms of it, and what the last run has left so that the next
+// one with the same sizes costs little.
 struct LoadedProgram {
   ~LoadedProgram();
 
@@ -30,9 +38,18 @@ struct LoadedProgram {
   Status status;  // not ok: could not be decoded or loaded; its runs fail
   bool decoded = false;
   ir::Graph graph;
-  const tr_executor_api* api = nullptr;
-  tr_executor* executor = nullptr;
-  tr_program* handle = nullptr;
+  std::vector<uint8_t> bytes;  // kept where a group may be accepted later
+
+  // Who does what. Cut where a node failed, or one must not run, nodes are done one by one.
+  struct Loaded {
+    std::unique_ptr<RunnerProgram> program;  // null: nothing is this runner's
+    bool is_current = false;                 // it has seen `values`
+  };
+  std::vector<Loaded> loaded;      // by runner
+  std::vector<Step> steps;         // in order; all nodes
+  std::vector<uint32_t> alone;     // of each node: the runner that does it alone
+  std::vector<uint64_t> accepted;  // of each runner: its generation when `steps` were made
+  bool tune = false;
   CachingAllocator* memory = nullptr;  // that it is charged to
   uint64_t charged = 0;
 
@@ -40,7 +57,7 @@ struct LoadedProgram {
   std::vector<uint32_t> inputs;     // buffers, in the order of the bindings
   std::vector<uint32_t> survivors;  // fresh ones, in the order of their ids
   std::vector<bool> written;        // inputs that some node writes
-  std::vector<bool> created;        // the executor makes its memory
+  std::vector<bool> created;        // the runner makes its memory
   std::vector<bool> outlives;       // the run; or what it is an older value of does
   bool updates = false;             // some node writes in place what outlives the run
   std::vector<bool> in_arena;
@@ -55,7 +72,6 @@ struct LoadedProgram {
   std::vector<uint64_t> nbytes;  // of the buffers
   bool evaluated = false;        // `values` are those of `params`
   bool placed = false;           // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
-  bool executor_is_current = false;  // the executor has seen `values`
   Layout layout;
   std::vector<Stage> stages;
   uint32_t piece = 8;  // nodes after which a long run looks whether it is to go on
@@ -65,13 +81,26 @@ struct LoadedProgram {
 // comes after can have their memory.
 void find_stages(LoadedProgram& program);
 
-// What the executor says.
-Status executor_error(const tr_error& error);
+// The first place at `node` or behind it where a run may be cut.
+uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 
-// Decodes and loads; never fails but for `status`. What the program takes, here and in the executor, is charged to
+// Decodes and loads; never fails but for `status`. What the program takes, here and in the runners, is charged to
 // `memory` as long as it lives. `bytes` may change while this looks at them.
-std::unique_ptr<LoadedProgram> load_program(uint32_t number, const tr_executor_api* api, tr_executor* executor,
-                                            CachingAllocator* memory, std::span<const std::byte> bytes, bool tune);
+std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
+                                            std::span<const std::byte> bytes, bool tune);
+
+// Makes the steps again if a runner accepts more by now. True if they are others; the layout is not valid then.
+bool update_steps(LoadedProgram& program, const Runners& runners);
+
+// Of a buffer of which nobody knows how large it is.
+inline constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();
+
+// Bytes that the graph's views of a buffer reach, for one whose size nobody knows.
+uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer);
+
+// The node overwrites all of a buffer of `nbytes` (kUnknownSize: what the graph reaches of it) and reads nothing of it.
+bool overwrites_all(const ir::Graph& graph, const std::vector<int64_t>& values, uint64_t nbytes, uint32_t node,
+                    uint32_t buffer);
 
 // "aten::embedding(f32[10, 4], i64[3])": the node with its operands as `values` say, or without sizes if they are
 // empty.

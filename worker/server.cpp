@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -11,8 +12,7 @@
 
 #include "ir/op_table.h"
 #include "remote/wire/message.h"
-#include "worker/machine.h"
-#include "worker/memory.h"
+#include "worker/device/machine.h"
 #include "worker/profile.h"
 #include "worker/session.h"
 
@@ -25,7 +25,7 @@ using wire::Type;
 
 constexpr uint64_t kAcknowledgeEvery = 32;         // messages
 constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
-constexpr uint64_t kShareFrom = 32u << 10;         // smaller reads are copied
+constexpr uint64_t kShareFrom = 32u << 10;         // smaller answers are copied
 constexpr size_t kSmallAttachment = 32 << 10;      // larger ones lie in the client's memory
 constexpr uint64_t kOfProfile = 16;                // which part of the limit a profile may take beside it
 constexpr size_t kMaxAhead = 256 << 20;            // bytes of messages that are taken while a run goes on
@@ -34,22 +34,6 @@ constexpr std::chrono::seconds kIdle{3600};
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
 // A client that has waited for so long has stopped looking for the answer (remote/transport/pace.h), and sleeps.
 constexpr uint64_t kClientLooks = 1'000'000;  // ns
-
-// Segments that the client can read in place.
-class TransportSource : public SegmentSource {
- public:
-  explicit TransportSource(remote::Transport& transport) : transport_(transport) {}
-  Segment allocate(size_t size) override {
-    AttachmentPtr attachment = transport_.allocate(size + CachingAllocator::kPage);
-    if (!attachment) return {};
-    std::byte* data = attachment->bytes().data();
-    data += -reinterpret_cast<uintptr_t>(data) % CachingAllocator::kPage;
-    return {data, size, std::move(attachment)};
-  }
-
- private:
-  remote::Transport& transport_;
-};
 
 // Whether the client that sends it does nothing until it is answered.
 bool is_waited_for(const Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
@@ -71,17 +55,13 @@ std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
 class Server {
  public:
   Server(remote::Transport& transport, const ServerOptions& options) : transport_(transport), options_(options) {}
-  ~Server() {
-    session_.reset();
-    if (executor_) options_.executor->destroy(executor_);
-  }
 
   Status run();
 
  private:
   Status hello();
   Status refuse(const Status& why);
-  Status create_executor();
+  Status open_device();
   Status next(Frame* frame);
   Status receive(Frame* frame, std::chrono::nanoseconds timeout);
   // Takes what has come, for later, and looks for a Cancel among it.
@@ -117,19 +97,35 @@ class Server {
   AttachmentPtr allocate(uint64_t nbytes);
   // Sends what builder_ holds.
   Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
-  Status reply(Type type, const Frame& to, AttachmentPtr attachment = nullptr);
+  Status reply(Type type, uint64_t to, AttachmentPtr attachment = nullptr);
+
+  // Calls finish() when the device has done what was asked of it so far: now, or from settle(). Replies go out in the
+  // order of their messages.
+  template <typename F>
+  Status when_done(uint64_t sequence, F&& finish);
+  // Goes on with what waits for the device.
+  Status settle();
+  // Waits until the device has done all.
+  Status drain();
 
   remote::Transport& transport_;
   const ServerOptions options_;
-  CachingAllocator::Pointer memory_;
-  uint64_t limit_ = 0;  // of it, the most that a client can set
-  tr_host host_{};
-  tr_executor* executor_ = nullptr;
+  OpenDevice on_;
+  CachingAllocator* memory_ = nullptr;  // the device's
+  uint64_t limit_ = 0;                  // of it, the most that a client can set
   std::unique_ptr<Session> session_;
   std::unique_ptr<Profile> profile_;  // while one is recorded
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
+  struct Pending {
+    Ticket ticket = 0;
+    uint64_t sequence = 0;
+    std::function<Status()> finish;
+  };
+  std::deque<Pending> pending_;  // messages that the device is not done with
+  Ticket notified_ = 0;          // the device tells when it gets there:
+  std::atomic<bool> progress_{false};
   uint64_t done_ = 0;          // sequence of the last message that is done
   uint64_t acknowledged_ = 0;  // the client knows that
   std::deque<Frame> ahead_;    // received, and not yet handled
@@ -165,7 +161,8 @@ Status Server::run() {
     if (status.code() == ErrorCode::kLost) return {};
     if (status.ok()) status = session_->within_limit();
     if (!status.ok()) return status;
-    done_ = frame.header.sequence;
+    if (status = when_done(frame.header.sequence, [] { return Status(); }); status.ok()) status = settle();
+    if (!status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
     if (done_ - acknowledged_ >= kAcknowledgeEvery) {
       if (Status sent = acknowledge(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
     }
@@ -235,6 +232,7 @@ Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
     return {};
   }
   if (!ahead_status_.ok()) return ahead_status_;
+  if (progress_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
   for (;;) {
     Status status = transport_.receive(frame, timeout);
     if (!status.ok() || !note_cancel(*frame)) return status;
@@ -245,11 +243,22 @@ Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
 Status Server::next(Frame* frame) {
   Status status = receive(frame, std::chrono::nanoseconds::zero());
   if (status.code() != ErrorCode::kTimeout) return status;
-  if (done_ != acknowledged_) {
-    if (status = acknowledge(); !status.ok()) return status;
+  if (pending_.empty()) {
+    for (const auto& runner : on_.runners) runner->rest();
   }
-  if (executor_) options_.executor->rest(executor_);
   for (;;) {
+    progress_ = false;
+    if (status = settle(); !status.ok()) return status;
+    if (done_ != acknowledged_) {
+      if (status = acknowledge(); !status.ok()) return status;
+    }
+    if (!pending_.empty() && pending_.front().ticket != notified_) {
+      notified_ = pending_.front().ticket;
+      on_.device->notify(notified_, [this] {
+        progress_ = true;
+        transport_.wake();
+      });
+    }
     std::chrono::nanoseconds idle = kIdle;
     if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
       idle = std::chrono::nanoseconds(due);
@@ -265,25 +274,13 @@ Status Server::next(Frame* frame) {
 // -- hello
 // --------------------------------------------------------------------------------------------------------------
 
-Status Server::create_executor() {
-  std::unique_ptr<SegmentSource> source =
-      options_.inproc ? make_anonymous_source() : std::make_unique<TransportSource>(transport_);
-  // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
-  limit_ = options_.memory_limit ? options_.memory_limit : machine_memory();
-  memory_ = CachingAllocator::create(std::move(source), limit_, options_.inproc ? nullptr : make_anonymous_source());
-  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this,
-           [](void* server, uint64_t nbytes, tr_buffer* buffer) {
-             return static_cast<Server*>(server)->memory_->allocate(nbytes, buffer) ? 0 : 1;
-           },
-           [](void* server) { return static_cast<Server*>(server)->client_activity(); }};
+Status Server::open_device() {
   client_load_ = ProcessLoad(transport_.peer_process());
-  tr_error error{};
-  error.struct_size = sizeof(error);
-  if (options_.executor->create(&host_, options_.threads, options_.inproc, &executor_, &error) != 0) {
-    executor_ = nullptr;
-    return {ErrorCode::kInternal, std::string("remote: the executor does not start: ") + error.message, error.kind};
-  }
-  session_ = std::make_unique<Session>(options_.executor, executor_, memory_.get());
+  Status status = options_.open_device(transport_, options_, [this] { return client_activity(); }, &on_);
+  if (!status.ok()) return status;
+  memory_ = &on_.device->memory();
+  limit_ = memory_->limit();
+  session_ = std::make_unique<Session>(on_.device.get(), &on_.runners);
   session_->set_cancelled([this](uint64_t sequence) {
     look_ahead();
     return sequence <= cancelled_;
@@ -313,20 +310,22 @@ Status Server::hello() {
                                                 "); install the same torch_remote on both ends"});
   }
   if (!options_.unavailable.ok()) return refuse(options_.unavailable);
-  if (status = create_executor(); !status.ok()) return refuse(status);
+  if (status = open_device(); !status.ok()) return refuse(status);
   if (!options_.inproc) transport_.leave_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();
-  const auto description = builder_.CreateString(options_.executor->description);
-  const auto processor = builder_.CreateString(processor_name());
-  // Its executor runs ops one by one: no targets, no groups.
+  std::string runners;
+  for (const auto& runner : on_.runners) runners += (runners.empty() ? "" : ", ") + runner->description();
+  const auto description = builder_.CreateString(runners);
+  const auto processor = builder_.CreateString(on_.device->description());
+  // Ops are run one by one: no targets, no groups.
   const auto capabilities =
       wire::CreateCapabilities(builder_, 0, 0, 0, memory_->limit(), processor_cores(), description);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
                                          processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;
   spdlog::debug("session with process {}", hello->process());
-  return reply(Type::kHelloReply, frame);
+  return reply(Type::kHelloReply, frame.header.sequence);
 }
 
 // -- answers
@@ -342,10 +341,40 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
 }
 
 // A reply acknowledges its message and all before it.
-Status Server::reply(Type type, const Frame& to, AttachmentPtr attachment) {
-  acknowledged_ = to.header.sequence;
+Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
+  done_ = acknowledged_ = to;
   if (profile_) replied_ = monotonic_ns();
-  return send(type, to.header.sequence, std::move(attachment));
+  return send(type, to, std::move(attachment));
+}
+
+template <typename F>
+Status Server::when_done(uint64_t sequence, F&& finish) {
+  const Ticket ticket = on_.device->record();
+  if (pending_.empty() && (ticket == 0 || on_.device->done(ticket))) {
+    session_->settle();
+    Status status = finish();
+    done_ = sequence;
+    return status;
+  }
+  pending_.push_back({ticket, sequence, std::forward<F>(finish)});
+  return {};
+}
+
+Status Server::settle() {
+  while (!pending_.empty() && on_.device->done(pending_.front().ticket)) {
+    session_->settle();
+    const Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    if (Status status = next.finish(); !status.ok()) return status;
+    done_ = next.sequence;
+  }
+  return {};
+}
+
+Status Server::drain() {
+  if (Status status = on_.device->wait(on_.device->record()); !status.ok()) return status;
+  session_->settle();
+  return settle();
 }
 
 flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
@@ -364,11 +393,11 @@ flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
 
 // Memory to answer with. It counts against the limit until the client has given it back.
 AttachmentPtr Server::allocate(uint64_t nbytes) {
-  if (nbytes < kShareFrom) return transport_.allocate(nbytes);
+  if (nbytes < kShareFrom || !on_.device->lends()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
   tr_buffer buffer{};
   if (!memory_->allocate(nbytes, &buffer)) return nullptr;
   const auto memory = std::make_shared<Memory>(buffer);
-  return transport_.share(memory->data(), nbytes, memory);
+  return on_.device->lend(memory->data(), nbytes, memory);
 }
 
 Status Server::acknowledge() {
@@ -407,24 +436,26 @@ Status Server::out_of_memory(const Frame& frame) {
     return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
   if (!is_waited_for(frame)) return {};
+  if (Status status = drain(); !status.ok()) return status;
+  builder_.Clear();
   const auto error = encode(failure);
   const wire::MemoryUse memory = memory_use();
   switch (type) {
     case Type::kRun:
       builder_.Finish(wire::CreateRunReply(builder_, error, 0, &memory));
-      return reply(Type::kRunReply, frame);
+      return reply(Type::kRunReply, frame.header.sequence);
     case Type::kRead:
       builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
-      return reply(Type::kReadReply, frame);
+      return reply(Type::kReadReply, frame.header.sequence);
     case Type::kSynchronize:
       builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &memory));
-      return reply(Type::kSynchronizeReply, frame);
+      return reply(Type::kSynchronizeReply, frame.header.sequence);
     case Type::kHasOp:
       builder_.Finish(wire::CreateHasOpReply(builder_, error));
-      return reply(Type::kHasOpReply, frame);
+      return reply(Type::kHasOpReply, frame.header.sequence);
     case Type::kProfile:
       builder_.Finish(wire::CreateProfileReply(builder_, error));
-      return reply(Type::kProfileReply, frame);
+      return reply(Type::kProfileReply, frame.header.sequence);
     default:
       return failure->status;
   }
@@ -490,12 +521,15 @@ Status Server::run_program(Frame& frame) {
   Status status = request.sequence <= cancelled_ ? session_->run_cancelled(request, &failure)
                                                  : session_->run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
-  builder_.Clear();
-  const auto error = tell(failure);
-  const auto words = builder_.CreateVector(words_);
-  const wire::MemoryUse memory = memory_use();
-  builder_.Finish(wire::CreateRunReply(builder_, error, words, &memory));
-  return reply(Type::kRunReply, frame);
+  const uint64_t sequence = frame.header.sequence;
+  return when_done(sequence, [this, sequence, failure, words = words_] {
+    builder_.Clear();
+    const auto error = tell(failure);
+    const auto encoded = builder_.CreateVector(words);
+    const wire::MemoryUse memory = memory_use();
+    builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &memory));
+    return reply(Type::kRunReply, sequence);
+  });
 }
 
 Status Server::upload(Frame& frame) {
@@ -504,18 +538,12 @@ Status Server::upload(Frame& frame) {
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
   const uint64_t size = bytes.size();
-  Status status;
-  if (options_.trusted) {
-    static std::byte nothing[CachingAllocator::kAlignment];
-    status = session_->upload(message->buffer(), std::make_shared<Memory>(size ? bytes.data() : nothing, size,
-                                                                          std::move(frame.attachment), memory_.get()));
-  } else {
-    status = session_->upload_copy(message->buffer(), bytes);
-    frame.attachment = nullptr;
-  }
+  Status status = session_->upload(message->buffer(), bytes, std::move(frame.attachment));
   if (!status.ok() || size < kAcknowledgeBytes) return status;
-  done_ = frame.header.sequence;
-  return acknowledge();
+  return when_done(frame.header.sequence, [this, sequence = frame.header.sequence] {
+    done_ = sequence;
+    return acknowledge();
+  });
 }
 
 Status Server::free(Frame& frame) {
@@ -535,39 +563,44 @@ Status Server::read(Frame& frame) {
   request.strides = strides;
   request.offset = message->offset();
 
+  const uint64_t sequence = frame.header.sequence;
+  const bool ahead = message->ahead();
   Session::Located located;
-  FailurePtr failure = session_->locate(request, frame.header.sequence, &located);
+  FailurePtr failure = session_->locate(request, sequence, &located);
   AttachmentPtr attachment;
-  if (!failure) {
-    if (located.packed && located.nbytes >= kShareFrom) {
-      attachment = transport_.share(located.data, located.nbytes, located.keep);
-    }
-    if (!attachment) {
-      attachment = allocate(located.nbytes);
-      if (attachment) {
-        failure = session_->pack(request, frame.header.sequence, located, attachment->bytes().data());
-        if (failure) attachment = nullptr;
-      } else {
-        failure = std::make_shared<Failure>(
-            Failure{{ErrorCode::kOutOfMemory,
-                     "remote: the worker has no memory left to send " + std::to_string(located.nbytes) + " bytes",
-                     "OutOfMemoryError"},
-                    0,
-                    0,
-                    frame.header.sequence});
-      }
+  std::shared_ptr<QueuedRead> queued;
+  if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
+  if (!failure && !attachment) {
+    attachment = allocate(located.nbytes);
+    if (attachment) {
+      queued = session_->copy_out(request, located, attachment->bytes(), attachment);
+    } else {
+      failure = std::make_shared<Failure>(
+          Failure{{ErrorCode::kOutOfMemory,
+                   "remote: the worker has no memory left to send " + std::to_string(located.nbytes) + " bytes",
+                   "OutOfMemoryError"},
+                  0,
+                  0,
+                  sequence});
     }
   }
-  builder_.Clear();
-  const auto error = message->ahead() ? encode(failure) : tell(failure);
-  const wire::MemoryUse memory = memory_use();
-  builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
-  return reply(Type::kReadReply, frame, std::move(attachment));
+  return when_done(sequence, [this, sequence, ahead, failure, queued, attachment]() mutable {
+    if (queued && queued->failure) {
+      failure = queued->failure;
+      attachment = nullptr;
+    }
+    builder_.Clear();
+    const auto error = ahead ? encode(failure) : tell(failure);
+    const wire::MemoryUse memory = memory_use();
+    builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
+    return reply(Type::kReadReply, sequence, std::move(attachment));
+  });
 }
 
 Status Server::synchronize(Frame& frame) {
   const auto* message = wire::verify<wire::Synchronize>(frame.control);
   if (!message) return damaged("synchronize");
+  if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
@@ -575,8 +608,10 @@ Status Server::synchronize(Frame& frame) {
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
   const wire::MemoryUse memory = memory_use();
-  builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &memory, /*kernels_compiled=*/0, more, not_listed));
-  return reply(Type::kSynchronizeReply, frame);
+  uint64_t kernels = 0;
+  for (const auto& runner : on_.runners) kernels += runner->kernels_compiled();
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &memory, kernels, more, not_listed));
+  return reply(Type::kSynchronizeReply, frame.header.sequence);
 }
 
 wire::MemoryUse Server::memory_use() const {
@@ -591,6 +626,7 @@ wire::MemoryUse Server::memory_use() const {
 Status Server::memory(Frame& frame) {
   const auto* message = wire::verify<wire::Memory>(frame.control);
   if (!message) return damaged("memory");
+  if (Status status = drain(); !status.ok()) return status;
   if (message->trim()) memory_->trim();
   if (message->limit()) memory_->set_limit(std::min(*message->limit(), limit_));
   if (message->reset_peak()) memory_->reset_peak();
@@ -601,21 +637,25 @@ Status Server::memory(Frame& frame) {
   builder_.Clear();
   builder_.Finish(wire::CreateMemoryReply(builder_, 0, &memory, limit,
                                           std::min(limit - std::min(limit, reserved), available_memory())));
-  return reply(Type::kMemoryReply, frame);
+  return reply(Type::kMemoryReply, frame.header.sequence);
 }
 
 Status Server::has_op(Frame& frame) {
   const auto* message = wire::verify<wire::HasOp>(frame.control);
   if (!message || !message->name()) return damaged("question");
+  if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
-  builder_.Finish(wire::CreateHasOpReply(builder_, 0, options_.executor->has_op(executor_, message->name()->c_str())));
-  return reply(Type::kHasOpReply, frame);
+  const char* name = message->name()->c_str();
+  const bool has_op = std::ranges::any_of(on_.runners, [&](const auto& runner) { return runner->has_op(name); });
+  builder_.Finish(wire::CreateHasOpReply(builder_, 0, has_op));
+  return reply(Type::kHasOpReply, frame.header.sequence);
 }
 
 Status Server::profile(Frame& frame) {
   const uint64_t received = monotonic_ns();
   const auto* message = wire::verify<wire::Profile>(frame.control);
   if (!message) return damaged("profile");
+  if (Status status = drain(); !status.ok()) return status;
   std::unique_ptr<Profile> done;
   if (message->command() == wire::ProfileCommand::Start) {
     profile_ = std::make_unique<Profile>(std::min(message->limit(), limit_ / kOfProfile / sizeof(wire::ProfileEvent)));
@@ -629,7 +669,7 @@ Status Server::profile(Frame& frame) {
   if (done) programs = take_profile(*done, &events);
   builder_.Finish(wire::CreateProfileReply(builder_, 0, static_cast<uint32_t>(getpid()), received, monotonic_ns(),
                                            done ? done->dropped() : 0, programs));
-  Status status = reply(Type::kProfileReply, frame, std::move(events));
+  Status status = reply(Type::kProfileReply, frame.header.sequence, std::move(events));
   builder_.Reset();  // what it held may have been large
   return status;
 }

@@ -2,16 +2,37 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "ir/status.h"
 #include "remote/transport/transport.h"
-#include "worker/executor.h"
+#include "worker/device/device.h"
+#include "worker/runner/plugin.h"
+#include "worker/runner/runner.h"
 
 // One session: receives a client's messages, has them done in order, answers.
 namespace torch_remote::worker {
 
+struct ServerOptions;
+
+// What a session runs on: a device, and who does nodes there, in the order of preference.
+struct OpenDevice {
+  std::unique_ptr<Device> device;
+  Runners runners;
+};
+
+// `client_activity` outlives what is opened.
+using DeviceOpener = std::function<Status(remote::Transport& transport, const ServerOptions& options,
+                                          std::function<tr_client()> client_activity, OpenDevice* opened)>;
+
+// This machine's memory, and the executor plugin.
+Status open_host_device(remote::Transport& transport, const ServerOptions& options,
+                        std::function<tr_client()> client_activity, OpenDevice* opened);
+
 struct ServerOptions {
+  DeviceOpener open_device = open_host_device;
   const tr_executor_api* executor = nullptr;
   Status unavailable;    // not ok: there is no executor; clients are refused with this
   int threads = 0;       // of the executor; 0: its default

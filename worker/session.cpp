@@ -7,6 +7,7 @@
 #include <new>
 
 #include "remote/wire/delta.h"
+#include "worker/runner/plugin_runner.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -64,7 +65,6 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
-constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();
 constexpr size_t kMaxUntold = 64;
 constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
 // Buffers are charged so many at a time, but for the first ones, each with what it takes beside its contents.
@@ -79,38 +79,14 @@ FailurePtr earlier(const FailurePtr& a, const FailurePtr& b) {
   return untold(b) && b->number < a->number ? b : a;
 }
 
-// The view is all of `nbytes` bytes, each element once.
-bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
-  if (view.dynamic || values[view.offset] != 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (size_t d = 0; d < view.sizes.size(); ++d) {
-    const int64_t size = values[view.sizes[d]];
-    if (size == 0) return nbytes == 0;
-    if (size != 1) dims.emplace_back(values[view.strides[d]], size);
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t extent = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != extent) return false;
-    extent *= size;
-  }
-  return static_cast<uint64_t>(extent) * ir::item_size(view.dtype) == nbytes;
-}
-
-// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
-uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
-  uint64_t bytes = 0;
-  for (const ir::View& view : graph.views) {
-    if (view.buffer != buffer || view.dynamic) continue;
-    int64_t last = values[view.offset];
-    bool empty = false;
-    for (size_t d = 0; d < view.sizes.size(); ++d) {
-      empty |= values[view.sizes[d]] == 0;
-      last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
-    }
-    if (!empty) bytes = std::max(bytes, static_cast<uint64_t>(last + 1) * ir::item_size(view.dtype));
-  }
-  return bytes;
+// Of a node that failed.
+Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& values, uint32_t index,
+                   const Status& status, uint64_t sequence) {
+  const ir::Node& node = program.graph.nodes[index];
+  const std::string message = status.message() + " [" + describe_node(program.graph, node, values) + "]";
+  bool check = true;
+  ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
+  return {{status.code(), message, status.kind()}, program.number, node.source, sequence, check};
 }
 
 }  // namespace
@@ -146,9 +122,10 @@ struct Session::Run {
   FailurePtr cancelled = nullptr;  // the rest of it
   uint64_t since_look = 0;         // ns of work, without looking whether it is
   tr_buffer arena{};
-  FailurePtr failure = nullptr;  // of the last node: it did not run, or its operands are behind
-  uint32_t next = 0;             // the node to go on with
-  bool aliased = false;          // one buffer is bound twice, which no client of ours does
+  FailurePtr failure = nullptr;            // of the last node: it did not run, or its operands are behind
+  uint32_t next = 0;                       // the node to go on with
+  bool aliased = false;                    // one buffer is bound twice, which no client of ours does
+  std::vector<InFlight::Call> calls = {};  // of a profile, while an asynchronous device does them
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());
@@ -171,8 +148,8 @@ struct Session::Run {
   }
 };
 
-Session::Session(const tr_executor_api* api, tr_executor* executor, CachingAllocator* memory)
-    : api_(api), executor_(executor), memory_(memory) {}
+Session::Session(Device* device, const Runners* runners)
+    : device_(device), runners_(runners), memory_(&device->memory()) {}
 
 Session::~Session() { memory_->discharge(counted_ * kPerBuffer); }
 
@@ -252,9 +229,9 @@ void Session::erase_freed() {
 
 void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {
   if (profile_) profile_->forget(number);
-  std::unique_ptr<LoadedProgram>& program = programs_[number];
+  std::shared_ptr<LoadedProgram>& program = programs_[number];
   program = nullptr;  // its memory
-  program = worker::load_program(number, api_, executor_, memory_, bytes, tune);
+  program = worker::load_program(number, *runners_, memory_, bytes, tune);
 }
 
 const LoadedProgram* Session::find_program(uint32_t number) const {
@@ -262,18 +239,17 @@ const LoadedProgram* Session::find_program(uint32_t number) const {
   return found != programs_.end() && found->second->decoded ? found->second.get() : nullptr;
 }
 
-Status Session::upload(uint64_t id, MemoryPtr memory) {
+Status Session::upload(uint64_t id, std::span<std::byte> bytes, std::shared_ptr<void> keep) {
   if (id == 0) return Status::invalid("remote: an upload names no buffer");
-  if (memory_->over_limit()) return upload_failed(id, memory->nbytes());
-  put(id, {std::move(memory), nullptr, nullptr});
-  return {};
-}
-
-Status Session::upload_copy(uint64_t id, std::span<const std::byte> bytes) {
-  if (id == 0) return Status::invalid("remote: an upload names no buffer");
+  if (device_->adopts() && !bytes.empty()) {
+    auto memory = std::make_shared<Memory>(bytes.data(), bytes.size(), std::move(keep), memory_);
+    if (memory_->over_limit()) return upload_failed(id, bytes.size());
+    put(id, {std::move(memory), nullptr, nullptr});
+    return {};
+  }
   tr_buffer copy{};
   if (!memory_->allocate(bytes.size(), &copy)) return upload_failed(id, bytes.size());
-  if (!bytes.empty()) std::memcpy(copy.data, bytes.data(), bytes.size());
+  device_->copy_in(copy.data, bytes, std::move(keep));
   put(id, {std::make_shared<Memory>(copy), nullptr, nullptr});
   return {};
 }
@@ -356,6 +332,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
 
 void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words,
                           FailurePtr* failure) {
+  update_steps(program, *runners_);
   Run run{program, request, words};
   run.buffers.resize(program.graph.buffers.size());
   run.check = pending_check();
@@ -369,6 +346,7 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
     unshare_written(run);
     const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program.updates);
     if (careful || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
+    note_in_flight(run);
   }
   finish(run);
   words->resize(run.words_used);
@@ -447,7 +425,8 @@ Status Session::prepare(Run& run) {
     Status status = ir::evaluate(graph, program.params.data(), &program.values);
     if (!status.ok()) return status;
     program.evaluated = true;
-    program.placed = program.executor_is_current = false;
+    program.placed = false;
+    for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
   }
   nbytes_.resize(graph.buffers.size());
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
@@ -483,7 +462,7 @@ void Session::unshare_written(Run& run) {
       run.set_poison(b, note({out_of_memory(entry.memory->nbytes()), program.number, 0, run.request.sequence}));
       continue;
     }
-    std::memcpy(copy.data, entry.memory->data(), entry.memory->nbytes());
+    device_->copy(copy.data, entry.memory->data(), entry.memory->nbytes());
     entry.memory = std::make_shared<Memory>(copy);
     run.buffers[b] = borrowed(copy.data, copy.nbytes);
   }
@@ -524,8 +503,10 @@ bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
   uint32_t& piece = run.program.piece;
   while (last - first > piece) {
     const uint64_t began = now_ns();
-    if (!call(run, first, first + piece)) return false;
-    first += piece;
+    const uint32_t end = next_cut(run.program, first + piece);
+    if (!call(run, first, end)) return false;
+    if (end == last) return true;
+    first = end;
     const uint64_t took = now_ns() - began;
     run.since_look += took;
     if (took < kLookEvery / 2) piece *= 2;
@@ -548,34 +529,98 @@ bool Session::look(Run& run) {
 
 // Runs nodes [first, last). False if one failed: run.next is then the one after it.
 bool Session::call(Run& run, uint32_t first, uint32_t last) {
-  LoadedProgram& program = run.program;
+  const LoadedProgram& program = run.program;
+  uint64_t* const times = profile_ ? times_of(run, first, last) : nullptr;
+  error_.struct_size = sizeof(error_);
+  error_.node = first;
+  bool good = true;
+  if (last - first == 1) {
+    good = call_runner(run, program.alone[first], first, last, times);
+  } else {
+    auto step = std::ranges::upper_bound(program.steps, first, {}, &Step::first) - 1;
+    for (uint32_t n = first; good && n < last; ++step) {
+      const uint32_t end = std::min(step->last, last);
+      good = call_runner(run, step->runner, n, end, times ? times + (n - first) : nullptr);
+      if (good) n = end;
+    }
+  }
+  if (profile_ && !device_->asynchronous()) profile_->ops(program, program.values, run.request.sequence, first, last);
+  const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
+  if (!run.after.empty() || run.check) pass_on(run, first, end);
+  run.next = last;
+  if (good) return true;
+  run.next = end + 1;
+  const FailurePtr failure =
+      note(failure_of(program, program.values, end, executor_error(error_), run.request.sequence));
+  skip(run, end, failure);
+  if (failure->check && !run.check) run.check = failure;
+  if (failure->check) doubt_made_with(run, end, failure);
+  return false;
+}
+
+// Has one runner do nodes [first, last), all of them its own.
+bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) {
+  LoadedProgram::Loaded& loaded = run.program.loaded[runner];
   tr_run call{};
   call.struct_size = sizeof(call);
-  call.symbols = program.values.data();
-  call.symbols_changed = !program.executor_is_current;
+  call.symbols = run.program.values.data();
+  call.symbols_changed = !loaded.is_current;
   call.first = first;
   call.last = last;
   call.buffers = run.buffers.data();
   call.buffer_count = static_cast<uint32_t>(run.buffers.size());
   call.words = run.words->data() + run.words_used;
   call.word_capacity = static_cast<uint32_t>(run.words->size() - run.words_used);
-  if (profile_) call.times = profile_->times(last - first);
-  error_.struct_size = sizeof(error_);
-  error_.node = first;
-  const bool good = api_->run(executor_, program.handle, &call, &error_) == 0;
-  if (profile_) profile_->ops(program, run.request.sequence, first, last);
-  program.executor_is_current = true;
+  call.times = times;
+  call.number = run_count_;
+  const bool good = loaded.program->run(call, &error_);
+  loaded.is_current = true;
   run.words_used += call.word_count;
-  const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
-  if (!run.after.empty() || run.check) pass_on(run, first, end);
-  run.next = last;
-  if (good) return true;
-  run.next = end + 1;
-  const FailurePtr failure = note(failure_of(run, end));
-  skip(run, end, failure);
-  if (failure->check && !run.check) run.check = failure;
-  if (failure->check) doubt_made_with(run, end, failure);
-  return false;
+  return good;
+}
+
+// -- work that is queued
+// ------------------------------------------------------------------------------------------------------------
+
+// Where a runner puts the times of nodes [first, last).
+uint64_t* Session::times_of(Run& run, uint32_t first, uint32_t last) {
+  if (!device_->asynchronous()) return profile_->times(last - first);
+  run.calls.push_back({first, last, std::vector<uint64_t>(last - first + 1)});
+  return run.calls.back().times.data();
+}
+
+// What the run has queued may still fail.
+void Session::note_in_flight(Run& run) {
+  const Ticket ticket = device_->record();
+  if (ticket == 0) return;
+  const LoadedProgram& program = run.program;
+  InFlight::Run queued{ticket,  run_count_,           run.request.sequence, programs_[program.number], program.values,
+                       nbytes_, program.bindings.ids, run.request.base,     std::move(run.calls)};
+  in_flight_.add(std::move(queued));
+}
+
+void Session::settle() {
+  if (in_flight_.empty()) return;
+  for (LateFailure& late : device_->take_failures()) {
+    const InFlight::Run* run = in_flight_.find(late.run);
+    if (!run) continue;
+    const uint32_t index = std::min(late.node, static_cast<uint32_t>(run->program->graph.nodes.size()) - 1);
+    const FailurePtr failure = note(failure_of(*run->program, run->values, index, late.error, run->sequence));
+    for (const uint64_t id : in_flight_.spread(late.run, index, failure)) {
+      Entry* entry = buffers_.find(id);
+      if (!entry || entry->poisoned()) continue;
+      kept_.erase(id);
+      *entry = {std::make_shared<Memory>(entry->memory->nbytes()), failure, nullptr};
+    }
+  }
+  in_flight_.settle(*device_, [this](const InFlight::Run& run) {
+    if (!profile_) return;
+    for (const InFlight::Call& call : run.calls) {
+      if (call.times.empty()) continue;
+      std::ranges::copy(call.times, profile_->times(call.last - call.first));
+      profile_->ops(*run.program, run.values, run.sequence, call.first, call.last);
+    }
+  });
 }
 
 // The check at node `index` failed. What it looked at may have been made together with something else (a factorization
@@ -599,17 +644,6 @@ void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failur
       run.add_after(b, failure);
     });
   }
-}
-
-Failure Session::failure_of(const Run& run, uint32_t index) const {
-  const LoadedProgram& program = run.program;
-  const ir::Node& node = program.graph.nodes[index];
-  const std::string message =
-      std::string(error_.message) + " [" + describe_node(program.graph, node, program.values) + "]";
-  bool check = true;
-  ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
-  return {
-      {executor_error(error_).code(), message, error_.kind}, program.number, node.source, run.request.sequence, check};
 }
 
 // The slow way: node by node, past those that read what is not there. Temporaries are freed as soon as they are dead,
@@ -652,17 +686,7 @@ FailurePtr Session::blocked(const Run& run, uint32_t index) const {
 
 // The node overwrites all of the buffer and reads nothing of it.
 bool Session::covers(const Run& run, uint32_t index, uint32_t buffer) const {
-  const ir::Graph& graph = run.program.graph;
-  const std::vector<int64_t>& values = run.program.values;
-  uint64_t nbytes = nbytes_[buffer];
-  if (nbytes == kUnknownSize) nbytes = reach(graph, values, buffer);
-  bool whole = false, only = true;
-  ir::for_each_access(graph.nodes[index], [&](uint32_t view, ir::Access access) {
-    if (graph.views[view].buffer != buffer) return;
-    only = only && access == ir::Access::kOverwrites;
-    whole = whole || is_whole(graph.views[view], values, nbytes);
-  });
-  return whole && only;
+  return overwrites_all(run.program.graph, run.program.values, nbytes_[buffer], index, buffer);
 }
 
 // False if there is none; that is noted.
@@ -729,7 +753,7 @@ Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure
       !memory_->allocate(nbytes, &copy, Reach::kOwn)) {
     return kept;
   }
-  std::memcpy(copy.data, run.buffers[buffer].data, nbytes);
+  device_->copy(copy.data, run.buffers[buffer].data, nbytes);
   kept.memory = std::make_shared<Memory>(copy);
   return kept;
 }
@@ -741,7 +765,7 @@ void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
   const auto first = std::ranges::find_if(kept, [&](const Kept& k) { return k.failure >= failure->number; });
   if (first == kept.end()) return;
   if (first->memory) {
-    std::memcpy(run.buffers[buffer].data, first->memory->data(), first->memory->nbytes());
+    device_->copy(run.buffers[buffer].data, first->memory->data(), first->memory->nbytes());
     run.add_behind(buffer, first->behind);
   }
   kept.erase(first, kept.end());
@@ -777,7 +801,7 @@ void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failu
                           note({out_of_memory(nbytes_[to]), run.program.number, node.source, run.request.sequence}));
   }
   if (run.buffers[to].data != run.buffers[from].data) {
-    std::memcpy(run.buffers[to].data, run.buffers[from].data, std::min(nbytes_[to], nbytes_[from]));
+    device_->copy(run.buffers[to].data, run.buffers[from].data, std::min(nbytes_[to], nbytes_[from]));
   }
   run.add_after(to, run.after_of(from));
   run.add_behind(to, run.behind_of(from));
@@ -908,18 +932,14 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   return nullptr;
 }
 
-FailurePtr Session::pack(const ReadRequest& request, uint64_t sequence, const Located& located, void* destination) {
-  if (located.nbytes == 0) return nullptr;
-  if (located.packed) {
-    std::memcpy(destination, located.data, located.nbytes);
-    return nullptr;
-  }
-  error_.struct_size = sizeof(error_);
-  if (api_->pack(executor_, located.data, destination, request.item_size, static_cast<uint32_t>(request.sizes.size()),
-                 request.sizes.data(), request.strides.data(), &error_) == 0) {
-    return nullptr;
-  }
-  return std::make_shared<Failure>(Failure{executor_error(error_), 0, 0, sequence});
+std::shared_ptr<QueuedRead> Session::copy_out(const ReadRequest& request, const Located& located,
+                                              std::span<std::byte> destination, std::shared_ptr<void> keep) {
+  auto read = std::make_shared<QueuedRead>(QueuedRead{request.buffer, nullptr});
+  if (located.nbytes == 0) return read;
+  device_->copy_out({located.data, request.item_size, request.sizes, request.strides}, destination.data(),
+                    std::move(keep));
+  if (const Ticket ticket = device_->record()) in_flight_.add(ticket, read);
+  return read;
 }
 
 }  // namespace torch_remote::worker

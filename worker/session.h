@@ -11,11 +11,12 @@
 
 #include "ir/graph.h"
 #include "ir/status.h"
-#include "worker/executor.h"
+#include "worker/device/device.h"
 #include "worker/id_map.h"
-#include "worker/memory.h"
+#include "worker/in_flight.h"
 #include "worker/profile.h"
 #include "worker/program.h"
+#include "worker/runner/runner.h"
 
 // What a worker keeps for one client: its buffers and programs. One thread.
 //
@@ -35,20 +36,6 @@
 //
 // What is read does not depend on where programs begin and end.
 namespace torch_remote::worker {
-
-// Why a buffer has no contents, or lacks an update.
-struct Failure {
-  Status status;
-  uint32_t program = 0;   // 0: no run's
-  uint32_t record = 0;    // of that program's trace
-  uint64_t sequence = 0;  // of the message
-  bool check = false;     // of a node that makes and writes nothing
-  uint64_t number = 0;    // counts the session's failures
-  uint64_t skipped = 0;   // updates in place that did not happen because of it
-  bool told = false;      // the client knows it
-  bool announced = false;
-};
-using FailurePtr = std::shared_ptr<Failure>;
 
 // Memory of a buffer. Shared between the session and the messages that lend it to the client.
 class Memory {
@@ -94,8 +81,8 @@ struct ReadRequest {
 
 class Session {
  public:
-  // All three outlive the session.
-  Session(const tr_executor_api* api, tr_executor* executor, CachingAllocator* memory);
+  // Both outlive the session.
+  Session(Device* device, const Runners* runners);
   ~Session();
 
   // A program that cannot be loaded is no error of the session: its runs fail.
@@ -110,10 +97,9 @@ class Session {
   // A run that is dropped as a whole.
   Status run_cancelled(const RunRequest& request, FailurePtr* failure);
 
-  // A new buffer with these bytes. 0 is no id.
-  Status upload(uint64_t id, MemoryPtr memory);
-  // Likewise, with a copy of them: the client may go on writing to what it sent.
-  Status upload_copy(uint64_t id, std::span<const std::byte> bytes);
+  // A new buffer with these bytes, of which `keep` is the owner: where they lie if the device adopts them, else a copy,
+  // for the client may go on writing to what it sent. 0 is no id.
+  Status upload(uint64_t id, std::span<std::byte> bytes, std::shared_ptr<void> keep);
   // A new buffer without them, as there is no memory.
   Status upload_failed(uint64_t id, uint64_t nbytes);
 
@@ -122,14 +108,19 @@ class Session {
   // Where a view's elements lie. `packed`: they are one row-major piece of memory already. The memory is not written to
   // while `keep` is held: a later op that writes the buffer does so to a copy.
   struct Located {
-    const std::byte* data = nullptr;
-    uint64_t nbytes = 0;  // of the elements, packed
+    const std::byte* data = nullptr;  // in the device's memory
+    uint64_t nbytes = 0;              // of the elements, packed
     bool packed = false;
     std::shared_ptr<void> keep;
   };
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
-  // Null, or why that did not work.
-  FailurePtr pack(const ReadRequest& request, uint64_t sequence, const Located& located, void* destination);
+  // Queues packing the elements into `destination`, which `keep` holds. Once the device's next ticket is done and
+  // settle() was called, they are there, or the result says why not.
+  std::shared_ptr<QueuedRead> copy_out(const ReadRequest& request, const Located& located,
+                                       std::span<std::byte> destination, std::shared_ptr<void> keep);
+
+  // Looks what the device has done meanwhile, and takes note of what failed there.
+  void settle();
 
   // A failure to announce before it is told, once; or null.
   FailurePtr announce();
@@ -138,7 +129,7 @@ class Session {
   // The failures that the client does not know yet, in order; the caller tells them. There were `more` than are listed.
   std::vector<FailurePtr> take_failures(uint64_t* more);
 
-  // From now on the executor is asked when its ops run; null: no longer.
+  // From now on the runners are asked when their ops run; null: no longer.
   void set_profile(Profile* profile) { profile_ = profile; }
   // Not ok: what the session keeps beside the contents of buffers (their entries, programs, failures) is more than its
   // limit, which only a client that wants that comes to. The session is to end.
@@ -177,10 +168,12 @@ class Session {
   bool allocate_arena(Run& run);
   bool execute(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last);
+  bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
+  uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
+  void note_in_flight(Run& run);
   bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
   bool look(Run& run);
   void execute_one_by_one(Run& run);
-  Failure failure_of(const Run& run, uint32_t node) const;
   FailurePtr blocked(const Run& run, uint32_t node) const;
   bool covers(const Run& run, uint32_t node, uint32_t buffer) const;
   bool give_memory(Run& run, uint32_t buffer);
@@ -199,12 +192,13 @@ class Session {
   void put(uint64_t id, Entry entry);
   void erase_freed();
 
-  const tr_executor_api* api_;
-  tr_executor* executor_;
-  CachingAllocator* memory_;
+  Device* device_;
+  const Runners* runners_;
+  CachingAllocator* memory_;  // the device's
   Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
-  std::unordered_map<uint32_t, std::unique_ptr<LoadedProgram>> programs_;
+  std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
+  InFlight in_flight_;
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // by buffer; the oldest first
   std::vector<FailurePtr> untold_;                        // at most kMaxUntold
   uint64_t forgotten_ = 0;                                // more than these

@@ -5,29 +5,24 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <span>
 
 #include "remote/wire/delta.h"
-#include "worker/testing/fake_executor.h"
+#include "worker/device/host_device.h"
+#include "worker/runner/plugin_runner.h"
+#include "worker/runner/testing/fake_executor.h"
 
 namespace torch_remote::worker {
 namespace {
 
-int allocate(void* context, uint64_t nbytes, tr_buffer* buffer) {
-  return static_cast<CachingAllocator*>(context)->allocate(nbytes, buffer) ? 0 : 1;
-}
-
 // A session and the client's end of its delta coding.
 class SessionTest : public ::testing::Test {
  protected:
-  explicit SessionTest(uint64_t limit = uint64_t{1} << 32)
-      : memory(CachingAllocator::create(make_anonymous_source(), limit)),
-        host{sizeof(tr_host), TR_EXECUTOR_ABI, memory.get(), allocate, nullptr} {
-    api->create(&host, 1, 0, &executor, nullptr);
-    session = std::make_unique<Session>(api, executor, memory.get());
-  }
-  ~SessionTest() override {
-    session.reset();
-    api->destroy(executor);
+  explicit SessionTest(uint64_t limit = uint64_t{1} << 32) : device({.trusted = true, .limit = limit}) {
+    std::unique_ptr<Runner> runner;
+    EXPECT_TRUE(make_plugin_runner(testing::fake_executor(), {.memory = &device.memory()}, &runner).ok());
+    runners.push_back(std::move(runner));
+    session = std::make_unique<Session>(&device, &runners);
   }
 
   struct Client {
@@ -61,9 +56,8 @@ class SessionTest : public ::testing::Test {
   }
 
   void upload(uint64_t id, const std::vector<float>& values) {
-    auto bytes = std::make_shared<std::vector<float>>(values);
-    ASSERT_TRUE(
-        session->upload(id, std::make_shared<Memory>(bytes->data(), bytes->size() * 4, bytes, memory.get())).ok());
+    auto floats = std::make_shared<std::vector<float>>(values);
+    ASSERT_TRUE(session->upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
   }
 
   // All elements of a buffer of f32; *failure set if it cannot be read.
@@ -78,7 +72,7 @@ class SessionTest : public ::testing::Test {
       return {};
     }
     std::vector<float> values(count);
-    EXPECT_EQ(session->pack(request, sequence, located, values.data()), nullptr);
+    session->copy_out(request, located, std::as_writable_bytes(std::span(values)), nullptr);
     return values;
   }
 
@@ -96,10 +90,8 @@ class SessionTest : public ::testing::Test {
   }
 
   using Floats = std::vector<float>;
-  const tr_executor_api* api = testing::fake_executor();
-  CachingAllocator::Pointer memory;
-  tr_host host;
-  tr_executor* executor = nullptr;
+  HostDevice device;
+  Runners runners;
   std::unique_ptr<Session> session;
   std::map<uint32_t, Client> clients;
   std::vector<int64_t> words;
@@ -165,7 +157,7 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
 })");
   upload(1, {4, 5});
   upload(2, {1});
-  const uint64_t external = memory->stats().allocated.current;
+  const uint64_t external = device.memory().stats().allocated.current;
   EXPECT_EQ(run(1, {2, 8}, {1}, 100, {2, 77}), nullptr);
   EXPECT_FALSE(exists(1));
   EXPECT_FALSE(exists(2));
@@ -175,7 +167,7 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   std::vector<uint64_t> ids{100};
   remote::encode_frees(ids, frees);
   ASSERT_TRUE(session->free(frees).ok());
-  EXPECT_EQ(memory->stats().allocated.current, 0u);
+  EXPECT_EQ(device.memory().stats().allocated.current, 0u);
   EXPECT_EQ(session->buffers(), 0u);
 }
 
@@ -540,17 +532,17 @@ TEST_F(SessionTest, CopiesGoWithTheirBufferOrWhenTheFailureIsTold) {
   upload(3, {5, 6});
   upload(4, {7, 8});
   const FailurePtr root = run(1, {2, 8}, {1, 2});
-  const uint64_t before = memory->stats().allocated.current;
+  const uint64_t before = device.memory().stats().allocated.current;
   run(2, {2}, {1, 3});
   run(2, {2}, {1, 4});
   run(2, {2}, {1, 4});
-  EXPECT_EQ(memory->stats().allocated.current, before + 128);
+  EXPECT_EQ(device.memory().stats().allocated.current, before + 128);
   run(2, {2}, {1, 4}, 200, {3});
-  EXPECT_EQ(memory->stats().allocated.current, before + 56);
+  EXPECT_EQ(device.memory().stats().allocated.current, before + 56);
   session->tell(root);
-  EXPECT_EQ(memory->stats().allocated.current, before - 8);
+  EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
   run(2, {2}, {1, 4});  // nothing is kept
-  EXPECT_EQ(memory->stats().allocated.current, before - 8);
+  EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
 }
 
 TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
@@ -664,7 +656,7 @@ TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
   read(100, 2, &why);
   ASSERT_NE(why, nullptr);
   EXPECT_EQ(why->status.kind(), "ValueError");
-  EXPECT_EQ(memory->stats().allocated.current, 8u);  // the upload
+  EXPECT_EQ(device.memory().stats().allocated.current, 8u);  // the upload
 }
 
 TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
@@ -676,7 +668,7 @@ TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
 })");
   upload(1, {0, 7, 0, 8});
   EXPECT_EQ(run(1, {4}, {1}), nullptr);
-  EXPECT_EQ(words, (std::vector<int64_t>{4, 2, 2, 1}));
+  EXPECT_EQ(words, (std::vector<int64_t>{4, 2, 2, 1, 1, 1}));
   EXPECT_TRUE(exists(100));
 }
 
@@ -819,7 +811,7 @@ TEST_F(SessionTest, DamagedMessagesAreErrorsOfTheSession) {
   EXPECT_FALSE(session->run({1, 100, {}, nonsense, {}, 1}, &words, &failure).ok());
   EXPECT_FALSE(session->run({1, 100, {}, {}, nonsense, 1}, &words, &failure).ok());
   EXPECT_FALSE(session->free(nonsense).ok());
-  EXPECT_FALSE(session->upload(0, nullptr).ok());
+  EXPECT_FALSE(session->upload(0, {}, nullptr).ok());
 }
 
 class SmallSessionTest : public SessionTest {
@@ -915,11 +907,11 @@ TEST_F(SessionTest, WithoutMemoryOfItsOwnTheSessionLivesOn) {
   %2: f32[s0]{1} @b2 = aten::relu(%0)
 })");
   upload(1, {1, 2});
-  const uint64_t before = memory->stats().allocated.current;
+  const uint64_t before = device.memory().stats().allocated.current;
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
-  EXPECT_EQ(memory->stats().allocated.current, before);
+  EXPECT_EQ(device.memory().stats().allocated.current, before);
   FailurePtr why;
   read(101, 2, &why);
   EXPECT_EQ(why, failure);
@@ -961,7 +953,7 @@ TEST_F(SmallSessionTest, TemporariesShareMemory) {
   upload(1, {1, 2});
   EXPECT_EQ(run(1, {2, 20 << 20, 0, 8}, {1}), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{8, 16}));
-  EXPECT_LT(memory->stats().allocated.peak, uint64_t{45} << 20);
+  EXPECT_LT(device.memory().stats().allocated.peak, uint64_t{45} << 20);
 }
 
 // Two inputs of 20 MiB that die one after the other, and two results of 20 MiB: three of the four fit at a time.
@@ -978,14 +970,10 @@ TEST_F(SmallSessionTest, DeadInputsMakeRoom) {
 })";
   load(1, text);
   const std::vector<float> values(5 << 20, 1);
-  for (int i = 0; i < 2; ++i) {
-    tr_buffer memory_of{};
-    ASSERT_TRUE(memory->allocate(20 << 20, &memory_of));
-    std::memcpy(memory_of.data, values.data(), 20 << 20);
-    ASSERT_TRUE(session->upload(1 + i, std::make_shared<Memory>(memory_of)).ok());
-  }
+  upload(1, values);
+  upload(2, values);
   EXPECT_EQ(run(1, {5 << 20, 20 << 20}, {1, 2}), nullptr);
-  EXPECT_LT(memory->stats().allocated.peak, uint64_t{62} << 20);
+  EXPECT_LT(device.memory().stats().allocated.peak, uint64_t{62} << 20);
   EXPECT_EQ(read(101, 1), (Floats{2}));
 }
 

@@ -191,7 +191,7 @@ def test_two_workers_are_compared(tools, small):
 
 
 def faulty(tools, fault: str):
-    plugin = Path("worker/testing/libfaulty_plugin.so").resolve()
+    plugin = Path("worker/runner/testing/libfaulty_plugin.so").resolve()
     real = str(tools.package / "lib/libaten_plugin.so")
     return worker(tools, plugin, TORCH_REMOTE_TEST_PLUGIN=real, TORCH_REMOTE_TEST_FAULT=fault)
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // torch's exceptions, as the executor's C ABI reports them.
 namespace torch_remote::worker::aten {

@@ -558,22 +558,42 @@ TEST(Executor, IndicesThatTorchTrustsAreLookedAt) {
   }
 }
 
-TEST(Executor, PackGathersAStridedView) {
-  const at::Tensor a = at::arange(24, at::kInt).reshape({2, 3, 4});
-  const at::Tensor view = a.permute({2, 0, 1});
-  std::vector<int32_t> packed(24);
-  TestExecutor executor;
-  tr_error error{};
-  const auto pack = [&](const at::Tensor& view) {
-    return executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, static_cast<uint32_t>(view.dim()),
-                              view.sizes().data(), view.strides().data(), &error);
+TEST(Executor, OffersItsThreads) {
+  TestExecutor executor(/*inproc=*/false, uint64_t{8} << 30, /*threads=*/2);
+  std::vector<int> times(1000);
+  const auto body = [](void* context, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ++(*static_cast<std::vector<int>*>(context))[i];
   };
-  ASSERT_EQ(pack(view), 0) << error.message;
-  const at::Tensor wanted = view.contiguous();
-  EXPECT_EQ(std::memcmp(packed.data(), wanted.data_ptr(), 96), 0);
-  const int64_t sizes[] = {2, -3}, strides[] = {3, 1};  // torch throws
-  EXPECT_NE(executor.api->pack(executor.executor, a.data_ptr(), packed.data(), 4, 2, sizes, strides, &error), 0);
-  EXPECT_STREQ(error.kind, "RuntimeError");
+  for (const int64_t grain : {1, 100, 600, 5000})
+    executor.api->parallel_for(executor.executor, 1000, grain, body, &times);
+  EXPECT_EQ(times, std::vector<int>(1000, 4));
+  executor.api->parallel_for(executor.executor, 0, 1, body, &times);
+  EXPECT_EQ(times, std::vector<int>(1000, 4));
+}
+
+TEST(Executor, LoadsOnlyTheNodesThatItIsAskedFor) {
+  TestExecutor executor;
+  GraphBuilder builder;
+  const at::Tensor a = at::randn({4}), b = at::exp(a);
+  builder.call("aten::exp", {a}, {b});
+  builder.call("aten::neg", {b}, {at::neg(b)});
+  const ir::OpaqueArg args[] = {{"self", ir::ArgKind::kTensor}};
+  const ir::ResultDesc results[] = {{ir::ResultKind::kTensor, -1}};
+  ir::register_opaque("aten::_absent", args, results, 0);
+  builder.graph.nodes[1].opcode = ir::find_op("aten::_absent");
+  const std::vector<uint8_t> bytes = ir::encode_program(builder.graph);
+  const auto load = [&](std::vector<uint8_t> nodes) {
+    const tr_load_options options{sizeof(options), 0, nodes.data()};
+    tr_program* program = nullptr;
+    tr_error error{};
+    error.struct_size = sizeof(error);
+    if (executor.api->load(executor.executor, bytes.data(), bytes.size(), &options, &program, &error) != 0)
+      return false;
+    executor.api->unload(executor.executor, program);
+    return true;
+  };
+  EXPECT_FALSE(load({1, 1}));
+  EXPECT_TRUE(load({1, 0}));
 }
 
 }  // namespace

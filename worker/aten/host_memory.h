@@ -2,7 +2,7 @@
 
 #include <c10/core/Storage.h>
 
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // The host's memory as torch's CPU allocator, so that what an op returns can be handed over as a buffer.
 namespace torch_remote::worker::aten {

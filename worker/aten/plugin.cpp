@@ -1,5 +1,7 @@
+#include "worker/runner/plugin.h"
+
 #include <ATen/Context.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
 
@@ -9,14 +11,12 @@
 #include <new>
 #include <string>
 
-#include "ir/work.h"
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/program.h"
 #include "worker/aten/schema.h"
 #include "worker/aten/special.h"
 #include "worker/aten/threads.h"
-#include "worker/executor.h"
 
 // The executor's C ABI. No exception leaves this file.
 
@@ -58,7 +58,8 @@ void destroy(tr_executor* executor) {
   delete executor;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_program** out, tr_error* error) {
+int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
+         tr_error* error) {
   try {
     ir::Graph graph;
     const Status status = ir::decode_program(bytes, size, &graph);
@@ -66,7 +67,8 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_
       set_error(error, "RuntimeError", status.message().c_str());
       return 1;
     }
-    *out = new tr_program{Program(executor->host, executor->threads, std::move(graph), tune != 0)};
+    *out = new tr_program{
+        Program(executor->host, executor->threads, std::move(graph), options->tune != 0, options->nodes)};
     return 0;
   } catch (...) {
     describe_exception(error);
@@ -88,25 +90,11 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
 
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
-int pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-         const int64_t* sizes, const int64_t* strides, tr_error* error) {
-  try {
-    const c10::InferenceMode inference;
-    double work = ir::kWorkPerElement;
-    for (uint32_t i = 0; i < rank; ++i) work *= static_cast<double>(sizes[i]);
-    executor->threads.set(work >= kWorthThreads);
-    const at::ScalarType type = item_size == 1   ? at::kByte
-                                : item_size == 2 ? at::kShort
-                                : item_size == 4 ? at::kInt
-                                : item_size == 8 ? at::kLong
-                                                 : at::kComplexDouble;
-    const at::Tensor from = at::from_blob(const_cast<void*>(source), {sizes, rank}, {strides, rank}, type);
-    at::from_blob(destination, {sizes, rank}, type).copy_(from);
-    return 0;
-  } catch (...) {
-    describe_exception(error);
-    return 1;
-  }
+// (Nothing here throws.)
+void parallel_for(tr_executor* executor, int64_t count, int64_t grain,
+                  void (*body)(void* context, int64_t begin, int64_t end), void* context) {
+  executor->threads.set(count >= 2 * grain);
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 int has_op(tr_executor* executor, const char* name) {
@@ -141,7 +129,7 @@ extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_r
       .unload = aten::unload,
       .run = aten::run,
       .creates_buffer = aten::creates_buffer,
-      .pack = aten::pack,
+      .parallel_for = aten::parallel_for,
       .has_op = aten::has_op,
       .rest = aten::rest,
   };

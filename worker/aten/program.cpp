@@ -54,7 +54,7 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune)
+Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted)
     : host_(host), threads_(threads), graph_(std::move(graph)) {
   if (tune && threads_.can_change()) tuner_.emplace();
   const c10::InferenceMode inference;
@@ -69,9 +69,11 @@ Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tu
                                                               c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                               c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
   }
-  operations_.reserve(graph_.nodes.size());
-  for (const ir::Node& node : graph_.nodes) {
-    operations_.emplace_back(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_);
+  operations_.resize(graph_.nodes.size());
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    if (wanted && !wanted[n]) continue;
+    const ir::Node& node = graph_.nodes[n];
+    operations_[n].emplace(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_);
   }
   find_lifetimes();
 }
@@ -115,7 +117,7 @@ void Program::find_lifetimes() {
   std::vector<uint32_t> last(buffers_.size(), ir::kNoNode);
   std::vector<bool> seen(buffers_.size(), false);
   for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
-    if (operations_[n].makes_results()) {
+    if (operations_[n] && operations_[n]->makes_results()) {
       for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
         const uint32_t buffer = graph_.views[result.a].buffer;
         if (!seen[buffer] && graph_.buffers[buffer].kind == ir::BufferKind::kFresh) buffers_[buffer].created = true;
@@ -189,7 +191,9 @@ void Program::update(const int64_t* symbols) {
   bool resized = !updated_;
   for (uint32_t i = 0; i < views_.size(); ++i) resized |= update_view(i, symbols);
   update_scalars(symbols);
-  for (Operation& operation : operations_) operation.update(symbols);
+  for (std::optional<Operation>& operation : operations_) {
+    if (operation) operation->update(symbols);
+  }
   if (resized) {
     for (NodeState& node : nodes_) node.proven = false;
     update_threads(symbols);
@@ -295,7 +299,7 @@ void Program::allocate_missing(tr_run& run, uint32_t index) {
 }
 
 void Program::run_node(tr_run& run, uint32_t index) {
-  Operation& operation = operations_[index];
+  Operation& operation = *operations_[index];
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {
@@ -345,7 +349,7 @@ bool Program::is_natural(const ir::Node& node) const {
 // The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional
 // overload says what is wrong, or does it.
 void Program::call_out(tr_run& run, uint32_t index) {
-  Operation& operation = operations_[index];
+  Operation& operation = *operations_[index];
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
   // In memory of another order than the op would choose for itself, some out variants write wrong numbers.

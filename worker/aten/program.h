@@ -12,7 +12,7 @@
 #include "worker/aten/operation.h"
 #include "worker/aten/thread_tuner.h"
 #include "worker/aten/threads.h"
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once.
 // A run puts the buffers' addresses into the storages and calls the kernels.
@@ -21,8 +21,9 @@ namespace torch_remote::worker::aten {
 class Program {
  public:
   // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
-  // `tune`: its first runs find out which nodes gain by several threads.
-  Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune);
+  // `tune`: its first runs find out which nodes gain by several threads. `wanted`: one a node, whether runs may have
+  // it; null: all.
+  Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted = nullptr);
 
   // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
   void run(tr_run& run, uint32_t* node);
@@ -88,8 +89,8 @@ class Program {
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
-  std::deque<ScalarTensor> scalars_;  // they stay where they are
-  std::vector<Operation> operations_;
+  std::deque<ScalarTensor> scalars_;                  // they stay where they are
+  std::vector<std::optional<Operation>> operations_;  // of the nodes that are wanted
   std::vector<NodeState> nodes_;
   std::vector<double> work_;         // of the nodes, as estimated
   std::vector<double> shared_work_;  // of it, what threads can share at once; kept for its capacity

@@ -329,7 +329,8 @@ TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder, bool
   EXPECT_TRUE(valid.ok()) << valid.message() << "\n" << ir::print(builder.graph);
   const std::vector<uint8_t> bytes = ir::encode_program(builder.graph);
   error.message[0] = 0;
-  if (executor.api->load(executor.executor, bytes.data(), bytes.size(), tune, &program, &error) != 0) {
+  const tr_load_options options{sizeof(options), tune, nullptr};
+  if (executor.api->load(executor.executor, bytes.data(), bytes.size(), &options, &program, &error) != 0) {
     program = nullptr;
   }
   fill_inputs();

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "worker/executor.h"
-#include "worker/memory.h"
+#include "worker/device/memory.h"
+#include "worker/runner/plugin.h"
 
 // For tests: calls of ATen ops as graphs, and an executor to run them.
 namespace torch_remote::worker::aten {

@@ -13,7 +13,7 @@
 #include "ir/work.h"
 #include "worker/aten/testing.h"
 #include "worker/aten/thread_tuner.h"
-#include "worker/machine.h"
+#include "worker/device/machine.h"
 
 // torch's OpenMP, which this file is not compiled for.
 extern "C" {

@@ -1,4 +1,4 @@
-#include "worker/memory.h"
+#include "worker/device/memory.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "worker/machine.h"
+#include "worker/device/machine.h"
 
 namespace torch_remote::worker {
 namespace {

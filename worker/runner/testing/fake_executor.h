@@ -1,6 +1,6 @@
 #pragma once
 
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // For tests: an executor without torch. Knows a few ops on packed f32 tensors: aten::add.Tensor, aten::mul.Tensor,
 // aten::relu, aten::add_.Tensor (in place), test::make (makes its result's memory), aten::nonzero (dynamic; of f32),

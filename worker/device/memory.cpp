@@ -1,4 +1,4 @@
-#include "worker/memory.h"
+#include "worker/device/memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

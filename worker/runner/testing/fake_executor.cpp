@@ -1,4 +1,4 @@
-#include "worker/testing/fake_executor.h"
+#include "worker/runner/testing/fake_executor.h"
 
 #include <algorithm>
 #include <chrono>
@@ -41,7 +41,7 @@ int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
 
 void destroy(tr_executor* executor) { delete executor; }
 
-int load(tr_executor*, const uint8_t* bytes, size_t size, int, tr_program** out, tr_error* error) {
+int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error* error) {
   auto program = std::make_unique<tr_program>();
   const Status status = ir::decode_program(bytes, size, &program->graph);
   if (!status.ok()) return fail(error, 0, "RuntimeError", status.message().c_str());
@@ -109,7 +109,7 @@ class Runner {
     tr_buffer& buffer = run_.buffers[graph_.views[node.results[0].a].buffer];
     if (host_.allocate(host_.context, found.size() * 8, &buffer) != 0) return out_of_memory(index);
     if (!found.empty()) std::memcpy(buffer.data, found.data(), found.size() * 8);
-    for (const int64_t word : {int64_t{4}, int64_t{2}, static_cast<int64_t>(found.size()), int64_t{1}}) {
+    for (const int64_t word : std::vector<int64_t>{4, 2, static_cast<int64_t>(found.size()), 1, 1, 1}) {
       run_.words[run_.word_count++] = word;
     }
     return 0;
@@ -156,19 +156,8 @@ int creates_buffer(const tr_program* program, uint32_t buffer) {
   return 0;
 }
 
-int pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-         const int64_t* sizes, const int64_t* strides, tr_error* error) {
-  if (rank == 0) {
-    std::memcpy(destination, source, item_size);
-    return 0;
-  }
-  int64_t inner = item_size;
-  for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
-  for (int64_t i = 0; i < sizes[0]; ++i) {
-    pack(executor, static_cast<const char*>(source) + i * strides[0] * item_size,
-         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1, error);
-  }
-  return 0;
+void parallel_for(tr_executor*, int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context) {
+  for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(begin + grain, count));
 }
 
 }  // namespace
@@ -184,7 +173,7 @@ const tr_executor_api* fake_executor() {
       .unload = unload,
       .run = run,
       .creates_buffer = creates_buffer,
-      .pack = pack,
+      .parallel_for = parallel_for,
       .has_op = [](tr_executor*, const char* name) -> int {
         if (std::string_view(name) == "test::no_memory") throw std::bad_alloc();
         return ir::find_op(name) != ir::kInvalidOpcode;

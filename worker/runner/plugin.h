@@ -1,32 +1,26 @@
 #pragma once
 
-// The C ABI between the worker and an executor plugin (the ATen executor is one). Plain C: host and plugin share no C++
-// library. Every struct begins with its size, so that fields can be added at the end; TR_EXECUTOR_ABI changes when the
-// meaning of one changes, and a plugin with another number is refused.
+// The C ABI between the worker and an executor plugin (the ATen executor is one): a runner (worker/runner/runner.h) in
+// a library of its own. Plain C: host and plugin share no C++ library. Every struct begins with its size, so that
+// fields can be added at the end; TR_EXECUTOR_ABI changes when the meaning of one changes, and a plugin with another
+// number is refused.
 //
 // Threads: one thread at a time per executor.
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "worker/device/buffer.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 6
+#define TR_EXECUTOR_ABI 7
 #define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
 
 typedef struct tr_executor tr_executor;
 typedef struct tr_program tr_program;
-
-// Memory of a buffer. `release(owner)` gives it back; whoever holds the tr_buffer calls it once. data may be null for 0
-// bytes.
-typedef struct tr_buffer {
-  void* data;
-  uint64_t nbytes;
-  void* owner;
-  void (*release)(void* owner);
-} tr_buffer;
 
 typedef struct tr_error {
   size_t struct_size;
@@ -53,6 +47,13 @@ typedef struct tr_host {
   tr_client (*client_activity)(void* context);
 } tr_host;
 
+// How a program is to be loaded.
+typedef struct tr_load_options {
+  size_t struct_size;
+  int tune;              // its first runs may time several ways to run it, and later ones use the fastest
+  const uint8_t* nodes;  // one a node: whether runs may ask for it; null: for any
+} tr_load_options;
+
 // One run of nodes [first, last) of a program.
 typedef struct tr_run {
   size_t struct_size;
@@ -72,6 +73,7 @@ typedef struct tr_run {
   // Null, or where the executor says when each node began: last - first + 1 times, CLOCK_MONOTONIC in ns; the last one
   // is when the last node ended. After a failure those behind error->node are as they were.
   uint64_t* times;
+  uint64_t number;  // of the run, for failures that are found later; 0: there are none such
 } tr_run;
 
 typedef struct tr_executor_api {
@@ -81,19 +83,19 @@ typedef struct tr_executor_api {
   // `inproc`: the host is a user's own process: do not touch global state of libtorch (allocator, thread count).
   int (*create)(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error);
   void (*destroy)(tr_executor* executor);
-  // `program`: a flatbuffer of ir/program.fbs that the host has verified. `tune`: its first runs may time several ways
-  // to run it, and later ones use the fastest. 0, or non-zero with *error.
-  int (*load)(tr_executor* executor, const uint8_t* program, size_t size, int tune, tr_program** out, tr_error* error);
+  // `program`: a flatbuffer of ir/program.fbs that the host has verified. 0, or non-zero with *error.
+  int (*load)(tr_executor* executor, const uint8_t* program, size_t size, const tr_load_options* options,
+              tr_program** out, tr_error* error);
   void (*unload)(tr_executor* executor, tr_program* program);
   // 0, or non-zero with *error: nodes before error->node ran, that one did not, later ones were not tried.
   int (*run)(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error);
   // 1 if the executor makes the memory of this graph buffer itself (an op without a real out variant): the host must
   // not allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
-  // Copies a strided view of `source` into packed memory, row-major. sizes and strides in elements, none of them
-  // negative. 0, or non-zero with *error.
-  int (*pack)(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-              const int64_t* sizes, const int64_t* strides, tr_error* error);
+  // Calls body(context, begin, end) for parts of [0, count), on the executor's threads where the parts are at least
+  // `grain`; returns when all of it was done. So that one pool of threads exists. Not inside of run.
+  void (*parallel_for)(tr_executor* executor, int64_t count, int64_t grain,
+                       void (*body)(void* context, int64_t begin, int64_t end), void* context);
   // 1 if programs may have the op of this name ("aten::add.Tensor").
   int (*has_op)(tr_executor* executor, const char* name);
   // The host is about to wait, for nobody knows how long: threads that spin should sleep.

@@ -1,4 +1,4 @@
-#include "worker/plugin_loader.h"
+#include "worker/runner/plugin_loader.h"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ TEST(PluginLoader, ALibraryThatIsNoPluginIsRefused) {
 }
 
 TEST(PluginLoader, AnotherVersionOfTheInterfaceIsRefused) {
-  const std::string message = message_of("worker/testing/libold_plugin.so");
+  const std::string message = message_of("worker/runner/testing/libold_plugin.so");
   EXPECT_NE(message.find("version 99"), std::string::npos) << message;
   EXPECT_NE(message.find(std::to_string(TR_EXECUTOR_ABI)), std::string::npos) << message;
 }

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "worker/executor.h"
+#include "worker/device/buffer.h"
 
 // Where tensor bytes live: a caching allocator over large segments.
 //

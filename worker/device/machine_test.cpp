@@ -1,4 +1,4 @@
-#include "worker/machine.h"
+#include "worker/device/machine.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

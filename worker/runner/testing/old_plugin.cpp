@@ -1,4 +1,4 @@
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // A plugin of another version of the interface.
 extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_remote_executor_api() {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // An executor plugin with a bug, for tests of the tools that find such: $TORCH_REMOTE_TEST_PLUGIN, an executor plugin,
 // does the work, but for $TORCH_REMOTE_TEST_FAULT:
@@ -50,7 +50,8 @@ std::vector<Temporary> temporaries(const ir::Graph& graph, std::string_view op) 
   return found;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_program** out, tr_error* error) {
+int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
+         tr_error* error) {
   ir::Graph graph;
   if (const Status status = ir::decode_program(bytes, size, &graph); !status) {
     std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
@@ -68,7 +69,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, int tune, tr_
     }
   }
   const auto changed = ir::encode_program(graph);
-  if (const int failed = g_real->load(executor, changed.data(), changed.size(), tune, &program->real, error)) {
+  if (const int failed = g_real->load(executor, changed.data(), changed.size(), options, &program->real, error)) {
     delete program;
     return failed;
   }

@@ -1,0 +1,143 @@
+"""Training steps, on all sides alike: CPU eager, Inductor on the CPU, the device, and the device with torch.compile, in
+turn in one process; markdown tables for docs/benchmarks.md.
+
+bazel run //tests/bench:steps                            each model, each path of the optimizer, quiet and loaded
+bazel run //tests/bench:steps -- --only mlp gpt2 --rounds 11
+bazel run //tests/bench:steps -- --cold                  first steps, each in a fresh process without any cache
+
+A step is forward, backward, AdamW and the loss read. The optimizer takes the same path on every side: its default,
+`foreach=True`, or `fused=True`. *Loaded*: another process computes on each core but one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import zoo_speed
+from torch import nn
+from zoo_speed import CPU, REMOTE, Model, geomean
+
+PATHS: dict[str, dict[str, bool]] = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+SIDES = ("cpu", "inductor", "remote", "compiled")
+
+
+def models() -> dict[str, Model]:
+    def mlp() -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+    return {"mlp": Model(mlp, lambda: torch.randn(64, 256), zoo_speed.first_class), **zoo_speed.models()}
+
+
+def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
+    torch.manual_seed(0)
+    device = CPU if side in ("cpu", "inductor") else REMOTE
+    net = model.make().to(device).train()
+    x = model.inputs().to(device)
+    run = net
+    if side in ("inductor", "compiled"):
+        run = torch.compile(net, backend="remote" if side == "compiled" else "inductor")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **PATHS[path])
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model.loss(run(x), x)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+@contextlib.contextmanager
+def other_work() -> Iterator[None]:
+    """A process that computes on each core but one."""
+    source = "import torch; torch.set_num_threads(1); x = torch.randn(400, 400)\nwhile True: x @ x"
+    others = [subprocess.Popen([sys.executable, "-c", source]) for _ in range(max(1, len(os.sched_getaffinity(0)) - 1))]
+    time.sleep(3)  # until they compute
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def steps(names: list[str], paths: list[str], rounds: int) -> None:
+    print(
+        "| model | optimizer | CPU eager | Inductor | remote | remote, compiled | remote / eager, quiet | loaded "
+        "| compiled / Inductor, quiet | loaded |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    found: dict[tuple[str, bool], list[float]] = {}
+    known = models()
+    for name in names:
+        for path in paths:
+            torch._dynamo.reset()
+            functions = {side: make_step(known[name], side, path) for side in SIDES}
+            quiet = zoo_speed.alternate(rounds, functions)
+            with other_work():
+                loaded = zoo_speed.alternate(rounds, functions)
+            cells = [f"{statistics.median(quiet[side]) * 1e3:.2f} ms" for side in SIDES]
+            for of, to in (("remote", "cpu"), ("compiled", "inductor")):
+                for times in (quiet, loaded):
+                    value = zoo_speed.ratio(times, of, to)
+                    found.setdefault((of, times is loaded), []).append(value)
+                    cells.append(f"{value:.2f}")
+            print(f"| {name} | {path} | {' | '.join(cells)} |", flush=True)
+    means = [f"{geomean(values):.2f}" for values in found.values()]
+    print(f"| geometric mean | | | | | | {' | '.join(means)} |")
+
+
+def first_step(name: str, side: str) -> None:
+    """Prints the seconds of the first step of this process, from when the model is there to the loss."""
+    step = make_step(models()[name], side, "default")
+    begin = time.perf_counter()
+    step()
+    print(time.perf_counter() - begin)
+
+
+def cold(names: list[str], rounds: int) -> None:
+    print("| model | CPU eager | Inductor | remote | remote, compiled |\n|---|---:|---:|---:|---:|")
+    for name in names:
+        seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+        for _ in range(rounds):
+            for side in SIDES:
+                with tempfile.TemporaryDirectory() as folder:
+                    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+                    command = [sys.executable, __file__, "--first", name, side]
+                    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                seconds[side].append(float(done.stdout.split()[-1]))
+        cells = [f"{statistics.median(seconds[side]):.2f} s" for side in SIDES]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["mlp", *zoo_speed.NAMES]
+    parser.add_argument("--only", nargs="*", default=names, choices=names, help="some of the models")
+    parser.add_argument("--paths", nargs="*", default=list(PATHS), choices=list(PATHS), help="of the optimizer")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cold", action="store_true", help="instead: first steps in fresh processes")
+    parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if args.first:
+        first_step(*args.first)
+    elif args.cold:
+        cold(args.only, min(args.rounds, 3))
+    else:
+        steps(args.only, args.paths, args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "worker/device/device.h"
+#include "worker/device/strided_copy.h"
+
+namespace torch_remote::worker {
+
+// This machine's memory. All is done when a call returns.
+class HostDevice final : public Device {
+ public:
+  struct Options {
+    // Where the client is, that reads this memory in place; must outlive the device and all memory lent. Null: nobody.
+    remote::Transport* transport = nullptr;
+    bool inproc = false;   // the client is in this process
+    bool trusted = false;  // what it sends may be used where it lies
+    uint64_t limit = 0;    // bytes of tensors; 0: what the machine or the control group has
+  };
+  explicit HostDevice(const Options& options);
+
+  // Threads for large copies. Those of a runner, so that there is one pool.
+  void set_threads(ParallelFor parallel) { parallel_ = std::move(parallel); }
+
+  std::string description() const override;
+
+  void copy_in(void* destination, std::span<const std::byte> source, std::shared_ptr<void> keep) override;
+  void copy_out(const StridedBytes& source, std::byte* destination, std::shared_ptr<void> keep) override;
+  void copy(void* destination, const void* source, uint64_t nbytes) override;
+  void fill(void* destination, std::byte value, uint64_t nbytes) override;
+
+  Ticket record() override { return 0; }
+  bool done(Ticket) override { return true; }
+  Status wait(Ticket) override { return {}; }
+  void notify(Ticket, std::function<void()> then) override { then(); }
+
+  bool adopts() const override { return trusted_; }
+  bool lends() const override { return transport_ != nullptr; }
+  remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) override;
+
+ private:
+  remote::Transport* transport_;
+  bool trusted_;
+  ParallelFor parallel_;
+};
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "worker/device/device.h"
+
+// What every device must do. INSTANTIATE_TEST_SUITE_P(Name, DeviceConformance, Values(DeviceUnderTest{...})) runs it.
+namespace torch_remote::worker::testing {
+
+struct DeviceUnderTest {
+  std::function<std::unique_ptr<Device>(uint64_t limit)> make;
+  // Nobody but the device can get at its memory: whoever looks there dies.
+  bool is_apart = false;
+};
+
+class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
+ protected:
+  std::unique_ptr<Device> device = GetParam().make(uint64_t{1} << 30);
+};
+
+}  // namespace torch_remote::worker::testing

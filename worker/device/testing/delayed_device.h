@@ -1,0 +1,80 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "worker/device/device.h"
+
+// For tests: a device as far from this machine's memory as a GPU is. Its addresses are mapped without any access, so
+// whoever looks there but the device dies; and what is asked of it is done by a thread of its own, later: after delays
+// that a seed decides, so that what relies on work being done, and did not wait for it, sees that it is not.
+namespace torch_remote::worker::testing {
+
+class AddressSpace;
+
+class DelayedDevice final : public Device {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    uint64_t limit = uint64_t{1} << 32;      // bytes of tensors
+    std::chrono::microseconds longest{200};  // delay before some of the work
+  };
+  explicit DelayedDevice(const Options& options);
+  ~DelayedDevice() override;
+
+  std::string description() const override { return "delayed"; }
+
+  void copy_in(void* destination, std::span<const std::byte> source, std::shared_ptr<void> keep) override;
+  void copy_out(const StridedBytes& source, std::byte* destination, std::shared_ptr<void> keep) override;
+  void copy(void* destination, const void* source, uint64_t nbytes) override;
+  void fill(void* destination, std::byte value, uint64_t nbytes) override;
+
+  bool asynchronous() const override { return true; }
+  Ticket record() override;
+  bool done(Ticket ticket) override;
+  Status wait(Ticket ticket) override;
+  void notify(Ticket ticket, std::function<void()> then) override;
+  std::vector<LateFailure> take_failures() override;
+
+  // -- for its runners
+
+  // Work, done in order with all other.
+  void enqueue(std::function<void()> work);
+  void enqueue_and_wait(std::function<void()> work);
+  // To be called by work.
+  void fail(LateFailure failure);
+  // Where memory of the device can be reached by work, and back. Null is null.
+  void* reachable(const void* address) const;
+  void* address(const void* reachable) const;
+  // Memory of the device that is for work alone: reachable, and handed out while work is done.
+  CachingAllocator& scratch() { return *scratch_; }
+
+ private:
+  DelayedDevice(const Options& options, std::shared_ptr<AddressSpace> space);
+  void work();
+
+  std::shared_ptr<AddressSpace> space_;
+  CachingAllocator::Pointer scratch_;
+  const std::chrono::microseconds longest_;
+  std::mt19937_64 random_;  // of the thread
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  uint64_t queued_ = 0, done_ = 0;
+  std::multimap<Ticket, std::function<void()>> waiting_;
+  std::vector<LateFailure> failures_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace torch_remote::worker::testing

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "ir/status.h"
+#include "worker/device/memory.h"
+#include "worker/runner/plugin.h"
+#include "worker/runner/runner.h"
+
+namespace torch_remote::worker {
+
+// What a plugin's executor is told and given.
+struct PluginOptions {
+  int threads = 0;      // 0: its default
+  bool inproc = false;  // the process is the user's own
+  // Where its ops' results and scratch lie. Outlives the runner.
+  CachingAllocator* memory = nullptr;
+  // What the client's process does, asked in the middle of a run; null: nobody knows.
+  std::function<tr_client()> client_activity = nullptr;
+};
+
+// An executor plugin as a runner. It accepts every node: what it cannot do, its `load` refuses by name. *runner is set
+// unless an error is returned.
+Status make_plugin_runner(const tr_executor_api* api, PluginOptions options, std::unique_ptr<Runner>* runner);
+
+// What an executor says, as a Status.
+Status executor_error(const tr_error& error);
+
+}  // namespace torch_remote::worker

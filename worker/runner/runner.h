@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ir/status.h"
+#include "worker/device/strided_copy.h"
+#include "worker/runner/plugin.h"
+
+// Who does nodes of programs on one device: an ATen plugin, compiled kernels, libraries. A device has a list of them;
+// each node, or group of nodes, is done by the first that accepts it.
+//
+// The memory of buffers is the device's: what a runner does with it is queued behind what was queued there before.
+namespace torch_remote::worker {
+
+// A program, as one runner has it.
+class RunnerProgram {
+ public:
+  virtual ~RunnerProgram() = default;
+
+  // The runner makes the memory of this graph buffer itself (an op without a real out variant): nobody must allocate it
+  // beforehand.
+  virtual bool creates_buffer(uint32_t buffer) const = 0;
+
+  // Does nodes [run.first, run.last), all of them ones that it was loaded for. Returns when they are queued; what they
+  // tell the host (`words`) is known by then. False with *error: nodes before error->node ran, that one did not, later
+  // ones were not tried. What only data can tell on an asynchronous device comes as a LateFailure
+  // (worker/device/device.h): that node's results are undefined then, later ones ran. So are `times` written later
+  // there: the run keeps them until its ticket is done.
+  virtual bool run(tr_run& run, tr_error* error) = 0;
+};
+
+struct LoadRequest {
+  std::span<const uint8_t> bytes;  // ir/program.fbs, decoded and verified:
+  const ir::Graph& graph;
+  std::vector<uint8_t> nodes;  // one a node: whether runs will ask for it
+  bool tune = false;           // the first runs may time several ways
+};
+
+// Used by one thread. Outlives its programs.
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  virtual std::string description() const = 0;  // "ATen 2.13.0"
+
+  // Whether it does the node.
+  virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;
+  // Whether it does the group's nodes as one. Each alone is accepted by somebody, too: so they are done where one of
+  // them must not be, because what it needs is not there.
+  virtual bool accepts_group(const ir::Graph& graph, const ir::Group& group) { return false; }
+  // Grows when it accepts more groups than before: loaded programs are looked at again, between two runs.
+  virtual uint64_t generation() const { return 0; }
+
+  virtual Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) = 0;
+
+  // Whether programs may have the op of this name ("aten::add.Tensor").
+  virtual bool has_op(const char* name) = 0;
+
+  // Kernels compiled so far.
+  virtual uint64_t kernels_compiled() const { return 0; }
+
+  // The worker is about to wait, for nobody knows how long: threads that spin should sleep.
+  virtual void rest() {}
+
+  // Its threads, for the host's own work; null: it has none to offer.
+  virtual ParallelFor threads() { return nullptr; }
+};
+
+using Runners = std::vector<std::unique_ptr<Runner>>;
+
+}  // namespace torch_remote::worker

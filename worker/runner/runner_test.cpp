@@ -1,0 +1,32 @@
+#include "worker/device/host_device.h"
+#include "worker/device/testing/delayed_device.h"
+#include "worker/runner/plugin_runner.h"
+#include "worker/runner/testing/conformance.h"
+#include "worker/runner/testing/delayed_runner.h"
+#include "worker/runner/testing/fake_executor.h"
+
+namespace torch_remote::worker::testing {
+namespace {
+
+constexpr const char* kFailingNode = "%3: f32[s0]{1} @b3 = aten::exp(%0)";
+
+void make_host(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
+  *device = std::make_unique<HostDevice>(HostDevice::Options{.limit = limit});
+  ASSERT_TRUE(make_plugin_runner(fake_executor(), {.memory = &(*device)->memory()}, runner).ok());
+}
+
+void make_delayed(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
+  auto delayed = std::make_unique<DelayedDevice>(DelayedDevice::Options{.limit = limit});
+  std::unique_ptr<Runner> inner;
+  ASSERT_TRUE(make_plugin_runner(fake_executor(), {.memory = &delayed->scratch()}, &inner).ok());
+  *runner = make_delayed_runner(*delayed, std::move(inner));
+  *device = std::move(delayed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plugin, RunnerConformance,
+                         ::testing::Values(RunnerUnderTest{make_host, kFailingNode, "ValueError"}));
+INSTANTIATE_TEST_SUITE_P(Delayed, RunnerConformance,
+                         ::testing::Values(RunnerUnderTest{make_delayed, kFailingNode, "ValueError"}));
+
+}  // namespace
+}  // namespace torch_remote::worker::testing

@@ -1,0 +1,188 @@
+#include "worker/runner/testing/delayed_runner.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "worker/runner/plugin_runner.h"
+
+namespace torch_remote::worker::testing {
+namespace {
+
+// What the nodes of a program need before they are queued.
+struct Needs {
+  explicit Needs(const ir::Graph& graph)
+      : symbols(graph.symbols()), dynamic(graph.buffers.size()), nodes(graph.nodes.size()) {
+    for (const ir::Buffer& buffer : graph.buffers) nbytes.push_back(buffer.nbytes);
+    for (size_t n = 0; n < nodes.size(); ++n) {
+      const ir::Node& node = graph.nodes[n];
+      nodes[n].tells_host = (ir::op_desc(node.opcode).flags & ir::kOpHostResult) != 0;
+      ir::for_each_view(node, [&](uint32_t view, bool) {
+        const uint32_t b = graph.views[view].buffer;
+        if (graph.buffers[b].kind == ir::BufferKind::kFresh) nodes[n].fresh.push_back(b);
+        if (!graph.views[view].dynamic) return;
+        dynamic[b] = nodes[n].tells_host = true;
+      });
+    }
+  }
+
+  struct OfNode {
+    std::vector<uint32_t> fresh;  // buffers that it touches
+    bool tells_host = false;
+  };
+  size_t symbols;
+  std::vector<ir::Sym> nbytes;  // of the buffers
+  std::vector<bool> dynamic;    // of the buffers: made by the op
+  std::vector<OfNode> nodes;
+};
+
+// A queued run.
+struct Call {
+  tr_run run{};
+  std::vector<int64_t> symbols;
+  std::vector<tr_buffer> buffers;
+  std::vector<int64_t> words;
+  bool good = true;
+  tr_error error{};
+};
+
+class DelayedProgram final : public RunnerProgram {
+ public:
+  DelayedProgram(DelayedDevice& device, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
+      : device_(device), inner_(std::move(inner)), needs_(std::make_shared<Needs>(graph)) {}
+  ~DelayedProgram() override {
+    device_.enqueue([inner = std::move(inner_)]() mutable { inner = nullptr; });
+  }
+
+  bool creates_buffer(uint32_t buffer) const override { return needs_->dynamic[buffer]; }
+
+  bool run(tr_run& run, tr_error* error) override {
+    run.word_count = 0;
+    if (!allocate_missing(run, error)) return false;
+    auto call = std::make_shared<Call>();
+    call->symbols.assign(run.symbols, run.symbols + needs_->symbols);
+    call->buffers.assign(run.buffers, run.buffers + run.buffer_count);
+    call->words.resize(run.word_capacity);
+    call->run = run;
+    call->run.symbols = call->symbols.data();
+    call->run.buffers = call->buffers.data();
+    call->run.words = call->words.data();
+    // Their owner is whoever gave them.
+    for (tr_buffer& buffer : call->buffers) buffer = {device_.reachable(buffer.data), buffer.nbytes, nullptr, nullptr};
+    const auto work = [call, inner = inner_, needs = needs_, device = &device_] {
+      do_run(*call, *inner, *needs, *device);
+    };
+    if (std::none_of(needs_->nodes.begin() + run.first, needs_->nodes.begin() + run.last,
+                     [](const Needs::OfNode& node) { return node.tells_host; })) {
+      device_.enqueue(work);
+      return true;
+    }
+    device_.enqueue_and_wait(work);
+    run.word_count = call->run.word_count;
+    std::copy_n(call->words.begin(), run.word_count, run.words);
+    for (uint32_t b = 0; b < run.buffer_count; ++b) {
+      if (needs_->dynamic[b] && call->buffers[b].release) run.buffers[b] = hand_over(call->buffers[b]);
+    }
+    *error = call->error;
+    return call->good;
+  }
+
+ private:
+  bool allocate_missing(tr_run& run, tr_error* error) {
+    for (uint32_t n = run.first; n < run.last; ++n) {
+      for (const uint32_t b : needs_->nodes[n].fresh) {
+        if (run.buffers[b].data || needs_->dynamic[b]) continue;
+        const auto nbytes = static_cast<uint64_t>(run.symbols[needs_->nbytes[b]]);
+        if (device_.memory().allocate(nbytes, &run.buffers[b])) continue;
+        error->node = n;
+        std::snprintf(error->kind, sizeof(error->kind), "OutOfMemoryError");
+        std::snprintf(error->message, sizeof(error->message), "the device has no %llu bytes left",
+                      static_cast<unsigned long long>(nbytes));
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // On the device's thread.
+  static void do_run(Call& call, RunnerProgram& inner, const Needs& needs, DelayedDevice& device) {
+    const uint32_t first = call.run.first, last = call.run.last;
+    uint64_t* const times = call.run.times;
+    uint32_t words = 0;
+    for (uint32_t next = first; next < last;) {
+      call.run.first = next;
+      call.run.words = call.words.data() + words;
+      call.run.word_capacity = static_cast<uint32_t>(call.words.size()) - words;
+      call.run.times = times ? times + (next - first) : nullptr;
+      call.error = {};
+      call.error.struct_size = sizeof(call.error);
+      call.error.node = next;
+      const bool good = inner.run(call.run, &call.error);
+      words += call.run.word_count;
+      if (good) break;
+      const uint32_t failed = call.error.node;
+      if (needs.nodes[failed].tells_host) {
+        call.good = false;
+        break;
+      }
+      device.fail({call.run.number, failed, executor_error(call.error)});
+      next = failed + 1;
+    }
+    call.run.word_count = words;
+  }
+
+  // Memory that an op made goes back when the device is done with what uses it.
+  tr_buffer hand_over(const tr_buffer& made) {
+    struct Owner {
+      DelayedDevice* device;
+      tr_buffer made;
+    };
+    const auto release = [](void* owner) {
+      const std::unique_ptr<Owner> held(static_cast<Owner*>(owner));
+      held->device->enqueue([made = held->made] { made.release(made.owner); });
+    };
+    return {device_.address(made.data), made.nbytes, new Owner{&device_, made}, release};
+  }
+
+  DelayedDevice& device_;
+  std::shared_ptr<RunnerProgram> inner_;
+  std::shared_ptr<const Needs> needs_;
+};
+
+class DelayedRunner final : public Runner {
+ public:
+  DelayedRunner(DelayedDevice& device, std::unique_ptr<Runner> inner) : device_(device), inner_(std::move(inner)) {}
+  ~DelayedRunner() override {
+    device_.enqueue_and_wait([this] { inner_ = nullptr; });
+  }
+
+  std::string description() const override { return inner_->description() + ", delayed"; }
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return inner_->accepts(graph, node); }
+  bool has_op(const char* name) override {
+    bool has = false;
+    device_.enqueue_and_wait([&] { has = inner_->has_op(name); });
+    return has;
+  }
+  void rest() override {
+    device_.enqueue([this] { inner_->rest(); });
+  }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    Status status;
+    std::unique_ptr<RunnerProgram> loaded;
+    device_.enqueue_and_wait([&] { status = inner_->load(request, &loaded); });
+    if (status.ok()) *program = std::make_unique<DelayedProgram>(device_, std::move(loaded), request.graph);
+    return status;
+  }
+
+ private:
+  DelayedDevice& device_;
+  std::unique_ptr<Runner> inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_delayed_runner(DelayedDevice& device, std::unique_ptr<Runner> inner) {
+  return std::make_unique<DelayedRunner>(device, std::move(inner));
+}
+
+}  // namespace torch_remote::worker::testing
