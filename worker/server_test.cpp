@@ -734,6 +734,23 @@ TEST_F(DelayedServerTest, AFailureThatComesLateSpoilsWhatUsedIt) {
   EXPECT_EQ(synchronize(), "");
 }
 
+// A read of no bytes tells a failure, too.
+TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWhereNothingIsRead) {
+  load(1, R"(graph(s0) {
+  b0: input survives
+  b1: fresh(s0) survives
+  %0: f32[0]{1} @b0
+  %1: f32[0]{1} @b1 = aten::exp(%0)
+})");
+  for (uint64_t id = 1; id <= 20; ++id) {
+    upload(id, {});
+    run(1, {0}, {id}, 100 + id);
+    std::string error;
+    read(100 + id, {0}, {1}, &error);
+    EXPECT_NE(error.find("no exponentials here"), std::string::npos) << error;
+  }
+}
+
 TEST_F(DelayedServerTest, OverwritingBeforeAFailureIsKnownRepairs) {
   load(1, R"(graph(s0, s1) {
   b0: input survives

@@ -935,9 +935,10 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
 std::shared_ptr<QueuedRead> Session::copy_out(const ReadRequest& request, const Located& located,
                                               std::span<std::byte> destination, std::shared_ptr<void> keep) {
   auto read = std::make_shared<QueuedRead>(QueuedRead{request.buffer, nullptr});
-  if (located.nbytes == 0) return read;
-  device_->copy_out({located.data, request.item_size, request.sizes, request.strides}, destination.data(),
-                    std::move(keep));
+  if (located.nbytes != 0) {
+    device_->copy_out({located.data, request.item_size, request.sizes, request.strides}, destination.data(),
+                      std::move(keep));
+  }
   if (const Ticket ticket = device_->record()) in_flight_.add(ticket, read);
   return read;
 }
