@@ -7,7 +7,9 @@ namespace {
 
 // Follows a failure through a run, whose buffers at its beginning are `spoilt` as far as they are named there. `from`:
 // the node that failed in this run; kNoNode: none did.
-void spread_through(const InFlight::Run& run, uint32_t from, bool check, std::unordered_set<uint64_t>& spoilt) {
+void spread_through(InFlight::Run& run, uint32_t from, const FailurePtr& failure,
+                    std::unordered_set<uint64_t>& spoilt) {
+  const bool check = failure->check;
   const LoadedProgram& program = *run.program;
   const ir::Graph& graph = program.graph;
   std::vector<bool> bad(graph.buffers.size());
@@ -29,6 +31,7 @@ void spread_through(const InFlight::Run& run, uint32_t from, bool check, std::un
         bad[b] = false;
       }
     });
+    if (reads_bad && n + 1 == graph.nodes.size() && !run.failure) run.failure = failure;
     after_check = after_check || (check && n == from);
   }
   const auto note = [&](uint64_t id, uint32_t b) {
@@ -60,7 +63,7 @@ std::unordered_set<uint64_t> InFlight::spread(uint64_t number, uint32_t node, co
   auto work = std::ranges::find_if(work_, [&](const Work& work) { return work.run.number == number; });
   for (uint32_t from = node; work != work_.end(); ++work, from = ir::kNoNode) {
     if (work->run.program) {
-      spread_through(work->run, from, failure->check, spoilt);
+      spread_through(work->run, from, failure, spoilt);
     } else if (spoilt.contains(work->read->buffer) && !work->read->failure) {
       work->read->failure = failure;
     }
@@ -68,8 +71,13 @@ std::unordered_set<uint64_t> InFlight::spread(uint64_t number, uint32_t node, co
   return spoilt;
 }
 
-void InFlight::settle(Device& device, const std::function<void(const Run&)>& finished) {
-  while (!work_.empty() && device.done(work_.front().run.ticket)) {
+size_t InFlight::count_done(Device& device) const {
+  const auto first = std::ranges::find_if(work_, [&](const Work& work) { return !device.done(work.run.ticket); });
+  return static_cast<size_t>(first - work_.begin());
+}
+
+void InFlight::forget(size_t count, const std::function<void(const Run&)>& finished) {
+  for (; count > 0; --count) {
     if (work_.front().run.program) finished(work_.front().run);
     work_.pop_front();
   }

@@ -37,6 +37,8 @@ class InFlight {
     std::vector<uint64_t> inputs;  // ids, in the order of the program's inputs; 0: it was not there
     uint64_t base = 0;             // id of the first survivor
     std::vector<Call> calls;       // in order
+    bool answered = false;         // somebody waits for what its last node tells
+    FailurePtr failure;            // of that
   };
 
   bool empty() const { return work_.empty(); }
@@ -49,8 +51,10 @@ class InFlight {
   // sensible contents. Reads of such ones fail. A node that writes nothing: what was written since.
   std::unordered_set<uint64_t> spread(uint64_t number, uint32_t node, const FailurePtr& failure);
 
-  // Forgets what is done, in order; `finished` is called with each run.
-  void settle(Device& device, const std::function<void(const Run&)>& finished);
+  // How many, from the first, are done.
+  size_t count_done(Device& device) const;
+  // Forgets so many; `finished` is called with each run.
+  void forget(size_t count, const std::function<void(const Run&)>& finished);
 
  private:
   struct Work {

@@ -516,6 +516,7 @@ Status Server::run_program(Frame& frame) {
   request.bindings = wire::bytes(message->bindings());
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
+  request.answered = is_waited_for(frame);
   FailurePtr failure;
   words_.clear();
   Status status = request.sequence <= cancelled_ ? session_->run_cancelled(request, &failure)
@@ -523,8 +524,9 @@ Status Server::run_program(Frame& frame) {
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   const uint64_t sequence = frame.header.sequence;
   return when_done(sequence, [this, sequence, failure, words = words_] {
+    const FailurePtr late = session_->take_late_failure(sequence);
     builder_.Clear();
-    const auto error = tell(failure);
+    const auto error = tell(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
     const wire::MemoryUse memory = memory_use();
     builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &memory));

@@ -742,13 +742,31 @@ TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWhereNothingIsRead) {
   %0: f32[0]{1} @b0
   %1: f32[0]{1} @b1 = aten::exp(%0)
 })");
-  for (uint64_t id = 1; id <= 20; ++id) {
+  for (uint64_t id = 1; id <= 80; ++id) {
     upload(id, {});
     run(1, {0}, {id}, 100 + id);
     std::string error;
     read(100 + id, {0}, {1}, &error);
     EXPECT_NE(error.find("no exponentials here"), std::string::npos) << error;
   }
+}
+
+// Nor is what a run tells of its last node said to be good.
+TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWithTheWordsOfTheRun) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::exp(%0)
+  aten::equal(%0, %1)
+})");
+  upload(1, {1, 2, 3});
+  run(1, {3, 12}, {1}, 100, wire::kWantsReply);
+  Frame frame;
+  ASSERT_TRUE(receive(Type::kRunReply, &frame));
+  const auto* reply = wire::verify<wire::RunReply>(frame.control);
+  ASSERT_NE(reply->error(), nullptr);
+  EXPECT_NE(reply->error()->message()->str().find("no exponentials here"), std::string::npos);
 }
 
 TEST_F(DelayedServerTest, OverwritingBeforeAFailureIsKnownRepairs) {

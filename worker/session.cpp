@@ -591,17 +591,22 @@ uint64_t* Session::times_of(Run& run, uint32_t first, uint32_t last) {
 
 // What the run has queued may still fail.
 void Session::note_in_flight(Run& run) {
-  const Ticket ticket = device_->record();
-  if (ticket == 0) return;
+  if (!device_->asynchronous()) return;
   const LoadedProgram& program = run.program;
-  InFlight::Run queued{ticket,  run_count_,           run.request.sequence, programs_[program.number], program.values,
-                       nbytes_, program.bindings.ids, run.request.base,     std::move(run.calls)};
-  in_flight_.add(std::move(queued));
+  in_flight_.add({device_->record(), run_count_, run.request.sequence, programs_[program.number], program.values,
+                  nbytes_, program.bindings.ids, run.request.base, std::move(run.calls), run.request.answered,
+                  nullptr});
+}
+
+FailurePtr Session::take_late_failure(uint64_t sequence) {
+  const auto found = late_failures_.extract(sequence);
+  return found ? found.mapped() : nullptr;
 }
 
 void Session::settle() {
   if (in_flight_.empty()) return;
-  for (LateFailure& late : device_->take_failures()) {
+  const size_t done = in_flight_.count_done(*device_);  // before their failures are taken, so that all are there
+  for (const LateFailure& late : device_->take_failures()) {
     const InFlight::Run* run = in_flight_.find(late.run);
     if (!run) continue;
     const uint32_t index = std::min(late.node, static_cast<uint32_t>(run->program->graph.nodes.size()) - 1);
@@ -613,7 +618,8 @@ void Session::settle() {
       *entry = {std::make_shared<Memory>(entry->memory->nbytes()), failure, nullptr};
     }
   }
-  in_flight_.settle(*device_, [this](const InFlight::Run& run) {
+  in_flight_.forget(done, [this](const InFlight::Run& run) {
+    if (run.failure && run.answered) late_failures_[run.sequence] = run.failure;
     if (!profile_) return;
     for (const InFlight::Call& call : run.calls) {
       if (call.times.empty()) continue;
@@ -939,7 +945,7 @@ std::shared_ptr<QueuedRead> Session::copy_out(const ReadRequest& request, const 
     device_->copy_out({located.data, request.item_size, request.sizes, request.strides}, destination.data(),
                       std::move(keep));
   }
-  if (const Ticket ticket = device_->record()) in_flight_.add(ticket, read);
+  if (device_->asynchronous()) in_flight_.add(device_->record(), read);
   return read;
 }
 

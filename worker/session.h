@@ -70,6 +70,7 @@ struct RunRequest {
   uint64_t base = 0;
   std::span<const uint8_t> params, bindings, frees;
   uint64_t sequence = 0;
+  bool answered = false;  // the client waits for the words of its last node
 };
 
 struct ReadRequest {
@@ -121,6 +122,9 @@ class Session {
 
   // Looks what the device has done meanwhile, and takes note of what failed there.
   void settle();
+  // Why the words of the run with this sequence are not what they should be, if that was found late; else null. To be
+  // asked once, when its ticket is done.
+  FailurePtr take_late_failure(uint64_t sequence);
 
   // A failure to announce before it is told, once; or null.
   FailurePtr announce();
@@ -199,9 +203,10 @@ class Session {
   IdMap<Entry> buffers_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
-  std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // by buffer; the oldest first
-  std::vector<FailurePtr> untold_;                        // at most kMaxUntold
-  uint64_t forgotten_ = 0;                                // more than these
+  std::unordered_map<uint64_t, FailurePtr> late_failures_;  // by sequence; of runs that somebody waits for
+  std::unordered_map<uint64_t, std::vector<Kept>> kept_;    // by buffer; the oldest first
+  std::vector<FailurePtr> untold_;                          // at most kMaxUntold
+  uint64_t forgotten_ = 0;                                  // more than these
   uint64_t failures_ = 0;
   FailurePtr check_;  // the first failed check that the client does not know
   std::function<bool(uint64_t sequence)> cancelled_;

@@ -34,7 +34,7 @@ int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
 
 void destroy(tr_executor* executor) { delete executor; }
 
-int load(tr_executor*, const uint8_t* bytes, size_t size, int, tr_program** out, tr_error*) {
+int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error*) {
   auto program = std::make_unique<tr_program>();
   const Status status = ir::decode_program(bytes, size, &program->graph);
   if (!status.ok()) wrong("the host passed on a program that is refused: " + status.message());
@@ -134,19 +134,8 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
   return 0;
 }
 
-int pack(tr_executor* executor, const void* source, void* destination, uint32_t item_size, uint32_t rank,
-         const int64_t* sizes, const int64_t* strides, tr_error* error) {
-  if (rank == 0) {
-    std::memcpy(destination, source, item_size);
-    return 0;
-  }
-  int64_t inner = item_size;
-  for (uint32_t i = 1; i < rank; ++i) inner *= sizes[i];
-  for (int64_t i = 0; i < sizes[0]; ++i) {
-    pack(executor, static_cast<const char*>(source) + i * strides[0] * item_size,
-         static_cast<char*>(destination) + i * inner, item_size, rank - 1, sizes + 1, strides + 1, error);
-  }
-  return 0;
+void parallel_for(tr_executor*, int64_t count, int64_t, void (*body)(void*, int64_t, int64_t), void* context) {
+  body(context, 0, count);
 }
 
 }  // namespace
@@ -164,7 +153,7 @@ const tr_executor_api* executor() {
       .unload = unload,
       .run = run,
       .creates_buffer = [](const tr_program*, uint32_t) { return 0; },
-      .pack = pack,
+      .parallel_for = parallel_for,
       .has_op = [](tr_executor*, const char*) { return 1; },
       .rest = [](tr_executor*) {},
   };

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "worker/executor.h"
+#include "worker/runner/plugin.h"
 
 // What the sessions of tests/fuzzers/messages.cpp run programs with: a target has one of the two files that define
 // these.
