@@ -168,15 +168,24 @@ bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) 
   for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) outs.push_back(stack[base + i]);
   TORCH_CHECK(inner.size() == outs.size(), "remote: '", op.desc->name,
               "' cannot be recorded; use the overload without out=");
-  for (size_t i = 0; i < outs.size(); ++i) {
-    const at::Tensor& result = inner[i].toTensor();
-    const at::Tensor& out = outs[i].toTensor();
+  const auto give = [](const at::Tensor& result, const at::Tensor& out) {
     TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), "result type ", result.scalar_type(),
                 " can't be cast to the desired output type ", out.scalar_type());
     at::native::resize_output(out, result.sizes());
     out.copy_(result);
+  };
+  for (size_t i = 0; i < outs.size(); ++i) {
+    if (!inner[i].isTensorList()) {
+      give(inner[i].toTensor(), outs[i].toTensor());
+      continue;
+    }
+    const std::vector<at::Tensor> results = inner[i].toTensorVector(), list = outs[i].toTensorVector();
+    TORCH_CHECK(results.size() == list.size(), "out= has ", list.size(), " tensors, but the result has ",
+                results.size());
+    for (size_t j = 0; j < results.size(); ++j) give(results[j], list[j]);
   }
   stack.resize(base);
+  if (op.desc->results.empty()) return true;  // overloads of lists return nothing
   for (IValue& out : outs) stack.push_back(std::move(out));
   return true;
 }
