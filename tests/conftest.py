@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -90,6 +91,20 @@ def worker_processes() -> list[int]:
 @pytest.fixture(name="worker_processes")
 def worker_processes_fixture() -> Callable[[], list[int]]:
     return worker_processes
+
+
+@pytest.fixture
+def lose(remote: torch.device) -> Iterator[Callable[[], None]]:
+    """Loses the worker, and all that is on it; another one takes its place."""
+
+    def lose() -> None:
+        torch.remote.synchronize()
+        (pid,) = worker_processes()
+        os.kill(pid, signal.SIGKILL)
+        torch.remote.restart()
+
+    yield lose
+    torch.remote.restart()
 
 
 Script = Callable[..., subprocess.CompletedProcess]

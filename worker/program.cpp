@@ -1,9 +1,10 @@
 #include "worker/program.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace torch_remote::worker {
 namespace {
@@ -148,64 +149,78 @@ uint32_t first_runner(const Runners& runners, F&& accepts) {
 }
 
 Status nobody_does(const Runners& runners, const ir::Node& node) {
-  std::string who;
-  for (const auto& runner : runners) who += (who.empty() ? "" : ", ") + runner->description();
   return {ErrorCode::kUnsupported,
           "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
-              (who.empty() ? "no runner" : who) + "); install libtorch beside it, or compute that on the CPU",
+              (runners.empty() ? "no runner" : descriptions(runners)) +
+              "); install libtorch beside it, or compute that on the CPU",
           "NotImplementedError"};
 }
 
-// Who does each node alone, and which groups are done as one.
-Status make_steps(LoadedProgram& program, const Runners& runners) {
+// Who does each node alone. It stays so.
+Status find_runners(LoadedProgram& program, const Runners& runners) {
   const ir::Graph& graph = program.graph;
-  const auto count = static_cast<uint32_t>(graph.nodes.size());
-  program.steps.clear();
-  program.accepted.clear();
-  for (const auto& runner : runners) program.accepted.push_back(runner->generation());
-  if (program.alone.empty()) {
-    for (uint32_t n = 0; n < count; ++n) {
-      program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
-      if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
-    }
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
+    if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
   }
+  return {};
+}
+
+// Which groups are done as one, and by whom.
+std::vector<Step> make_steps(const LoadedProgram& program, const Runners& runners) {
+  const ir::Graph& graph = program.graph;
+  std::vector<Step> steps;
   auto group = graph.groups.begin();
-  for (uint32_t n = 0; n < count;) {
+  for (uint32_t n = 0; n < graph.nodes.size();) {
     if (group != graph.groups.end() && group->first == n) {
       const ir::Group& whole = *group++;
       const uint32_t end = whole.last + 1;
       const uint32_t runner =
           end - n == 1 ? kNobody : first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, whole); });
       if (runner != kNobody) {
-        program.steps.push_back({n, end, runner, true});
+        steps.push_back({n, end, runner, true});
         n = end;
         continue;
       }
     }
-    if (program.steps.empty() || program.steps.back().whole || program.steps.back().runner != program.alone[n]) {
-      program.steps.push_back({n, n, program.alone[n], false});
+    if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n]) {
+      steps.push_back({n, n, program.alone[n], false});
     }
-    program.steps.back().last = ++n;
+    steps.back().last = ++n;
   }
-  return {};
+  return steps;
 }
 
-// Has the runners load what is theirs and was not yet.
-Status load_steps(LoadedProgram& program, const Runners& runners) {
+// The groups that a runner does as one.
+std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
+  std::vector<Step> groups;
+  std::ranges::copy_if(steps, std::back_inserter(groups),
+                       [&](const Step& step) { return step.whole && step.runner == runner; });
+  return groups;
+}
+
+// Makes the steps, and has the runners load what is theirs: at first, and again where their groups are others.
+Status load_steps(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
   const ir::Graph& graph = program.graph;
+  program.accepted.clear();
+  for (const auto& runner : runners) program.accepted.push_back(runner->generation());
+  const std::vector<Step> before = std::exchange(program.steps, make_steps(program, runners));
   program.loaded.resize(runners.size());
   for (uint32_t r = 0; r < runners.size(); ++r) {
-    LoadRequest request{program.bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
-    bool any = false;
+    const std::vector<Step> groups = groups_of(program.steps, r);
+    if (!before.empty() && groups == groups_of(before, r)) continue;
+    LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
+    bool any = !groups.empty();
     for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
-    for (const Step& step : program.steps) {
-      if (!step.whole || step.runner != r) continue;
+    for (const Step& step : groups) {
       std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
-      any = true;
     }
     program.loaded[r] = {};
     if (!any) continue;
-    if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) return status;
+    if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) {
+      program.steps.clear();  // all of it the next time
+      return status;
+    }
   }
   // Whoever does the node that makes a buffer says whether it makes the memory too.
   program.created.assign(graph.buffers.size(), false);
@@ -233,8 +248,8 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   ir::Graph& graph = program.graph;
   // A copy: what is verified must be what is decoded.
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  program.bytes.assign(data, data + bytes.size());
-  program.status = ir::decode_program(program.bytes.data(), program.bytes.size(), &graph);
+  std::vector<uint8_t> copy(data, data + bytes.size());
+  program.status = ir::decode_program(copy.data(), copy.size(), &graph);
   if (!program.status.ok()) return;
   // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
   for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
@@ -247,9 +262,9 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   program.charged = takes;
   program.decoded = true;
   describe_graph(program);
-  program.status = make_steps(program, runners);
-  if (program.status.ok()) program.status = load_steps(program, runners);
-  if (!may_grow(program)) program.bytes = {};
+  program.status = find_runners(program, runners);
+  if (program.status.ok()) program.status = load_steps(program, runners, copy);
+  if (program.status.ok() && may_grow(program)) program.bytes = std::move(copy);
 }
 
 }  // namespace
@@ -291,15 +306,13 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
   return program;
 }
 
-bool update_steps(LoadedProgram& program, const Runners& runners) {
-  if (program.bytes.empty()) return false;
+void update_steps(LoadedProgram& program, const Runners& runners) {
+  if (program.bytes.empty()) return;
   bool more = false;
   for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
-  if (!more) return false;
-  program.status = make_steps(program, runners);
-  if (program.status.ok()) program.status = load_steps(program, runners);
+  if (!more) return;
+  program.status = load_steps(program, runners, program.bytes);
   program.placed = false;
-  return true;
 }
 
 uint32_t next_cut(const LoadedProgram& program, uint32_t node) {

@@ -27,6 +27,7 @@ struct Step {
   uint32_t first = 0, last = 0;
   uint32_t runner = 0;
   bool whole = false;  // a group that is done as one: never cut
+  bool operator==(const Step&) const = default;
 };
 
 // A program as a session keeps it: the graph, the runners' forms of it, and what the last run has left so that the next
@@ -89,8 +90,8 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
                                             std::span<const std::byte> bytes, bool tune);
 
-// Makes the steps again if a runner accepts more by now. True if they are others; the layout is not valid then.
-bool update_steps(LoadedProgram& program, const Runners& runners);
+// Makes the steps again if a runner accepts more by now.
+void update_steps(LoadedProgram& program, const Runners& runners);
 
 // Of a buffer of which nobody knows how large it is.
 inline constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();

@@ -25,7 +25,6 @@ using wire::Type;
 
 constexpr uint64_t kAcknowledgeEvery = 32;         // messages
 constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
-constexpr uint64_t kShareFrom = 32u << 10;         // smaller answers are copied
 constexpr size_t kSmallAttachment = 32 << 10;      // larger ones lie in the client's memory
 constexpr uint64_t kOfProfile = 16;                // which part of the limit a profile may take beside it
 constexpr size_t kMaxAhead = 256 << 20;            // bytes of messages that are taken while a run goes on
@@ -314,9 +313,7 @@ Status Server::hello() {
   if (!options_.inproc) transport_.leave_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();
-  std::string runners;
-  for (const auto& runner : on_.runners) runners += (runners.empty() ? "" : ", ") + runner->description();
-  const auto description = builder_.CreateString(runners);
+  const auto description = builder_.CreateString(descriptions(on_.runners));
   const auto processor = builder_.CreateString(on_.device->description());
   // Ops are run one by one: no targets, no groups.
   const auto capabilities =
@@ -393,7 +390,7 @@ flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
 
 // Memory to answer with. It counts against the limit until the client has given it back.
 AttachmentPtr Server::allocate(uint64_t nbytes) {
-  if (nbytes < kShareFrom || !on_.device->lends()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
+  if (nbytes < on_.device->lends_from()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
   tr_buffer buffer{};
   if (!memory_->allocate(nbytes, &buffer)) return nullptr;
   const auto memory = std::make_shared<Memory>(buffer);

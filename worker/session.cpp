@@ -940,12 +940,13 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
 
 std::shared_ptr<QueuedRead> Session::copy_out(const ReadRequest& request, const Located& located,
                                               std::span<std::byte> destination, std::shared_ptr<void> keep) {
-  auto read = std::make_shared<QueuedRead>(QueuedRead{request.buffer, nullptr});
   if (located.nbytes != 0) {
     device_->copy_out({located.data, request.item_size, request.sizes, request.strides}, destination.data(),
                       std::move(keep));
   }
-  if (device_->asynchronous()) in_flight_.add(device_->record(), read);
+  if (!device_->asynchronous()) return nullptr;
+  auto read = std::make_shared<QueuedRead>(QueuedRead{request.buffer, nullptr});
+  in_flight_.add(device_->record(), read);
   return read;
 }
 

@@ -116,7 +116,7 @@ class Session {
   };
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
   // Queues packing the elements into `destination`, which `keep` holds. Once the device's next ticket is done and
-  // settle() was called, they are there, or the result says why not.
+  // settle() was called, they are there, or the result says why not. Null: they are there.
   std::shared_ptr<QueuedRead> copy_out(const ReadRequest& request, const Located& located,
                                        std::span<std::byte> destination, std::shared_ptr<void> keep);
 

@@ -259,6 +259,10 @@ TEST_F(StepsTest, WhatNobodyDoesIsNamed) {
   EXPECT_EQ(failure->status.kind(), "NotImplementedError");
   EXPECT_NE(failure->status.message().find("'aten::add.Tensor'"), std::string::npos) << failure->status.message();
   EXPECT_NE(failure->status.message().find("part"), std::string::npos) << failure->status.message();
+  part->groups = true;
+  const FailurePtr again = run(1, {3, 12}, {1, 2}, 200);
+  ASSERT_NE(again, nullptr);
+  EXPECT_EQ(again->status.message(), failure->status.message());
 }
 
 }  // namespace

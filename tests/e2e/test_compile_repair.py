@@ -3,9 +3,6 @@ read for its sizes only, needs none."""
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 import torch
 from torch import nn
@@ -61,18 +58,6 @@ def called(function, w, *rest):
     torch.manual_seed(5)
     with torch.no_grad():
         return function(w, *rest)
-
-
-@pytest.fixture
-def lose(worker_processes, remote):
-    def lose():
-        torch.remote.synchronize()
-        (pid,) = worker_processes()
-        os.kill(pid, signal.SIGKILL)
-        torch.remote.restart()
-
-    yield lose
-    torch.remote.restart()
 
 
 def poisoned(device, *sizes):

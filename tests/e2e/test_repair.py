@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
 
 import pytest
 import torch
@@ -104,18 +102,6 @@ def test_writing_a_part_repairs_nothing(remote):
     expect_failure(t.cpu)
     t.zero_()
     assert t.tolist() == [0] * 4
-
-
-@pytest.fixture
-def lose(worker_processes, remote):
-    def lose():
-        torch.remote.synchronize()
-        (pid,) = worker_processes()
-        os.kill(pid, signal.SIGKILL)
-        torch.remote.restart()
-
-    yield lose
-    torch.remote.restart()
 
 
 def test_whatever_overwrites_all_of_a_lost_tensor_repairs_it(remote, lose):

@@ -1,5 +1,4 @@
 #include "worker/device/host_device.h"
-#include "worker/device/testing/delayed_device.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/runner/testing/conformance.h"
 #include "worker/runner/testing/delayed_runner.h"
@@ -19,12 +18,7 @@ void make_host(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<
 }
 
 void make_delayed(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
-  auto delayed = std::make_unique<DelayedDevice>(DelayedDevice::Options{.limit = limit});
-  std::unique_ptr<Runner> inner;
-  ASSERT_TRUE(
-      make_plugin_runner(torch_remote_executor_api(), {.threads = 1, .memory = &delayed->scratch()}, &inner).ok());
-  *runner = make_delayed_runner(*delayed, std::move(inner));
-  *device = std::move(delayed);
+  ASSERT_TRUE(make_delayed_plugin(torch_remote_executor_api(), 1, {.limit = limit}, device, runner).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Aten, RunnerConformance,

@@ -80,8 +80,8 @@ class Device {
 
   // Memory that the client sent may be a buffer's as it lies there.
   virtual bool adopts() const { return false; }
-  // Large pieces of its memory can be read by the client where they lie.
-  virtual bool lends() const { return false; }
+  // The size from which pieces of its memory can be read by the client where they lie.
+  virtual uint64_t lends_from() const { return UINT64_MAX; }
   // Such a piece as an attachment; null: it has to be copied out. `keep` is held until the client has given it back.
   virtual remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) { return nullptr; }
 

@@ -7,8 +7,6 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kLendFrom = 32u << 10;  // less is copied
-
 // Segments that the client can read in place.
 class TransportSource : public SegmentSource {
  public:
@@ -57,7 +55,7 @@ void HostDevice::fill(void* destination, std::byte value, uint64_t nbytes) {
 }
 
 remote::AttachmentPtr HostDevice::lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) {
-  return transport_ && nbytes >= kLendFrom ? transport_->share(data, nbytes, std::move(keep)) : nullptr;
+  return nbytes >= lends_from() ? transport_->share(data, nbytes, std::move(keep)) : nullptr;
 }
 
 }  // namespace torch_remote::worker

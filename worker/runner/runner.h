@@ -73,4 +73,11 @@ class Runner {
 
 using Runners = std::vector<std::unique_ptr<Runner>>;
 
+// "kernels, ATen 2.13.0"
+inline std::string descriptions(const Runners& runners) {
+  std::string all;
+  for (const std::unique_ptr<Runner>& runner : runners) all += (all.empty() ? "" : ", ") + runner->description();
+  return all;
+}
+
 }  // namespace torch_remote::worker

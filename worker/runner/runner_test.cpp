@@ -1,5 +1,4 @@
 #include "worker/device/host_device.h"
-#include "worker/device/testing/delayed_device.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/runner/testing/conformance.h"
 #include "worker/runner/testing/delayed_runner.h"
@@ -16,11 +15,7 @@ void make_host(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<
 }
 
 void make_delayed(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
-  auto delayed = std::make_unique<DelayedDevice>(DelayedDevice::Options{.limit = limit});
-  std::unique_ptr<Runner> inner;
-  ASSERT_TRUE(make_plugin_runner(fake_executor(), {.memory = &delayed->scratch()}, &inner).ok());
-  *runner = make_delayed_runner(*delayed, std::move(inner));
-  *device = std::move(delayed);
+  ASSERT_TRUE(make_delayed_plugin(fake_executor(), 0, {.limit = limit}, device, runner).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Plugin, RunnerConformance,

@@ -185,4 +185,15 @@ std::unique_ptr<Runner> make_delayed_runner(DelayedDevice& device, std::unique_p
   return std::make_unique<DelayedRunner>(device, std::move(inner));
 }
 
+Status make_delayed_plugin(const tr_executor_api* api, int threads, const DelayedDevice::Options& options,
+                           std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
+  auto delayed = std::make_unique<DelayedDevice>(options);
+  std::unique_ptr<Runner> plugin;
+  Status status = make_plugin_runner(api, {.threads = threads, .memory = &delayed->scratch()}, &plugin);
+  if (!status.ok()) return status;
+  *runner = make_delayed_runner(*delayed, std::move(plugin));
+  *device = std::move(delayed);
+  return {};
+}
+
 }  // namespace torch_remote::worker::testing
