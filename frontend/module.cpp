@@ -8,6 +8,7 @@
 #include "frontend/compile/compiled_graph.h"
 #include "frontend/compile/graph_ops.h"
 #include "frontend/compile/lowering.h"
+#include "frontend/compile/plan.h"
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
@@ -261,6 +262,12 @@ PYBIND11_MODULE(_C, module) {
   f::bind_graphs(module);
   py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())
       .def("__call__", wrap_pybind_function(&f::CompiledGraph::call), py::arg("arguments"));
+  py::class_<f::Slot>(module, "Slot").def(py::init<size_t>());
+  py::class_<f::Plan>(module, "Plan", py::dynamic_attr())
+      .def(py::init<size_t>())
+      .def("add", wrap_pybind_function(&f::Plan::add))
+      .def("finish", wrap_pybind_function(&f::Plan::finish))
+      .def("__call__", wrap_pybind_function(&f::Plan::call), py::arg("arguments"));
   py::class_<f::Lowering>(module, "Lowering")
       .def(py::init([](int device, bool trust_ranges) {
         return std::make_unique<f::Lowering>(f::checked_device(device), trust_ranges);

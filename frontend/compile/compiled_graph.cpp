@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "frontend/compile/host_steps.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
@@ -194,8 +193,6 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
     for (const Sym symbol : symbols) all.push_back(call.values[symbol]);
     return all;
   };
-  const auto input = [&](uint32_t index) { return THPVariable_Unpack(argument(arguments, index).ptr()); };
-  const std::vector<at::Tensor> on_host = run_host_steps(spec_->host_steps, input, call.values);
   py::list all(spec_->outputs.size());
   for (size_t i = 0; i < spec_->outputs.size(); ++i) {
     const GraphOutput& out = spec_->outputs[i];
@@ -214,9 +211,6 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
         result = py::cast(at::Tensor(random_state_tensor(state)));
         break;
       }
-      case GraphOutput::Kind::kHost:
-        result = py::reinterpret_steal<py::object>(THPVariable_Wrap(on_host[out.index]));
-        break;
       case GraphOutput::Kind::kSame:
         result = all[out.index];
         break;

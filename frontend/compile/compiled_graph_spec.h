@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -46,7 +45,6 @@ struct GraphOutput {
     kInput,        // the index-th argument itself
     kInt,          // the number `offset`
     kRandomState,  // a CPU tensor: where the random numbers at the parameter `offset` came from
-    kHost,         // what the index-th host step makes
     kSame,         // the index-th result again: the same object
     kObject,       // `object`: None or a constant
   };
@@ -57,27 +55,6 @@ struct GraphOutput {
   std::vector<ir::Sym> sizes, strides;
   ir::Sym offset = ir::kNoSym;
   pybind11::object object;
-};
-
-// An op on the CPU's 0-dim tensors that a call of a compiled graph runs on this side, for a result that is on the CPU.
-struct HostStep {
-  // An argument that is known only at the call.
-  struct Given {
-    enum class Kind : uint8_t {
-      kInput,  // the index-th input, a 0-dim tensor
-      kStep,   // what the index-th step made
-      kInt,    // the number `symbol`
-      kFloat,
-      kBool,
-    };
-    Kind kind = Kind::kInput;
-    uint32_t argument = 0;
-    uint32_t index = 0;
-    ir::Sym symbol = ir::kNoSym;
-  };
-  c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;  // of its schema; those of `given` are none
-  std::vector<Given> given;
 };
 
 // Random numbers that a call draws, in order: the parameters `seed` and seed + 1, for as many elements as the largest
@@ -96,7 +73,6 @@ struct CompiledGraphSpec {
   std::vector<GraphInput> inputs;
   std::vector<GraphOutput> outputs;
   std::vector<GraphRandom> randoms;
-  std::vector<HostStep> host_steps;
   std::vector<ir::Sym> fresh_nbytes;  // of the new storages, in the order of their ids
 };
 

@@ -6,11 +6,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include "frontend/compile/compiled_graph_builder.h"
 #include "frontend/compile/fx.h"
-#include "frontend/compile/graph_builder.h"
 #include "frontend/compile/graph_ops.h"
-#include "frontend/compile/host_steps.h"
-#include "frontend/source/source.h"
 #include "ir/number_kinds.h"
 #include "ir/op_table_generated.h"
 
@@ -22,7 +20,6 @@ using ir::Arg;
 using ir::ArgKind;
 using ir::ArgTag;
 using ir::ExprKind;
-using ir::Graph;
 using ir::kNoSym;
 using ir::Sym;
 using How = GraphOp::How;
@@ -36,8 +33,8 @@ Arg number(ArgTag tag, Sym symbol) {
 
 }  // namespace
 
-struct Lowering::State : GraphBuilder {
-  using GraphBuilder::GraphBuilder;
+struct Lowering::State {
+  State(c10::DeviceIndex device, bool trust_ranges) : builder(device, trust_ranges), symbols(builder.symbols()) {}
 
   // -- arguments ------------------------------------------------------------------------------------------------------
 
@@ -46,10 +43,10 @@ struct Lowering::State : GraphBuilder {
     if (value.is_none()) return arg;
     if (!is_fx_node(value)) {  // a number
       ArgTag tag = ArgTag::kNone;
-      const Sym symbol = number_symbol(value, tag);
+      const Sym symbol = builder.number_symbol(value, tag);
       return scalar_tensor(symbol, tag);
     }
-    const Value& v = value_of(value);
+    const Value& v = builder.value_of(value);
     switch (v.kind) {
       case Value::Kind::kNone:
         return arg;
@@ -58,10 +55,6 @@ struct Lowering::State : GraphBuilder {
         if (writes && (v.conj || v.neg)) refuse("a lazy conjugate or negative is written");
         arg.tag = ArgTag::kView;
         arg.a = resolved(Value(v));
-        if (writes) {
-          const uint32_t in = input_of_buffer[graph.views[v.view].buffer];
-          if (in != kNotInput) written.push_back(in);
-        }
         return arg;
       case Value::Kind::kNumber:
         arg.tag = ArgTag::kScalarTensor;
@@ -92,15 +85,15 @@ struct Lowering::State : GraphBuilder {
   }
 
   uint32_t applied(std::string_view op, uint32_t from) {
-    const ir::View view = graph.views[from];
+    const ir::View view = builder.graph().views[from];
     Geometry g{view.sizes, std::vector<Sym>(view.sizes.size())};
     Sym stride = symbols.constant(1);
     for (size_t d = g.sizes.size(); d-- > 0;) {
       g.strides[d] = stride;
       stride = symbols.expr(ExprKind::kMul, stride, g.sizes[d]);
     }
-    const uint32_t result = fresh_view(static_cast<c10::ScalarType>(view.dtype), g);
-    ir::Node& node = new_node(ir::op_desc(ir::find_op(op)), {number(ArgTag::kView, from)}, fx_node);
+    const uint32_t result = builder.fresh_view(static_cast<c10::ScalarType>(view.dtype), g);
+    ir::Node& node = builder.add_node(ir::op_desc(ir::find_op(op)), {number(ArgTag::kView, from)}, fx_node);
     node.results[0] = number(ArgTag::kView, result);
     return result;
   }
@@ -138,7 +131,7 @@ struct Lowering::State : GraphBuilder {
       case ArgKind::kOptionalTensorList:
         arg.tag = ArgTag::kList;
         if (is_fx_node(value)) {
-          const Value v = value_of(value);
+          const Value v = builder.value_of(value);
           if (v.kind != Value::Kind::kList) refuse("a tensor stands in a list's place");
           for (const Value& item : v.items) {
             if (item.kind != Value::Kind::kTensor) refuse("a list holds something else than tensors");
@@ -178,9 +171,9 @@ struct Lowering::State : GraphBuilder {
 
   Arg checked_number(const ir::ArgDesc& desc, py::handle value) {
     ArgTag tag = ir::number_tag(desc.kind);
-    const Sym symbol = number_symbol(value, tag);
-    if (desc.role == ir::ArgRole::kStructural && !graph.is_constant(symbol)) {
-      const std::optional<int64_t> guarded = guarded_value(value);
+    const Sym symbol = builder.number_symbol(value, tag);
+    if (desc.role == ir::ArgRole::kStructural && !builder.graph().is_constant(symbol)) {
+      const std::optional<int64_t> guarded = builder.guarded_value(value);
       if (!guarded)
         refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
       return number(tag, symbols.constant(*guarded));
@@ -188,44 +181,7 @@ struct Lowering::State : GraphBuilder {
     return number(tag, symbol);
   }
 
-  // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
-  // late for a guard, or where one would say what a tensor's size must be.
-  std::optional<int64_t> guarded_value(py::handle value) {
-    const py::object val =
-        is_fx_node(value) ? meta_entry(value, names().val) : py::reinterpret_borrow<py::object>(value);
-    if (!symbols.trusts_ranges() || !val || !torch::is_symint(val)) return std::nullopt;
-    const py::object node = val.attr(names().node);
-    if (py::cast<bool>(node.attr("shape_env").attr("frozen")) || !py::cast<bool>(node.attr("has_hint")())) {
-      return std::nullopt;
-    }
-    const py::object made_of = node.attr("expr").attr("free_symbols");
-    for (const py::object& other : kept) {
-      if (py::cast<std::string>(other.attr("op")) != "placeholder") continue;
-      const py::object tensor = meta_entry(other, names().val);
-      if (!tensor || !THPVariable_Check(tensor.ptr())) continue;
-      for (const c10::SymInt& size : THPVariable_Unpack(tensor.ptr()).sym_sizes()) {
-        const py::handle symbolic = Symbols::node_of(size);
-        if (!symbolic) continue;
-        const py::object symbols_of_size = symbolic.attr("expr").attr("free_symbols");
-        if (!py::cast<bool>(made_of.attr("isdisjoint")(symbols_of_size))) return std::nullopt;
-      }
-    }
-    return py::cast<int64_t>(node.attr("guard_int")("", 0));
-  }
-
   // -- nodes ----------------------------------------------------------------------------------------------------------
-
-  ir::Node& new_node(const ir::OpDesc& desc, std::vector<Arg> args, py::handle fx) {
-    for (const uint32_t in : written) spec->inputs[in].written = true;
-    ir::Node& node = graph.nodes.emplace_back();
-    node.opcode = desc.opcode;
-    node.args = std::move(args);
-    node.results.resize(desc.results.size());
-    node.source = static_cast<uint32_t>(spec->sources.size());
-    const py::object text = meta_entry(fx, names().stack_trace);
-    spec->sources.push_back(text && py::isinstance<py::str>(text) ? text_source(text.ptr()) : ir::SourceRef());
-    return node;
-  }
 
   std::vector<Arg> convert_all(const ir::OpDesc& desc, const std::vector<py::object>& given) {
     std::vector<Arg> args;
@@ -244,11 +200,11 @@ struct Lowering::State : GraphBuilder {
       if (arg.tag == ArgTag::kGenerator) random.seed = arg.a;
       if (arg.tag == ArgTag::kView) {
         Sym count = symbols.constant(1);
-        for (const Sym size : graph.views[arg.a].sizes) count = symbols.expr(ExprKind::kMul, count, size);
+        for (const Sym size : builder.graph().views[arg.a].sizes) count = symbols.expr(ExprKind::kMul, count, size);
         random.elements.push_back(count);
       }
     }
-    spec->randoms.push_back(std::move(random));
+    builder.add_random(std::move(random));
   }
 
   // However many elements the example says that a mask selects.
@@ -256,7 +212,7 @@ struct Lowering::State : GraphBuilder {
     for (const Arg& arg : args) {
       for (const Arg& index : arg.items) {
         if (index.tag != ArgTag::kView) continue;
-        const ir::DType dtype = graph.views[index.a].dtype;
+        const ir::DType dtype = builder.graph().views[index.a].dtype;
         if (dtype == ir::DType::kBool || dtype == ir::DType::kUInt8) refuse("its results depend on data");
       }
     }
@@ -282,7 +238,7 @@ struct Lowering::State : GraphBuilder {
         // not wanted
       } else if (i > 0 && is_batch_norm_at_rest(desc, args)) {
         // The CPU's op returns no statistics then, whatever the example says; nobody's result depends on them.
-        one = fresh(val[py::int_(i)]);
+        one = builder.fresh(val[py::int_(i)]);
       } else if (result.alias >= 0) {
         one.kind = Value::Kind::kTensor;
         if (args[result.alias].tag != ArgTag::kView) refuse("it returns an argument that is no tensor of the device");
@@ -293,13 +249,13 @@ struct Lowering::State : GraphBuilder {
           one.kind = Value::Kind::kList;
           results[i].tag = ArgTag::kList;
           for (const py::handle item : its) {
-            one.items.push_back(fresh(item, host));
+            one.items.push_back(builder.fresh(item, host));
             results[i].items.push_back(result_arg(one.items.back()));
           }
         } else {
-          one = fresh(its, host);
+          one = builder.fresh(its, host);
           results[i] = result_arg(one);
-          if (one.kind == Value::Kind::kTensor && (desc.flags & ir::kOpRandom)) counts.push_back(elements(its));
+          if (one.kind == Value::Kind::kTensor && (desc.flags & ir::kOpRandom)) counts.push_back(builder.elements(its));
         }
       }
       if (several) {
@@ -310,7 +266,7 @@ struct Lowering::State : GraphBuilder {
     }
     if (several) value.kind = Value::Kind::kList;
     draw(desc, args, std::move(counts));
-    new_node(desc, std::move(args), fx).results = std::move(results);
+    builder.add_node(desc, std::move(args), fx).results = std::move(results);
     return value;
   }
 
@@ -357,15 +313,15 @@ struct Lowering::State : GraphBuilder {
       value.kind = Value::Kind::kList;
       args[filled].tag = ArgTag::kList;
       for (const py::handle item : val) {
-        value.items.push_back(fresh(item, host));
+        value.items.push_back(builder.fresh(item, host));
         args[filled].items.push_back(result_arg(value.items.back()));
       }
     } else {
-      value = fresh(val, host);
+      value = builder.fresh(val, host);
       args[filled] = result_arg(value);
     }
     draw(desc, args, {});
-    new_node(desc, std::move(args), fx);
+    builder.add_node(desc, std::move(args), fx);
     return value;
   }
 
@@ -390,25 +346,24 @@ struct Lowering::State : GraphBuilder {
       if (torch::is_symint(its) || PyLong_Check(its.ptr())) {
         ArgTag tag = ArgTag::kInt;
         one.kind = Value::Kind::kInt;
-        one.symbol = number_symbol(its, tag);
+        one.symbol = builder.number_symbol(its, tag);
       } else {
-        one = fresh(its);
+        one = builder.fresh(its);
       }
       if (results.size() < made) results.push_back(result_arg(one));
       value.items.push_back(std::move(one));
     }
-    new_node(*op.desc, std::move(args), fx).results = std::move(results);
+    builder.add_node(*op.desc, std::move(args), fx).results = std::move(results);
     return value;
   }
 
   Value lower(py::handle fx) {
     fx_node = fx;
-    written.clear();
     replayed = kNoSym;
     const py::object target = fx.attr(names().target);
     const py::tuple args = fx.attr(names().args);
     if (target.is(names().getitem)) {
-      const Value& list = value_of(args[0]);
+      const Value& list = builder.value_of(args[0]);
       if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr())) refuse("it indexes no list");
       const auto index = py::cast<int64_t>(args[1]);
       if (index < 0 || index >= static_cast<int64_t>(list.items.size())) refuse("it indexes no item");
@@ -428,12 +383,12 @@ struct Lowering::State : GraphBuilder {
   // An op, and where its random numbers came from.
   Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
     if (!val) refuse("it has no example value");
-    const size_t before = spec->randoms.size();
+    const size_t before = builder.randoms().size();
     Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
-    if (spec->randoms.size() != before + 1) refuse("it does not draw random numbers once");
+    if (builder.randoms().size() != before + 1) refuse("it does not draw random numbers once");
     Value state;
     state.kind = Value::Kind::kRandomState;
-    state.symbol = spec->randoms.back().seed;
+    state.symbol = builder.randoms().back().seed;
     Value both;
     both.kind = Value::Kind::kList;
     both.items = {std::move(state), std::move(made)};
@@ -441,8 +396,8 @@ struct Lowering::State : GraphBuilder {
   }
 
   Sym random_state(py::handle node) {
-    const auto found = values.find(node.ptr());
-    const Value& state = found == values.end() ? input(node, true) : found->second;
+    const Value* known = builder.find_value(node);
+    const Value& state = known == nullptr ? builder.make_input(node, true) : *known;
     if (state.kind != Value::Kind::kRandomState) refuse("it takes random numbers from elsewhere");
     return state.symbol;
   }
@@ -459,12 +414,12 @@ struct Lowering::State : GraphBuilder {
     switch (op.how) {
       case How::kView: {
         if (!is_fx_node(given[0])) refuse("it is a view of no node");
-        const Value base = value_of(given[0]);
+        const Value base = builder.value_of(given[0]);
         if (base.kind != Value::Kind::kTensor || base.host) refuse("it is a view of no tensor of the device");
-        return view_of(base, val);
+        return builder.view_of(base, val);
       }
       case How::kEmpty:
-        return fresh(val);
+        return builder.fresh(val);
       case How::kFill:
         return fill(fx, val, op, given);
       case How::kAttention:
@@ -475,62 +430,11 @@ struct Lowering::State : GraphBuilder {
     }
   }
 
-  GraphOutput output(py::handle object) {
-    GraphOutput out;
-    if (!is_fx_node(object)) {
-      out.object = py::reinterpret_borrow<py::object>(object);
-      return out;
-    }
-    const Value& value = value_of(object);
-    switch (value.kind) {
-      case Value::Kind::kNone:
-        out.object = py::none();
-        return out;
-      case Value::Kind::kInt:
-        out.kind = GraphOutput::Kind::kInt;
-        out.offset = value.symbol;
-        return out;
-      case Value::Kind::kRandomState:
-        out.kind = GraphOutput::Kind::kRandomState;
-        out.offset = value.symbol;
-        return out;
-      case Value::Kind::kTensor:
-        break;
-      default:  // an input of a kind that nothing here changes
-        if (const auto index = input_index(object)) {
-          out.kind = GraphOutput::Kind::kInput;
-          out.index = *index;
-          return out;
-        }
-        refuse("a result is of a kind that a graph does not return");
-    }
-    if (value.host) {
-      out.kind = GraphOutput::Kind::kHost;
-      out.index = host_step(*this, object);
-      return out;
-    }
-    const ir::View& view = graph.views[value.view];
-    const uint32_t in = input_of_buffer[view.buffer];
-    out.dtype = static_cast<c10::ScalarType>(view.dtype);
-    out.conj = value.conj;
-    out.neg = value.neg;
-    out.sizes = view.sizes;
-    out.strides = view.strides;
-    out.offset = view.offset;
-    if (in == kNotInput) {
-      out.kind = GraphOutput::Kind::kFresh;
-      out.index = view.buffer;  // of the buffer, until they are numbered
-      graph.buffers[view.buffer].survives = true;
-      return out;
-    }
-    out.kind = starts[in].view == value.view ? GraphOutput::Kind::kInput : GraphOutput::Kind::kInputView;
-    out.index = in;
-    return out;
-  }
-
-  py::handle fx_node;             // the one at hand
-  Sym replayed = kNoSym;          // seed and position that it takes instead of new ones
-  std::vector<uint32_t> written;  // inputs that it writes
+  CompiledGraphBuilder builder;
+  Symbols& symbols;         // the builder's
+  py::handle fx_node;       // the one at hand
+  bool hosts_only = false;  // no tensor of the device was among its arguments
+  Sym replayed = kNoSym;    // seed and position that it takes instead of new ones
   std::string why_not;
 };
 
@@ -538,30 +442,18 @@ Lowering::Lowering(c10::DeviceIndex device, bool trust_ranges)
     : state_(std::make_unique<State>(device, trust_ranges)) {}
 Lowering::~Lowering() = default;
 
-void Lowering::offer(py::object node, bool tells_size) {
-  const py::object val = tells_size ? meta_entry(node, names().val) : py::object();
-  if (val && torch::is_symint(val)) {
-    state_->offered[val.attr(names().node).attr("expr")] = node;
-  } else if (val && THPVariable_Check(val.ptr())) {
-    state_->offered_tensors.push_back(node.ptr());
-  }
-  state_->outside.insert(node.ptr());
-  state_->kept.push_back(std::move(node));
-}
+void Lowering::offer(py::object node, bool tells_size) { state_->builder.offer(std::move(node), tells_size); }
 
 bool Lowering::add(const py::object& node) {
-  State& s = *state_;
   // Inputs that are met on the way stay; a node and its results are all or nothing.
-  const size_t nodes = s.graph.nodes.size(), sources = s.spec->sources.size(), randoms = s.spec->randoms.size();
+  CompiledGraphBuilder& builder = state_->builder;
+  const CompiledGraphBuilder::Size before = builder.size();
   try {
-    Value value = s.lower(node);
-    s.remember(node, std::move(value));
+    builder.remember(node, state_->lower(node));
     return true;
   } catch (const Refused& refused) {
-    s.why_not = refused.why;
-    s.graph.nodes.resize(nodes);
-    s.spec->sources.resize(sources);
-    s.spec->randoms.resize(randoms);
+    state_->why_not = refused.why;
+    builder.cut_to(before);
     return false;
   }
 }
@@ -569,69 +461,46 @@ bool Lowering::add(const py::object& node) {
 const std::string& Lowering::why_not() const { return state_->why_not; }
 
 bool Lowering::is_host(py::handle node) const {
-  const auto found = state_->values.find(node.ptr());
-  if (found == state_->values.end()) return false;
-  const Value* value = &found->second;
-  while (value->kind == Value::Kind::kList && !value->items.empty()) value = &value->items[0];
-  return value->host;
+  const Value* value = state_->builder.find_value(node);
+  while (value != nullptr && value->kind == Value::Kind::kList && !value->items.empty()) value = &value->items[0];
+  return value != nullptr && value->host;
 }
 
 bool Lowering::returns(py::handle node) {
-  auto& steps = state_->spec->host_steps;
-  const size_t before = steps.size();
   try {
-    (void)state_->value_of(node);  // what was offered becomes an input
-    if (is_host(node)) host_step(*state_, node);
-    return true;
-  } catch (const Refused&) {  // what it is made of is not needed either
-    steps.erase(steps.begin() + static_cast<ptrdiff_t>(before), steps.end());
-    std::erase_if(state_->host_steps, [&](const auto& step) { return step.second >= before; });
+    (void)state_->builder.value_of(node);  // what was offered becomes an input
+    return !is_host(node);
+  } catch (const Refused&) {
     return false;
   }
 }
 
-void Lowering::constant(const py::object& node, const at::Tensor& value) {
-  State& s = *state_;
-  s.host_constants.emplace(node.ptr(), value);
-  Value v;
-  v.kind = Value::Kind::kNumber;
-  v.dtype = value.scalar_type();
-  const c10::Scalar number = at::native::_local_scalar_dense_cpu(value);  // whatever modes are on
+void Lowering::constant(const py::object& node, const at::Tensor& tensor) {
+  CompiledGraphBuilder& builder = state_->builder;
+  Value value;
+  value.kind = Value::Kind::kNumber;
+  value.dtype = tensor.scalar_type();
+  const c10::Scalar number = at::native::_local_scalar_dense_cpu(tensor);  // whatever modes are on
   if (number.isComplex()) {
-    v.symbol = s.complex_constant(py::cast(number.toComplexDouble()));
+    value.symbol = builder.complex_constant(py::cast(number.toComplexDouble()));
+  } else if (number.isFloatingPoint()) {
+    value.symbol = builder.float_constant(number.toDouble());
   } else {
-    v.symbol =
-        number.isFloatingPoint() ? s.float_constant(number.toDouble()) : s.symbols.constant(number.to<int64_t>());
+    value.symbol = builder.symbols().constant(number.to<int64_t>());
   }
-  s.remember(node, std::move(v));
+  builder.remember(node, std::move(value));
 }
 
-size_t Lowering::size() const { return state_->graph.nodes.size(); }
-py::list Lowering::inputs() const { return state_->input_nodes; }
+size_t Lowering::size() const { return state_->builder.size().nodes; }
+py::list Lowering::inputs() const { return state_->builder.input_nodes(); }
 
 std::unique_ptr<CompiledGraphSpec> Lowering::finish(const py::list& outputs) {
-  State& s = *state_;
   try {
-    std::unordered_map<PyObject*, uint32_t> seen;
-    for (const py::handle object : outputs) {
-      const auto place = static_cast<uint32_t>(s.spec->outputs.size());
-      const auto [first, is_new] = seen.emplace(object.ptr(), place);
-      s.spec->outputs.push_back(s.output(object));
-      if (is_new || !is_fx_node(object)) continue;
-      s.spec->outputs.back() = {};
-      s.spec->outputs.back().kind = GraphOutput::Kind::kSame;
-      s.spec->outputs.back().index = first->second;
-    }
+    for (const py::handle object : outputs) state_->builder.add_output(object);
   } catch (const Refused& refused) {
     TORCH_CHECK(false, "remote: a compiled graph's result cannot be returned: ", refused.why);
   }
-  s.close();
-  s.spec->device = s.device;
-  if (const Status status = ir::verify(s.graph); !status) {
-    TORCH_CHECK(false, "remote: torch.compile made a graph that is not valid: ", status.message());
-  }
-  s.spec->graph = std::make_shared<const Graph>(std::move(s.graph));
-  return std::move(s.spec);
+  return state_->builder.finish();
 }
 
 }  // namespace torch_remote::frontend

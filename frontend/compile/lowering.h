@@ -20,8 +20,7 @@ class Lowering {
   Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
-  // A node whose value a call can be given: it becomes an input when a node needs it or, if it is one that
-  // `tells_size`, a size.
+  // See CompiledGraphBuilder::offer.
   void offer(pybind11::object node, bool tells_size);
   // A node that is always this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
@@ -31,8 +30,8 @@ class Lowering {
   const std::string& why_not() const;
   // Whether the node is a 0-dim CPU tensor that the program computes too, for its own use.
   bool is_host(pybind11::handle node) const;
-  // Whether the node can be among the results. One of the CPU's can if a call can compute it on this side
-  // (frontend/compile/host_steps.h); one that was offered becomes an input if it must.
+  // Whether the node can be among the results: none of the CPU's that the program computes for itself can. One that was
+  // offered becomes an input if it must.
   bool returns(pybind11::handle node);
   size_t size() const;  // nodes of the graph
 

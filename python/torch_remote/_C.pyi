@@ -82,8 +82,30 @@ class Graph:
     def ops(self) -> list[tuple[str, int]]: ...
     def run(self, inputs: Sequence[torch.Tensor], params: Mapping[int, int]) -> list[torch.Tensor]: ...
 
+@final
 class CompiledGraph:
+    _boxed_call: bool
     def __call__(self, arguments: list[Any]) -> list[Any]: ...
+
+@final
+class Slot:
+    def __init__(self, index: int, /) -> None: ...
+
+@final
+class Plan:
+    _boxed_call: bool
+    def __init__(self, arguments: int, /) -> None: ...
+    def add(
+        self,
+        call: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Sequence[int],
+        last: Sequence[int],
+        /,
+    ) -> None: ...
+    def finish(self, slots: int, results: object, /) -> None: ...
+    def __call__(self, arguments: list[Any]) -> Any: ...
 
 @final
 class Lowering:

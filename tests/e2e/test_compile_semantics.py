@@ -256,13 +256,14 @@ def test_one_message_a_call(remote, counted):
     torch.testing.assert_close(z.cpu(), (layers(x + 1) - layers(x)).detach().cpu(), rtol=1e-3, atol=1e-5)
 
 
-def test_numbers_of_the_cpu_do_not_split_a_graph(remote, compiled_graphs):
+def test_numbers_of_the_cpu_do_not_split_a_graph(remote):
     """dynamic=True makes floats symbolic: 0-dim tensors of the CPU, which are kept for the backward pass."""
 
     def f(x, scale):
         root = torch.tensor(scale, dtype=torch.float64).sqrt().float()
         return x.softmax(-1) * scale * root, root * 2
 
+    torch.remote.reset_stats()
     compiled = torch.compile(f, backend="remote", dynamic=True)
     for scale in (0.5, 0.75, 3.0):
         x = torch.randn(3, 4)
@@ -274,7 +275,8 @@ def test_numbers_of_the_cpu_do_not_split_a_graph(remote, compiled_graphs):
         got.sum().backward()
         want.sum().backward()
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
-    assert {type(graph).__name__ for graph in compiled_graphs} == {"CompiledGraph"}
+    stats = torch.remote.stats()
+    assert stats["compiled_graphs"] >= 2 and stats["compiled_graph_splits"] == 0
 
 
 @pytest.mark.parametrize(
@@ -354,29 +356,53 @@ def test_norms_in_half_precision(remote, norm, dtype):
 
 def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
     """Also in a graph that is more than one program."""
-    seen = []
+    alive = []
 
-    def f(x, n):
-        a = x * 2
-        b = a[: n.item()] + 1  # ends a program
-        return b.sin()
+    @torch.library.custom_op("testlib::look", mutates_args=())
+    def look(here: torch.Tensor) -> torch.Tensor:
+        alive.extend(weak() is not None for weak in weaks)
+        return here * 1
+
+    look.register_fake(torch.empty_like)
+
+    def f(x):
+        return look((x * 2).cpu()).to(x.device) + 1
 
     compiled = torch.compile(f, backend="remote", fullgraph=True)
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        compiled(torch.randn(8, device=remote), torch.tensor(4, device=remote))
+    weaks = []
+    expected = compiled(torch.ones(8, device=remote)).cpu()
     (plan,) = compiled_graphs
     assert type(plan).__name__ == "Plan"
+    arguments = [torch.ones(8, device=remote)]
+    weaks.append(weakref.ref(arguments[0]))
+    (result,) = plan(arguments)
+    assert arguments == [] and alive == [False] and torch.equal(result.cpu(), expected)
 
-    x = torch.randn(8, device=remote)
-    weak = weakref.ref(x)
-    number = torch.tensor(5, device=remote)
-    step = plan._steps[-1]
-    call = step.call
-    step.call = lambda *args: (seen.append(weak() is None), call(*args))[1]
-    arguments = [x if value.dim() else number for value in (x, number)]
-    del x
-    plan(arguments)
-    assert arguments == [] and seen == [True]
+
+def test_values_of_the_cpu_are_those_before_it_was_written(remote):
+    """Also those that nothing on the device needs."""
+
+    def f(step, x):
+        doubled = step * 2
+        step.add_(1)
+        return doubled, x * step
+
+    for function in (f, torch.compile(f, backend="remote", fullgraph=True)):
+        step = torch.tensor(3.0)
+        doubled, product = function(step, torch.ones(2, device=remote))
+        assert (doubled.item(), step.item(), product.tolist()) == (6, 4, [4, 4])
+
+
+def test_explain_shows_where_nodes_are_computed(remote):
+    def f(x):
+        return x.nonzero() + 1
+
+    explanation = torch.remote.explain(torch.compile(f, backend="remote"), torch.ones(3, device=remote))
+    (graph,) = explanation.graphs
+    found = {node.op: (node.where, node.why) for node in graph}
+    assert found["aten.nonzero.default"] == ("outside", "its results depend on data")
+    assert found["aten.add.Tensor"] == ("program 0", "")
+    assert "nonzero (aten.nonzero.default) runs outside: its results depend on data" in str(explanation)
 
 
 def test_an_error_names_the_line(remote):

@@ -61,7 +61,7 @@ class ExportedModule(torch.nn.Module):
         *path, name = spec.target.split(".")
         owner: torch.nn.Module = self
         for part in path:
-            if part not in owner._modules:
+            if not hasattr(owner, part):
                 owner.add_module(part, torch.nn.Module())
             owner = owner.get_submodule(part)
         owner.register_buffer(name, tensor, persistent=spec.target in program.state_dict)

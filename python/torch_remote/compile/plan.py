@@ -1,139 +1,230 @@
-"""What a call of a compiled graph runs where that is more than one program: programs and Python's calls, in order."""
+"""Third step of compiling a graph: programs are made, and what a call does is put in order."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx as fx
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["Plan", "PlanBuilder"]
+from torch_remote import _C
+from torch_remote.compile import random_states
+from torch_remote.compile.classify import Classes, Where, offer
+from torch_remote.compile.segment import Call, Segment
 
+__all__ = ["Refused", "make_plan"]
 
-class _Slot:
-    """Stands in arguments for a value that a call has."""
+# What runs outside of programs in place of torch's own.
+_OURS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def _nodes_in(value: Any) -> list[fx.Node]:
-    """Each once, in order."""
-    found: dict[fx.Node, None] = {}
-    fx.map_arg(value, found.setdefault)
-    return list(found)
+FinishProgram = Callable[..., _C.CompiledGraph]
 
 
-def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
-    """A copy of an argument in which `by` gives what stands for each object of this kind."""
-    if isinstance(value, kind):
-        return by(value)
-    if isinstance(value, list):
-        return [_replaced(item, kind, by) for item in value]
-    if isinstance(value, tuple):
-        return tuple([_replaced(item, kind, by) for item in value])
-    if isinstance(value, dict):
-        return {key: _replaced(item, kind, by) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*[_replaced(item, kind, by) for item in (value.start, value.stop, value.step)])
-    return value
+class Refused(Exception):
+    """A segment's program does not hold a node that it was to hold."""
+
+    def __init__(self, node: fx.Node, why: str) -> None:
+        super().__init__(f"{node.format_node()}: {why}")
+        self.node, self.why = node, why
 
 
 @dataclass(slots=True)
 class _Step:
-    call: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: tuple[int, ...]  # where they go
-    several: bool  # the call returns a list of them
-    last: tuple[int, ...] = ()  # values that nothing needs after its arguments are taken
+    """A call, with nodes for its arguments and results."""
 
-
-class Plan:
-    """A function of a list, which it empties; values die as soon as nothing needs them. Any thread, one call at a time
-    each."""
-
-    def __init__(self, size: int, steps: Sequence[_Step], results: Any) -> None:
-        self._size = size
-        self._steps = steps
-        self._results = results
-        self._boxed_call = True  # for AOTAutograd: it takes its arguments out of a list
-
-    def __call__(self, arguments: list[Any]) -> Any:
-        values: list[Any] = [None] * self._size
-        values[: len(arguments)] = arguments
-        arguments.clear()
-
-        def value_of(slot: _Slot) -> Any:
-            return values[slot.index]
-
-        for step in self._steps:
-            args, kwargs = _replaced(step.args, _Slot, value_of), _replaced(step.kwargs, _Slot, value_of)
-            for index in step.last:
-                values[index] = None
-            result = step.call(*args, **kwargs)
-            if step.several:
-                for index, item in zip(step.results, result, strict=True):
-                    values[index] = item
-            else:
-                values[step.results[0]] = result
-            del args, kwargs, result
-        return _replaced(self._results, _Slot, value_of)
-
-
-@dataclass(slots=True)
-class _Wish:
-    call: Callable[..., Any]
-    args: Any  # with nodes
+    call: Callable[..., Any] | _C.Lowering
+    args: Any
     kwargs: Any
-    nodes: Sequence[fx.Node]  # that its results are
-    several: bool
+    results: Sequence[fx.Node]  # of a lowering: those that its program can give
     must: bool
 
 
-class PlanBuilder:
-    """Makes a plan of calls, in the order in which they are wished for. Values are named by FX nodes."""
+class _Planner:
+    """Puts steps in order, and what each needs before it."""
 
-    def __init__(self) -> None:
-        self._inputs: list[fx.Node] = []
-        self._wishes: list[_Wish] = []
+    def __init__(self, classes: Classes, fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        self.classes = classes
+        self.fixed = fixed
+        self.steps: list[_Step] = []
+        # What a call has when it comes to the next step.
+        self.has = {node for node, its in classes.of.items() if its.where is Where.INPUT}
 
-    def input(self, node: fx.Node) -> None:
-        """The next argument of a call."""
-        self._inputs.append(node)
+    def can_have(self, node: fx.Node) -> bool:
+        """Whether the next step can be given the node."""
+        if node in self.has or self.classes.of[node].where is Where.CONSTANT:
+            return True
+        lazy = self.classes.of[node].where in (Where.NUMBER, Where.HOST)
+        return lazy and all(map(self.can_have, node.all_input_nodes))
 
-    def call(self, node: fx.Node, call: Callable[..., Any], args: Any, kwargs: Any, *, must: bool) -> None:
-        """What `node` is. `must`: it runs even if nothing needs the result."""
-        self._wishes.append(_Wish(call, args, kwargs, [node], several=False, must=must))
+    def need(self, node: fx.Node) -> None:
+        if node not in self.has:
+            self.call(node)
 
-    def program(
-        self, call: Callable[[list[Any]], list[Any]], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
-    ) -> None:
-        """One that takes and returns lists."""
-        self._wishes.append(_Wish(call, (list(inputs),), {}, outputs, several=True, must=True))
+    def call(self, node: fx.Node, must: bool = False) -> None:
+        """Has a call compute it in Python."""
+        target: Any = node.target
+        args, kwargs = node.args, node.kwargs
+        fx.map_arg((args, kwargs), self.need)
+        if node.op == "get_attr":
+            target, args = self.attribute(node), ()
+        elif target in _OURS:
+            target = _OURS[target]
+        elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
+            target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
+        self.steps.append(_Step(target, args, kwargs, [node], must))
+        self.has.add(node)
 
-    def finish(self, results: Any) -> Plan:
+    def attribute(self, node: fx.Node) -> Callable[[], Any]:
+        """What gives the module's attribute that a node stands for."""
+        value, copy = self.fixed.get(node, (self.classes.constants[node], None))
+        if copy is not None:
+            return functools.partial(_C.restored, value, copy)
+        return lambda: value
+
+    def before_writing(self, node: fx.Node) -> None:
+        """Has what is made of the CPU's tensors as they are, and may be needed later, made before."""
+        for earlier, its in self.classes.of.items():
+            if earlier is node:
+                return
+            if its.where is Where.HOST:
+                self.need(earlier)
+
+    def run(self, segment: Segment, lowering: _C.Lowering) -> None:
+        """Has a call run a program."""
+        made = [node for node in segment.nodes if self.classes.of[node].where is Where.PROGRAM]
+        if len(lowering) == 0:  # views, and memory that nobody has written
+            for node in made:
+                self.need(node)
+            return
+        inputs = list(lowering.inputs)
+        for node in inputs:
+            self.need(node)
+        self.steps.append(_Step(lowering, (inputs,), {}, made, must=True))
+        self.has.update(made)
+
+    def finish(self, results: Any, finish_program: FinishProgram) -> _C.Plan:
         """`results`: what a call returns, with nodes in it."""
+        fx.map_arg(results, self.need)
         needed: set[fx.Node] = set()
         fx.map_arg(results, needed.add)
-        steps: list[tuple[_Wish, list[fx.Node]]] = []
-        for wish in reversed(self._wishes):
-            if not wish.must and needed.isdisjoint(wish.nodes):
+        steps: list[tuple[_Step, list[fx.Node]]] = []  # with what nothing needs after them
+        for step in reversed(self.steps):
+            if not step.must and needed.isdisjoint(step.results):
                 continue
-            used = _nodes_in((wish.args, wish.kwargs))
-            steps.append((wish, [node for node in used if node not in needed]))
+            used: dict[fx.Node, None] = {}
+            fx.map_arg((step.args, step.kwargs), used.setdefault)
+            if isinstance(step.call, _C.Lowering):
+                step.results = [node for node in step.results if node in needed]
+            steps.append((step, [node for node in used if node not in needed]))
             needed.update(used)
-        slots = {node: i for i, node in enumerate(self._inputs)}
+        slots = {node: i for i, node in enumerate(n for n, its in self.classes.of.items() if its.where is Where.INPUT)}
 
-        def slot_of(node: fx.Node) -> _Slot:
-            return _Slot(slots[node])
+        def slot_of(node: fx.Node) -> Any:
+            return _C.Slot(slots[node])
 
-        made: list[_Step] = []
-        for wish, last in reversed(steps):
-            args, kwargs = _replaced((wish.args, wish.kwargs), fx.Node, slot_of)
-            places = tuple(slots.setdefault(node, len(slots)) for node in wish.nodes)
-            made.append(_Step(wish.call, args, kwargs, places, wish.several, tuple(slots[node] for node in last)))
-        return Plan(len(slots), made, _replaced(results, fx.Node, slot_of))
+        plan = _C.Plan(len(slots))
+        for step, last in reversed(steps):
+            call = step.call
+            if isinstance(call, _C.Lowering):
+                call = finish_program(call, list(step.results), None)
+            args, kwargs = _with_slots((step.args, step.kwargs), slot_of)
+            places = [slots.setdefault(node, len(slots)) for node in step.results]
+            plan.add(call, args, kwargs, places, [slots[node] for node in last])
+        plan.finish(len(slots), _with_slots(results, slot_of))
+        return plan
+
+
+def _with_slots(value: Any, slot_of: Callable[[fx.Node], Any]) -> Any:
+    """A copy of an argument with slots for nodes."""
+    if isinstance(value, fx.Node):
+        return slot_of(value)
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(_with_slots(item, slot_of) for item in value)
+    if isinstance(value, dict):
+        return {key: _with_slots(item, slot_of) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_with_slots(item, slot_of) for item in (value.start, value.stop, value.step)))
+    return value
+
+
+def _fixed(classes: Classes) -> dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Tensors that are the same at every call; with a copy on the CPU of what a worker holds, and might lose."""
+    with _disable_current_modes():
+        return {
+            node: (value, value.cpu() if value.device.type == "remote" else None)
+            for node, value in classes.constants.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+
+def _lower(part: Segment, planner: _Planner, guarded: bool) -> _C.Lowering:
+    """The program of a segment."""
+    nodes = set(part.nodes)
+    lowering = _C.Lowering(part.device, guarded)
+    for node in planner.classes.of:
+        if node not in nodes and planner.can_have(node):
+            offer(lowering, node, planner.classes)
+    for node in part.nodes:
+        if not lowering.add(node):
+            raise Refused(node, lowering.why_not)
+    return lowering
+
+
+def make_plan(
+    classes: Classes, steps: Sequence[Segment | Call], results: Any, *, guarded: bool, finish_program: FinishProgram
+) -> tuple[_C.CompiledGraph | _C.Plan, int]:
+    """What a call runs: one program, if that is all that there is to do.
+
+    Args:
+        classes, steps: of the graph.
+        results: what a call returns, with nodes in it.
+        guarded: see classify.
+        finish_program: makes a program of a lowering, the nodes that it returns and, if it is all, where a call's
+            arguments have its inputs.
+
+    Returns:
+        It, and how many programs, and ops on the device outside of them, it consists of.
+
+    Raises:
+        Refused: a segment's program does not hold one of its nodes.
+    """
+    inside: dict[int, set[fx.Node]] = {device: set() for device in classes.lowerings}
+    for node, its in classes.of.items():
+        if its.where in (Where.PROGRAM, Where.HOST):
+            inside[its.device].add(node)
+    fixed = _fixed(classes)
+    planner = _Planner(classes, fixed)
+    parts = 0
+
+    def lower(part: Segment) -> _C.Lowering:
+        tried = classes.lowerings[part.device]
+        if set(part.nodes) == inside[part.device] and all(map(planner.can_have, tried.inputs)):
+            return tried
+        return _lower(part, planner, guarded)
+
+    segments = [step for step in steps if isinstance(step, Segment)]
+    if isinstance(results, list | tuple) and len(segments) == len(steps) <= 1:
+        lowering = classes.lowerings[segments[0].device] if segments else next(iter(classes.lowerings.values()))
+        arguments = [node for node, its in classes.of.items() if its.where is Where.INPUT]
+        places = {**{node: i for i, node in enumerate(arguments)}, **fixed}
+        if all(lowering.returns(node) for node in results if isinstance(node, fx.Node)) and all(
+            node in places for node in lowering.inputs
+        ):
+            return finish_program(lowering, list(results), places), 1
+    for step in steps:
+        if isinstance(step, Segment):
+            lowering = lower(step)
+            planner.run(step, lowering)
+            parts += len(lowering) > 0
+        else:
+            its = classes.of[step.node]
+            if its.writes:
+                planner.before_writing(step.node)
+            planner.call(step.node, step.must)
+            parts += its.near
+    return planner.finish(results, finish_program), parts

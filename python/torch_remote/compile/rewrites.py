@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_remote import _C
 
-__all__ = ["move_constants", "remove_checks", "remove_tokens"]
+__all__ = ["move_constants", "move_items", "remove_checks", "remove_tokens"]
 
 _aten = torch.ops.aten
 
@@ -64,7 +64,7 @@ def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool])
     """
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=_aten._to_copy.default):
-        source = node.args[0]
+        lifted = source = node.args[0]
         if source.target is _aten.lift_fresh_copy.default:
             source = source.args[0]
         if source.op != "get_attr" or not on_device(node):
@@ -83,3 +83,14 @@ def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool])
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy)
         graph.erase_node(node)
+        if lifted is not source and not lifted.users:
+            graph.erase_node(lifted)
+
+
+def move_items(module: fx.GraphModule) -> None:
+    """Has items of lists taken where the lists are made: no list leaves a program."""
+    for node in module.graph.nodes:
+        if isinstance(node.meta.get("val"), list | tuple):
+            for user in reversed(node.users):
+                if user.target is operator.getitem:
+                    node.append(user)

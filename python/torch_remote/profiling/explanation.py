@@ -35,6 +35,19 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class GraphNode:
+    """Where a node of a graph of torch.compile's is computed."""
+
+    name: str
+    op: str
+    where: str  # "program 0" (of remote:0), "host", "number", "outside", "input", "constant"
+    why: str  # it is outside of programs
+
+    def __str__(self) -> str:
+        return f"{self.name:24} {self.op:40} {self.where:10} {self.why}".rstrip()
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What `torch.remote.explain` saw. `str()` of it is a report."""
 
@@ -45,6 +58,7 @@ class Explanation:
     syncs: list[Sync]
     stats: list[dict[str, int]]  # what each call added to torch.remote.stats()
     slow_shapes: dict[str, int] = field(default_factory=dict)  # ops whose shapes took the dispatcher's Meta key
+    graphs: list[list[GraphNode]] = field(default_factory=list)  # that torch.compile made in these calls
 
     @property
     def programs(self) -> list[int]:
@@ -71,6 +85,11 @@ class Explanation:
             for sync in self.syncs:
                 if sync.call == call:
                     lines.append(f"  waits {sync.microseconds:.0f} µs for {sync.reason!r} at {sync.line or '?'}")
+        for graph in self.graphs:
+            outside = [node for node in graph if node.where == "outside"]
+            inside = sum(node.where.startswith("program") for node in graph)
+            lines.append(f"graph of torch.compile: {inside} nodes in programs, {len(outside)} outside")
+            lines += [f"  {node.name} ({node.op}) runs outside: {node.why}" for node in outside]
         lines.append("ops on the worker: " + (", ".join(f"{n} {name}" for name, n in self.ops.items()) or "none"))
         lines.append("fused: nothing (each op is a kernel of its own)")
         fallbacks = sum(stats["client_fallbacks"] for stats in self.stats)
@@ -79,6 +98,15 @@ class Explanation:
             slow = ", ".join(f"{name} ({count})" for name, count in self.slow_shapes.items())
             lines.append(f"shapes by the dispatcher's Meta key (slow at first sight of a size): {slow}")
         return "\n".join(lines)
+
+
+_noting: list[list[GraphNode]] | None = None  # graphs, while a function is explained
+
+
+def note_graph(nodes: Callable[[], list[GraphNode]]) -> None:
+    """A graph was compiled."""
+    if _noting is not None:
+        _noting.append(nodes())
 
 
 def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: Any) -> Explanation:
@@ -91,19 +119,26 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
         calls: how often.
 
     Returns:
-        Programs, cuts, misses and waits with the user's lines, ops, bytes; printed, a report.
+        Programs, cuts, misses and waits with the user's lines, ops, bytes, where the nodes of compiled graphs are
+        computed; printed, a report.
     """
+    global _noting
     if calls < 1:
         raise ValueError(f"torch.remote.explain: calls must be at least 1, got {calls}")
     slow = Counter(dict(_C.meta_key_calls()))
     recordings, stats = [], []
     result = None
-    for _ in range(calls):
-        before = _C.stats()
-        with profile() as recorded:
-            result = function(*args, **kwargs)
-        recordings.append(recorded.recording)
-        stats.append({name: value - before[name] for name, value in _C.stats().items()})
+    graphs: list[list[GraphNode]] = []
+    outer, _noting = _noting, graphs
+    try:
+        for _ in range(calls):
+            before = _C.stats()
+            with profile() as recorded:
+                result = function(*args, **kwargs)
+            recordings.append(recorded.recording)
+            stats.append({name: value - before[name] for name, value in _C.stats().items()})
+    finally:
+        _noting = outer
     slow = Counter(dict(_C.meta_key_calls())) - slow
 
     flushes, syncs = [], []
@@ -118,4 +153,4 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
                 syncs.append(Sync(call, event.name, event.line, (event.end - event.begin) / 1000))
         for worker in recording.workers:
             ops.update(op.name for op in worker.ops)
-    return Explanation(result, calls, dict(ops.most_common()), flushes, syncs, stats, dict(slow))
+    return Explanation(result, calls, dict(ops.most_common()), flushes, syncs, stats, dict(slow), graphs)

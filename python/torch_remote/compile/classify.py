@@ -1,0 +1,156 @@
+"""First step of compiling a graph: where each of its nodes is computed, and why."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from torch_remote import _C
+from torch_remote.profiling.explanation import GraphNode
+from torch_remote.remote import _device
+
+__all__ = ["Class", "Classes", "Where", "classify", "on_device", "table"]
+
+
+class Where(Enum):
+    INPUT = "input"  # an argument of the call
+    CONSTANT = "constant"  # an attribute of the module
+    PROGRAM = "program"  # a program of the device `Class.device` holds it
+    HOST = "host"  # so is a 0-dim tensor of the CPU; the call computes it too where it is needed on this side
+    NUMBER = "number"  # follows from sizes; likewise
+    OUTSIDE = "outside"  # the call computes it as eager code would, between programs
+
+
+@dataclass(frozen=True)
+class Class:
+    where: Where
+    device: int = 0  # of ours: that its tensors are on or, without any, that the program at hand is on
+    why: str = ""  # OUTSIDE: no program holds it
+    takes: tuple[fx.Node, ...] = ()  # PROGRAM, HOST: what a program must be given for it, beyond what nodes before take
+    writes: tuple[fx.Node, ...] = ()  # OUTSIDE: the nodes whose tensors it changes
+    near: bool = False  # it has, or takes, tensors of the device
+
+
+@dataclass
+class Classes:
+    """Of the nodes of a graph but the last one, in order."""
+
+    of: dict[fx.Node, Class] = field(default_factory=dict)
+    constants: dict[fx.Node, Any] = field(default_factory=dict)  # the attributes
+    lowerings: dict[int, _C.Lowering] = field(default_factory=dict)  # by device: of all nodes that it may hold
+
+
+_NUMBERS = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def devices(node: fx.Node) -> list[int]:
+    """Of its tensors, as far as they are on our devices."""
+    value = node.meta.get("val")
+    tensors = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
+    return [_device._index(v.device) for v in tensors if v.device.type == "remote"]
+
+
+def on_device(node: fx.Node) -> bool:
+    return bool(devices(node))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether it is a number that comes out of sizes, not of a tensor's elements."""
+    if type(node.meta.get("val")) not in _NUMBERS:
+        return False
+    if not any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and "sym_" in node.target.name()
+
+
+def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes whose tensors it changes."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return ()
+    found: list[fx.Node] = []
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.is_write:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            fx.map_arg(value, found.append)
+    return tuple(found)
+
+
+def offer(lowering: _C.Lowering, node: fx.Node, classes: Classes) -> None:
+    """Says that a call can be given the node."""
+    value = classes.constants.get(node)
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
+        lowering.constant(node, value)
+    else:
+        lowering.offer(node, tells_size=classes.of[node].where not in (Where.NUMBER, Where.HOST))
+
+
+def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, str] | None = None) -> Classes:
+    """Where each node is computed.
+
+    Whether a program can hold a node, the lowering to IR says, which is tried with all nodes in one program a device.
+
+    Args:
+        module: a functional graph of ATen ops, each node with its example value in meta["val"].
+        guarded: it is called only with sizes in the ranges that its ShapeEnv knows.
+        refused: nodes that no program is to hold, and why.
+    """
+    classes = Classes()
+    several = _device.device_count() > 1
+    device = _device.current_device()
+
+    def lowering_on(index: int) -> _C.Lowering:
+        if index not in classes.lowerings:
+            classes.lowerings[index] = lowering = _C.Lowering(index, guarded)
+            for node in classes.of:
+                offer(lowering, node, classes)
+        return classes.lowerings[index]
+
+    def add(node: fx.Node, its: Class, inside: _C.Lowering | None = None) -> None:
+        classes.of[node] = its
+        for lowering in classes.lowerings.values():
+            if lowering is not inside:
+                offer(lowering, node, classes)
+
+    lowering_on(device)
+    taken: dict[int, int] = {}  # by device: how many inputs of its lowering nodes of programs have taken
+    for node in module.graph.nodes:
+        inputs = node.all_input_nodes
+        if several:
+            device = next((index for n in (node, *inputs) for index in devices(n)), device)
+        near = on_device(node) or any(map(on_device, inputs))
+        if node.op == "output":
+            break
+        if node.op == "placeholder":
+            add(node, Class(Where.INPUT, device))
+        elif node.op == "get_attr":
+            classes.constants[node] = operator.attrgetter(str(node.target))(module)
+            add(node, Class(Where.CONSTANT, device))
+        elif is_number(node):
+            add(node, Class(Where.NUMBER, device, near=near))
+        elif node.op == "call_function" and node not in (refused or ()) and (lowering := lowering_on(device)).add(node):
+            where = Where.HOST if lowering.is_host(node) else Where.PROGRAM
+            takes = tuple(lowering.inputs[taken.get(device, 0) :])
+            taken[device] = len(lowering.inputs)
+            add(node, Class(where, device, takes=takes, near=near), lowering)
+        else:
+            why = (refused or {}).get(node) or (lowering.why_not if node.op == "call_function" else node.op)
+            add(node, Class(Where.OUTSIDE, device, why, writes=written_by(node), near=near))
+    return classes
+
+
+def table(classes: Classes) -> list[GraphNode]:
+    """As `torch.remote.explain` shows it."""
+    return [
+        GraphNode(
+            node.name,
+            str(node.target) if node.op == "call_function" else node.op,
+            f"program {its.device}" if its.where is Where.PROGRAM else its.where.value,
+            its.why,
+        )
+        for node, its in classes.of.items()
+    ]

@@ -1,0 +1,87 @@
+"""Second step of compiling a graph: which nodes become one program, and what is called before, between and after."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.fx as fx
+
+from torch_remote.compile.classify import Class, Where
+
+__all__ = ["Call", "Segment", "segment"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes of one program."""
+
+    device: int
+    nodes: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that is called in this process. `must`: even if nothing needs its result."""
+
+    node: fx.Node
+    must: bool = False
+
+
+class _Open:
+    """The program that nodes are put into."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.nodes: dict[fx.Node, None] = {}
+        self.inside: set[fx.Node] = set()  # what nothing but the program knows: nodes, and numbers of their sizes
+        self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors after it
+        self.written: set[fx.Node] = set()  # those tensors, and the nodes of `later`
+
+
+def segment(classes: Mapping[fx.Node, Class], cuts: Collection[fx.Node] = ()) -> list[Segment | Call]:
+    """What a call does, in order. Numbers are in no step, tensors of the host in none but programs': a call computes
+    them where they are needed.
+
+    Nodes keep their order, but for those that have nothing to do with the device: they run before the program that is
+    being made or, if they write, after it.
+
+    Args:
+        classes: of the nodes, in order.
+        cuts: nodes that are not to be in one program with nodes before.
+    """
+    steps: list[Segment | Call] = []
+    now = _Open(0)
+
+    def close(device: int) -> _Open:
+        if any(classes[node].where is Where.PROGRAM for node in now.nodes):
+            steps.append(Segment(now.device, tuple(now.nodes)))
+        steps.extend(Call(node, must=True) for node in now.later)
+        return _Open(device)
+
+    for node, its in classes.items():
+        inputs = node.all_input_nodes
+        needs = not now.inside.isdisjoint(inputs)
+        if its.device != now.device or not now.written.isdisjoint(inputs):  # a program is on one device
+            now, needs = close(its.device), False
+        if its.where is Where.NUMBER:
+            if needs:
+                now.inside.add(node)
+        elif its.where in (Where.PROGRAM, Where.HOST):
+            if node in cuts or not now.inside.isdisjoint(its.takes):
+                now = close(its.device)
+            now.nodes[node] = None
+            if its.where is Where.PROGRAM:
+                now.inside.add(node)
+        elif its.where is Where.OUTSIDE:
+            if its.writes and not needs and not its.near:
+                now.later[node] = None
+                now.written.update((node, *its.writes))
+                continue
+            effect = bool(its.writes) or isinstance(node.target, torch._ops.HigherOrderOperator)
+            if needs or effect or its.near:
+                now = close(its.device)
+            steps.append(Call(node, must=effect or node.is_impure()))
+    close(0)
+    return steps
