@@ -84,7 +84,6 @@ class Graph:
 
 @final
 class CompiledGraph:
-    _boxed_call: bool
     def __call__(self, arguments: list[Any]) -> list[Any]: ...
 
 @final
@@ -93,7 +92,6 @@ class Slot:
 
 @final
 class Plan:
-    _boxed_call: bool
     def __init__(self, arguments: int, /) -> None: ...
     def add(
         self,

@@ -67,8 +67,8 @@ def fits(stub: str, native: str) -> bool:
         return stub != ""
     if native.endswith(" | None"):
         return stub.endswith(" | None") and fits(stub.removesuffix(" | None"), native.removesuffix(" | None"))
-    if native == "list":
-        return stub.startswith("list[")
+    if native in ("list", "tuple"):
+        return stub.startswith(f"{native}[")
     if native == "dict":
         return stub.startswith(("dict[", "Mapping[")) or stub in TYPED_DICTS
     return stub == native

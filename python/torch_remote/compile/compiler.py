@@ -143,6 +143,7 @@ def compile_graph(
     move_items(module)
     random_states.add_examples(module)
     results: Any = module.graph.output_node().args[0]
+    made: Any
     cuts: set[fx.Node] = set()
     refused: dict[fx.Node, str] = {}
     while True:
