@@ -79,7 +79,7 @@ struct View {
   std::vector<Sym> sizes;
   std::vector<Sym> strides;  // elements
   Sym offset = kNoSym;       // elements
-  // Nothing is known before the node ran (nonzero, unique): the executor makes the buffer and reports dtype and sizes.
+  // Nothing is known before the node ran (nonzero, unique): the runner makes the buffer and reports dtype and sizes.
   // `sizes` and `strides` are empty, `offset` is kNoSym, `dtype` means nothing.
   bool dynamic = false;
   bool operator==(const View&) const = default;

@@ -10,7 +10,7 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
       .transport = &transport, .inproc = options.inproc, .trusted = options.trusted, .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   Status status = make_plugin_runner(
-      options.executor, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);
+      options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
   opened->runners.push_back(std::move(plugin));

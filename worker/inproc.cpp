@@ -14,7 +14,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
   worker::ServerOptions options;
   options.inproc = options.trusted = true;
   options.threads = threads;
-  options.unavailable = worker::load_plugin(plugin, &options.executor);
+  options.unavailable = worker::load_plugin(plugin, &options.runner);
   const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s\n", status.message().c_str());

@@ -27,7 +27,7 @@ class Profile {
 
   void message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end);
 
-  // Where an executor puts the times of `nodes` nodes (tr_run::times), all 0.
+  // Where a runner puts the times of `nodes` nodes (tr_run::times), all 0.
   uint64_t* times(size_t nodes);
   // The nodes [first, last) of a program have run, with these values of its symbols, as far as `times` says.
   void ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,

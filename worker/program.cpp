@@ -98,7 +98,7 @@ constexpr uint64_t kDecoded = 16;
 // What a number takes that names no program.
 constexpr uint64_t kNumber = 4096;
 
-// Bytes that a program takes here and in the executor, about: more than in fact, so that nothing is free.
+// Bytes that a program takes here and in the runner, about: more than in fact, so that nothing is free.
 uint64_t footprint(const ir::Graph& graph, size_t words) {
   uint64_t args = 0, dims = 0, text = 0;
   for (const ir::Node& node : graph.nodes) {

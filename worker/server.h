@@ -27,16 +27,16 @@ struct OpenDevice {
 using DeviceOpener = std::function<Status(remote::Transport& transport, const ServerOptions& options,
                                           std::function<tr_client()> client_activity, OpenDevice* opened)>;
 
-// This machine's memory, and the executor plugin.
+// This machine's memory, and the runner in the plugin.
 Status open_host_device(remote::Transport& transport, const ServerOptions& options,
                         std::function<tr_client()> client_activity, OpenDevice* opened);
 
 struct ServerOptions {
   DeviceOpener open_device = open_host_device;
-  const tr_executor_api* executor = nullptr;
-  Status unavailable;    // not ok: there is no executor; clients are refused with this
-  int threads = 0;       // of the executor; 0: its default
-  bool inproc = false;   // the process is the client's own
+  const tr_runner_api* runner = nullptr;  // in the plugin
+  Status unavailable;                     // not ok: there is no runner; clients are refused with this
+  int threads = 0;                        // of the runner; 0: its default
+  bool inproc = false;                    // the process is the client's own
   bool trusted = false;  // the client started this process, or is it: its uploads are used where they lie
   std::chrono::milliseconds greeting{30'000};  // what a client has for its first message
   uint64_t memory_limit = 0;                   // bytes; 0: what the machine or the control group has

@@ -12,7 +12,7 @@
 #include "ir/graph.h"
 #include "remote/wire/delta.h"
 #include "remote/wire/message.h"
-#include "worker/runner/testing/fake_executor.h"
+#include "worker/runner/testing/fake_runner.h"
 #include "worker/testing/delayed.h"
 
 namespace torch_remote::worker {
@@ -54,7 +54,7 @@ class ServerTest : public ::testing::Test {
   }
   void connect() { std::tie(client, servers_end) = remote::make_inproc_transport(); }
   void begin_serving(ServerOptions options = {}) {
-    if (options.unavailable.ok()) options.executor = testing::fake_executor();
+    if (options.unavailable.ok()) options.runner = testing::fake_runner();
     options.inproc = true;
     thread = std::thread([this, options, transport = std::move(servers_end)] { result = serve(*transport, options); });
   }
@@ -234,7 +234,7 @@ TEST_F(ServerTest, AnotherOpTableIsRefusedAndBothAreNamed) {
   EXPECT_EQ(result.code(), ErrorCode::kUnsupported);
 }
 
-TEST_F(ServerTest, AMissingExecutorIsToldToTheClient) {
+TEST_F(ServerTest, AMissingRunnerIsToldToTheClient) {
   ServerOptions options;
   options.unavailable = {ErrorCode::kUnsupported, "remote: no such plugin"};
   start(options);

@@ -468,7 +468,7 @@ void Session::unshare_written(Run& run) {
   }
 }
 
-// Memory for the temporaries that the executor does not make itself. False if there is not enough.
+// Memory for the temporaries that the runner does not make itself. False if there is not enough.
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
@@ -550,8 +550,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   run.next = last;
   if (good) return true;
   run.next = end + 1;
-  const FailurePtr failure =
-      note(failure_of(program, program.values, end, executor_error(error_), run.request.sequence));
+  const FailurePtr failure = note(failure_of(program, program.values, end, runner_error(error_), run.request.sequence));
   skip(run, end, failure);
   if (failure->check && !run.check) run.check = failure;
   if (failure->check) doubt_made_with(run, end, failure);

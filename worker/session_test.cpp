@@ -10,7 +10,7 @@
 #include "remote/wire/delta.h"
 #include "worker/device/host_device.h"
 #include "worker/runner/plugin_runner.h"
-#include "worker/runner/testing/fake_executor.h"
+#include "worker/runner/testing/fake_runner.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -20,7 +20,7 @@ class SessionTest : public ::testing::Test {
  protected:
   explicit SessionTest(uint64_t limit = uint64_t{1} << 32) : device({.trusted = true, .limit = limit}) {
     std::unique_ptr<Runner> runner;
-    EXPECT_TRUE(make_plugin_runner(testing::fake_executor(), {.memory = &device.memory()}, &runner).ok());
+    EXPECT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &runner).ok());
     runners.push_back(std::move(runner));
     session = std::make_unique<Session>(&device, &runners);
   }
@@ -135,7 +135,7 @@ TEST_F(SessionTest, RunsAndStoresSurvivors) {
   EXPECT_FALSE(exists(101));
 }
 
-TEST_F(SessionTest, TheExecutorHearsOfSymbolsOnlyWhenTheyChange) {
+TEST_F(SessionTest, TheRunnerHearsOfSymbolsOnlyWhenTheyChange) {
   load(1, kTwoOps);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
@@ -672,7 +672,7 @@ TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
   EXPECT_TRUE(exists(100));
 }
 
-TEST_F(SessionTest, AProgramThatTheExecutorRefusesFailsItsRuns) {
+TEST_F(SessionTest, AProgramThatTheRunnerRefusesFailsItsRuns) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
   b1: fresh(s1) survives

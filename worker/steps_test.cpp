@@ -9,19 +9,19 @@
 #include "worker/device/host_device.h"
 #include "worker/program.h"
 #include "worker/runner/plugin_runner.h"
-#include "worker/runner/testing/fake_executor.h"
+#include "worker/runner/testing/fake_runner.h"
 #include "worker/session.h"
 
 // Nodes and groups of one program are done by several runners.
 namespace torch_remote::worker {
 namespace {
 
-// Accepts ops by name, and groups of these once it is told that it can. Computes what the fake executor does. Notes
+// Accepts ops by name, and groups of these once it is told that it can. Computes what the fake runner does. Notes
 // what it is asked to run.
 class PartRunner final : public Runner {
  public:
   PartRunner(HostDevice& device, std::set<std::string> ops) : ops_(std::move(ops)) {
-    EXPECT_TRUE(make_plugin_runner(testing::fake_executor(), {.memory = &device.memory()}, &inner_).ok());
+    EXPECT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &inner_).ok());
   }
 
   std::string description() const override { return "part"; }
@@ -105,7 +105,7 @@ class StepsTest : public ::testing::Test {
     part = made.get();
     runners.push_back(std::move(made));
     std::unique_ptr<Runner> plugin;
-    ASSERT_TRUE(make_plugin_runner(testing::fake_executor(), {.memory = &device.memory()}, &plugin).ok());
+    ASSERT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &plugin).ok());
     if (with_plugin) runners.push_back(std::move(plugin));
     session = std::make_unique<Session>(&device, &runners);
   }

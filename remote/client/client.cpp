@@ -256,8 +256,8 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   }
   if (reply->error()) return wire::to_status(*reply->error());
   session_ = frame.header.session;
-  description_ = (reply->executor() ? reply->executor()->str() : "worker") + ", pid " +
-                 std::to_string(reply->process()) + ", over " + transport_->description();
+  description_ = (reply->runners() ? reply->runners()->str() : "worker") + ", pid " + std::to_string(reply->process()) +
+                 ", over " + transport_->description();
   if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
   machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
   return {};

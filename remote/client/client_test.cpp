@@ -181,7 +181,7 @@ TEST_P(ClientTest, ProgramsAreBuiltForTheWorkerThatAnswered) {
 
 TEST_P(ClientTest, KnowsSessionAndDescription) {
   EXPECT_EQ(client->session(), 7u);
-  EXPECT_EQ(client->description(), "fake executor, pid 4242, over " + transport);
+  EXPECT_EQ(client->description(), "fake runner, pid 4242, over " + transport);
   EXPECT_TRUE(client->health().ok());
 }
 

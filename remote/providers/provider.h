@@ -33,7 +33,7 @@ struct LocalWorkerOptions {
 Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
 
 // A worker on a thread of this process: the library that has it (lib/libtorch_remote_inproc.so of the package), and the
-// executor's plugin. The thread ends when the transport is destroyed.
+// plugin. The thread ends when the transport is destroyed.
 Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker);
 
 // unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).

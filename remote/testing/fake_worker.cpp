@@ -189,7 +189,7 @@ bool FakeWorker::handle(Frame& frame) {
       const auto targets = builder.CreateVectorOfStrings({"fake-1", "fake-0"});
       const auto capabilities =
           wire::CreateCapabilities(builder, targets, 5, uint64_t{1} << 40, 5000, 3, builder.CreateString("fake 1.0"));
-      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake executor"),
+      builder.Finish(wire::CreateHelloReply(builder, error, 4242, builder.CreateString("fake runner"),
                                             builder.CreateString("fake processor"), 3, 5000, capabilities));
       done_ = acknowledged_ = message.sequence;
       reply(wire::Type::kHelloReply, message.sequence, finished(builder), nullptr);

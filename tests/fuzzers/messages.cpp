@@ -1,4 +1,4 @@
-// A session of the worker: after a hello, the messages of the input. Target `messages` has an executor that checks what
+// A session of the worker: after a hello, the messages of the input. Target `messages` has a runner that checks what
 // it is told to touch, target `execution` the worker's own.
 //
 //   input   := message*
@@ -16,9 +16,9 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"
 #include "remote/wire/wire.h"
-#include "tests/fuzzers/executor.h"
 #include "tests/fuzzers/fuzzer.h"
 #include "tests/fuzzers/mend.h"
+#include "tests/fuzzers/runner.h"
 #include "worker/server.h"
 
 namespace torch_remote::fuzzers {
@@ -133,7 +133,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   worker::ServerOptions options;
-  options.executor = executor();
+  options.runner = runner();
   options.threads = 1;
   options.memory_limit = session_memory();
   Script script(std::move(frames));

@@ -20,7 +20,7 @@ struct Attention {
 Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias, bool causal,
                  const at::Tensor& gradient) {
   const IValue bias_value = bias.defined() ? IValue(bias) : IValue();
-  TestExecutor executor;
+  TestRunner runner;
   GraphBuilder builder;
   std::vector<int64_t> rows(q.sizes().begin(), q.sizes().end() - 1);
   std::vector<int64_t> sizes = rows;
@@ -35,7 +35,7 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
                {gradient, q, k, v, bias_value, c10::List<bool>({true, true, true, with_bias}), out, lse, IValue(),
                 IValue(), 0, 0, 0.0, causal, IValue(), IValue(), IValue()},
                {at::empty_like(q), at::empty_like(k), at::empty_like(v), gb});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
   const auto& forward = builder.graph.nodes[0].results;

@@ -7,7 +7,7 @@
 
 #include "worker/aten/testing.h"
 
-// What one op costs in the executor beyond torch's own kernel: a chain of tiny ops, run as one program and called
+// What one op costs in the runner beyond torch's own kernel: a chain of tiny ops, run as one program and called
 // directly.
 //   bazel run //worker/aten:dispatch_benchmark
 namespace torch_remote::worker::aten {
@@ -34,7 +34,7 @@ at::Tensor wrapped(double value) {
 }
 
 void measure(const char* name, bool in_place, bool scalar, at::IntArrayRef size) {
-  TestExecutor executor;
+  TestRunner runner;
   const at::Tensor first = at::randn(size), other = at::randn(size), number = wrapped(1.0001);
   GraphBuilder builder;
   at::Tensor x = first;
@@ -58,7 +58,7 @@ void measure(const char* name, bool in_place, bool scalar, at::IntArrayRef size)
       x = y;
     }
   }
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   program.run(true);
   const double same = best_us([&] { program.run(false); });
   const double changed = best_us([&] {
@@ -78,8 +78,8 @@ void measure(const char* name, bool in_place, bool scalar, at::IntArrayRef size)
       }
     }
   });
-  std::printf("%-28s executor %.3f us/op, with new symbols %.3f, direct calls %.3f\n", name, same / kOps,
-              changed / kOps, direct / kOps);
+  std::printf("%-28s runner %.3f us/op, with new symbols %.3f, direct calls %.3f\n", name, same / kOps, changed / kOps,
+              direct / kOps);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "worker/runner/plugin.h"
 
-// torch's exceptions, as the executor's C ABI reports them.
+// torch's exceptions, as the plugin's C ABI reports them.
 namespace torch_remote::worker::aten {
 
 // To be called in a catch block: the exception that is being handled, by the Python class that PyTorch makes of it.

@@ -18,12 +18,12 @@
 #include "worker/aten/special.h"
 #include "worker/aten/threads.h"
 
-// The executor's C ABI. No exception leaves this file.
+// The plugin's C ABI. No exception leaves this file.
 
 using torch_remote::worker::aten::Program;
 
-struct tr_executor {
-  tr_executor(const tr_host& host, int threads, bool inproc) : host(host), inproc(inproc), threads(threads, inproc) {}
+struct tr_runner {
+  tr_runner(const tr_host& host, int threads, bool inproc) : host(host), inproc(inproc), threads(threads, inproc) {}
 
   tr_host host;
   bool inproc;
@@ -37,15 +37,15 @@ struct tr_program {
 namespace torch_remote::worker::aten {
 namespace {
 
-int create(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error) {
+int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_error* error) {
   try {
-    TORCH_CHECK(host->abi == TR_EXECUTOR_ABI, "remote: the worker speaks version ", host->abi,
-                " of the executor interface, this plugin ", TR_EXECUTOR_ABI, "; install them from one package");
+    TORCH_CHECK(host->abi == TR_RUNNER_ABI, "remote: the worker speaks version ", host->abi,
+                " of the runner interface, this plugin ", TR_RUNNER_ABI, "; install them from one package");
     tr_host known{};  // an older host has fewer fields
     std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
-    auto result = std::make_unique<tr_executor>(known, threads, inproc != 0);
+    auto result = std::make_unique<tr_runner>(known, threads, inproc != 0);
     if (!inproc) use_host_memory(&result->host);
-    *executor = result.release();
+    *runner = result.release();
     return 0;
   } catch (...) {
     describe_exception(error);
@@ -53,12 +53,12 @@ int create(const tr_host* host, int threads, int inproc, tr_executor** executor,
   }
 }
 
-void destroy(tr_executor* executor) {
-  if (!executor->inproc) leave_host_memory();
-  delete executor;
+void destroy(tr_runner* runner) {
+  if (!runner->inproc) leave_host_memory();
+  delete runner;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
+int load(tr_runner* runner, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
          tr_error* error) {
   try {
     ir::Graph graph;
@@ -67,8 +67,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load
       set_error(error, "RuntimeError", status.message().c_str());
       return 1;
     }
-    *out = new tr_program{
-        Program(executor->host, executor->threads, std::move(graph), options->tune != 0, options->nodes)};
+    *out = new tr_program{Program(runner->host, runner->threads, std::move(graph), options->tune != 0, options->nodes)};
     return 0;
   } catch (...) {
     describe_exception(error);
@@ -76,9 +75,9 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load
   }
 }
 
-void unload(tr_executor* executor, tr_program* program) { delete program; }
+void unload(tr_runner* runner, tr_program* program) { delete program; }
 
-int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   try {
     program->program.run(*run, &error->node);
     return 0;
@@ -91,13 +90,13 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
 // (Nothing here throws.)
-void parallel_for(tr_executor* executor, int64_t count, int64_t grain,
+void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
-  executor->threads.set(count >= 2 * grain);
+  runner->threads.set(count >= 2 * grain);
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
-int has_op(tr_executor* executor, const char* name) {
+int has_op(tr_runner* runner, const char* name) {
   try {
     return find_special(name) != nullptr || can_run(name);
   } catch (...) {  // no memory
@@ -106,9 +105,9 @@ int has_op(tr_executor* executor, const char* name) {
 }
 
 // Threads that do not go to sleep at once do so after a while.
-void rest(tr_executor* executor) {
+void rest(tr_runner* runner) {
   try {
-    executor->threads.rest();
+    runner->threads.rest();
   } catch (...) {
   }
 }
@@ -116,12 +115,12 @@ void rest(tr_executor* executor) {
 }  // namespace
 }  // namespace torch_remote::worker::aten
 
-extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_remote_executor_api() {
+extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_remote_runner_api() {
   namespace aten = torch_remote::worker::aten;
   static const std::string description = "ATen " TORCH_VERSION;
-  static const tr_executor_api api = {
-      .struct_size = sizeof(tr_executor_api),
-      .abi = TR_EXECUTOR_ABI,
+  static const tr_runner_api api = {
+      .struct_size = sizeof(tr_runner_api),
+      .abi = TR_RUNNER_ABI,
       .description = description.c_str(),
       .create = aten::create,
       .destroy = aten::destroy,

@@ -20,14 +20,14 @@ struct Window {
 // Whether the op computed the values alone.
 bool pooled_alone(const at::Tensor& input, const Window& w) {
   const auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
-  TestExecutor executor(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
+  TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
   GraphBuilder builder;
   builder.call("aten::max_pool2d_with_indices", {input, w.kernel, w.stride, w.padding, w.dilation, w.ceil},
                {values, indices});
   const ir::Node& node = builder.graph.nodes[0];
   const uint32_t unread = builder.graph.views[node.results[1].a].buffer;
   builder.graph.buffers[unread].survives = false;
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   std::memset(program.buffers[unread].data, 0x55, program.buffers[unread].nbytes);
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << outcome.error.message;

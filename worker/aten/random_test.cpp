@@ -25,10 +25,10 @@ TEST(Philox, KnownAnswers) {
 // Runs a random op; gives its first result, or the first argument if it works in place.
 at::Tensor draw(const std::string& op, const std::vector<IValue>& args, const std::vector<IValue>& results,
                 int64_t seed = 7, int64_t offset = 3, int threads = 1) {
-  TestExecutor executor(/*inproc=*/false, uint64_t{8} << 30, threads);
+  TestRunner runner(/*inproc=*/false, uint64_t{8} << 30, threads);
   GraphBuilder builder;
   builder.call(op, args, results, seed, offset);
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << op << ": " << outcome.error.message;
   const ir::Node& node = builder.graph.nodes[0];
@@ -131,12 +131,12 @@ TEST(Random, BernoulliByTensorAndDropout) {
   EXPECT_EQ(drawn.select(1, 1).sum().item<float>(), 20000);
   expect_near(drawn.select(1, 2), 0.5, 0.5);
 
-  TestExecutor executor;
+  TestRunner runner;
   GraphBuilder builder;
   const at::Tensor input = at::randn({200, 100});
   builder.call("aten::native_dropout", {input, 0.25, true}, {at::empty({200, 100}), at::empty({200, 100}, at::kBool)},
                5, 0);
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   ASSERT_EQ(program.run().code, 0);
   const at::Tensor output = program.tensor(builder.graph.nodes[0].results[0].a);
   const at::Tensor mask = program.tensor(builder.graph.nodes[0].results[1].a);

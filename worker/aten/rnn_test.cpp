@@ -35,7 +35,7 @@ std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
   }
   const Tensor output = at::empty({t, b, d * h}), hy = at::empty_like(hx), cy = at::empty_like(hx);
   const Tensor kept = at::empty({reserve}), nothing = at::empty({0});
-  TestExecutor executor;
+  TestRunner runner;
   GraphBuilder builder;
   builder.call("aten::_cudnn_rnn",
                {x, weights, 4, IValue(), hx, cx, kMode, h, 0, 1, false, 0.0, true, d == 2, Sizes(), IValue()},
@@ -64,7 +64,7 @@ std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
                 kept,
                 c10::List<bool>({true, true, true, true})},
                {at::empty_like(x), at::empty_like(hx), at::empty_like(cx), weight_gradients});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
   std::vector<Tensor> results;

@@ -3,7 +3,7 @@
 #include "worker/runner/testing/conformance.h"
 #include "worker/runner/testing/delayed_runner.h"
 
-extern "C" const tr_executor_api* torch_remote_executor_api();
+extern "C" const tr_runner_api* torch_remote_runner_api();
 
 // The plugin does what every runner must do.
 namespace torch_remote::worker::testing {
@@ -14,11 +14,11 @@ constexpr const char* kFailingNode = "%3: f32[s0]{1} @b3 = aten::index_select(%0
 void make_host(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
   *device = std::make_unique<HostDevice>(HostDevice::Options{.limit = limit});
   ASSERT_TRUE(
-      make_plugin_runner(torch_remote_executor_api(), {.threads = 1, .memory = &(*device)->memory()}, runner).ok());
+      make_plugin_runner(torch_remote_runner_api(), {.threads = 1, .memory = &(*device)->memory()}, runner).ok());
 }
 
 void make_delayed(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
-  ASSERT_TRUE(make_delayed_plugin(torch_remote_executor_api(), 1, {.limit = limit}, device, runner).ok());
+  ASSERT_TRUE(make_delayed_plugin(torch_remote_runner_api(), 1, {.limit = limit}, device, runner).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Aten, RunnerConformance,

@@ -10,7 +10,7 @@
 
 #include "worker/aten/schema.h"
 
-extern "C" const tr_executor_api* torch_remote_executor_api();
+extern "C" const tr_runner_api* torch_remote_runner_api();
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -285,18 +285,18 @@ void GraphBuilder::call(std::string_view op, const std::vector<c10::IValue>& arg
   graph.nodes.push_back(std::move(node));
 }
 
-TestExecutor::TestExecutor(bool inproc, uint64_t limit, int threads)
-    : api(torch_remote_executor_api()), memory(CachingAllocator::create(make_anonymous_source(), limit)) {
-  host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this,
+TestRunner::TestRunner(bool inproc, uint64_t limit, int threads)
+    : api(torch_remote_runner_api()), memory(CachingAllocator::create(make_anonymous_source(), limit)) {
+  host_ = {sizeof(tr_host), TR_RUNNER_ABI, this,
            [](void* self, uint64_t nbytes, tr_buffer* buffer) {
-             return static_cast<TestExecutor*>(self)->memory->allocate(nbytes, buffer) ? 0 : 1;
+             return static_cast<TestRunner*>(self)->memory->allocate(nbytes, buffer) ? 0 : 1;
            },
-           [](void* self) { return static_cast<TestExecutor*>(self)->client; }};
+           [](void* self) { return static_cast<TestRunner*>(self)->client; }};
   tr_error error{};
-  if (api->create(&host_, threads, inproc, &executor, &error) != 0) ADD_FAILURE() << error.message;
+  if (api->create(&host_, threads, inproc, &runner, &error) != 0) ADD_FAILURE() << error.message;
 }
 
-TestExecutor::~TestExecutor() { api->destroy(executor); }
+TestRunner::~TestRunner() { api->destroy(runner); }
 
 // Constants were numbered from kMaxParams on; they follow the parameters now.
 void GraphBuilder::finish() {
@@ -322,49 +322,48 @@ void GraphBuilder::finish() {
   graph.params = count;
 }
 
-TestExecutor::Loaded::Loaded(TestExecutor& executor, GraphBuilder& builder, bool tune)
-    : executor_(executor), builder_(builder) {
+TestRunner::Loaded::Loaded(TestRunner& runner, GraphBuilder& builder, bool tune) : runner_(runner), builder_(builder) {
   builder.finish();
   const Status valid = ir::verify(builder.graph);
   EXPECT_TRUE(valid.ok()) << valid.message() << "\n" << ir::print(builder.graph);
   const std::vector<uint8_t> bytes = ir::encode_program(builder.graph);
   error.message[0] = 0;
   const tr_load_options options{sizeof(options), tune, nullptr};
-  if (executor.api->load(executor.executor, bytes.data(), bytes.size(), &options, &program, &error) != 0) {
+  if (runner.api->load(runner.runner, bytes.data(), bytes.size(), &options, &program, &error) != 0) {
     program = nullptr;
   }
   fill_inputs();
 }
 
-TestExecutor::Loaded::~Loaded() {
+TestRunner::Loaded::~Loaded() {
   release();
-  if (program) executor_.api->unload(executor_.executor, program);
+  if (program) runner_.api->unload(runner_.runner, program);
 }
 
-void TestExecutor::Loaded::release() {
+void TestRunner::Loaded::release() {
   for (tr_buffer& buffer : buffers) {
     if (buffer.release) buffer.release(buffer.owner);
     buffer = {};
   }
 }
 
-void TestExecutor::Loaded::fill_inputs() {
+void TestRunner::Loaded::fill_inputs() {
   release();
   buffers.assign(builder_.graph.buffers.size(), tr_buffer{});
   for (size_t i = 0; i < buffers.size(); ++i) {
     const bool input = builder_.graph.buffers[i].kind == ir::BufferKind::kInput;
-    if (!input && (!program || executor_.api->creates_buffer(program, static_cast<uint32_t>(i)))) continue;
+    if (!input && (!program || runner_.api->creates_buffer(program, static_cast<uint32_t>(i)))) continue;
     const uint64_t nbytes = bytes_of(builder_.tensors[i]);
-    ASSERT_TRUE(executor_.memory->allocate(nbytes, &buffers[i]));
+    ASSERT_TRUE(runner_.memory->allocate(nbytes, &buffers[i]));
     if (input && nbytes) std::memcpy(buffers[i].data, builder_.tensors[i].storage().data(), nbytes);
   }
 }
 
-TestExecutor::Outcome TestExecutor::Loaded::run(bool changed) {
+TestRunner::Outcome TestRunner::Loaded::run(bool changed) {
   return run(0, static_cast<uint32_t>(builder_.graph.nodes.size()), changed);
 }
 
-TestExecutor::Outcome TestExecutor::Loaded::run(uint32_t first, uint32_t last, bool changed, bool timed) {
+TestRunner::Outcome TestRunner::Loaded::run(uint32_t first, uint32_t last, bool changed, bool timed) {
   Outcome outcome;
   if (!program) {
     outcome.code = 1;
@@ -388,12 +387,12 @@ TestExecutor::Outcome TestExecutor::Loaded::run(uint32_t first, uint32_t last, b
   run.word_capacity = 256;
   if (timed) outcome.times.assign(last - first + 1, 0);
   run.times = timed ? outcome.times.data() : nullptr;
-  outcome.code = executor_.api->run(executor_.executor, program, &run, &outcome.error);
+  outcome.code = runner_.api->run(runner_.runner, program, &run, &outcome.error);
   outcome.words.resize(run.word_count);
   return outcome;
 }
 
-at::Tensor TestExecutor::Loaded::tensor(uint32_t index) const {
+at::Tensor TestRunner::Loaded::tensor(uint32_t index) const {
   const ir::View& view = builder_.graph.views[index];
   std::vector<int64_t> sizes, strides;
   for (ir::Sym symbol : view.sizes) sizes.push_back(values_[symbol]);

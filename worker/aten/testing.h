@@ -11,7 +11,7 @@
 #include "worker/device/memory.h"
 #include "worker/runner/plugin.h"
 
-// For tests: calls of ATen ops as graphs, and an executor to run them.
+// For tests: calls of ATen ops as graphs, and a runner to run them.
 namespace torch_remote::worker::aten {
 
 // Makes an op that the op table does not list known, from torch's schema.
@@ -40,10 +40,10 @@ class GraphBuilder {
 };
 
 // Runs graphs through the plugin's C interface.
-class TestExecutor {
+class TestRunner {
  public:
-  explicit TestExecutor(bool inproc = false, uint64_t limit = uint64_t{8} << 30, int threads = 1);
-  ~TestExecutor();
+  explicit TestRunner(bool inproc = false, uint64_t limit = uint64_t{8} << 30, int threads = 1);
+  ~TestRunner();
 
   struct Outcome {
     int code = 0;
@@ -56,7 +56,7 @@ class TestExecutor {
   // caller.
   class Loaded {
    public:
-    Loaded(TestExecutor& executor, GraphBuilder& builder, bool tune = false);
+    Loaded(TestRunner& runner, GraphBuilder& builder, bool tune = false);
     ~Loaded();
     Outcome run(bool changed = true);
     Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);
@@ -70,13 +70,13 @@ class TestExecutor {
     tr_error error{};
 
    private:
-    TestExecutor& executor_;
+    TestRunner& runner_;
     GraphBuilder& builder_;
     std::vector<int64_t> values_;
   };
 
-  const tr_executor_api* api;
-  tr_executor* executor = nullptr;
+  const tr_runner_api* api;
+  tr_runner* runner = nullptr;
   CachingAllocator::Pointer memory;
   tr_client client = TR_CLIENT_RESTS;  // what the host says
 

@@ -50,14 +50,14 @@ TEST(Threads, LeavesACore) {
 }
 
 // Sums of so many elements on as many threads as there are cores: how many the last op had.
-int threads_of_sums(TestExecutor& executor, int64_t elements, tr_client client) {
+int threads_of_sums(TestRunner& runner, int64_t elements, tr_client client) {
   const at::Tensor a = at::ones({elements});
   GraphBuilder builder;
   const at::Tensor first = a + a, second = first + a;
   builder.call("aten::add.Tensor", {a, a, 1}, {first});
   builder.call("aten::add.Tensor", {first, a, 1}, {second});
-  TestExecutor::Loaded program(executor, builder);
-  executor.client = client;
+  TestRunner::Loaded program(runner, builder);
+  runner.client = client;
   EXPECT_EQ(program.run().code, 0);
   const int count = at::get_num_threads();
   EXPECT_EQ(program.tensor(builder.graph.nodes[1].results[0].a).min().item<float>(), 3);
@@ -68,26 +68,26 @@ int threads_of_sums(TestExecutor& executor, int64_t elements, tr_client client) 
 TEST(Threads, AClientThatComputesKeepsItsCore) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
-    TestExecutor executor(false, uint64_t{1} << 30, cores);
+    TestRunner runner(false, uint64_t{1} << 30, cores);
     constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement);
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(executor, kMuch / 4, TR_CLIENT_LOOKS), std::max(1, cores - 1));
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_LOOKS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch / 4, TR_CLIENT_LOOKS), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_LOOKS), cores);
   }).join();
 }
 
 TEST(Threads, ALittleWorkDoesNotWakeThem) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
-    TestExecutor executor(false, uint64_t{1} << 30, cores);
+    TestRunner runner(false, uint64_t{1} << 30, cores);
     constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement), kSome = kMuch / 4;
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(executor, kSome, TR_CLIENT_RESTS), cores);  // they are awake
-    executor.api->rest(executor.executor);
-    EXPECT_EQ(threads_of_sums(executor, kSome, TR_CLIENT_RESTS), 1);
-    EXPECT_EQ(threads_of_sums(executor, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), cores);  // they are awake
+    runner.api->rest(runner.runner);
+    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), 1);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
   }).join();
 }
 
@@ -218,15 +218,15 @@ TEST(ThreadTuner, LearnsForOtherSizesToo) {
 }
 
 TEST(ThreadTuner, TunedProgramsComputeTheSame) {
-  TestExecutor executor(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
+  TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
   GraphBuilder builder;
   const at::Tensor a = at::randn({128, 64}), b = at::randn({64, 96}), product = at::empty({128, 96});
   builder.call("aten::mm", {a, b}, {product});
-  TestExecutor::Loaded loaded(executor, builder, /*tune=*/true);
+  TestRunner::Loaded loaded(runner, builder, /*tune=*/true);
   const uint32_t result = builder.graph.nodes[0].results[0].a;
   for (uint32_t i = 0; i < 2 * ThreadTuner::kSamples + 3; ++i) {
     loaded.fill_inputs();
-    const TestExecutor::Outcome outcome = loaded.run(i == 0);
+    const TestRunner::Outcome outcome = loaded.run(i == 0);
     ASSERT_EQ(outcome.code, 0) << outcome.error.message;
     EXPECT_TRUE(at::allclose(loaded.tensor(result), at::mm(a, b), 1e-4, 1e-5));
   }

@@ -1,11 +1,10 @@
 #pragma once
 
-// The C ABI between the worker and an executor plugin (the ATen executor is one): a runner (worker/runner/runner.h) in
-// a library of its own. Plain C: host and plugin share no C++ library. Every struct begins with its size, so that
-// fields can be added at the end; TR_EXECUTOR_ABI changes when the meaning of one changes, and a plugin with another
-// number is refused.
+// The C ABI between the worker and a plugin: a runner (worker/runner/runner.h) in a shared library of its own, as
+// ATen's is. Plain C: host and plugin share no C++ library. Every struct begins with its size, so that fields can be
+// added at the end; TR_RUNNER_ABI changes when the meaning of one changes, and a plugin with another number is refused.
 //
-// Threads: one thread at a time per executor.
+// Threads: one thread at a time per runner.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +15,10 @@
 extern "C" {
 #endif
 
-#define TR_EXECUTOR_ABI 7
-#define TR_EXECUTOR_ENTRY "torch_remote_executor_api"
+#define TR_RUNNER_ABI 7
+#define TR_RUNNER_ENTRY "torch_remote_runner_api"
 
-typedef struct tr_executor tr_executor;
+typedef struct tr_runner tr_runner;
 typedef struct tr_program tr_program;
 
 typedef struct tr_error {
@@ -42,7 +41,7 @@ typedef struct tr_host {
   uint32_t abi;
   void* context;
   int (*allocate)(void* context, uint64_t nbytes, tr_buffer* buffer);
-  // May be null. To be asked inside of run, before an op of tens of microseconds: an executor whose threads would take
+  // May be null. To be asked inside of run, before an op of tens of microseconds: a runner whose threads would take
   // all cores should leave one to a client that needs it.
   tr_client (*client_activity)(void* context);
 } tr_host;
@@ -61,48 +60,48 @@ typedef struct tr_run {
   uint32_t
       symbols_changed;   // 0: the same as in the program's last run (sizes, scalars and offsets can stay as they are)
   uint32_t first, last;  // nodes
-  tr_buffer* buffers;  // one a graph buffer. In: data set, or null for one that a node of this range creates (executor
+  tr_buffer* buffers;    // one a graph buffer. In: data set, or null for one that a node of this range creates (runner
                        // then allocates it or hands over what the op returned). Out: filled in; null again for one that
-                       // the executor made, that does not survive and that no later node needs.
+                       // the runner made, that does not survive and that no later node needs.
   uint32_t buffer_count;
   // Dynamic and host results of the range's nodes, as in RunReply (remote/wire/wire.fbs): for each dynamic view dtype,
   // rank, sizes, strides.
   int64_t* words;
   uint32_t word_capacity;
   uint32_t word_count;  // out
-  // Null, or where the executor says when each node began: last - first + 1 times, CLOCK_MONOTONIC in ns; the last one
+  // Null, or where the runner says when each node began: last - first + 1 times, CLOCK_MONOTONIC in ns; the last one
   // is when the last node ended. After a failure those behind error->node are as they were.
   uint64_t* times;
   uint64_t number;  // of the run, for failures that are found later; 0: there are none such
 } tr_run;
 
-typedef struct tr_executor_api {
+typedef struct tr_runner_api {
   size_t struct_size;
   uint32_t abi;
   const char* description;  // "ATen 2.13.0"
   // `inproc`: the host is a user's own process: do not touch global state of libtorch (allocator, thread count).
-  int (*create)(const tr_host* host, int threads, int inproc, tr_executor** executor, tr_error* error);
-  void (*destroy)(tr_executor* executor);
+  int (*create)(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_error* error);
+  void (*destroy)(tr_runner* runner);
   // `program`: a flatbuffer of ir/program.fbs that the host has verified. 0, or non-zero with *error.
-  int (*load)(tr_executor* executor, const uint8_t* program, size_t size, const tr_load_options* options,
-              tr_program** out, tr_error* error);
-  void (*unload)(tr_executor* executor, tr_program* program);
+  int (*load)(tr_runner* runner, const uint8_t* program, size_t size, const tr_load_options* options, tr_program** out,
+              tr_error* error);
+  void (*unload)(tr_runner* runner, tr_program* program);
   // 0, or non-zero with *error: nodes before error->node ran, that one did not, later ones were not tried.
-  int (*run)(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error);
-  // 1 if the executor makes the memory of this graph buffer itself (an op without a real out variant): the host must
+  int (*run)(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error);
+  // 1 if the runner makes the memory of this graph buffer itself (an op without a real out variant): the host must
   // not allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
-  // Calls body(context, begin, end) for parts of [0, count), on the executor's threads where the parts are at least
+  // Calls body(context, begin, end) for parts of [0, count), on the runner's threads where the parts are at least
   // `grain`; returns when all of it was done. So that one pool of threads exists. Not inside of run.
-  void (*parallel_for)(tr_executor* executor, int64_t count, int64_t grain,
+  void (*parallel_for)(tr_runner* runner, int64_t count, int64_t grain,
                        void (*body)(void* context, int64_t begin, int64_t end), void* context);
   // 1 if programs may have the op of this name ("aten::add.Tensor").
-  int (*has_op)(tr_executor* executor, const char* name);
+  int (*has_op)(tr_runner* runner, const char* name);
   // The host is about to wait, for nobody knows how long: threads that spin should sleep.
-  void (*rest)(tr_executor* executor);
-} tr_executor_api;
+  void (*rest)(tr_runner* runner);
+} tr_runner_api;
 
-typedef const tr_executor_api* (*tr_executor_entry)(void);
+typedef const tr_runner_api* (*tr_runner_entry)(void);
 
 #ifdef __cplusplus
 }

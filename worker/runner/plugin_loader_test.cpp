@@ -9,7 +9,7 @@ namespace torch_remote::worker {
 namespace {
 
 std::string message_of(const std::string& path) {
-  const tr_executor_api* api = nullptr;
+  const tr_runner_api* api = nullptr;
   const Status status = load_plugin(path, &api);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(api, nullptr);
@@ -21,13 +21,13 @@ TEST(PluginLoader, AMissingFileIsNamed) {
 }
 
 TEST(PluginLoader, ALibraryThatIsNoPluginIsRefused) {
-  EXPECT_NE(message_of("libm.so.6").find("no executor plugin"), std::string::npos);
+  EXPECT_NE(message_of("libm.so.6").find("no plugin of the worker"), std::string::npos);
 }
 
 TEST(PluginLoader, AnotherVersionOfTheInterfaceIsRefused) {
   const std::string message = message_of("worker/runner/testing/libold_plugin.so");
   EXPECT_NE(message.find("version 99"), std::string::npos) << message;
-  EXPECT_NE(message.find(std::to_string(TR_EXECUTOR_ABI)), std::string::npos) << message;
+  EXPECT_NE(message.find(std::to_string(TR_RUNNER_ABI)), std::string::npos) << message;
 }
 
 TEST(PluginLoader, TheTorchFolderMustHaveTorch) {

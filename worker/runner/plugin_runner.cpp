@@ -8,49 +8,49 @@ namespace {
 
 class PluginProgram final : public RunnerProgram {
  public:
-  PluginProgram(const tr_executor_api* api, tr_executor* executor, tr_program* program)
-      : api_(api), executor_(executor), program_(program) {}
-  ~PluginProgram() override { api_->unload(executor_, program_); }
+  PluginProgram(const tr_runner_api* api, tr_runner* runner, tr_program* program)
+      : api_(api), runner_(runner), program_(program) {}
+  ~PluginProgram() override { api_->unload(runner_, program_); }
 
   bool creates_buffer(uint32_t buffer) const override { return api_->creates_buffer(program_, buffer) != 0; }
-  bool run(tr_run& run, tr_error* error) override { return api_->run(executor_, program_, &run, error) == 0; }
+  bool run(tr_run& run, tr_error* error) override { return api_->run(runner_, program_, &run, error) == 0; }
 
  private:
-  const tr_executor_api* api_;
-  tr_executor* executor_;
+  const tr_runner_api* api_;
+  tr_runner* runner_;
   tr_program* program_;
 };
 
 class PluginRunner final : public Runner {
  public:
-  PluginRunner(const tr_executor_api* api, PluginOptions options) : api_(api), options_(std::move(options)) {}
+  PluginRunner(const tr_runner_api* api, PluginOptions options) : api_(api), options_(std::move(options)) {}
   ~PluginRunner() override {
-    if (executor_) api_->destroy(executor_);
+    if (runner_) api_->destroy(runner_);
   }
 
   Status create() {
-    host_ = {sizeof(tr_host), TR_EXECUTOR_ABI, this, allocate, options_.client_activity ? client_activity : nullptr};
+    host_ = {sizeof(tr_host), TR_RUNNER_ABI, this, allocate, options_.client_activity ? client_activity : nullptr};
     tr_error error{};
     error.struct_size = sizeof(error);
-    if (api_->create(&host_, options_.threads, options_.inproc, &executor_, &error) == 0) return {};
-    executor_ = nullptr;
-    return {ErrorCode::kInternal, std::string("remote: the executor does not start: ") + error.message, error.kind};
+    if (api_->create(&host_, options_.threads, options_.inproc, &runner_, &error) == 0) return {};
+    runner_ = nullptr;
+    return {ErrorCode::kInternal, std::string("remote: the runner does not start: ") + error.message, error.kind};
   }
 
   std::string description() const override { return api_->description; }
   bool accepts(const ir::Graph&, uint32_t) override { return true; }
-  bool has_op(const char* name) override { return api_->has_op(executor_, name) != 0; }
-  void rest() override { api_->rest(executor_); }
+  bool has_op(const char* name) override { return api_->has_op(runner_, name) != 0; }
+  void rest() override { api_->rest(runner_); }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     const tr_load_options options{sizeof(options), request.tune, request.nodes.data()};
     tr_program* loaded = nullptr;
     tr_error error{};
     error.struct_size = sizeof(error);
-    if (api_->load(executor_, request.bytes.data(), request.bytes.size(), &options, &loaded, &error) != 0) {
-      return executor_error(error);
+    if (api_->load(runner_, request.bytes.data(), request.bytes.size(), &options, &loaded, &error) != 0) {
+      return runner_error(error);
     }
-    *program = std::make_unique<PluginProgram>(api_, executor_, loaded);
+    *program = std::make_unique<PluginProgram>(api_, runner_, loaded);
     return {};
   }
 
@@ -59,7 +59,7 @@ class PluginRunner final : public Runner {
       const auto call = [](void* function, int64_t begin, int64_t end) {
         (*static_cast<const std::function<void(int64_t, int64_t)>*>(function))(begin, end);
       };
-      api_->parallel_for(executor_, count, grain, call, const_cast<void*>(static_cast<const void*>(&body)));
+      api_->parallel_for(runner_, count, grain, call, const_cast<void*>(static_cast<const void*>(&body)));
     };
   }
 
@@ -69,20 +69,20 @@ class PluginRunner final : public Runner {
   }
   static tr_client client_activity(void* self) { return static_cast<PluginRunner*>(self)->options_.client_activity(); }
 
-  const tr_executor_api* api_;
+  const tr_runner_api* api_;
   const PluginOptions options_;
   tr_host host_{};
-  tr_executor* executor_ = nullptr;
+  tr_runner* runner_ = nullptr;
 };
 
 }  // namespace
 
-Status executor_error(const tr_error& error) {
+Status runner_error(const tr_error& error) {
   const bool memory = std::string_view(error.kind) == "OutOfMemoryError";
   return {memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, error.message, error.kind};
 }
 
-Status make_plugin_runner(const tr_executor_api* api, PluginOptions options, std::unique_ptr<Runner>* runner) {
+Status make_plugin_runner(const tr_runner_api* api, PluginOptions options, std::unique_ptr<Runner>* runner) {
   auto made = std::make_unique<PluginRunner>(api, std::move(options));
   Status status = made->create();
   if (status.ok()) *runner = std::move(made);

@@ -10,7 +10,7 @@
 
 namespace torch_remote::worker {
 
-// What a plugin's executor is told and given.
+// What the runner in a plugin is told and given.
 struct PluginOptions {
   int threads = 0;      // 0: its default
   bool inproc = false;  // the process is the user's own
@@ -20,11 +20,11 @@ struct PluginOptions {
   std::function<tr_client()> client_activity = nullptr;
 };
 
-// An executor plugin as a runner. It accepts every node: what it cannot do, its `load` refuses by name. *runner is set
+// The runner in a plugin. It accepts every node: what it cannot do, its `load` refuses by name. *runner is set
 // unless an error is returned.
-Status make_plugin_runner(const tr_executor_api* api, PluginOptions options, std::unique_ptr<Runner>* runner);
+Status make_plugin_runner(const tr_runner_api* api, PluginOptions options, std::unique_ptr<Runner>* runner);
 
-// What an executor says, as a Status.
-Status executor_error(const tr_error& error);
+// What a plugin says went wrong, as a Status.
+Status runner_error(const tr_error& error);
 
 }  // namespace torch_remote::worker

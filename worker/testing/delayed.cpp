@@ -11,7 +11,7 @@ Status open_delayed_device(remote::Transport&, const ServerOptions& options, std
                            OpenDevice* opened) {
   const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
   std::unique_ptr<Runner> plugin;
-  Status status = make_delayed_plugin(options.executor, options.threads,
+  Status status = make_delayed_plugin(options.runner, options.threads,
                                       {.seed = seed ? std::strtoull(seed, nullptr, 10) : 1,
                                        .limit = options.memory_limit ? options.memory_limit : machine_memory()},
                                       &opened->device, &plugin);

@@ -123,7 +123,7 @@ class DeviceProperties:
     type: str  # "cpu"
     total_memory: int  # bytes that the worker may use: its machine's, its control group's, or its --memory-limit
     multi_processor_count: int  # cores that the worker may use
-    worker: str  # executor, process and connection, for people
+    worker: str  # runner, process and connection, for people
     # A compute capability is NVIDIA's number; a CPU has none.
     major: int = 0
     minor: int = 0

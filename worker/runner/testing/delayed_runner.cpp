@@ -125,7 +125,7 @@ class DelayedProgram final : public RunnerProgram {
         call.good = false;
         break;
       }
-      device.fail({call.run.number, failed, executor_error(call.error)});
+      device.fail({call.run.number, failed, runner_error(call.error)});
       next = failed + 1;
     }
     call.run.word_count = words;
@@ -185,7 +185,7 @@ std::unique_ptr<Runner> make_delayed_runner(DelayedDevice& device, std::unique_p
   return std::make_unique<DelayedRunner>(device, std::move(inner));
 }
 
-Status make_delayed_plugin(const tr_executor_api* api, int threads, const DelayedDevice::Options& options,
+Status make_delayed_plugin(const tr_runner_api* api, int threads, const DelayedDevice::Options& options,
                            std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner) {
   auto delayed = std::make_unique<DelayedDevice>(options);
   std::unique_ptr<Runner> plugin;

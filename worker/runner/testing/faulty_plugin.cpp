@@ -9,7 +9,7 @@
 #include "ir/graph.h"
 #include "worker/runner/plugin.h"
 
-// An executor plugin with a bug, for tests of the tools that find such: $TORCH_REMOTE_TEST_PLUGIN, an executor plugin,
+// A plugin with a bug, for tests of the tools that find such: $TORCH_REMOTE_TEST_PLUGIN, a plugin without it,
 // does the work, but for $TORCH_REMOTE_TEST_FAULT:
 //   operands  the operands of aten::sub.Tensor are exchanged
 //   memory    a temporary that aten::tanh makes lies where one lies that aten::sigmoid made and that is still needed
@@ -23,7 +23,7 @@ namespace {
 
 using namespace torch_remote;
 
-const tr_executor_api* g_real = nullptr;
+const tr_runner_api* g_real = nullptr;
 bool g_operands = false, g_memory = false;
 
 struct Temporary {
@@ -50,7 +50,7 @@ std::vector<Temporary> temporaries(const ir::Graph& graph, std::string_view op) 
   return found;
 }
 
-int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
+int load(tr_runner* runner, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
          tr_error* error) {
   ir::Graph graph;
   if (const Status status = ir::decode_program(bytes, size, &graph); !status) {
@@ -69,7 +69,7 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load
     }
   }
   const auto changed = ir::encode_program(graph);
-  if (const int failed = g_real->load(executor, changed.data(), changed.size(), options, &program->real, error)) {
+  if (const int failed = g_real->load(runner, changed.data(), changed.size(), options, &program->real, error)) {
     delete program;
     return failed;
   }
@@ -77,12 +77,12 @@ int load(tr_executor* executor, const uint8_t* bytes, size_t size, const tr_load
   return 0;
 }
 
-void unload(tr_executor* executor, tr_program* program) {
-  g_real->unload(executor, program->real);
+void unload(tr_runner* runner, tr_program* program) {
+  g_real->unload(runner, program->real);
   delete program;
 }
 
-int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   std::vector<std::pair<uint32_t, void*>> moved;
   for (const auto& [from, to] : program->shared) {
     const tr_buffer& source = run->buffers[from];
@@ -91,7 +91,7 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
     moved.emplace_back(to, target.data);
     target.data = source.data;
   }
-  const int result = g_real->run(executor, program->real, run, error);
+  const int result = g_real->run(runner, program->real, run, error);
   for (const auto& [buffer, data] : moved) run->buffers[buffer].data = data;
   return result;
 }
@@ -100,20 +100,20 @@ int creates_buffer(const tr_program* program, uint32_t buffer) { return g_real->
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const tr_executor_api* torch_remote_executor_api() {
-  static const tr_executor_api api = [] {
+extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_remote_runner_api() {
+  static const tr_runner_api api = [] {
     const char* path = std::getenv("TORCH_REMOTE_TEST_PLUGIN");
     const char* fault = std::getenv("TORCH_REMOTE_TEST_FAULT");
     void* library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
-    const auto entry = library ? reinterpret_cast<tr_executor_entry>(dlsym(library, TR_EXECUTOR_ENTRY)) : nullptr;
+    const auto entry = library ? reinterpret_cast<tr_runner_entry>(dlsym(library, TR_RUNNER_ENTRY)) : nullptr;
     if (!entry || !fault) {
-      std::fprintf(stderr, "TORCH_REMOTE_TEST_PLUGIN is no executor plugin, or TORCH_REMOTE_TEST_FAULT is not set\n");
+      std::fprintf(stderr, "TORCH_REMOTE_TEST_PLUGIN is no plugin, or TORCH_REMOTE_TEST_FAULT is not set\n");
       std::exit(1);
     }
     g_operands = std::string_view(fault) == "operands";
     g_memory = std::string_view(fault) == "memory";
     g_real = entry();
-    tr_executor_api wrapped = *g_real;
+    tr_runner_api wrapped = *g_real;
     wrapped.load = load;
     wrapped.unload = unload;
     wrapped.run = run;

@@ -8,7 +8,7 @@
 #include "worker/aten/schema.h"
 #include "worker/aten/testing.h"
 
-// Ops run through the executor give what torch gives when called directly.
+// Ops run through the plugin give what torch gives when called directly.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -72,7 +72,7 @@ void expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::str
 // Runs the op both ways, twice: with arguments as they are, and again after the memory moved.
 void check(const std::string& op, const std::vector<IValue>& args) {
   SCOPED_TRACE(op);
-  TestExecutor executor;
+  TestRunner runner;
   std::vector<IValue> reference;
   for (const IValue& arg : args) reference.push_back(copy_of(arg));
   c10::Stack stack(reference.begin(), reference.end());
@@ -88,8 +88,8 @@ void check(const std::string& op, const std::vector<IValue>& args) {
 
   GraphBuilder builder;
   builder.call(op, all_args, wanted);
-  TestExecutor::Loaded program(executor, builder);
-  const auto moved = executor.memory.get();
+  TestRunner::Loaded program(runner, builder);
+  const auto moved = runner.memory.get();
   for (int round = 0; round < 2; ++round) {
     if (round == 1) {
       tr_buffer gap{};
@@ -124,7 +124,7 @@ void check(const std::string& op, const std::vector<IValue>& args) {
   }
 }
 
-TEST(Executor, Pointwise) {
+TEST(Plugin, Pointwise) {
   const at::Tensor a = at::randn({5, 7}), b = at::randn({7}), c = at::randn({7, 5}).t();
   check("aten::add.Tensor", {a, b, 2.5});
   check("aten::add.Tensor", {a, c, 1});
@@ -144,7 +144,7 @@ TEST(Executor, Pointwise) {
   check("aten::bitwise_and.Tensor", {a.gt(0), c.gt(0)});
 }
 
-TEST(Executor, ReductionsAndNorms) {
+TEST(Plugin, ReductionsAndNorms) {
   const at::Tensor a = at::randn({3, 4, 8});
   check("aten::sum.dim_IntList", {a, c10::List<int64_t>({1}), true, IValue()});
   check("aten::sum", {a, IValue(static_cast<int64_t>(at::kDouble))});
@@ -163,7 +163,7 @@ TEST(Executor, ReductionsAndNorms) {
   check("aten::cumsum", {a, 1, IValue()});
 }
 
-TEST(Executor, Products) {
+TEST(Plugin, Products) {
   const at::Tensor a = at::randn({4, 6}), b = at::randn({6, 3});
   check("aten::mm", {a, b});
   check("aten::mm", {at::randn({6, 4}).t(), b});
@@ -177,7 +177,7 @@ TEST(Executor, Products) {
          one, false, zero, 1, c10::List<bool>({false, true, true})});
 }
 
-TEST(Executor, IndexingAndLists) {
+TEST(Plugin, IndexingAndLists) {
   const at::Tensor a = at::randn({6, 5}), rows = at::tensor({4, 0, 1}, at::kLong);
   check("aten::embedding", {a, rows, -1, false, false});
   check("aten::embedding_dense_backward", {at::randn({3, 5}), rows, 6, -1, false});
@@ -204,7 +204,7 @@ TEST(Executor, IndexingAndLists) {
   check("aten::nll_loss_forward", {at::randn({3, 5}), rows, IValue(), 1, -100});
 }
 
-TEST(Executor, FactoriesAndCopies) {
+TEST(Plugin, FactoriesAndCopies) {
   check("aten::arange.start_step", {0, 10, 2});
   check("aten::full", {c10::List<int64_t>({2, 3}), 7});
   check("aten::zeros_like", {at::randn({2, 3})});
@@ -217,18 +217,18 @@ TEST(Executor, FactoriesAndCopies) {
   check("aten::contiguous", {at::randn({4, 5}), static_cast<int64_t>(at::MemoryFormat::Contiguous)});
 }
 
-TEST(Executor, TheProgramsStridesCount) {
+TEST(Plugin, TheProgramsStridesCount) {
   const at::Tensor a = at::randn({4, 5});
   // The recorder says that the result is transposed: it is, whatever the kernel makes.
   const at::Tensor transposed = at::empty({5, 4}).t();
   for (const char* op : {"aten::relu", "aten::clone", "aten::cumsum"}) {
     SCOPED_TRACE(op);
-    TestExecutor executor;
+    TestRunner runner;
     GraphBuilder builder;
     std::vector<IValue> args = {a};
     if (std::string(op) == "aten::cumsum") args.push_back(1);
     builder.call(op, args, {transposed});
-    TestExecutor::Loaded program(executor, builder);
+    TestRunner::Loaded program(runner, builder);
     const auto outcome = program.run();
     ASSERT_EQ(outcome.code, 0) << outcome.error.message;
     const at::Tensor wanted = std::string(op) == "aten::relu" ? a.relu() : args.size() > 1 ? a.cumsum(1) : a;
@@ -239,16 +239,16 @@ TEST(Executor, TheProgramsStridesCount) {
   }
 }
 
-TEST(Executor, OutVariantsThatIgnoreStridesAreNotTrusted) {
+TEST(Plugin, OutVariantsThatIgnoreStridesAreNotTrusted) {
   // Its out variant writes as if the result were contiguous.
   const at::Tensor gradient = at::randn({1, 3, 6, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor wanted = at::upsample_bicubic2d_backward(gradient, {6, 5}, {1, 3, 4, 4}, false);
-  TestExecutor executor;
+  TestRunner runner;
   GraphBuilder builder;
   builder.call("aten::upsample_bicubic2d_backward",
                {gradient, c10::List<int64_t>({6, 5}), c10::List<int64_t>({1, 3, 4, 4}), false, IValue(), IValue()},
                {at::empty({1, 3, 4, 4}, at::MemoryFormat::ChannelsLast)});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   for (int round = 0; round < 3; ++round) {
     const auto outcome = program.run();
     ASSERT_EQ(outcome.code, 0) << outcome.error.message;
@@ -256,20 +256,20 @@ TEST(Executor, OutVariantsThatIgnoreStridesAreNotTrusted) {
   }
 }
 
-TEST(Executor, SaysWhenEachNodeRanIfAsked) {
-  TestExecutor executor;
+TEST(Plugin, SaysWhenEachNodeRanIfAsked) {
+  TestRunner runner;
   GraphBuilder builder;
   const at::Tensor a = at::randn({3}), negative = at::empty({3}), bad = at::empty({1});
   builder.call("aten::neg", {a}, {negative});
   builder.call("aten::index_select", {a, 0, at::tensor({7}, at::kLong)}, {bad});
-  TestExecutor::Loaded loaded(executor, builder);
+  TestRunner::Loaded loaded(runner, builder);
   loaded.fill_inputs();
-  const TestExecutor::Outcome good = loaded.run(0, 1, true, true);
+  const TestRunner::Outcome good = loaded.run(0, 1, true, true);
   ASSERT_EQ(good.code, 0) << good.error.message;
   EXPECT_GT(good.times[0], 0u);
   EXPECT_LE(good.times[0], good.times[1]);
   loaded.fill_inputs();
-  const TestExecutor::Outcome failed = loaded.run(0, 2, true, true);
+  const TestRunner::Outcome failed = loaded.run(0, 2, true, true);
   EXPECT_NE(failed.code, 0);
   EXPECT_EQ(failed.error.node, 1u);
   EXPECT_LE(failed.times[0], failed.times[1]);
@@ -277,14 +277,14 @@ TEST(Executor, SaysWhenEachNodeRanIfAsked) {
   loaded.release();
 }
 
-TEST(Executor, NewSizesAndScalarsWithoutANewProgram) {
-  TestExecutor executor;
+TEST(Plugin, NewSizesAndScalarsWithoutANewProgram) {
+  TestRunner runner;
   const at::Tensor a = at::arange(6, at::kFloat).reshape({2, 3});
   GraphBuilder builder;
   const at::Tensor scaled = a * 2, sum = scaled + 1;
   builder.call("aten::mul.Tensor", {a, wrapped(2)}, {scaled});
   builder.call("aten::add.Tensor", {scaled, wrapped(1), 1}, {sum});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   ASSERT_EQ(program.run().code, 0);
   expect_same(program.tensor(3), a * 2 + 1, "first");
   // Half as many rows are now 3 x 2, and the factor is 10.
@@ -302,33 +302,33 @@ TEST(Executor, NewSizesAndScalarsWithoutANewProgram) {
   expect_same(program.tensor(3), a.reshape({3, 2}) * 10 + 1, "second");
 }
 
-TEST(Executor, TemporariesThatItMadeAreGivenBack) {
-  TestExecutor executor;
+TEST(Plugin, TemporariesThatItMadeAreGivenBack) {
+  TestRunner runner;
   const at::Tensor a = at::randn({1000});
   GraphBuilder builder;
   const at::Tensor copy = a.clone(), result = copy + copy;
   builder.call("aten::clone", {a, IValue()}, {copy});
   builder.call("aten::add.Tensor", {copy, copy, 1}, {result});
   builder.graph.buffers[1].survives = false;
-  const uint64_t before = executor.memory->stats().allocated.current;  // the tensors above are from there too
-  TestExecutor::Loaded program(executor, builder);
-  ASSERT_EQ(executor.api->creates_buffer(program.program, 1), 1);
-  ASSERT_EQ(executor.api->creates_buffer(program.program, 2), 0);
+  const uint64_t before = runner.memory->stats().allocated.current;  // the tensors above are from there too
+  TestRunner::Loaded program(runner, builder);
+  ASSERT_EQ(runner.api->creates_buffer(program.program, 1), 1);
+  ASSERT_EQ(runner.api->creates_buffer(program.program, 2), 0);
   ASSERT_EQ(program.run().code, 0);
   EXPECT_EQ(program.buffers[1].data, nullptr);
   expect_same(program.tensor(builder.graph.nodes[1].results[0].a), a + a, "sum");
   program.release();
-  EXPECT_EQ(executor.memory->stats().allocated.current, before);
+  EXPECT_EQ(runner.memory->stats().allocated.current, before);
 }
 
 // The host's memory may be shared with a client that reads all of it.
-TEST(Executor, NoPointersLieInTheHostsMemory) {
+TEST(Plugin, NoPointersLieInTheHostsMemory) {
   static CachingAllocator* memory;
   static std::vector<tr_buffer> given;
   const CachingAllocator::Pointer allocator = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 30);
   memory = allocator.get();
   given.clear();
-  const tr_host host = {sizeof(tr_host), TR_EXECUTOR_ABI, nullptr,
+  const tr_host host = {sizeof(tr_host), TR_RUNNER_ABI, nullptr,
                         [](void*, uint64_t nbytes, tr_buffer* buffer) {
                           if (!memory->allocate(nbytes, buffer)) return 1;
                           std::memset(buffer->data, 0, nbytes);
@@ -336,10 +336,10 @@ TEST(Executor, NoPointersLieInTheHostsMemory) {
                           return 0;
                         },
                         nullptr};
-  const tr_executor_api* api = TestExecutor().api;
-  tr_executor* executor = nullptr;
+  const tr_runner_api* api = TestRunner().api;
+  tr_runner* runner = nullptr;
   tr_error error{};
-  ASSERT_EQ(api->create(&host, 1, 0, &executor, &error), 0) << error.message;
+  ASSERT_EQ(api->create(&host, 1, 0, &runner, &error), 0) << error.message;
   {
     const std::vector<at::Tensor> tensors = {at::ones({3}), at::ones({4096}), at::ones({1 << 20})};
     ASSERT_GE(given.size(), tensors.size());
@@ -351,15 +351,15 @@ TEST(Executor, NoPointersLieInTheHostsMemory) {
       }
     }
   }
-  api->destroy(executor);
+  api->destroy(runner);
 }
 
-TEST(Executor, DynamicResultsReportTypeAndSizes) {
-  TestExecutor executor;
+TEST(Plugin, DynamicResultsReportTypeAndSizes) {
+  TestRunner runner;
   const at::Tensor a = at::tensor({0, 3, 0, 5}, at::kLong).reshape({2, 2});
   GraphBuilder builder;
   builder.call("aten::nonzero", {a}, {at::nonzero(a)});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
   EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2, 1, 2}));
@@ -368,31 +368,31 @@ TEST(Executor, DynamicResultsReportTypeAndSizes) {
   EXPECT_EQ(std::vector<int64_t>(data, data + 4), (std::vector<int64_t>{0, 1, 1, 1}));
 }
 
-TEST(Executor, HostResults) {
-  TestExecutor executor;
+TEST(Plugin, HostResults) {
+  TestRunner runner;
   const at::Tensor a = at::scalar_tensor(2.5);
   GraphBuilder builder;
   builder.call("aten::_local_scalar_dense", {a}, {});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
   EXPECT_EQ(outcome.words,
             (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat), std::bit_cast<int64_t>(2.5)}));
   GraphBuilder other;
   other.call("aten::equal", {a, a + 0}, {});
-  TestExecutor::Loaded equal(executor, other);
+  TestRunner::Loaded equal(runner, other);
   outcome = equal.run();
   EXPECT_EQ(outcome.words, (std::vector<int64_t>{1}));
 }
 
-TEST(Executor, AFailedNodeIsNamedAndThoseBeforeItRan) {
-  TestExecutor executor;
+TEST(Plugin, AFailedNodeIsNamedAndThoseBeforeItRan) {
+  TestRunner runner;
   const at::Tensor weight = at::randn({10, 4}), rows = at::tensor({1, 99, 2}, at::kLong);
   const at::Tensor doubled = weight * 2, found = at::randn({3, 4});
   GraphBuilder builder;
   builder.call("aten::mul.Tensor", {weight, wrapped(2)}, {doubled});
   builder.call("aten::embedding", {doubled, rows, -1, false, false}, {found});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_NE(outcome.code, 0);
   EXPECT_EQ(outcome.error.node, 1u);
@@ -401,29 +401,29 @@ TEST(Executor, AFailedNodeIsNamedAndThoseBeforeItRan) {
   expect_same(program.tensor(builder.graph.nodes[0].results[0].a), doubled, "before");
 }
 
-TEST(Executor, OutOfMemoryIsItsOwnKind) {
-  TestExecutor executor(/*inproc=*/false, 64 << 20);
+TEST(Plugin, OutOfMemoryIsItsOwnKind) {
+  TestRunner runner(/*inproc=*/false, 64 << 20);
   GraphBuilder builder;
   const at::Tensor points = at::zeros({5000, 2});
   builder.call("aten::cdist", {points, points, 2.0, IValue()}, {at::empty({1, 1}).expand({5000, 5000})});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_NE(outcome.code, 0);
   EXPECT_STREQ(outcome.error.kind, "OutOfMemoryError");
 }
 
-TEST(Executor, WrongSizesAreAnError) {
-  TestExecutor executor;
+TEST(Plugin, WrongSizesAreAnError) {
+  TestRunner runner;
   GraphBuilder builder;
   builder.call("aten::mm", {at::randn({2, 3}), at::randn({3, 4})}, {at::empty({5, 4})});
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_NE(outcome.code, 0);
   EXPECT_NE(std::string(outcome.error.message).find("[2, 4]"), std::string::npos) << outcome.error.message;
 }
 
-TEST(Executor, ProgramsThatDoNotFitTheSchemaAreRefused) {
-  TestExecutor executor;
+TEST(Plugin, ProgramsThatDoNotFitTheSchemaAreRefused) {
+  TestRunner runner;
   GraphBuilder builder;
   builder.call("aten::relu", {at::randn({2})}, {at::randn({2})});
   // Claims another signature for an op that the table does not list.
@@ -436,17 +436,17 @@ TEST(Executor, ProgramsThatDoNotFitTheSchemaAreRefused) {
   text.tag = ir::ArgTag::kString;
   text.text = "x";
   builder.graph.nodes[0].args.push_back(text);
-  TestExecutor::Loaded program(executor, builder);
+  TestRunner::Loaded program(runner, builder);
   EXPECT_EQ(program.program, nullptr);
   EXPECT_STREQ(program.error.kind, "NotImplementedError");
 }
 
-TEST(Executor, OpsThatChangeTensorsThemselvesAreRefused) {
-  TestExecutor executor;
+TEST(Plugin, OpsThatChangeTensorsThemselvesAreRefused) {
+  TestRunner runner;
   for (const char* op : {"aten::set_", "aten::t_", "aten::squeeze_"}) {
     GraphBuilder builder;
     builder.call(op, {at::randn({2, 3})}, {});
-    TestExecutor::Loaded program(executor, builder);
+    TestRunner::Loaded program(runner, builder);
     EXPECT_EQ(program.program, nullptr) << op;
     EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
   }
@@ -463,8 +463,8 @@ std::vector<std::string> namespaces_of_torch() {
   return all;
 }
 
-TEST(Executor, OfTorchsOpsOnlyThoseOfAtenRun) {
-  TestExecutor executor;
+TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
+  TestRunner runner;
   for (const std::string& space : namespaces_of_torch()) {
     EXPECT_EQ(why_refused(space + "::something") == nullptr, space == "aten") << space;
   }
@@ -479,20 +479,20 @@ TEST(Executor, OfTorchsOpsOnlyThoseOfAtenRun) {
       args = {index, at::ones({1}), std::vector<int64_t>{3}, IValue(), IValue(), IValue(), IValue(), IValue()};
     }
     builder.call(op, args, {at::randn({1000})});
-    TestExecutor::Loaded program(executor, builder);
+    TestRunner::Loaded program(runner, builder);
     EXPECT_EQ(program.program, nullptr) << op;
     EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
     EXPECT_NE(std::string(program.error.message).find(op), std::string::npos) << program.error.message;
-    EXPECT_EQ(executor.api->has_op(executor.executor, op), 0) << op;
+    EXPECT_EQ(runner.api->has_op(runner.runner, op), 0) << op;
   }
-  EXPECT_EQ(executor.api->has_op(executor.executor, "aten::relu"), 1);
+  EXPECT_EQ(runner.api->has_op(runner.runner, "aten::relu"), 1);
 }
 
 at::Tensor longs(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
 
 // Kernels of torch that read and write where the elements of a tensor say, and do not look: called directly, each of
 // these ends the process.
-TEST(Executor, IndicesThatTorchTrustsAreLookedAt) {
+TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
   struct Call {
     const char* op;
     std::vector<IValue> args;
@@ -540,13 +540,13 @@ TEST(Executor, IndicesThatTorchTrustsAreLookedAt) {
          {ones({5, 1, 4})}},
     };
   };
-  TestExecutor executor;
+  TestRunner runner;
   for (const int64_t index : {int64_t{1}, kFar, -kFar}) {
     for (const Call& call : calls(index)) {
       GraphBuilder builder;
       register_if_unknown(call.op);
       builder.call(call.op, call.args, call.results);
-      TestExecutor::Loaded program(executor, builder);
+      TestRunner::Loaded program(runner, builder);
       const auto outcome = program.run();
       if (index == 1) {
         EXPECT_EQ(outcome.code, 0) << call.op << ": " << outcome.error.message;
@@ -558,21 +558,20 @@ TEST(Executor, IndicesThatTorchTrustsAreLookedAt) {
   }
 }
 
-TEST(Executor, OffersItsThreads) {
-  TestExecutor executor(/*inproc=*/false, uint64_t{8} << 30, /*threads=*/2);
+TEST(Plugin, OffersItsThreads) {
+  TestRunner runner(/*inproc=*/false, uint64_t{8} << 30, /*threads=*/2);
   std::vector<int> times(1000);
   const auto body = [](void* context, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) ++(*static_cast<std::vector<int>*>(context))[i];
   };
-  for (const int64_t grain : {1, 100, 600, 5000})
-    executor.api->parallel_for(executor.executor, 1000, grain, body, &times);
+  for (const int64_t grain : {1, 100, 600, 5000}) runner.api->parallel_for(runner.runner, 1000, grain, body, &times);
   EXPECT_EQ(times, std::vector<int>(1000, 4));
-  executor.api->parallel_for(executor.executor, 0, 1, body, &times);
+  runner.api->parallel_for(runner.runner, 0, 1, body, &times);
   EXPECT_EQ(times, std::vector<int>(1000, 4));
 }
 
-TEST(Executor, LoadsOnlyTheNodesThatItIsAskedFor) {
-  TestExecutor executor;
+TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {
+  TestRunner runner;
   GraphBuilder builder;
   const at::Tensor a = at::randn({4}), b = at::exp(a);
   builder.call("aten::exp", {a}, {b});
@@ -587,9 +586,8 @@ TEST(Executor, LoadsOnlyTheNodesThatItIsAskedFor) {
     tr_program* program = nullptr;
     tr_error error{};
     error.struct_size = sizeof(error);
-    if (executor.api->load(executor.executor, bytes.data(), bytes.size(), &options, &program, &error) != 0)
-      return false;
-    executor.api->unload(executor.executor, program);
+    if (runner.api->load(runner.runner, bytes.data(), bytes.size(), &options, &program, &error) != 0) return false;
+    runner.api->unload(runner.runner, program);
     return true;
   };
   EXPECT_FALSE(load({1, 1}));

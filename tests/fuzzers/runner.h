@@ -8,7 +8,7 @@
 // these.
 namespace torch_remote::fuzzers {
 
-const tr_executor_api* executor();
+const tr_runner_api* runner();
 // The limit of a session, in bytes.
 uint64_t session_memory();
 

@@ -1,13 +1,13 @@
 // The worker's own: programs run on torch.
-#include "tests/fuzzers/executor.h"
+#include "tests/fuzzers/runner.h"
 
-extern "C" const tr_executor_api* torch_remote_executor_api();
+extern "C" const tr_runner_api* torch_remote_runner_api();
 
 namespace torch_remote::fuzzers {
 
 // Little: an op on much is slow.
 uint64_t session_memory() { return 8 << 20; }
 
-const tr_executor_api* executor() { return torch_remote_executor_api(); }
+const tr_runner_api* runner() { return torch_remote_runner_api(); }
 
 }  // namespace torch_remote::fuzzers

@@ -4,10 +4,10 @@
 #include <memory>
 
 #include "ir/graph.h"
-#include "tests/fuzzers/executor.h"
 #include "tests/fuzzers/fuzzer.h"
+#include "tests/fuzzers/runner.h"
 
-struct tr_executor {
+struct tr_runner {
   tr_host host;
 };
 
@@ -27,14 +27,14 @@ int fail(tr_error* error, uint32_t node, const char* kind, const std::string& me
   return 1;
 }
 
-int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
-  *executor = new tr_executor{*host};
+int create(const tr_host* host, int, int, tr_runner** runner, tr_error*) {
+  *runner = new tr_runner{*host};
   return 0;
 }
 
-void destroy(tr_executor* executor) { delete executor; }
+void destroy(tr_runner* runner) { delete runner; }
 
-int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error*) {
+int load(tr_runner*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error*) {
   auto program = std::make_unique<tr_program>();
   const Status status = ir::decode_program(bytes, size, &program->graph);
   if (!status.ok()) wrong("the host passed on a program that is refused: " + status.message());
@@ -42,7 +42,7 @@ int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*
   return 0;
 }
 
-void unload(tr_executor*, tr_program* program) { delete program; }
+void unload(tr_runner*, tr_program* program) { delete program; }
 
 // The bytes of a buffer that a view reaches, [low, high).
 struct Reach {
@@ -61,10 +61,10 @@ Reach reach_of(const ir::View& view, const int64_t* symbols) {
   return {low * item, (high + 1) * item};
 }
 
-class Runner {
+class Interpreter {
  public:
-  Runner(const tr_executor& executor, const ir::Graph& graph, tr_run& run, tr_error* error)
-      : host_(executor.host), graph_(graph), run_(run), error_(error) {
+  Interpreter(const tr_runner& runner, const ir::Graph& graph, tr_run& run, tr_error* error)
+      : host_(runner.host), graph_(graph), run_(run), error_(error) {
     if (run.buffer_count != graph.buffers.size()) wrong("buffers of another program");
   }
 
@@ -122,19 +122,19 @@ class Runner {
   tr_error* error_;
 };
 
-int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   run->word_count = 0;
   if (run->first > run->last || run->last > program->graph.nodes.size()) wrong("nodes that there are not");
-  Runner runner(*executor, program->graph, *run, error);
+  Interpreter interpreter(*runner, program->graph, *run, error);
   for (uint32_t n = run->first; n < run->last; ++n) {
     if (run->times) run->times[n - run->first] = n;
-    if (const int result = runner.node(n)) return result;
+    if (const int result = interpreter.node(n)) return result;
   }
   if (run->times) run->times[run->last - run->first] = run->last;
   return 0;
 }
 
-void parallel_for(tr_executor*, int64_t count, int64_t, void (*body)(void*, int64_t, int64_t), void* context) {
+void parallel_for(tr_runner*, int64_t count, int64_t, void (*body)(void*, int64_t, int64_t), void* context) {
   body(context, 0, count);
 }
 
@@ -142,10 +142,10 @@ void parallel_for(tr_executor*, int64_t count, int64_t, void (*body)(void*, int6
 
 uint64_t session_memory() { return 64 << 20; }
 
-const tr_executor_api* executor() {
-  static const tr_executor_api api = {
-      .struct_size = sizeof(tr_executor_api),
-      .abi = TR_EXECUTOR_ABI,
+const tr_runner_api* runner() {
+  static const tr_runner_api api = {
+      .struct_size = sizeof(tr_runner_api),
+      .abi = TR_RUNNER_ABI,
       .description = "checks",
       .create = create,
       .destroy = destroy,
@@ -154,8 +154,8 @@ const tr_executor_api* executor() {
       .run = run,
       .creates_buffer = [](const tr_program*, uint32_t) { return 0; },
       .parallel_for = parallel_for,
-      .has_op = [](tr_executor*, const char*) { return 1; },
-      .rest = [](tr_executor*) {},
+      .has_op = [](tr_runner*, const char*) { return 1; },
+      .rest = [](tr_runner*) {},
   };
   return &api;
 }

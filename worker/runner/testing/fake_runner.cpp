@@ -1,4 +1,4 @@
-#include "worker/runner/testing/fake_executor.h"
+#include "worker/runner/testing/fake_runner.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,7 +11,7 @@
 
 #include "ir/graph.h"
 
-struct tr_executor {
+struct tr_runner {
   tr_host host;
 };
 
@@ -34,14 +34,14 @@ int fail(tr_error* error, uint32_t node, const char* kind, const char* message) 
   return 1;
 }
 
-int create(const tr_host* host, int, int, tr_executor** executor, tr_error*) {
-  *executor = new tr_executor{*host};
+int create(const tr_host* host, int, int, tr_runner** runner, tr_error*) {
+  *runner = new tr_runner{*host};
   return 0;
 }
 
-void destroy(tr_executor* executor) { delete executor; }
+void destroy(tr_runner* runner) { delete runner; }
 
-int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error* error) {
+int load(tr_runner*, const uint8_t* bytes, size_t size, const tr_load_options*, tr_program** out, tr_error* error) {
   auto program = std::make_unique<tr_program>();
   const Status status = ir::decode_program(bytes, size, &program->graph);
   if (!status.ok()) return fail(error, 0, "RuntimeError", status.message().c_str());
@@ -52,12 +52,12 @@ int load(tr_executor*, const uint8_t* bytes, size_t size, const tr_load_options*
   return 0;
 }
 
-void unload(tr_executor*, tr_program* program) { delete program; }
+void unload(tr_runner*, tr_program* program) { delete program; }
 
-class Runner {
+class Interpreter {
  public:
-  Runner(tr_executor* executor, const ir::Graph& graph, tr_run& run, tr_error* error)
-      : host_(executor->host), graph_(graph), run_(run), error_(error) {}
+  Interpreter(tr_runner* runner, const ir::Graph& graph, tr_run& run, tr_error* error)
+      : host_(runner->host), graph_(graph), run_(run), error_(error) {}
 
   int node(uint32_t index) {
     const ir::Node& node = graph_.nodes[index];
@@ -130,11 +130,11 @@ class Runner {
   tr_error* error_;
 };
 
-int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error) {
+int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   ++g_runs;
   g_changes += run->symbols_changed;
   run->word_count = 0;
-  Runner runner(executor, program->graph, *run, error);
+  Interpreter interpreter(runner, program->graph, *run, error);
   const auto note_time = [&](uint32_t n) {
     if (run->times) {
       run->times[n - run->first] = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -142,7 +142,7 @@ int run(tr_executor* executor, tr_program* program, tr_run* run, tr_error* error
   };
   for (uint32_t n = run->first; n < run->last; ++n) {
     note_time(n);
-    if (const int result = runner.node(n)) return result;
+    if (const int result = interpreter.node(n)) return result;
   }
   note_time(run->last);
   return 0;
@@ -156,16 +156,16 @@ int creates_buffer(const tr_program* program, uint32_t buffer) {
   return 0;
 }
 
-void parallel_for(tr_executor*, int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context) {
+void parallel_for(tr_runner*, int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context) {
   for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(begin + grain, count));
 }
 
 }  // namespace
 
-const tr_executor_api* fake_executor() {
-  static const tr_executor_api api = {
-      .struct_size = sizeof(tr_executor_api),
-      .abi = TR_EXECUTOR_ABI,
+const tr_runner_api* fake_runner() {
+  static const tr_runner_api api = {
+      .struct_size = sizeof(tr_runner_api),
+      .abi = TR_RUNNER_ABI,
       .description = "fake",
       .create = create,
       .destroy = destroy,
@@ -174,11 +174,11 @@ const tr_executor_api* fake_executor() {
       .run = run,
       .creates_buffer = creates_buffer,
       .parallel_for = parallel_for,
-      .has_op = [](tr_executor*, const char* name) -> int {
+      .has_op = [](tr_runner*, const char* name) -> int {
         if (std::string_view(name) == "test::no_memory") throw std::bad_alloc();
         return ir::find_op(name) != ir::kInvalidOpcode;
       },
-      .rest = [](tr_executor*) {},
+      .rest = [](tr_runner*) {},
   };
   return &api;
 }
