@@ -9,7 +9,7 @@
 
 #include "worker/device/device.h"
 #include "worker/failure.h"
-#include "worker/program.h"
+#include "worker/loaded_program.h"
 
 namespace torch_remote::worker {
 

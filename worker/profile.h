@@ -9,7 +9,7 @@
 #include "ir/graph.h"
 #include "remote/wire/wire.h"
 #include "remote/wire/wire_generated.h"
-#include "worker/program.h"
+#include "worker/loaded_program.h"
 
 // What a worker did and when, while a client records a profile. One thread. Memory is bounded: events that are too many
 // are counted and dropped. Now and then it is handed over to the client, which has it then if this process dies.

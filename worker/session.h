@@ -14,8 +14,8 @@
 #include "worker/device/device.h"
 #include "worker/id_map.h"
 #include "worker/in_flight.h"
+#include "worker/loaded_program.h"
 #include "worker/profile.h"
-#include "worker/program.h"
 #include "worker/runner/runner.h"
 
 // What a worker keeps for one client: its buffers and programs. One thread.

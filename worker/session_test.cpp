@@ -25,11 +25,6 @@ class SessionTest : public ::testing::Test {
     session = std::make_unique<Session>(&device, &runners);
   }
 
-  struct Client {
-    std::vector<int64_t> params;
-    remote::Bindings bindings;
-  };
-
   void load(uint32_t number, const std::string& text) {
     ir::Graph graph;
     const Status status = ir::parse_graph(text, &graph);
@@ -93,7 +88,7 @@ class SessionTest : public ::testing::Test {
   HostDevice device;
   Runners runners;
   std::unique_ptr<Session> session;
-  std::map<uint32_t, Client> clients;
+  std::map<uint32_t, remote::LastRun> clients;  // by program
   std::vector<int64_t> words;
   uint64_t sequence = 0;
 };

@@ -7,7 +7,7 @@
 #include "ir/graph.h"
 #include "remote/wire/delta.h"
 #include "worker/device/host_device.h"
-#include "worker/program.h"
+#include "worker/loaded_program.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/runner/testing/fake_runner.h"
 #include "worker/session.h"
@@ -37,7 +37,7 @@ class PartRunner final : public Runner {
     ++loads;
     std::unique_ptr<RunnerProgram> inner;
     Status status = inner_->load(request, &inner);
-    *program = std::make_unique<Program>(*this, std::move(inner), request.graph);
+    *program = std::make_unique<PartProgram>(*this, std::move(inner), request.graph);
     return status;
   }
 
@@ -51,9 +51,9 @@ class PartRunner final : public Runner {
   int loads = 0;
 
  private:
-  class Program final : public RunnerProgram {
+  class PartProgram final : public RunnerProgram {
    public:
-    Program(PartRunner& runner, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
+    PartProgram(PartRunner& runner, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
         : runner_(runner), inner_(std::move(inner)), graph_(graph) {}
     bool creates_buffer(uint32_t buffer) const override { return inner_->creates_buffer(buffer); }
     bool run(tr_run& run, tr_error* error) override {

@@ -152,9 +152,9 @@ class Correlations {
 };
 thread_local std::vector<Correlations::Open> Correlations::open_;
 
-class Session final : public libkineto::IActivityProfilerSession {
+class KinetoSession final : public libkineto::IActivityProfilerSession {
  public:
-  ~Session() override { stop(); }
+  ~KinetoSession() override { stop(); }
   void start() override {
     if (in_bad_fork()) return;
     const WithoutGil released;
@@ -240,7 +240,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     uint64_t last = 0;
     for (const wire::ProfileEvent& event : worker.recorded.events) {
       if (event.program == wire::ProfileEvent::kMessage) continue;
-      const remote::WorkerProfile::Program& program = worker.recorded.programs[event.program];
+      const remote::WorkerProfile::ProfiledProgram& program = worker.recorded.programs[event.program];
       const std::string& label = program.labels[event.node];
       const uint32_t record = program.records[event.node];
       // As torch names them: without the overload.
@@ -322,7 +322,7 @@ class Profiler final : public libkineto::IActivityProfiler {
   }
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(const std::set<ActivityType>& types,
                                                                  const libkineto::Config&) override {
-    if (types.contains(ActivityType::CONCURRENT_KERNEL)) return std::make_unique<Session>();
+    if (types.contains(ActivityType::CONCURRENT_KERNEL)) return std::make_unique<KinetoSession>();
     for (int i = 0; i < device_count(); ++i) {
       if (existing_client(static_cast<c10::DeviceIndex>(i)) == nullptr) continue;
       TORCH_WARN_ONCE(

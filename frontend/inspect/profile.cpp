@@ -142,7 +142,7 @@ py::dict to_python(const WorkerRecording& session) {
   all["dropped"] = session.recorded.dropped;
   all["lost"] = session.recorded.lost;
   py::list programs;
-  for (const remote::WorkerProfile::Program& program : session.recorded.programs) {
+  for (const remote::WorkerProfile::ProfiledProgram& program : session.recorded.programs) {
     programs.append(py::make_tuple(program.program, program.labels, program.records));
   }
   all["programs"] = programs;

@@ -26,15 +26,15 @@ void SessionWriter::load(uint32_t number, const ir::Graph* source, const ir::Gra
   builder.Finish(wire::CreateLoadProgram(builder, number));
   const std::vector<uint8_t> bytes = ir::encode_program(program);
   send(wire::Type::kLoadProgram, builder, std::as_bytes(std::span(bytes)));
-  programs_[number] = {};
+  last_runs_[number] = {};
 }
 
 void SessionWriter::run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs,
                         uint64_t base, std::vector<uint64_t> frees) {
-  Program& program = programs_[number];
+  LastRun& last = last_runs_[number];
   std::vector<uint8_t> encoded_params, encoded_bindings, encoded_frees;
-  encode_params(params, program.params, encoded_params);
-  encode_bindings(inputs, base, program.bindings, encoded_bindings);
+  encode_params(params, last.params, encoded_params);
+  encode_bindings(inputs, base, last.bindings, encoded_bindings);
   encode_frees(frees, encoded_frees);
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateRunDirect(builder, number, base, &encoded_params, &encoded_bindings, &encoded_frees));

@@ -35,12 +35,8 @@ class SessionWriter {
   uint64_t send(wire::Type type, flatbuffers::FlatBufferBuilder& builder, std::span<const std::byte> attachment,
                 uint16_t flags = 0);
 
-  struct Program {
-    std::vector<int64_t> params;
-    Bindings bindings;
-  };
   const std::shared_ptr<CaptureWriter> writer_;
-  std::map<uint32_t, Program> programs_;
+  std::map<uint32_t, LastRun> last_runs_;  // by program
   uint64_t sequence_ = 0;
 };
 

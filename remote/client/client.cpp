@@ -98,7 +98,7 @@ class ClientImpl : public Client {
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
   Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options,
               ProgramPtr* program) override;
-  Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+  Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
              uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
   Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
@@ -150,8 +150,8 @@ class ClientImpl : public Client {
   // What came, health, and credits for `messages` and for the list of frees that may precede them.
   Status begin(size_t messages, size_t bytes);
   // Of inputs_ and what is to be freed.
-  std::span<const uint8_t> encode_run(Program& program, std::span<const int64_t> now, uint64_t base);
-  void count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
+  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base);
+  void count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
   // The header of the next message, a run, which will be waited for if there is a ticket.
   wire::Header run_header(uint64_t* ticket, FlushInfo* info);
   void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
@@ -169,7 +169,7 @@ class ClientImpl : public Client {
   // be read next. *snapshot: the view is a part of it; null: the message has the view only.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
   // Of the trace that runs next: copies_.
-  void find_copies(const Program& program, const ir::Trace& trace);
+  void find_copies(const CachedProgram& program, const ir::Trace& trace);
   // Without order_.
   Status take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
   static Status check_size(const Frame& frame, uint64_t expected);
@@ -283,7 +283,7 @@ void ClientImpl::take_frees() {
   read_ahead_.unwanted().clear();
 }
 
-void ClientImpl::find_copies(const Program& program, const ir::Trace& trace) {
+void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trace) {
   copies_.clear();
   if (!program.facts_known.load(std::memory_order_acquire)) return;
   for (const ProgramFacts::Copy& copy : program.facts.copies) {
@@ -319,11 +319,11 @@ Status ClientImpl::send_frees() {
   return send(wire::Type::kFree, false, nullptr, nullptr);
 }
 
-std::span<const uint8_t> ClientImpl::encode_run(Program& program, std::span<const int64_t> now, uint64_t base) {
+std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base) {
   params_.clear();
   bindings_.clear();
-  encode_params(now, program.params, params_);
-  encode_bindings(inputs_, base, program.bindings, bindings_);
+  encode_params(now, program.last.params, params_);
+  encode_bindings(inputs_, base, program.last.bindings, bindings_);
   take_frees();
   builder_.Clear();
   const auto frees = builder_.CreateVector(frees_bytes_);
@@ -404,7 +404,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   return {};
 }
 
-Status ClientImpl::run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
                        uint64_t* ticket) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
@@ -412,19 +412,20 @@ Status ClientImpl::run(const ProgramPtr& program, const RunRequest& request, uin
   *base = next_id_;
   if (program->failed) return program->failure;
   if (Status status = begin(1, 0); !status) return status;
-  next_id_ += request.made;
-  inputs_.assign(request.inputs.begin(), request.inputs.end());
-  made_.assign(request.made, 0);  // their sizes are not known here
+  next_id_ += arguments.made;
+  inputs_.assign(arguments.inputs.begin(), arguments.inputs.end());
+  made_.assign(arguments.made, 0);  // their sizes are not known here
   read_ahead_.runs(*program, inputs_, *base, made_, {});
-  const std::span<const uint8_t> control = encode_run(*program, request.params, *base);
+  const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base);
   count_flush(*program, std::exchange(program->ran, true), control, info);
-  const RunInfo run{program, *base, request.made};
+  const RunInfo run{program, *base, arguments.made};
   const wire::Header header = run_header(ticket, info);
   if (EventLog::on()) log_run(*info, program->sources);
   return outbox_.send(header, control, nullptr, &run);
 }
 
-void ClientImpl::count_flush(const Program& program, bool hit, std::span<const uint8_t> control, FlushInfo* info) {
+void ClientImpl::count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control,
+                             FlushInfo* info) {
   info->ops = program.ops.size();
   info->hit = hit;
   info->program = program.number;

@@ -48,8 +48,8 @@ struct FlushInfo {
   size_t first_difference = 0;
 };
 
-// One run of such a program.
-struct RunRequest {
+// Of one run of such a program.
+struct RunArguments {
   std::span<const int64_t> params;   // as many as the graph has
   std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
   uint64_t made = 0;                 // how many fresh buffers survive
@@ -79,7 +79,7 @@ class Client {
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
                       const ProgramOptions& options, ProgramPtr* program) = 0;
   // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
-  virtual Status run(const ProgramPtr& program, const RunRequest& request, uint64_t* base, FlushInfo* info,
+  virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
                      uint64_t* ticket = nullptr) = 0;
   // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
   virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;

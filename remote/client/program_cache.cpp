@@ -57,7 +57,7 @@ ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
                               std::span<const uint64_t> survivors) const {
   const auto [begin, end] = by_key_.equal_range(key.lo);
   for (auto i = begin; i != end; ++i) {
-    const Program& program = *i->second;
+    const CachedProgram& program = *i->second;
     if (program.key == key && same<uint64_t>(program.survivors, survivors) &&
         same<uint32_t>(program.code, trace.code)) {
       return i->second;
@@ -67,7 +67,7 @@ ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
 }
 
 ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) {
-  auto program = std::make_shared<Program>();
+  auto program = std::make_shared<CachedProgram>();
   program->key = key;
   program->code = trace.code;
   program->survivors.assign(survivors.begin(), survivors.end());
@@ -81,7 +81,7 @@ ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std
 
 ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> sources,
                              const ProgramOptions& options) {
-  auto program = std::make_shared<Program>();
+  auto program = std::make_shared<CachedProgram>();
   program->options = options;
   program->sources = std::move(sources);
   program->ops.assign(program->sources.size(), ir::kInvalidOpcode);
@@ -124,7 +124,7 @@ size_t ProgramCache::first_difference(const ir::Trace& trace) const {
   return static_cast<size_t>(after - trace.records.begin()) - 1;
 }
 
-void ProgramCache::set_sources(Program& program, uint64_t sequence, std::vector<ir::SourceRef>& sources) {
+void ProgramCache::set_sources(CachedProgram& program, uint64_t sequence, std::vector<ir::SourceRef>& sources) {
   constexpr size_t kMost = 256;
   std::lock_guard lock(mutex_);
   if (same<ir::SourceRef>(program.sources, sources)) return;
@@ -142,7 +142,7 @@ bool ProgramCache::describe(uint32_t program, uint32_t record, uint64_t sequence
                             std::string* op) const {
   std::lock_guard lock(mutex_);
   if (program == 0 || program > by_number_.size()) return false;
-  const Program& found = *by_number_[program - 1];
+  const CachedProgram& found = *by_number_[program - 1];
   if (record >= found.ops.size() || found.ops[record] == ir::kInvalidOpcode) return false;
   const std::vector<ir::SourceRef>* sources = sequence >= found.sources_since ? &found.sources : nullptr;
   for (auto old = earlier_.rbegin(); sources == nullptr && old != earlier_.rend(); ++old) {

@@ -30,7 +30,8 @@ struct ProgramFacts {
 };
 ProgramFacts facts_of(const ir::Graph& graph);
 
-struct Program {
+// A program that the worker has, or is being built for it.
+struct CachedProgram {
   uint32_t number = 0;  // from 1
   ir::Hash128 key;
   std::vector<uint32_t> code;       // of the trace
@@ -38,14 +39,13 @@ struct Program {
   std::vector<ir::Opcode> ops;      // of each record
   ProgramOptions options;
 
-  // What the worker's end of the delta coding holds. Guarded by whoever orders the messages.
-  std::vector<int64_t> params;
-  Bindings bindings;
+  // What the worker's end of the delta coding holds, too. Guarded by whoever orders the messages.
+  LastRun last;
 
   // The worker will never have it, because of `failure`; set by the builder, last.
   std::atomic<bool> failed = false;
   Status failure;
-  bool ran = false;  // guarded like params
+  bool ran = false;  // guarded like `last`
 
   // Set by the builder before `facts_known`.
   ProgramFacts facts;
@@ -72,7 +72,7 @@ class ProgramCache {
   size_t first_difference(const ir::Trace& trace) const;
 
   // The program's run of this sequence was recorded from these places. Takes them if they are not the last run's.
-  void set_sources(Program& program, uint64_t sequence, std::vector<ir::SourceRef>& sources);
+  void set_sources(CachedProgram& program, uint64_t sequence, std::vector<ir::SourceRef>& sources);
   // Where a record of a program's run comes from, if that is still known, and its op's name; false if there is no such
   // record.
   bool describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source, std::string* op) const;
@@ -81,7 +81,7 @@ class ProgramCache {
   void number(const ProgramPtr& program);
 
   std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
-  mutable std::mutex mutex_;                              // for what follows and Program::sources
+  mutable std::mutex mutex_;                              // for what follows and CachedProgram::sources
   std::vector<ProgramPtr> by_number_;                     // number - 1
   // Of earlier runs: a failure may be told long after.
   struct Earlier {

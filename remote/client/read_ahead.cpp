@@ -4,7 +4,7 @@
 
 namespace torch_remote::remote {
 
-void ReadAhead::runs(const Program& program, std::span<const uint64_t> inputs, uint64_t base,
+void ReadAhead::runs(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
                      std::vector<uint64_t>& made, std::span<const Copy> copies) {
   Run& run = runs_[++number_ % kRuns];
   run.number = number_;

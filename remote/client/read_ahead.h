@@ -47,7 +47,7 @@ class ReadAhead {
     uint32_t index;
     uint64_t source;
   };
-  void runs(const Program& program, std::span<const uint64_t> inputs, uint64_t base, std::vector<uint64_t>& made,
+  void runs(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base, std::vector<uint64_t>& made,
             std::span<const Copy> copies);
   // These ids are freed by the next message.
   void freed(std::span<const uint64_t> ids);

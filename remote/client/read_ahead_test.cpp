@@ -11,7 +11,7 @@ class ReadAheadTest : public testing::Test {
   // A run of a program that makes buffers of these sizes. Returns the first one's id.
   uint64_t run(uint32_t program, std::vector<uint64_t> made, std::vector<uint64_t> inputs = {},
                std::vector<bool> written = {}, std::vector<ReadAhead::Copy> copies = {}) {
-    Program its;
+    CachedProgram its;
     its.number = program;
     its.facts.written = std::move(written);
     its.facts_known = true;
@@ -129,7 +129,7 @@ TEST_F(ReadAheadTest, AWriteEndsIt) {
 
 TEST_F(ReadAheadTest, AProgramOfWhichNothingIsKnownMayWrite) {
   keep(7, Snapshot::State::kThere, 4);
-  Program unknown;
+  CachedProgram unknown;
   std::vector<uint64_t> made;
   const uint64_t inputs[] = {7};
   ahead.runs(unknown, inputs, 500, made, {});

@@ -56,8 +56,8 @@ struct ProgramOptions {
 };
 
 // A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
-struct Program;
-using ProgramPtr = std::shared_ptr<Program>;
+struct CachedProgram;
+using ProgramPtr = std::shared_ptr<CachedProgram>;
 
 // Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
 // when it comes.

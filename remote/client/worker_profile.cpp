@@ -25,7 +25,7 @@ Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
   profile->dropped = message->dropped();
   if (message->programs()) {
     for (const wire::ProfileProgram* program : *message->programs()) {
-      WorkerProfile::Program& known = profile->programs.emplace_back();
+      WorkerProfile::ProfiledProgram& known = profile->programs.emplace_back();
       known.program = program->program();
       if (program->labels()) {
         for (const flatbuffers::String* label : *program->labels()) known.labels.push_back(label->str());

@@ -12,7 +12,7 @@
 namespace torch_remote::remote {
 
 struct WorkerProfile {
-  struct Program {
+  struct ProfiledProgram {
     uint32_t program = 0;
     std::vector<std::string> labels;  // of each node: "aten::relu(f32[4])"
     std::vector<uint32_t> records;    // of each node: the record of the trace
@@ -27,7 +27,7 @@ struct WorkerProfile {
   // Of Stop, also if that fails: what the worker had sent until then. Each event names a program of `programs` and a
   // node of it, or is a message.
   std::vector<wire::ProfileEvent> events;
-  std::vector<Program> programs;
+  std::vector<ProfiledProgram> programs;
   uint64_t dropped = 0;
 };
 

@@ -144,16 +144,16 @@ void FakeWorker::run(Frame& frame, Message& message) {
   ASSERT_NE(run, nullptr);
   message.program = run->program();
   message.base = run->base();
-  const auto found = programs_.find(run->program());
-  ASSERT_NE(found, programs_.end()) << "program " << run->program() << " is not loaded";
-  Program& program = found->second;
+  const auto found = last_runs_.find(run->program());
+  ASSERT_NE(found, last_runs_.end()) << "program " << run->program() << " is not loaded";
+  LastRun& last = found->second;
   bool changed;
-  ASSERT_TRUE(decode_params(wire::bytes(run->params()), program.params, &changed).ok());
-  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), program.bindings).ok());
+  ASSERT_TRUE(decode_params(wire::bytes(run->params()), last.params, &changed).ok());
+  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), last.bindings).ok());
   ASSERT_TRUE(decode_frees(wire::bytes(run->frees()), &message.frees).ok());
   if (log_) {
-    message.params = program.params;
-    message.inputs = program.bindings.ids;
+    message.params = last.params;
+    message.inputs = last.bindings.ids;
   }
   std::function<Failure(const Message&)> on_run;
   std::vector<int64_t> words;
@@ -205,9 +205,9 @@ bool FakeWorker::handle(Frame& frame) {
       uint32_t counts[2];
       std::memcpy(counts, frame.attachment->bytes().data(), sizeof(counts));
       message.program = load->program();
-      Program& program = programs_[load->program()];
-      program.params.assign(counts[0], 0);
-      program.bindings.ids.assign(counts[1], 0);
+      LastRun& last = last_runs_[load->program()];
+      last.params.assign(counts[0], 0);
+      last.bindings.ids.assign(counts[1], 0);
       break;
     }
     case wire::Type::kRun:

@@ -101,11 +101,6 @@ class FakeWorker {
   }
 
  private:
-  struct Program {
-    std::vector<int64_t> params;
-    Bindings bindings;
-  };
-
   void serve();
   bool handle(Frame& frame);
   void run(Frame& frame, Message& message);
@@ -128,7 +123,7 @@ class FakeWorker {
   std::vector<Message> messages_;
 
   // The thread's own.
-  std::map<uint32_t, Program> programs_;
+  std::map<uint32_t, LastRun> last_runs_;  // by program
   std::map<uint64_t, std::vector<std::byte>> buffers_;
   std::vector<std::function<void()>> held_;
   std::function<void()> answer_;

@@ -60,7 +60,7 @@ Status bad_segment(std::string what) {
 
 // --- segments --------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<Segment> Segment::create(size_t size, Lending lending) {
+std::shared_ptr<SharedSegment> SharedSegment::create(size_t size, Lending lending) {
   if (size > physical_memory()) return nullptr;
   const int descriptor = memfd_create("torch-remote", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return nullptr;
@@ -75,12 +75,12 @@ std::shared_ptr<Segment> Segment::create(size_t size, Lending lending) {
     ::close(descriptor);
     return nullptr;
   }
-  auto segment = std::shared_ptr<Segment>(new Segment(data, size, descriptor));
+  auto segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, descriptor));
   segment->own = true;
   return segment;
 }
 
-Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* segment) {
+Status SharedSegment::map(int descriptor, uint64_t size, std::shared_ptr<SharedSegment>* segment) {
   Status status;
   struct stat info;
   const int seals = fcntl(descriptor, F_GET_SEALS);
@@ -90,7 +90,7 @@ Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* seg
     status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " +
                          std::to_string(size));
   } else if (std::byte* data = map_shared(descriptor, size, !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))) {
-    *segment = std::shared_ptr<Segment>(new Segment(data, size, -1));
+    *segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, -1));
   } else {
     status = {ErrorCode::kOutOfMemory,
               "remote: cannot map " + std::to_string(size) + " bytes of shared memory: " + std::strerror(errno)};
@@ -99,7 +99,7 @@ Status Segment::map(int descriptor, uint64_t size, std::shared_ptr<Segment>* seg
   return status;
 }
 
-Segment::~Segment() {
+SharedSegment::~SharedSegment() {
   munmap(data_, size_);
   if (descriptor_ >= 0) ::close(descriptor_);
 }
@@ -109,26 +109,26 @@ Segment::~Segment() {
 // A whole segment of ours, in use. Its end puts the segment back into the pool.
 class SharedMemory::OwnAttachment : public Attachment {
  public:
-  OwnAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, size_t size)
+  OwnAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, size_t size)
       : memory_(std::move(memory)), segment_(std::move(segment)), size_(size) {}
   ~OwnAttachment() override { memory_->put_back(std::move(segment_)); }
   std::span<std::byte> bytes() override { return {segment_->data(), size_}; }
 
  private:
   std::shared_ptr<SharedMemory> memory_;
-  SegmentPtr segment_;
+  SharedSegmentPtr segment_;
   size_t size_;
 };
 
 // Part of a segment of either end.
 class SharedMemory::SharedAttachment : public Attachment {
  public:
-  SharedAttachment(SegmentPtr segment, std::span<std::byte> bytes, std::shared_ptr<void> keep)
+  SharedAttachment(SharedSegmentPtr segment, std::span<std::byte> bytes, std::shared_ptr<void> keep)
       : segment_(std::move(segment)), bytes_(bytes), keep_(std::move(keep)) {}
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
-  SegmentPtr segment_;  // keeps it mapped
+  SharedSegmentPtr segment_;  // keeps it mapped
   std::span<std::byte> bytes_;
   std::shared_ptr<void> keep_;
 };
@@ -136,7 +136,7 @@ class SharedMemory::SharedAttachment : public Attachment {
 // What the peer lent us. Its end gives it back. `keep`: what we lent, if it is a part of that.
 class SharedMemory::BorrowedAttachment : public Attachment {
  public:
-  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SegmentPtr segment, AttachmentPtr keep,
+  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, AttachmentPtr keep,
                      std::span<std::byte> bytes, uint64_t token)
       : memory_(std::move(memory)),
         segment_(std::move(segment)),
@@ -148,7 +148,7 @@ class SharedMemory::BorrowedAttachment : public Attachment {
 
  private:
   std::shared_ptr<SharedMemory> memory_;
-  SegmentPtr segment_;
+  SharedSegmentPtr segment_;
   AttachmentPtr keep_;
   std::span<std::byte> bytes_;
   uint64_t token_;
@@ -159,13 +159,13 @@ class SharedMemory::BorrowedAttachment : public Attachment {
 AttachmentPtr SharedMemory::allocate(size_t size) {
   if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
   const size_t rounded = size_class(size);
-  SegmentPtr segment;
+  SharedSegmentPtr segment;
   {
     std::lock_guard lock(mutex_);
     segment = pool_.take(rounded);
   }
   if (!segment) {
-    segment = Segment::create(rounded, lending_);
+    segment = SharedSegment::create(rounded, lending_);
     if (!segment) return nullptr;
     std::lock_guard lock(mutex_);
     segment->number = ++last_number_;
@@ -175,22 +175,22 @@ AttachmentPtr SharedMemory::allocate(size_t size) {
   return std::make_shared<OwnAttachment>(shared_from_this(), std::move(segment), size);
 }
 
-void SharedMemory::put_back(SegmentPtr segment) {
-  std::vector<SegmentPtr> evicted;
+void SharedMemory::put_back(SharedSegmentPtr segment) {
+  std::vector<SharedSegmentPtr> evicted;
   std::lock_guard lock(mutex_);
   const size_t size = segment->size();
   pool_.put(size, std::move(segment), &evicted);
-  for (const SegmentPtr& old : evicted) {
+  for (const SharedSegmentPtr& old : evicted) {
     by_address_.erase(old->data());
     own_.erase(old->number);
     if (old->announced()) to_retire_.push_back(old->number);
   }
 }
 
-SegmentPtr SharedMemory::find(const void* memory, size_t size) {
+SharedSegmentPtr SharedMemory::find(const void* memory, size_t size) {
   auto after = by_address_.upper_bound(static_cast<const std::byte*>(memory));
   if (after == by_address_.begin()) return nullptr;
-  const SegmentPtr& segment = std::prev(after)->second;
+  const SharedSegmentPtr& segment = std::prev(after)->second;
   return segment->contains(memory, size) ? segment : nullptr;
 }
 
@@ -204,7 +204,7 @@ AttachmentPtr SharedMemory::find_lent(const std::byte* memory, size_t size) cons
 }
 
 AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_ptr<void> keep) {
-  SegmentPtr segment;
+  SharedSegmentPtr segment;
   {
     std::lock_guard lock(mutex_);
     segment = find(memory, size);
@@ -217,7 +217,7 @@ AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_p
 bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* header) {
   const std::span<std::byte> bytes = attachment->bytes();
   std::lock_guard lock(mutex_);
-  const SegmentPtr segment = find(bytes.data(), bytes.size());
+  const SharedSegmentPtr segment = find(bytes.data(), bytes.size());
   if (!segment || closed_) return false;
   if (!segment->announced()) to_announce_ = segment;
   header->size = bytes.size();
@@ -231,7 +231,7 @@ bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* heade
 
 Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attachment) {
   const bool ours = (header.flags & kReceiversSegment) != 0;
-  SegmentPtr segment;
+  SharedSegmentPtr segment;
   AttachmentPtr lent;
   std::span<std::byte> bytes;
   {
@@ -277,7 +277,7 @@ void SharedMemory::outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int
   const size_t retired = std::min(kMaxTokens, to_retire_.size());
   if (retired > 0) append_frame(frames, SegmentOp::kRetire, {to_retire_.data(), retired});
   to_retire_.erase(to_retire_.begin(), to_retire_.begin() + static_cast<ptrdiff_t>(retired));
-  if (const SegmentPtr segment = std::exchange(to_announce_, nullptr)) {
+  if (const SharedSegmentPtr segment = std::exchange(to_announce_, nullptr)) {
     const uint64_t words[] = {segment->number, segment->size()};
     append_frame(frames, SegmentOp::kAnnounce, words);
     *descriptor = segment->take_descriptor();
@@ -329,8 +329,8 @@ Status SharedMemory::announced(std::span<const uint8_t> body, std::deque<int>& d
     ::close(descriptor);
     return bad_segment("segment number " + std::to_string(number) + " is taken or one too many");
   }
-  SegmentPtr segment;
-  if (Status status = Segment::map(descriptor, size, &segment); !status) return status;
+  SharedSegmentPtr segment;
+  if (Status status = SharedSegment::map(descriptor, size, &segment); !status) return status;
   segment->number = static_cast<uint32_t>(number);
   by_address_.emplace(segment->data(), segment);
   peers_.emplace(segment->number, std::move(segment));

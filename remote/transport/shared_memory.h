@@ -31,17 +31,17 @@ struct SegmentMessage {
 inline constexpr size_t kMaxTokens = 512;  // in one message
 
 // A mapped memfd. Unmapped by the destructor.
-class Segment {
+class SharedSegment {
  public:
   // A new one, sealed so that no one can shrink it under the other's feet, and, if so wanted, so that this mapping is
   // the only one that can write to it. Null if there is no memory or descriptor, or the kernel cannot seal so.
-  static std::shared_ptr<Segment> create(size_t size, Lending lending);
+  static std::shared_ptr<SharedSegment> create(size_t size, Lending lending);
   // The peer's; read-only if it is sealed against writing. Takes the descriptor. Refuses one that is not sealed against
   // shrinking, or smaller than `size`: touching it could kill this process.
-  static Status map(int descriptor, uint64_t size, std::shared_ptr<Segment>* segment);
-  ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
+  static Status map(int descriptor, uint64_t size, std::shared_ptr<SharedSegment>* segment);
+  ~SharedSegment();
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
@@ -57,13 +57,13 @@ class Segment {
   bool own = false;
 
  private:
-  Segment(std::byte* data, size_t size, int descriptor) : data_(data), size_(size), descriptor_(descriptor) {}
+  SharedSegment(std::byte* data, size_t size, int descriptor) : data_(data), size_(size), descriptor_(descriptor) {}
 
   std::byte* data_;
   size_t size_;
   int descriptor_;  // until it is announced
 };
-using SegmentPtr = std::shared_ptr<Segment>;
+using SharedSegmentPtr = std::shared_ptr<SharedSegment>;
 
 // The segments of one connection. Thread safe. Attachments hold a reference to it.
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
@@ -99,25 +99,25 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   class SharedAttachment;
   class BorrowedAttachment;
 
-  void put_back(SegmentPtr segment);
+  void put_back(SharedSegmentPtr segment);
   void give_back(uint64_t token);
   // With mutex_ held.
-  SegmentPtr find(const void* memory, size_t size);
+  SharedSegmentPtr find(const void* memory, size_t size);
   AttachmentPtr find_lent(const std::byte* memory, size_t size) const;
   Status announced(std::span<const uint8_t> body, std::deque<int>& descriptors);
 
   const Lending lending_;
   std::mutex mutex_;
   bool closed_ = false;
-  std::map<const std::byte*, SegmentPtr> by_address_;  // both ends'
-  std::unordered_map<uint32_t, SegmentPtr> own_;
-  std::unordered_map<uint32_t, SegmentPtr> peers_;
-  MemoryPool<SegmentPtr> pool_;
+  std::map<const std::byte*, SharedSegmentPtr> by_address_;  // both ends'
+  std::unordered_map<uint32_t, SharedSegmentPtr> own_;
+  std::unordered_map<uint32_t, SharedSegmentPtr> peers_;
+  MemoryPool<SharedSegmentPtr> pool_;
   uint32_t last_number_ = 0;
   uint64_t last_token_ = 0;
   std::unordered_map<uint64_t, AttachmentPtr> lent_;  // by token
   std::vector<uint64_t> to_give_back_;                // tokens
-  SegmentPtr to_announce_;
+  SharedSegmentPtr to_announce_;
   std::vector<uint64_t> to_retire_;
 };
 

@@ -30,6 +30,12 @@ struct Bindings {
 void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& last, std::vector<uint8_t>& out);
 Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& last);
 
+// What an end keeps of a program's last run.
+struct LastRun {
+  std::vector<int64_t> params;
+  Bindings bindings;
+};
+
 // Ids to free: sorted differences, so none can be there twice. `ids` is sorted by this.
 void encode_frees(std::vector<uint64_t>& ids, std::vector<uint8_t>& out);
 Status decode_frees(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids);

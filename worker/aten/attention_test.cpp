@@ -21,7 +21,7 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
                  const at::Tensor& gradient) {
   const IValue bias_value = bias.defined() ? IValue(bias) : IValue();
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   std::vector<int64_t> rows(q.sizes().begin(), q.sizes().end() - 1);
   std::vector<int64_t> sizes = rows;
   sizes.push_back(v.size(-1));

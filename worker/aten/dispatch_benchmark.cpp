@@ -36,7 +36,7 @@ at::Tensor wrapped(double value) {
 void measure(const char* name, bool in_place, bool scalar, at::IntArrayRef size) {
   TestRunner runner;
   const at::Tensor first = at::randn(size), other = at::randn(size), number = wrapped(1.0001);
-  GraphBuilder builder;
+  TestGraph builder;
   at::Tensor x = first;
   std::vector<at::Tensor> keep;
   for (int i = 0; i < kOps; ++i) {

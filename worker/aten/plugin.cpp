@@ -11,16 +11,14 @@
 #include <new>
 #include <string>
 
+#include "worker/aten/aten_program.h"
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
-#include "worker/aten/program.h"
 #include "worker/aten/schema.h"
 #include "worker/aten/special.h"
 #include "worker/aten/threads.h"
 
 // The plugin's C ABI. No exception leaves this file.
-
-using torch_remote::worker::aten::Program;
 
 struct tr_runner {
   tr_runner(const tr_host& host, int threads, bool inproc) : host(host), inproc(inproc), threads(threads, inproc) {}
@@ -31,7 +29,7 @@ struct tr_runner {
 };
 
 struct tr_program {
-  Program program;
+  torch_remote::worker::aten::AtenProgram program;
 };
 
 namespace torch_remote::worker::aten {
@@ -67,7 +65,8 @@ int load(tr_runner* runner, const uint8_t* bytes, size_t size, const tr_load_opt
       set_error(error, "RuntimeError", status.message().c_str());
       return 1;
     }
-    *out = new tr_program{Program(runner->host, runner->threads, std::move(graph), options->tune != 0, options->nodes)};
+    *out = new tr_program{
+        AtenProgram(runner->host, runner->threads, std::move(graph), options->tune != 0, options->nodes)};
     return 0;
   } catch (...) {
     describe_exception(error);

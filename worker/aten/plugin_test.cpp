@@ -86,7 +86,7 @@ void check(const std::string& op, const std::vector<IValue>& args) {
   handle.callBoxed(&stack);
   const std::vector<IValue> wanted(stack.begin(), stack.end());
 
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call(op, all_args, wanted);
   TestRunner::Loaded program(runner, builder);
   const auto moved = runner.memory.get();
@@ -224,7 +224,7 @@ TEST(Plugin, TheProgramsStridesCount) {
   for (const char* op : {"aten::relu", "aten::clone", "aten::cumsum"}) {
     SCOPED_TRACE(op);
     TestRunner runner;
-    GraphBuilder builder;
+    TestGraph builder;
     std::vector<IValue> args = {a};
     if (std::string(op) == "aten::cumsum") args.push_back(1);
     builder.call(op, args, {transposed});
@@ -244,7 +244,7 @@ TEST(Plugin, OutVariantsThatIgnoreStridesAreNotTrusted) {
   const at::Tensor gradient = at::randn({1, 3, 6, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor wanted = at::upsample_bicubic2d_backward(gradient, {6, 5}, {1, 3, 4, 4}, false);
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::upsample_bicubic2d_backward",
                {gradient, c10::List<int64_t>({6, 5}), c10::List<int64_t>({1, 3, 4, 4}), false, IValue(), IValue()},
                {at::empty({1, 3, 4, 4}, at::MemoryFormat::ChannelsLast)});
@@ -258,7 +258,7 @@ TEST(Plugin, OutVariantsThatIgnoreStridesAreNotTrusted) {
 
 TEST(Plugin, SaysWhenEachNodeRanIfAsked) {
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor a = at::randn({3}), negative = at::empty({3}), bad = at::empty({1});
   builder.call("aten::neg", {a}, {negative});
   builder.call("aten::index_select", {a, 0, at::tensor({7}, at::kLong)}, {bad});
@@ -280,7 +280,7 @@ TEST(Plugin, SaysWhenEachNodeRanIfAsked) {
 TEST(Plugin, NewSizesAndScalarsWithoutANewProgram) {
   TestRunner runner;
   const at::Tensor a = at::arange(6, at::kFloat).reshape({2, 3});
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor scaled = a * 2, sum = scaled + 1;
   builder.call("aten::mul.Tensor", {a, wrapped(2)}, {scaled});
   builder.call("aten::add.Tensor", {scaled, wrapped(1), 1}, {sum});
@@ -305,7 +305,7 @@ TEST(Plugin, NewSizesAndScalarsWithoutANewProgram) {
 TEST(Plugin, TemporariesThatItMadeAreGivenBack) {
   TestRunner runner;
   const at::Tensor a = at::randn({1000});
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor copy = a.clone(), result = copy + copy;
   builder.call("aten::clone", {a, IValue()}, {copy});
   builder.call("aten::add.Tensor", {copy, copy, 1}, {result});
@@ -357,7 +357,7 @@ TEST(Plugin, NoPointersLieInTheHostsMemory) {
 TEST(Plugin, DynamicResultsReportTypeAndSizes) {
   TestRunner runner;
   const at::Tensor a = at::tensor({0, 3, 0, 5}, at::kLong).reshape({2, 2});
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::nonzero", {a}, {at::nonzero(a)});
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
@@ -371,14 +371,14 @@ TEST(Plugin, DynamicResultsReportTypeAndSizes) {
 TEST(Plugin, HostResults) {
   TestRunner runner;
   const at::Tensor a = at::scalar_tensor(2.5);
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::_local_scalar_dense", {a}, {});
   TestRunner::Loaded program(runner, builder);
   auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
   EXPECT_EQ(outcome.words,
             (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat), std::bit_cast<int64_t>(2.5)}));
-  GraphBuilder other;
+  TestGraph other;
   other.call("aten::equal", {a, a + 0}, {});
   TestRunner::Loaded equal(runner, other);
   outcome = equal.run();
@@ -389,7 +389,7 @@ TEST(Plugin, AFailedNodeIsNamedAndThoseBeforeItRan) {
   TestRunner runner;
   const at::Tensor weight = at::randn({10, 4}), rows = at::tensor({1, 99, 2}, at::kLong);
   const at::Tensor doubled = weight * 2, found = at::randn({3, 4});
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::mul.Tensor", {weight, wrapped(2)}, {doubled});
   builder.call("aten::embedding", {doubled, rows, -1, false, false}, {found});
   TestRunner::Loaded program(runner, builder);
@@ -403,7 +403,7 @@ TEST(Plugin, AFailedNodeIsNamedAndThoseBeforeItRan) {
 
 TEST(Plugin, OutOfMemoryIsItsOwnKind) {
   TestRunner runner(/*inproc=*/false, 64 << 20);
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor points = at::zeros({5000, 2});
   builder.call("aten::cdist", {points, points, 2.0, IValue()}, {at::empty({1, 1}).expand({5000, 5000})});
   TestRunner::Loaded program(runner, builder);
@@ -414,7 +414,7 @@ TEST(Plugin, OutOfMemoryIsItsOwnKind) {
 
 TEST(Plugin, WrongSizesAreAnError) {
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::mm", {at::randn({2, 3}), at::randn({3, 4})}, {at::empty({5, 4})});
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
@@ -424,7 +424,7 @@ TEST(Plugin, WrongSizesAreAnError) {
 
 TEST(Plugin, ProgramsThatDoNotFitTheSchemaAreRefused) {
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::relu", {at::randn({2})}, {at::randn({2})});
   // Claims another signature for an op that the table does not list.
   const ir::OpaqueArg args[] = {{"self", ir::ArgKind::kTensor}, {"n", ir::ArgKind::kString}};
@@ -444,7 +444,7 @@ TEST(Plugin, ProgramsThatDoNotFitTheSchemaAreRefused) {
 TEST(Plugin, OpsThatChangeTensorsThemselvesAreRefused) {
   TestRunner runner;
   for (const char* op : {"aten::set_", "aten::t_", "aten::squeeze_"}) {
-    GraphBuilder builder;
+    TestGraph builder;
     builder.call(op, {at::randn({2, 3})}, {});
     TestRunner::Loaded program(runner, builder);
     EXPECT_EQ(program.program, nullptr) << op;
@@ -472,7 +472,7 @@ TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
   EXPECT_EQ(why_refused("aten::add.Tensor"), nullptr);
   const at::Tensor a = at::randn({3});
   for (const char* op : {"inductor::_reinterpret_tensor", "aten::_sparse_coo_tensor_unsafe"}) {
-    GraphBuilder builder;
+    TestGraph builder;
     std::vector<IValue> args = {a, std::vector<int64_t>{1000}, std::vector<int64_t>{1000}, 0};
     if (std::string_view(op) == "aten::_sparse_coo_tensor_unsafe") {
       const at::Tensor index = at::full({1, 1}, 1000, at::kLong);
@@ -543,7 +543,7 @@ TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
   TestRunner runner;
   for (const int64_t index : {int64_t{1}, kFar, -kFar}) {
     for (const Call& call : calls(index)) {
-      GraphBuilder builder;
+      TestGraph builder;
       register_if_unknown(call.op);
       builder.call(call.op, call.args, call.results);
       TestRunner::Loaded program(runner, builder);
@@ -572,7 +572,7 @@ TEST(Plugin, OffersItsThreads) {
 
 TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor a = at::randn({4}), b = at::exp(a);
   builder.call("aten::exp", {a}, {b});
   builder.call("aten::neg", {b}, {at::neg(b)});

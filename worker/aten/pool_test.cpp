@@ -21,7 +21,7 @@ struct Window {
 bool pooled_alone(const at::Tensor& input, const Window& w) {
   const auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
   TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::max_pool2d_with_indices", {input, w.kernel, w.stride, w.padding, w.dilation, w.ceil},
                {values, indices});
   const ir::Node& node = builder.graph.nodes[0];

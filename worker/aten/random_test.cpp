@@ -26,7 +26,7 @@ TEST(Philox, KnownAnswers) {
 at::Tensor draw(const std::string& op, const std::vector<IValue>& args, const std::vector<IValue>& results,
                 int64_t seed = 7, int64_t offset = 3, int threads = 1) {
   TestRunner runner(/*inproc=*/false, uint64_t{8} << 30, threads);
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call(op, args, results, seed, offset);
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
@@ -132,7 +132,7 @@ TEST(Random, BernoulliByTensorAndDropout) {
   expect_near(drawn.select(1, 2), 0.5, 0.5);
 
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor input = at::randn({200, 100});
   builder.call("aten::native_dropout", {input, 0.25, true}, {at::empty({200, 100}), at::empty({200, 100}, at::kBool)},
                5, 0);

@@ -36,7 +36,7 @@ std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
   const Tensor output = at::empty({t, b, d * h}), hy = at::empty_like(hx), cy = at::empty_like(hx);
   const Tensor kept = at::empty({reserve}), nothing = at::empty({0});
   TestRunner runner;
-  GraphBuilder builder;
+  TestGraph builder;
   builder.call("aten::_cudnn_rnn",
                {x, weights, 4, IValue(), hx, cx, kMode, h, 0, 1, false, 0.0, true, d == 2, Sizes(), IValue()},
                {output, hy, cy, kept, nothing});

@@ -160,15 +160,15 @@ void register_if_unknown(std::string_view name) {
   ir::register_opaque(name, signature.args, signature.results, signature.flags);
 }
 
-ir::Sym GraphBuilder::param(int64_t value) {
+ir::Sym TestGraph::param(int64_t value) {
   params.push_back(value);
   return static_cast<ir::Sym>(params.size() - 1);
 }
 
 // Sizes of 0 and 1 are constants, as in a recorded trace.
-ir::Sym GraphBuilder::size(int64_t value) { return value < 2 ? graph.constant(value) : param(value); }
+ir::Sym TestGraph::size(int64_t value) { return value < 2 ? graph.constant(value) : param(value); }
 
-ir::Arg GraphBuilder::view(const at::Tensor& tensor, bool fresh) {
+ir::Arg TestGraph::view(const at::Tensor& tensor, bool fresh) {
   uint32_t buffer = 0;
   while (buffer < tensors.size() && !tensors[buffer].is_alias_of(tensor)) ++buffer;
   if (buffer == tensors.size()) {
@@ -189,7 +189,7 @@ ir::Arg GraphBuilder::view(const at::Tensor& tensor, bool fresh) {
   return arg;
 }
 
-ir::Arg GraphBuilder::number(const c10::IValue& value, bool structural) {
+ir::Arg TestGraph::number(const c10::IValue& value, bool structural) {
   ir::Arg arg;
   int64_t bits;
   if (value.isDouble()) {
@@ -206,7 +206,7 @@ ir::Arg GraphBuilder::number(const c10::IValue& value, bool structural) {
   return arg;
 }
 
-ir::Arg GraphBuilder::value(const ir::ArgDesc& desc, const c10::IValue& value) {
+ir::Arg TestGraph::value(const ir::ArgDesc& desc, const c10::IValue& value) {
   ir::Arg arg;
   if (desc.role == ir::ArgRole::kIgnored || value.isNone()) return arg;
   if (value.isTensor()) {
@@ -240,8 +240,8 @@ ir::Arg GraphBuilder::value(const ir::ArgDesc& desc, const c10::IValue& value) {
   return number(is_float ? c10::IValue(value.toScalar().toDouble()) : value, desc.role == ir::ArgRole::kStructural);
 }
 
-void GraphBuilder::call(std::string_view op, const std::vector<c10::IValue>& args,
-                        const std::vector<c10::IValue>& results, int64_t seed, int64_t offset) {
+void TestGraph::call(std::string_view op, const std::vector<c10::IValue>& args, const std::vector<c10::IValue>& results,
+                     int64_t seed, int64_t offset) {
   register_if_unknown(op);
   const ir::OpDesc& desc = ir::op_desc(ir::find_op(op));
   graph.params = kMaxParams;
@@ -299,7 +299,7 @@ TestRunner::TestRunner(bool inproc, uint64_t limit, int threads)
 TestRunner::~TestRunner() { api->destroy(runner); }
 
 // Constants were numbered from kMaxParams on; they follow the parameters now.
-void GraphBuilder::finish() {
+void TestGraph::finish() {
   if (graph.params != kMaxParams) return;
   const uint32_t count = static_cast<uint32_t>(params.size());
   const auto move = [&](ir::Sym& symbol) {
@@ -322,7 +322,7 @@ void GraphBuilder::finish() {
   graph.params = count;
 }
 
-TestRunner::Loaded::Loaded(TestRunner& runner, GraphBuilder& builder, bool tune) : runner_(runner), builder_(builder) {
+TestRunner::Loaded::Loaded(TestRunner& runner, TestGraph& builder, bool tune) : runner_(runner), builder_(builder) {
   builder.finish();
   const Status valid = ir::verify(builder.graph);
   EXPECT_TRUE(valid.ok()) << valid.message() << "\n" << ir::print(builder.graph);

@@ -18,7 +18,7 @@ namespace torch_remote::worker::aten {
 void register_if_unknown(std::string_view name);
 
 // Adds calls to a graph. Tensors are told apart by their storages and kept: what they are, the run's buffers become.
-class GraphBuilder {
+class TestGraph {
  public:
   // Adds a node. `results`: what the op is to return (sizes and strides count, the memory does not matter; undefined:
   // no result wanted); the tensors then stand for the results in later calls. Random ops get (seed, offset).
@@ -56,7 +56,7 @@ class TestRunner {
   // caller.
   class Loaded {
    public:
-    Loaded(TestRunner& runner, GraphBuilder& builder, bool tune = false);
+    Loaded(TestRunner& runner, TestGraph& builder, bool tune = false);
     ~Loaded();
     Outcome run(bool changed = true);
     Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);
@@ -71,7 +71,7 @@ class TestRunner {
 
    private:
     TestRunner& runner_;
-    GraphBuilder& builder_;
+    TestGraph& builder_;
     std::vector<int64_t> values_;
   };
 

@@ -52,7 +52,7 @@ TEST(Threads, LeavesACore) {
 // Sums of so many elements on as many threads as there are cores: how many the last op had.
 int threads_of_sums(TestRunner& runner, int64_t elements, tr_client client) {
   const at::Tensor a = at::ones({elements});
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor first = a + a, second = first + a;
   builder.call("aten::add.Tensor", {a, a, 1}, {first});
   builder.call("aten::add.Tensor", {first, a, 1}, {second});
@@ -147,7 +147,7 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
   }).join();
 }
 
-std::vector<bool> parallel_of(GraphBuilder& builder) {
+std::vector<bool> parallel_of(TestGraph& builder) {
   builder.finish();
   std::vector<int64_t> values;
   EXPECT_TRUE(ir::evaluate(builder.graph, builder.params.data(), &values).ok());
@@ -159,7 +159,7 @@ std::vector<bool> parallel_of(GraphBuilder& builder) {
 }
 
 TEST(EstimateWork, TellsOpsThatAreWorthThreads) {
-  GraphBuilder builder;
+  TestGraph builder;
   const auto mm = [&](int64_t m, int64_t k, int64_t n) {
     builder.call("aten::mm", {at::empty({m, k}), at::empty({k, n})}, {at::empty({m, n})});
   };
@@ -219,7 +219,7 @@ TEST(ThreadTuner, LearnsForOtherSizesToo) {
 
 TEST(ThreadTuner, TunedProgramsComputeTheSame) {
   TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
-  GraphBuilder builder;
+  TestGraph builder;
   const at::Tensor a = at::randn({128, 64}), b = at::randn({64, 96}), product = at::empty({128, 96});
   builder.call("aten::mm", {a, b}, {product});
   TestRunner::Loaded loaded(runner, builder, /*tune=*/true);

@@ -26,9 +26,9 @@ class Bench {
     test.make(limit, &device, &runner);
   }
 
-  class Program {
+  class TestProgram {
    public:
-    Program(Bench& bench, const std::string& text, std::vector<uint8_t> nodes = {}) : bench_(bench) {
+    TestProgram(Bench& bench, const std::string& text, std::vector<uint8_t> nodes = {}) : bench_(bench) {
       const Status parsed = ir::parse_graph(text, &graph);
       EXPECT_TRUE(parsed.ok()) << parsed.message();
       const Status valid = ir::verify(graph);
@@ -39,7 +39,7 @@ class Bench {
       buffers.resize(graph.buffers.size());
       words.resize(256);
     }
-    ~Program() { release(); }
+    ~TestProgram() { release(); }
 
     void release() {
       for (tr_buffer& buffer : buffers) {
@@ -141,7 +141,7 @@ constexpr const char* kChain = R"(graph(s0, s1) {
 
 TEST_P(RunnerConformance, ComputesAndFollowsSizesAndAddresses) {
   Bench bench(GetParam());
-  Bench::Program program(bench, kChain);
+  Bench::TestProgram program(bench, kChain);
   ASSERT_TRUE(program.status.ok()) << program.status.message();
   for (const int64_t size : {3, 5, 2, 2, 70'000}) {
     for (int round = 0; round < 2; ++round) {  // at other addresses, with the symbols as they were
@@ -167,7 +167,7 @@ TEST_P(RunnerConformance, ComputesAndFollowsSizesAndAddresses) {
 
 TEST_P(RunnerConformance, RunsInPieces) {
   Bench bench(GetParam());
-  Bench::Program program(bench, kChain);
+  Bench::TestProgram program(bench, kChain);
   program.set({3, 12});
   program.give(0, Floats{1, 2, 3});
   program.give(1, Floats{1, -5, 1});
@@ -183,7 +183,7 @@ TEST_P(RunnerConformance, RunsInPieces) {
 
 TEST_P(RunnerConformance, FindsMemoryForWhatHasNone) {
   Bench bench(GetParam());
-  Bench::Program program(bench, kChain);
+  Bench::TestProgram program(bench, kChain);
   program.set({3, 12});
   program.give(0, Floats{1, 2, 3});
   program.give(1, Floats{1, -5, 1});
@@ -193,7 +193,7 @@ TEST_P(RunnerConformance, FindsMemoryForWhatHasNone) {
 
 TEST_P(RunnerConformance, WritesInPlace) {
   Bench bench(GetParam());
-  Bench::Program program(bench, R"(graph(s0) {
+  Bench::TestProgram program(bench, R"(graph(s0) {
   b0: input survives
   b1: input survives
   %0: f32[s0]{1} @b0
@@ -213,7 +213,7 @@ TEST_P(RunnerConformance, WritesInPlace) {
 
 TEST_P(RunnerConformance, SeesPartsOfBuffers) {
   Bench bench(GetParam());
-  Bench::Program program(bench, R"(graph(s0, s1, s2) {
+  Bench::TestProgram program(bench, R"(graph(s0, s1, s2) {
   b0: input survives
   b1: fresh(s1) survives
   %0: f32[s0]{1} @b0
@@ -233,7 +233,7 @@ TEST_P(RunnerConformance, SeesPartsOfBuffers) {
 
 TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
   Bench bench(GetParam());
-  Bench::Program program(bench, R"(graph(s0) {
+  Bench::TestProgram program(bench, R"(graph(s0) {
   b0: input survives
   b1: fresh survives
   %0: f32[s0]{1} @b0
@@ -254,7 +254,7 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
     EXPECT_EQ(program.words[3], 1);
     EXPECT_EQ(program.read<int64_t>(1, found.size()), found);
   }
-  Bench::Program equal(bench, R"(graph(s0) {
+  Bench::TestProgram equal(bench, R"(graph(s0) {
   b0: input survives
   b1: input survives
   %0: f32[s0]{1} @b0
@@ -275,7 +275,7 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
 // Known at once, or when the device is done: then nodes behind it ran.
 TEST_P(RunnerConformance, NamesTheNodeThatFails) {
   Bench bench(GetParam());
-  Bench::Program program(bench, R"(graph(s0, s1) {
+  Bench::TestProgram program(bench, R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
   b2: fresh(s1) survives
@@ -320,7 +320,7 @@ TEST_P(RunnerConformance, NamesTheNodeThatFails) {
 
 TEST_P(RunnerConformance, GoesOnAfterMemoryRanOut) {
   Bench bench(GetParam(), uint64_t{64} << 20);
-  Bench::Program program(bench, kChain);
+  Bench::TestProgram program(bench, kChain);
   const int64_t large = 7 << 20;
   program.set({large, large * 4});
   program.give(0, Floats(large, 1));
@@ -340,7 +340,7 @@ TEST_P(RunnerConformance, GoesOnAfterMemoryRanOut) {
 
 TEST_P(RunnerConformance, SaysWhenNodesRan) {
   Bench bench(GetParam());
-  Bench::Program program(bench, kChain);
+  Bench::TestProgram program(bench, kChain);
   program.set({3, 12});
   program.give(0, Floats{1, 2, 3});
   program.give(1, Floats{1, -5, 1});
@@ -357,7 +357,7 @@ TEST_P(RunnerConformance, SaysWhenNodesRan) {
 
 TEST_P(RunnerConformance, KeepsProgramsApart) {
   Bench bench(GetParam());
-  Bench::Program a(bench, kChain), b(bench, kChain);
+  Bench::TestProgram a(bench, kChain), b(bench, kChain);
   a.set({2, 8});
   b.set({3, 12});
   a.give(0, Floats{1, 2});
@@ -376,7 +376,7 @@ TEST_P(RunnerConformance, KeepsProgramsApart) {
 
 TEST_P(RunnerConformance, DoesTheNodesThatItWasLoadedFor) {
   Bench bench(GetParam());
-  Bench::Program program(bench, kChain, {1, 0, 1});
+  Bench::TestProgram program(bench, kChain, {1, 0, 1});
   ASSERT_TRUE(program.status.ok()) << program.status.message();
   program.set({3, 12});
   program.give(0, Floats{1, 2, 3});
@@ -436,7 +436,7 @@ TEST_P(RunnerConformance, ComputesRandomPrograms) {
                         : "aten::relu(%" + std::to_string(a) + ")\n";
       values.push_back(std::move(result));
     }
-    Bench::Program program(bench, "graph(s0, s1) {\n" + buffers + body + "}");
+    Bench::TestProgram program(bench, "graph(s0, s1) {\n" + buffers + body + "}");
     ASSERT_TRUE(program.status.ok()) << program.status.message();
     program.set({size, size * 4});
     for (uint32_t i = 0; i < kInputs; ++i) program.give(i, given[i]);

@@ -18,12 +18,12 @@
 // A run puts the buffers' addresses into the storages and calls the kernels.
 namespace torch_remote::worker::aten {
 
-class Program {
+class AtenProgram {
  public:
   // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
   // `tune`: its first runs find out which nodes gain by several threads. `wanted`: one a node, whether runs may have
   // it; null: all.
-  Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted = nullptr);
+  AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted = nullptr);
 
   // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
   void run(tr_run& run, uint32_t* node);

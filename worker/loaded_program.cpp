@@ -1,4 +1,4 @@
-#include "worker/program.h"
+#include "worker/loaded_program.h"
 
 #include <algorithm>
 #include <iterator>

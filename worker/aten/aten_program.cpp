@@ -1,4 +1,4 @@
-#include "worker/aten/program.h"
+#include "worker/aten/aten_program.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
@@ -54,7 +54,7 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted)
+AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted)
     : host_(host), threads_(threads), graph_(std::move(graph)) {
   if (tune && threads_.can_change()) tuner_.emplace();
   const c10::InferenceMode inference;
@@ -78,7 +78,7 @@ Program::Program(const tr_host& host, Threads& threads, ir::Graph graph, bool tu
   find_lifetimes();
 }
 
-at::Tensor Program::tensor_of(const Arg& arg, const ir::Node& node) {
+at::Tensor AtenProgram::tensor_of(const Arg& arg, const ir::Node& node) {
   if (arg.tag == ArgTag::kView) return views_[arg.a];
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
   const auto type = c10::scalarTypeToTypeMeta(scalar_type(number_type(arg, node)));
@@ -95,7 +95,7 @@ at::Tensor Program::tensor_of(const Arg& arg, const ir::Node& node) {
 // The type for a number in a tensor's place. A Python number among floats is computed with as one of them, so it is
 // made one here, once; otherwise torch would cast it at each call, which takes longer than a small op does. (Not for
 // half and bfloat16: their kernels look at the number as it was.)
-ir::DType Program::number_type(const Arg& arg, const ir::Node& node) const {
+ir::DType AtenProgram::number_type(const Arg& arg, const ir::Node& node) const {
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
   const bool wrapped = arg.b >> 8 & 1;
   if (!wrapped || (dtype != ir::DType::kFloat64 && dtype != ir::DType::kInt64) ||
@@ -112,7 +112,7 @@ ir::DType Program::number_type(const Arg& arg, const ir::Node& node) const {
   return common == ir::DType::kFloat32 || common == ir::DType::kFloat64 ? *common : dtype;
 }
 
-void Program::find_lifetimes() {
+void AtenProgram::find_lifetimes() {
   nodes_.resize(graph_.nodes.size());
   std::vector<uint32_t> last(buffers_.size(), ir::kNoNode);
   std::vector<bool> seen(buffers_.size(), false);
@@ -136,7 +136,7 @@ void Program::find_lifetimes() {
 }
 
 // True if the tensor's sizes, strides or offset changed.
-bool Program::update_view(uint32_t index, const int64_t* symbols) {
+bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
   const ir::View& view = graph_.views[index];
   if (view.dynamic) return false;
   const size_t rank = view.sizes.size();
@@ -155,7 +155,7 @@ bool Program::update_view(uint32_t index, const int64_t* symbols) {
   return true;
 }
 
-void Program::update_scalars(const int64_t* symbols) {
+void AtenProgram::update_scalars(const int64_t* symbols) {
   for (ScalarTensor& scalar : scalars_) {
     const bool complex = c10::isComplexType(scalar_type(scalar.dtype));
     const int64_t words[2] = {symbols[scalar.symbol], complex ? symbols[scalar.symbol + 1] : 0};
@@ -187,7 +187,7 @@ void Program::update_scalars(const int64_t* symbols) {
   }
 }
 
-void Program::update(const int64_t* symbols) {
+void AtenProgram::update(const int64_t* symbols) {
   bool resized = !updated_;
   for (uint32_t i = 0; i < views_.size(); ++i) resized |= update_view(i, symbols);
   update_scalars(symbols);
@@ -201,7 +201,7 @@ void Program::update(const int64_t* symbols) {
   updated_ = true;
 }
 
-void Program::update_threads(const int64_t* symbols) {
+void AtenProgram::update_threads(const int64_t* symbols) {
   ir::estimate_work(graph_, symbols, &work_);
   shared_work_ = work_;
   for (size_t n = 0; n < work_.size(); ++n) shared_work_[n] /= ir::steps_of(graph_, symbols, graph_.nodes[n]);
@@ -219,7 +219,7 @@ void Program::update_threads(const int64_t* symbols) {
   }
 }
 
-void Program::bind(uint32_t index, const tr_buffer& memory) {
+void AtenProgram::bind(uint32_t index, const tr_buffer& memory) {
   BufferState& buffer = buffers_[index];
   if (buffer.data == memory.data && buffer.nbytes == memory.nbytes) return;
   buffer.data = memory.data;
@@ -229,7 +229,7 @@ void Program::bind(uint32_t index, const tr_buffer& memory) {
   storage->set_nbytes(static_cast<size_t>(memory.nbytes));
 }
 
-void Program::run(tr_run& run, uint32_t* node) {
+void AtenProgram::run(tr_run& run, uint32_t* node) {
   *node = run.first;
   TORCH_CHECK(run.first <= run.last && run.last <= graph_.nodes.size() && run.buffer_count == buffers_.size(),
               "remote: a run does not fit its program");
@@ -266,7 +266,7 @@ void Program::run(tr_run& run, uint32_t* node) {
 }
 
 template <bool timed, bool tuning>
-void Program::run_nodes(tr_run& run, uint32_t* node, bool missing) {
+void AtenProgram::run_nodes(tr_run& run, uint32_t* node, bool missing) {
   const auto now = [] { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); };
   for (uint32_t n = run.first; n < run.last; ++n) {
     *node = n;
@@ -290,7 +290,7 @@ void Program::run_nodes(tr_run& run, uint32_t* node, bool missing) {
 }
 
 // Memory for what the node writes or reads and nobody has made: its results, and fresh buffers that no node makes.
-void Program::allocate_missing(tr_run& run, uint32_t index) {
+void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
   for (uint32_t b : nodes_[index].buffers) {
     if (run.buffers[b].data || buffers_[b].created || graph_.buffers[b].kind != ir::BufferKind::kFresh) continue;
     run.buffers[b] = allocate(host_, static_cast<uint64_t>(run.symbols[graph_.buffers[b].nbytes]));
@@ -298,7 +298,7 @@ void Program::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
-void Program::run_node(tr_run& run, uint32_t index) {
+void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
@@ -316,7 +316,7 @@ void Program::run_node(tr_run& run, uint32_t index) {
 }
 
 // Whether all that the node reads and makes is contiguous.
-bool Program::is_packed(const ir::Node& node) const {
+bool AtenProgram::is_packed(const ir::Node& node) const {
   bool packed = true;
   ir::for_each_view(node, [&](uint32_t view, bool) { packed = packed && views_[view].is_contiguous(); });
   return packed;
@@ -335,7 +335,7 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 // Whether the functional overload's results, on the stack, lie in memory as the program has it.
-bool Program::is_natural(const ir::Node& node) const {
+bool AtenProgram::is_natural(const ir::Node& node) const {
   bool same = stack_.size() == node.results.size();
   for (size_t i = 0; same && i < node.results.size(); ++i) {
     if (node.results[i].tag != ArgTag::kView || !stack_[i].isTensor()) return false;
@@ -348,7 +348,7 @@ bool Program::is_natural(const ir::Node& node) const {
 
 // The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional
 // overload says what is wrong, or does it.
-void Program::call_out(tr_run& run, uint32_t index) {
+void AtenProgram::call_out(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
@@ -390,7 +390,7 @@ void Program::call_out(tr_run& run, uint32_t index) {
 }
 
 // Some ops return a lazy conjugate, and make one of `out`: buffers hold plain numbers.
-void Program::resolve_written(const ir::Node& node) {
+void AtenProgram::resolve_written(const ir::Node& node) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   for (size_t i = 0; i < node.args.size(); ++i) {
     if (!desc.args[i].writes || node.args[i].tag != ArgTag::kView) continue;
@@ -406,7 +406,7 @@ void Program::resolve_written(const ir::Node& node) {
   }
 }
 
-bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) const {
+bool AtenProgram::results_untouched(const ir::Node& node, const int64_t* symbols) const {
   bool same = true;
   for_each_result_view(node, [&](const Arg& result) {
     const ir::View& view = graph_.views[result.a];
@@ -420,7 +420,7 @@ bool Program::results_untouched(const ir::Node& node, const int64_t* symbols) co
   return same;
 }
 
-void Program::take_results(tr_run& run, const ir::Node& node) {
+void AtenProgram::take_results(tr_run& run, const ir::Node& node) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   TORCH_CHECK(stack_.size() == node.results.size(), "remote: the op returned ", stack_.size(), " results instead of ",
               node.results.size());
@@ -474,7 +474,7 @@ bool has_own_elements(const at::Tensor& tensor) {
 
 }  // namespace
 
-void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
+void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   const ir::View& view = graph_.views[result.a];
   TORCH_CHECK_NOT_IMPLEMENTED(
       !tensor.defined() || (tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized()),
@@ -507,7 +507,7 @@ void Program::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   expected.copy_(tensor);
 }
 
-void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {
+void AtenProgram::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {
   if (!tensor.defined()) return add_word(run, -1);
   add_word(run, static_cast<int64_t>(tensor.scalar_type()));
   add_word(run, tensor.dim());
@@ -533,7 +533,7 @@ void Program::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor)
   bind(view.buffer, buffer);
 }
 
-void Program::add_host_result(tr_run& run, const c10::IValue& value, ir::ResultKind kind) {
+void AtenProgram::add_host_result(tr_run& run, const c10::IValue& value, ir::ResultKind kind) {
   const auto add_number = [&](const c10::Scalar& scalar) {
     if (scalar.isComplex()) {
       add_word(run, std::bit_cast<int64_t>(scalar.toComplexDouble().real()));
