@@ -156,11 +156,10 @@ namespace {
 // True: this thread connects the device, and then calls end_turn. False: another one did, or the wait for it was
 // interrupted, which *status then says.
 bool take_turn(c10::DeviceIndex device, Status* status) {
-  constexpr std::chrono::milliseconds kStep{50};
   State& s = state();
   std::unique_lock lock(s.mutex);
   while (s.connecting[device]) {
-    if (s.changed.wait_for(lock, kStep) == std::cv_status::no_timeout) continue;
+    if (s.changed.wait_for(lock, remote::kWaitStep) == std::cv_status::no_timeout) continue;
     lock.unlock();
     if (!keep_waiting()) {
       *status = {ErrorCode::kInterrupted, "remote: waiting for a worker to start was interrupted"};

@@ -21,9 +21,6 @@
 // them takes over when it has what it wanted.
 namespace torch_remote::remote {
 
-// Between two calls of KeepWaiting.
-inline constexpr std::chrono::milliseconds kWaitStep{50};
-
 // Thread safe.
 class Replies {
  public:

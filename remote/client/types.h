@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -59,8 +60,9 @@ struct ProgramOptions {
 struct CachedProgram;
 using ProgramPtr = std::shared_ptr<CachedProgram>;
 
-// Called while waiting, every 50 ms, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
+// Called while waiting, every kWaitStep, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
 // when it comes.
 using KeepWaiting = std::function<bool()>;
+inline constexpr std::chrono::milliseconds kWaitStep{50};
 
 }  // namespace torch_remote::remote
