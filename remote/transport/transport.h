@@ -30,6 +30,10 @@ using AttachmentPtr = std::shared_ptr<Attachment>;
 // For Transport::busy_wait, where programs of low latency run: longer than a training loop's code takes between calls.
 inline constexpr std::chrono::milliseconds kBusyWait{1};
 
+// Of frames that were received and not asked for yet, in bytes: far more than what a client may send before it is
+// acknowledged, or a worker before it is asked again. A peer that sends on without receiving has to wait.
+inline constexpr size_t kMaxQueued = size_t{64} << 20;
+
 struct Frame {
   wire::Header header;  // length and checksum are filled in by send
   std::vector<uint8_t> control;
@@ -52,8 +56,8 @@ class Transport {
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
 
   // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it,
-  // but keeps receiving meanwhile (into a queue), so two ends that send at the same time cannot lock up. kLost if the
-  // peer is gone. Thread safe; frames of one thread stay in order.
+  // but receives meanwhile, into a queue of kMaxQueued bytes and a frame, so two ends that each send less than that at
+  // the same time cannot lock up. kLost if the peer is gone. Thread safe; frames of one thread stay in order.
   virtual Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) = 0;
 
   // The next frame. kTimeout after `timeout` (zero: only what is there already), kLost when the peer is gone and

@@ -33,6 +33,16 @@ constexpr std::chrono::milliseconds kOtherReceives{2};
 // A core that is given away and comes back so late was needed by somebody.
 constexpr std::chrono::microseconds kCoreNeeded{200};
 
+// What a frame takes in the queue.
+size_t bytes_of(const Frame& frame) {
+  size_t bytes = sizeof(Frame) + frame.control.size();
+  if (frame.attachment) {
+    const size_t attached = frame.attachment->bytes().size();
+    bytes += sizeof(HeapAttachment) + (attached < kSmallAttachment ? attached : 0);  // others lie in shared memory
+  }
+  return bytes;
+}
+
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 
 // Has this thread go on on another core than it is on. False if it may use no other.
@@ -169,6 +179,7 @@ class UnixTransport : public Transport, private FrameParser::Handler {
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kReceiveBuffer);
   std::deque<Frame> frames_;
+  size_t queued_ = 0;            // bytes of these
   std::deque<int> descriptors_;  // came, not yet announced
   std::vector<std::shared_ptr<void>> released_;
   Status receive_status_;
@@ -269,11 +280,12 @@ Status UnixTransport::write_some(Pieces& pieces, int& descriptor) {
   }
 }
 
-// The peer may be blocked because it sends too: what it sends is received meanwhile.
+// The peer may be blocked because it sends too: what it sends is received meanwhile, as far as there is room for it.
 Status UnixTransport::wait_to_write() {
   std::unique_lock receiving(receiving_, std::try_to_lock);
   if (receiving.owns_lock() && !receive_status_) receiving.unlock();  // nothing more can come
-  const bool pump = receiving.owns_lock();
+  const bool pump = receiving.owns_lock() && queued_ < kMaxQueued;
+  if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may make room
   pollfd wait{socket_, static_cast<short>(pump ? POLLOUT | POLLIN : POLLOUT), 0};
   const int ready = poll(&wait, 1, pump ? -1 : static_cast<int>(kOtherReceives.count()));
   if (ready <= 0 || !pump || !(wait.revents & POLLIN)) return {};
@@ -325,6 +337,7 @@ Status UnixTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
       }
       *frame = std::move(frames_.front());
       frames_.pop_front();
+      queued_ -= bytes_of(*frame);
       return {};
     }
     if (status.ok()) continue;
@@ -391,7 +404,9 @@ Status UnixTransport::read_busily(Clock::time_point deadline) {
 
 Status UnixTransport::read_some() {
   if (!receive_status_) return receive_status_;
+  const size_t before = frames_.size();
   Status status = read_some_from_socket();
+  for (size_t i = before; i < frames_.size(); ++i) queued_ += bytes_of(frames_[i]);
   if (!status && status.code() != ErrorCode::kTimeout) {
     receive_status_ = status;
     // Bytes that are no frames: neither end can go on, and the other one must learn of it.

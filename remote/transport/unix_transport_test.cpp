@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -401,6 +402,35 @@ TEST_F(UnixTransportTest, DescriptorsThatNobodyAnnouncedDoNotPileUp) {
   Status status;
   for (int i = 0; i < 3 && status.ok(); ++i) status = receive();
   EXPECT_EQ(status.code(), ErrorCode::kInvalid);
+}
+
+// It sends all the time and takes nothing of what this end sends, which therefore waits and reads meanwhile.
+TEST_F(UnixTransportTest, APeerThatDoesNotReadFillsNoQueueWithoutEnd) {
+  const Bytes large(16 << 20, 1);  // more than the socket takes
+  std::thread sender([&] { EXPECT_TRUE(transport->send({}, large, nullptr).ok()); });
+  const Bytes sent = frame_of(Bytes(1 << 20, 2));
+  size_t frames = 0, place = 0;
+  for (pollfd writable{raw, POLLOUT, 0}; frames * sent.size() < 2 * kMaxQueued;) {
+    if (poll(&writable, 1, 2000) == 0) break;
+    const ssize_t n = ::send(raw, sent.data() + place, sent.size() - place, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0 && (place += static_cast<size_t>(n)) == sent.size()) ++frames, place = 0;
+  }
+  EXPECT_GE(frames * sent.size(), kMaxQueued);
+  EXPECT_LT(frames * sent.size(), kMaxQueued + (kMaxQueued >> 2));  // those that the socket holds, too
+  // Once it reads, all goes on.
+  for (size_t taken = 0; taken < sizeof(wire::Header) + large.size();) {
+    Bytes bytes(1 << 20);
+    const ssize_t n = recv(raw, bytes.data(), bytes.size(), 0);
+    ASSERT_GT(n, 0);
+    taken += static_cast<size_t>(n);
+  }
+  sender.join();
+  std::thread rest([&] { write(Bytes(sent.begin() + static_cast<ptrdiff_t>(place), sent.end())); });
+  for (size_t i = 0; i < frames + 1; ++i) {
+    ASSERT_TRUE(receive().ok());
+    EXPECT_EQ(frame.control.size(), size_t{1} << 20);
+  }
+  rest.join();
 }
 
 TEST_F(UnixTransportTest, RandomDamageNeverDoesHarm) {
