@@ -54,10 +54,6 @@ class BuildSteps {
   uint64_t began_ = 0;
 };
 
-}  // namespace
-
-namespace {
-
 // TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES.
 Status read_switches(passes::PassContext* context) {
   const char* fusion = std::getenv("TORCH_REMOTE_FUSION");
