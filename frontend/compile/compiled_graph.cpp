@@ -267,7 +267,7 @@ py::list CompiledGraph::call(py::list& arguments) {
   };
   if (!run()) {
     replace_lost(call);
-    if (!run()) Recorder::raise_lost();
+    if (!run()) raise_lost();
     for (const auto& [memory, lost] : call.replaced) {
       if (lost != nullptr) recorder.move_buffer(storage_of(memory), lost);
     }

@@ -187,7 +187,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
   }
   {
     py::gil_scoped_release release;
-    if (!recorder.run(runnable_, params, bound, made)) Recorder::raise_lost();
+    if (!recorder.run(runnable_, params, bound, made)) raise_lost();
   }
   const std::vector<bool> written = ir::written_buffers(graph_);
   size_t input = 0;

@@ -36,358 +36,20 @@ const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
   return all;
 }();
 
-uint32_t Recorder::enter_buffer(RemoteStorage* storage) {
-  const uint32_t ordinal = static_cast<uint32_t>(trace_.buffers.size());
-  storage->buffer = {epoch_, ordinal};
-  return ordinal;
-}
-
-bool Recorder::is_lost_locked(const RemoteStorage* storage) const {
-  return storage->id != 0 && (storage->id == RemoteStorage::kLost || storage->session != session_);
-}
-
 bool Recorder::is_lost(const RemoteStorage* storage) {
   std::lock_guard<FastMutex> lock(mutex_);
-  return is_lost_locked(storage);
-}
-
-void Recorder::check_not_lost(const RemoteStorage* storage) {
-  met_lost_ = is_lost_locked(storage);
-  if (met_lost_) raise_lost();
-}
-
-void Recorder::raise_lost() {
-  TORCH_CHECK(false,
-              "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
-              "overwrite it (copy_, zero_, load_state_dict) or make it again");
-}
-
-std::vector<RemoteStorage*> Recorder::forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const {
-  std::vector<RemoteStorage*> overwritten, read;
-  for (size_t i = 0; i < op.args.size(); ++i) {
-    if (op.args[i].role != ir::ArgRole::kOperand) continue;
-    const auto visit = [&](const c10::IValue& value) {
-      if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
-      const at::Tensor& tensor = value.toTensor();
-      RemoteStorage* storage = storage_of(tensor);
-      const bool whole = op.args[i].overwrites && is_lost_locked(storage) && tensor.storage_offset() == 0 &&
-                         tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage->nbytes();
-      (whole ? overwritten : read).push_back(storage);
-    };
-    if (args[i].isList()) {
-      for (const c10::IValue& item : args[i].toListRef()) visit(item);
-    } else {
-      visit(args[i]);
-    }
-  }
-  std::erase_if(overwritten, [&](RemoteStorage* storage) { return std::ranges::find(read, storage) != read.end(); });
-  for (RemoteStorage* storage : overwritten) storage->id = 0;
-  return overwritten;
+  return encoder_.is_lost(storage);
 }
 
 // The trace will never run: what it would have made is lost.
 void Recorder::forget_trace() {
-  for (const ir::TraceBuffer& buffer : trace_.buffers) {
+  const ir::Trace& trace = encoder_.trace();
+  for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
-  sent_ += trace_.records.size();
-  cuts_.trace_ends(trace_, /*ends=*/true, /*waits=*/false);
-  trace_.clear();
-  next_epoch();
-}
-
-void Recorder::encode_view(const at::Tensor& tensor) {
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  RemoteStorage* storage = storage_of(tensor);
-  const auto dtype = static_cast<ir::DType>(c10::typeMetaToScalarType(impl->dtype()));
-  const auto sizes = span_of(impl->sizes());
-  const auto strides = span_of(impl->strides());
-  const int64_t offset = impl->storage_offset();
-  TraceSlot& slot = view_slot(impl, storage);
-  const bool known = storage->buffer.epoch == epoch_ && !joining_;
-  if (known && slot.epoch == epoch_ && trace_.views[slot.number].buffer == storage->buffer.number &&
-      trace_.view_matches(slot.number, dtype, sizes, strides, offset)) {
-    trace_.use_view(slot.number);
-    return;
-  }
-  if (known) {
-    slot = {epoch_, trace_.new_view(storage->buffer.number, dtype, sizes, strides, offset)};
-  } else {
-    check_not_lost(storage);
-    enter_buffer(storage);
-    slot = {epoch_, trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset)};
-  }
-}
-
-void Recorder::encode_operand(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    trace_.word(ir::kAbsent);
-    return;
-  }
-  if (is_remote(tensor)) {
-    encode_view(tensor);
-    return;
-  }
-  // A 0-dim CPU tensor: its value is a parameter. (The caller has refused all other tensors.)
-  const c10::ScalarType dtype = tensor.scalar_type();
-  const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-  trace_.word(ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped);
-  if (dtype == c10::ScalarType::Double) {
-    trace_.param(*static_cast<const double*>(tensor.const_data_ptr()));
-  } else if (dtype == c10::ScalarType::Long) {
-    trace_.param(*static_cast<const int64_t*>(tensor.const_data_ptr()));
-  } else {
-    encode_scalar(tensor.item());
-  }
-}
-
-void Recorder::encode_scalar(const c10::Scalar& scalar) {
-  if (scalar.isComplex()) {
-    trace_.param(scalar.toComplexDouble().real());
-    trace_.param(scalar.toComplexDouble().imag());
-  } else if (scalar.isFloatingPoint()) {
-    trace_.param(scalar.toDouble());
-  } else {
-    trace_.param(scalar.to<int64_t>());
-  }
-}
-
-namespace {
-
-ir::ScalarTag scalar_tag(const c10::IValue& value) {
-  if (value.isNone()) return ir::ScalarTag::kAbsent;
-  if (value.isDouble()) return ir::ScalarTag::kFloat;
-  if (value.isBool()) return ir::ScalarTag::kBool;
-  if (value.isInt()) return ir::ScalarTag::kInt;
-  const c10::Scalar scalar = value.toScalar();
-  if (scalar.isComplex()) return ir::ScalarTag::kComplex;
-  if (scalar.isFloatingPoint()) return ir::ScalarTag::kFloat;
-  if (scalar.isBoolean()) return ir::ScalarTag::kBool;
-  return ir::ScalarTag::kInt;
-}
-
-int64_t to_int(const c10::IValue& value) {
-  if (value.isInt()) return value.toInt();
-  if (value.isBool()) return value.toBool();
-  return value.toSymInt().guard_int(__FILE__, __LINE__);
-}
-
-double to_double(const c10::IValue& value) {
-  if (value.isDouble()) return value.toDouble();
-  if (value.isInt()) return static_cast<double>(value.toInt());
-  return value.toSymFloat().guard_float(__FILE__, __LINE__);
-}
-
-}  // namespace
-
-void Recorder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value) {
-  using enum ir::ArgKind;
-  switch (arg.kind) {
-    case kOptionalInt:
-    case kOptionalBool:
-      trace_.word(!value.isNone());
-      if (value.isNone()) return;
-      [[fallthrough]];
-    case kInt:
-    case kBool:
-      trace_.param(to_int(value));
-      return;
-    case kOptionalFloat:
-      trace_.word(!value.isNone());
-      if (value.isNone()) return;
-      [[fallthrough]];
-    case kFloat:
-      trace_.param(to_double(value));
-      return;
-    case kScalar:
-    case kOptionalScalar:
-      if (value.isInt()) {
-        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kInt));
-        trace_.param(value.toInt());
-      } else if (value.isDouble()) {
-        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kFloat));
-        trace_.param(value.toDouble());
-      } else {
-        trace_.word(static_cast<uint32_t>(scalar_tag(value)));
-        if (!value.isNone()) encode_scalar(value.toScalar());
-      }
-      return;
-    case kIntList:
-    case kOptionalIntList:
-    case kBoolList:
-    case kFloatList:
-    case kOptionalFloatList:
-    case kScalarList: {
-      if (value.isNone()) {
-        trace_.word(ir::kAbsent);
-        return;
-      }
-      const auto items = value.toListRef();
-      trace_.word(static_cast<uint32_t>(items.size()));
-      for (const c10::IValue& item : items) {
-        if (arg.kind == kScalarList) {
-          trace_.word(static_cast<uint32_t>(scalar_tag(item)));
-          encode_scalar(item.toScalar());
-        } else if (arg.kind == kFloatList || arg.kind == kOptionalFloatList) {
-          trace_.param(to_double(item));
-        } else {
-          trace_.param(to_int(item));
-        }
-      }
-      return;
-    }
-    default:
-      encode_structural(arg, value);
-  }
-}
-
-void Recorder::encode_structural(const ir::ArgDesc& arg, const c10::IValue& value) {
-  using enum ir::ArgKind;
-  if (value.isNone() && arg.kind != kScalar && arg.kind != kOptionalScalar) {
-    trace_.word(ir::kAbsent);
-    return;
-  }
-  switch (arg.kind) {
-    case kInt:
-    case kOptionalInt:
-    case kBool:
-    case kOptionalBool:
-      trace_.structural_int(to_int(value));
-      return;
-    case kFloat:
-    case kOptionalFloat:
-      trace_.structural_float(to_double(value));
-      return;
-    case kIntList:
-    case kOptionalIntList:
-    case kBoolList: {
-      const auto items = value.toListRef();
-      trace_.word(static_cast<uint32_t>(items.size()));
-      for (const c10::IValue& item : items) trace_.structural_int(to_int(item));
-      return;
-    }
-    case kFloatList:
-    case kOptionalFloatList: {
-      const auto items = value.toListRef();
-      trace_.word(static_cast<uint32_t>(items.size()));
-      for (const c10::IValue& item : items) trace_.structural_float(to_double(item));
-      return;
-    }
-    case kScalar:
-    case kOptionalScalar: {
-      const ir::ScalarTag tag = scalar_tag(value);
-      trace_.word(static_cast<uint32_t>(tag));
-      if (tag == ir::ScalarTag::kAbsent) return;
-      const c10::Scalar scalar = value.toScalar();
-      if (tag == ir::ScalarTag::kComplex) {
-        trace_.structural_float(scalar.toComplexDouble().real());
-        trace_.structural_float(scalar.toComplexDouble().imag());
-      } else if (tag == ir::ScalarTag::kFloat) {
-        trace_.structural_float(scalar.toDouble());
-      } else {
-        const uint64_t bits = static_cast<uint64_t>(scalar.to<int64_t>());
-        trace_.word(static_cast<uint32_t>(bits));
-        trace_.word(static_cast<uint32_t>(bits >> 32));
-      }
-      return;
-    }
-    case kString:
-    case kOptionalString:
-      trace_.word(ir::intern_string(value.toStringRef()));
-      return;
-    case kDType:
-    case kMemoryFormat:
-      trace_.word(static_cast<uint32_t>(value.toInt()));
-      return;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "remote: argument '", arg.name, "' cannot be recorded");
-  }
-}
-
-void Recorder::encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random) {
-  for (const ir::ArgDesc& arg : op.args) {
-    switch (arg.role) {
-      case ir::ArgRole::kIgnored:
-        break;
-      case ir::ArgRole::kRandom:
-        TORCH_INTERNAL_ASSERT(random.has_value());
-        trace_.param(static_cast<int64_t>(random->seed));
-        trace_.param(static_cast<int64_t>(random->offset));
-        break;
-      case ir::ArgRole::kOperand:
-        if (arg.kind == ir::ArgKind::kTensor || arg.kind == ir::ArgKind::kOptionalTensor) {
-          if (args->isNone()) {
-            trace_.word(ir::kAbsent);
-          } else {
-            encode_operand(args->toTensor());
-          }
-        } else if (args->isNone()) {
-          trace_.word(ir::kAbsent);
-        } else {
-          const auto items = args->toListRef();
-          trace_.word(static_cast<uint32_t>(items.size()));
-          for (const c10::IValue& item : items) {
-            if (item.isNone()) {
-              trace_.word(ir::kAbsent);
-            } else {
-              encode_operand(item.toTensor());
-            }
-          }
-        }
-        break;
-      case ir::ArgRole::kStructural:
-        encode_structural(arg, *args);
-        break;
-      case ir::ArgRole::kValue:
-        encode_value(arg, *args);
-        break;
-    }
-    ++args;
-  }
-}
-
-void Recorder::begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
-                            std::optional<RandomState> random) {
-  const size_t buffers = trace_.buffers.size();
-  const size_t views = trace_.views.size();
-  trace_.begin_record(op.opcode, source);
-  try {
-    encode(op, args, random);
-  } catch (...) {
-    joining_ = false;
-    // The record goes, and with it what it said about tensors: in another epoch only what is left counts.
-    trace_.rollback_record(buffers, views);
-    next_epoch();
-    for (size_t i = 0; i < trace_.buffers.size(); ++i) {
-      if (trace_.buffers[i].owner == nullptr) continue;
-      static_cast<RemoteStorage*>(trace_.buffers[i].owner)->buffer = {epoch_, static_cast<uint32_t>(i)};
-    }
-    if (!std::exchange(met_lost_, false)) throw;
-    const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
-    if (overwritten.empty()) throw;
-    try {
-      begin_record(op, args, source, random);
-    } catch (...) {  // something else is wrong, too
-      for (RemoteStorage* storage : overwritten) storage->id = RemoteStorage::kLost;
-      throw;
-    }
-  }
-}
-
-// Whether the op joins many tensors, none of them made by this trace.
-bool Recorder::joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const {
-  constexpr size_t kMany = 4;
-  if (op.family != ir::Family::kCopy || op.args[0].kind != ir::ArgKind::kTensorList || !(op.flags & ir::kOpPure) ||
-      tracing_) {
-    return false;
-  }
-  const auto items = args[0].toListRef();
-  return items.size() >= kMany && std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
-           if (!item.toTensor().defined() || !is_remote(item.toTensor())) return false;
-           const RemoteStorage* storage = storage_of(item.toTensor());
-           return storage->id != 0 &&
-                  (storage->buffer.epoch != epoch_ || !trace_.buffers[storage->buffer.number].fresh);
-         });
+  sent_ += trace.records.size();
+  cuts_.trace_ends(trace, /*ends=*/true, /*waits=*/false);
+  encoder_.clear();
 }
 
 void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
@@ -399,8 +61,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   {
     std::unique_lock<FastMutex> lock(mutex_);
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
-    const bool joins = joins_inputs(op, args);
-    if (joins && !trace_.empty()) {
+    const bool joins = op.family == ir::Family::kCopy && !tracing_ && encoder_.joins_inputs(op, args);
+    if (joins && !encoder_.trace().empty()) {
       status = flush_locked(lock, {"join"});
       flushed = true;
     }
@@ -410,24 +72,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
     }
     // What could not be sent is told by its own error, not by those of tensors that went with it.
     if (status.ok()) {
-      joining_ = joins;
-      begin_record(op, args, source, random);
-      joining_ = false;
-      const at::Tensor* result = results.data();
-      const uint32_t* length = list_lengths.data();
-      for (const ir::ResultDesc& desc : op.results) {
-        if (desc.alias >= 0) continue;
-        uint32_t count = 1;
-        if (desc.kind == ir::ResultKind::kTensorList) trace_.word(count = *length++);
-        for (; count > 0; --count, ++result) {
-          if (!result->defined()) {
-            trace_.word(ir::kAbsent);
-          } else {
-            encode_view(*result);
-          }
-        }
-      }
-      trace_.end_record();
+      encoder_.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
       if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
         const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
@@ -451,7 +96,7 @@ Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* 
     status = flush_locked(lock, {"boundary"});
     *flushed = true;
   }
-  if (trace_.empty() && EventLog::on()) {
+  if (encoder_.trace().empty() && EventLog::on()) {
     trace_began_ = remote::monotonic_ns();
     trace_thread_ = EventLog::this_thread();
   }
@@ -470,13 +115,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);  // before the record, which must be the trace's last one
     if (status.ok()) {
-      begin_record(op, args, source, random);
-      for (const c10::Storage& storage : results) {
-        auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
-        enter_buffer(remote);
-        trace_.new_dynamic_result(remote);
-      }
-      trace_.end_record();
+      encoder_.append_dynamic(op, args, results, source, random);
       (void)cuts_.after(op.opcode);
       status = flush_locked(lock, {"dynamic", true}, &ticket);
     }
@@ -506,33 +145,33 @@ Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
 
 Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, uint64_t* ticket,
                               const ir::SourceRef& line) {
+  ir::Trace& trace = encoder_.trace();
   Status status;
-  if (!trace_.empty()) status = connect_locked(lock);
-  cuts_.trace_ends(trace_, !cause.planned, cause.waits);
-  if (trace_.empty()) return {};
+  if (!trace.empty()) status = connect_locked(lock);
+  cuts_.trace_ends(trace, !cause.planned, cause.waits);
+  if (trace.empty()) return {};
   survivors_.clear();
-  for (const ir::TraceBuffer& buffer : trace_.buffers) {
+  for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
   }
-  const ir::SourceRef last = trace_.sources.back();
-  const uint64_t first_record = std::exchange(sent_, sent_ + trace_.records.size());
+  const ir::SourceRef last = trace.sources.back();
+  const uint64_t first_record = std::exchange(sent_, sent_ + trace.records.size());
   std::vector<ir::SourceRef> sources;
   std::vector<ir::Opcode> ops;
   const bool watch = expect_no_compile_ && !unexpected_compile_;
   if (watch) {
-    sources = trace_.sources;
-    for (const ir::TraceRecord& record : trace_.records) ops.push_back(trace_.code[record.code]);
+    sources = trace.sources;
+    for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
-  if (tracing_) traced_.push_back({trace_, trace_.survivors(), nullptr});
+  if (tracing_) traced_.push_back({trace, trace.survivors(), nullptr});
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = remote::monotonic_ns();
   if (status.ok()) {
     remote::Client* worker = existing_client(device_);
-    status = worker != nullptr ? worker->flush(trace_, &base, &info, ticket) : worker_ended();
+    status = worker != nullptr ? worker->flush(trace, &base, &info, ticket) : worker_ended();
   }
-  trace_.clear();
-  next_epoch();
+  encoder_.clear();
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
   note_flush({info, cause.name, last, remote::monotonic_ns() - started});
@@ -548,7 +187,7 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& ca
 void Recorder::give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
   for (size_t i = 0; i < made.size(); ++i) {
     made[i]->id = sent ? base + i : RemoteStorage::kLost;
-    made[i]->session = session_;
+    made[i]->session = encoder_.session();
   }
 }
 
@@ -560,7 +199,7 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);
     if (status.ok()) status = flush_locked(lock, {"compiled graph"});
-    for (const RemoteStorage* storage : inputs) lost = lost || is_lost_locked(storage);
+    for (const RemoteStorage* storage : inputs) lost = lost || encoder_.is_lost(storage);
     if (status.ok() && !lost) status = run_locked(graph, params, inputs, results);
   }
   report_flushes();
@@ -577,9 +216,9 @@ Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> param
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
-  if (!graph.program || graph.session != session_) {
+  if (!graph.program || graph.session != encoder_.session()) {
     if (status = worker->load(graph.graph, graph.sources, graph.options, &graph.program); !status) return status;
-    graph.session = session_;
+    graph.session = encoder_.session();
   }
   if (tracing_) {
     TracedRun& run = traced_.emplace_back();
@@ -738,7 +377,7 @@ void Recorder::cancel() {
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    if (trace_.empty()) return;
+    if (encoder_.trace().empty()) return;
     status = flush_locked(lock, {"cancel"});
   }
   report_flushes();
@@ -778,7 +417,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
     std::unique_lock<FastMutex> lock(mutex_);
     status = flush_locked(lock, {reason, true}, nullptr, line);
     id = storage->id;
-    if (status.ok()) check_not_lost(storage);
+    if (status.ok() && encoder_.is_lost(storage)) raise_lost();
   }
   report_flushes();
   check(status);
@@ -812,35 +451,25 @@ void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function
   {
     std::lock_guard<FastMutex> lock(mutex_);
     storage->id = id;
-    storage->session = session_;
+    storage->session = encoder_.session();
   }
   throttle();
 }
 
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
   std::lock_guard<FastMutex> lock(mutex_);
-  std::swap(from->id, to->id);
-  std::swap(from->session, to->session);
-  std::swap(from->buffer, to->buffer);
-  for (RemoteStorage* storage : {from, to}) {
-    storage->stock_impl = nullptr;
-    if (storage->buffer.epoch == epoch_) trace_.buffers[storage->buffer.number].owner = storage;
-  }
+  encoder_.swap_buffers(from, to);
 }
 
 bool Recorder::has_buffer(const RemoteStorage* storage) {
   std::lock_guard<FastMutex> lock(mutex_);
-  return storage->id != 0 || storage->buffer.epoch == epoch_;
+  return storage->id != 0 || encoder_.holds(storage);
 }
 
 void Recorder::storage_died(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
   std::lock_guard<FastMutex> lock(mutex_);
-  if (storage->buffer.epoch == epoch_) {
-    ir::TraceBuffer& buffer = trace_.buffers[storage->buffer.number];
-    buffer.owner = nullptr;
-    buffer.died = static_cast<uint32_t>(trace_.records.size());
-  } else if (storage->id != 0 && storage->id != RemoteStorage::kLost && storage->session == session_) {
+  if (!encoder_.forget_storage(storage) && storage->id != 0 && !encoder_.is_lost(storage)) {
     if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
   }
   storage->id = 0;
@@ -850,7 +479,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 void Recorder::restart() {
   std::lock_guard<FastMutex> lock(mutex_);
   forget_trace();
-  ++session_;
+  encoder_.next_session();
   frontend::restart(device_);
 }
 

@@ -19,6 +19,7 @@
 #include "frontend/device/fast_mutex.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/trace_encoder.h"
 #include "ir/cuts.h"
 #include "ir/op_table.h"
 #include "ir/trace.h"
@@ -111,7 +112,6 @@ class Recorder {
   void restart();
   // Whether the contents of a tensor that had some went with a worker.
   bool is_lost(const RemoteStorage* storage);
-  [[noreturn]] static void raise_lost();
 
   // For torch.remote.profile, which tells when a trace begins from now on.
   void profile_starts();
@@ -139,17 +139,6 @@ class Recorder {
 
   explicit Recorder(c10::DeviceIndex device) : device_(device) {}
 
-  void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
-  void encode_operand(const at::Tensor& tensor);
-  void encode_view(const at::Tensor& tensor);
-  void encode_scalar(const c10::Scalar& scalar);
-  void encode_value(const ir::ArgDesc& arg, const c10::IValue& value);
-  void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
-  void begin_record(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
-                    std::optional<RandomState> random);
-  // Such an op is a trace of its own, in which each tensor is an input of its own: which of them share memory, with
-  // each other or with what was recorded before, is chance (a batch out of a replay memory), and not to be in the key.
-  bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
   // Why a trace is sent: for the log, and for where such a trace is cut the next time.
   struct Cause {
     const char* name;
@@ -174,27 +163,14 @@ class Recorder {
   Status enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
-  uint32_t enter_buffer(RemoteStorage* storage);
-  void next_epoch() {
-    if (++epoch_ == 0) epoch_ = 1;
-  }
-  bool is_lost_locked(const RemoteStorage* storage) const;
-  // Raises if it is.
-  void check_not_lost(const RemoteStorage* storage);
-  // Lost storages that the op overwrites, all of each: from now on they count as never written.
-  std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
   void forget_trace();
 
   static const std::array<Recorder*, kMaxDevices> all_;
 
   const c10::DeviceIndex device_;
   FastMutex mutex_;
-  ir::Trace trace_;
-  uint32_t epoch_ = 1;    // of the trace; tensors' slots are valid if they carry it
-  uint32_t session_ = 1;  // counts workers; buffer ids of another session mean nothing
+  TraceEncoder encoder_;
   ir::Cuts cuts_;
-  bool met_lost_ = false;                  // check_not_lost has raised
-  bool joining_ = false;                   // the arguments of such an op are written
   std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
   Pass pass_ = Pass::kForward;             // the last record's, or kUnknown
   Pass last_pass_ = Pass::kForward;        // the last record's

@@ -1,0 +1,393 @@
+#include "frontend/record/trace_encoder.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace torch_remote::frontend {
+namespace {
+
+std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
+
+}  // namespace
+
+void TraceEncoder::enter_buffer(RemoteStorage* storage) {
+  storage->buffer = {epoch_, static_cast<uint32_t>(trace_.buffers.size())};
+}
+
+void TraceEncoder::check_not_lost(const RemoteStorage* storage) {
+  met_lost_ = is_lost(storage);
+  if (met_lost_) raise_lost();
+}
+
+void raise_lost() {
+  TORCH_CHECK(false,
+              "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
+              "overwrite it (copy_, zero_, load_state_dict) or make it again");
+}
+
+std::vector<RemoteStorage*> TraceEncoder::forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const {
+  std::vector<RemoteStorage*> overwritten, read;
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    if (op.args[i].role != ir::ArgRole::kOperand) continue;
+    const auto visit = [&](const c10::IValue& value) {
+      if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
+      const at::Tensor& tensor = value.toTensor();
+      RemoteStorage* storage = storage_of(tensor);
+      const bool whole = op.args[i].overwrites && is_lost(storage) && tensor.storage_offset() == 0 &&
+                         tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage->nbytes();
+      (whole ? overwritten : read).push_back(storage);
+    };
+    if (args[i].isList()) {
+      for (const c10::IValue& item : args[i].toListRef()) visit(item);
+    } else {
+      visit(args[i]);
+    }
+  }
+  std::erase_if(overwritten, [&](RemoteStorage* storage) { return std::ranges::find(read, storage) != read.end(); });
+  for (RemoteStorage* storage : overwritten) storage->id = 0;
+  return overwritten;
+}
+
+void TraceEncoder::encode_view(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  RemoteStorage* storage = storage_of(tensor);
+  const auto dtype = static_cast<ir::DType>(c10::typeMetaToScalarType(impl->dtype()));
+  const auto sizes = span_of(impl->sizes());
+  const auto strides = span_of(impl->strides());
+  const int64_t offset = impl->storage_offset();
+  TraceSlot& slot = view_slot(impl, storage);
+  const bool known = holds(storage) && !joining_;
+  if (known && slot.epoch == epoch_ && trace_.views[slot.number].buffer == storage->buffer.number &&
+      trace_.view_matches(slot.number, dtype, sizes, strides, offset)) {
+    trace_.use_view(slot.number);
+    return;
+  }
+  if (known) {
+    slot = {epoch_, trace_.new_view(storage->buffer.number, dtype, sizes, strides, offset)};
+  } else {
+    check_not_lost(storage);
+    enter_buffer(storage);
+    slot = {epoch_, trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset)};
+  }
+}
+
+void TraceEncoder::encode_operand(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    trace_.word(ir::kAbsent);
+    return;
+  }
+  if (is_remote(tensor)) {
+    encode_view(tensor);
+    return;
+  }
+  // A 0-dim CPU tensor: its value is a parameter. (The caller has refused all other tensors.)
+  const c10::ScalarType dtype = tensor.scalar_type();
+  const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  trace_.word(ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped);
+  if (dtype == c10::ScalarType::Double) {
+    trace_.param(*static_cast<const double*>(tensor.const_data_ptr()));
+  } else if (dtype == c10::ScalarType::Long) {
+    trace_.param(*static_cast<const int64_t*>(tensor.const_data_ptr()));
+  } else {
+    encode_scalar(tensor.item());
+  }
+}
+
+void TraceEncoder::encode_scalar(const c10::Scalar& scalar) {
+  if (scalar.isComplex()) {
+    trace_.param(scalar.toComplexDouble().real());
+    trace_.param(scalar.toComplexDouble().imag());
+  } else if (scalar.isFloatingPoint()) {
+    trace_.param(scalar.toDouble());
+  } else {
+    trace_.param(scalar.to<int64_t>());
+  }
+}
+
+namespace {
+
+ir::ScalarTag scalar_tag(const c10::IValue& value) {
+  if (value.isNone()) return ir::ScalarTag::kAbsent;
+  if (value.isDouble()) return ir::ScalarTag::kFloat;
+  if (value.isBool()) return ir::ScalarTag::kBool;
+  if (value.isInt()) return ir::ScalarTag::kInt;
+  const c10::Scalar scalar = value.toScalar();
+  if (scalar.isComplex()) return ir::ScalarTag::kComplex;
+  if (scalar.isFloatingPoint()) return ir::ScalarTag::kFloat;
+  if (scalar.isBoolean()) return ir::ScalarTag::kBool;
+  return ir::ScalarTag::kInt;
+}
+
+int64_t to_int(const c10::IValue& value) {
+  if (value.isInt()) return value.toInt();
+  if (value.isBool()) return value.toBool();
+  return value.toSymInt().guard_int(__FILE__, __LINE__);
+}
+
+double to_double(const c10::IValue& value) {
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  return value.toSymFloat().guard_float(__FILE__, __LINE__);
+}
+
+}  // namespace
+
+void TraceEncoder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value) {
+  using enum ir::ArgKind;
+  switch (arg.kind) {
+    case kOptionalInt:
+    case kOptionalBool:
+      trace_.word(!value.isNone());
+      if (value.isNone()) return;
+      [[fallthrough]];
+    case kInt:
+    case kBool:
+      trace_.param(to_int(value));
+      return;
+    case kOptionalFloat:
+      trace_.word(!value.isNone());
+      if (value.isNone()) return;
+      [[fallthrough]];
+    case kFloat:
+      trace_.param(to_double(value));
+      return;
+    case kScalar:
+    case kOptionalScalar:
+      if (value.isInt()) {
+        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kInt));
+        trace_.param(value.toInt());
+      } else if (value.isDouble()) {
+        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kFloat));
+        trace_.param(value.toDouble());
+      } else {
+        trace_.word(static_cast<uint32_t>(scalar_tag(value)));
+        if (!value.isNone()) encode_scalar(value.toScalar());
+      }
+      return;
+    case kIntList:
+    case kOptionalIntList:
+    case kBoolList:
+    case kFloatList:
+    case kOptionalFloatList:
+    case kScalarList: {
+      if (value.isNone()) {
+        trace_.word(ir::kAbsent);
+        return;
+      }
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) {
+        if (arg.kind == kScalarList) {
+          trace_.word(static_cast<uint32_t>(scalar_tag(item)));
+          encode_scalar(item.toScalar());
+        } else if (arg.kind == kFloatList || arg.kind == kOptionalFloatList) {
+          trace_.param(to_double(item));
+        } else {
+          trace_.param(to_int(item));
+        }
+      }
+      return;
+    }
+    default:
+      encode_structural(arg, value);
+  }
+}
+
+void TraceEncoder::encode_structural(const ir::ArgDesc& arg, const c10::IValue& value) {
+  using enum ir::ArgKind;
+  if (value.isNone() && arg.kind != kScalar && arg.kind != kOptionalScalar) {
+    trace_.word(ir::kAbsent);
+    return;
+  }
+  switch (arg.kind) {
+    case kInt:
+    case kOptionalInt:
+    case kBool:
+    case kOptionalBool:
+      trace_.structural_int(to_int(value));
+      return;
+    case kFloat:
+    case kOptionalFloat:
+      trace_.structural_float(to_double(value));
+      return;
+    case kIntList:
+    case kOptionalIntList:
+    case kBoolList: {
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) trace_.structural_int(to_int(item));
+      return;
+    }
+    case kFloatList:
+    case kOptionalFloatList: {
+      const auto items = value.toListRef();
+      trace_.word(static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) trace_.structural_float(to_double(item));
+      return;
+    }
+    case kScalar:
+    case kOptionalScalar: {
+      const ir::ScalarTag tag = scalar_tag(value);
+      trace_.word(static_cast<uint32_t>(tag));
+      if (tag == ir::ScalarTag::kAbsent) return;
+      const c10::Scalar scalar = value.toScalar();
+      if (tag == ir::ScalarTag::kComplex) {
+        trace_.structural_float(scalar.toComplexDouble().real());
+        trace_.structural_float(scalar.toComplexDouble().imag());
+      } else if (tag == ir::ScalarTag::kFloat) {
+        trace_.structural_float(scalar.toDouble());
+      } else {
+        const uint64_t bits = static_cast<uint64_t>(scalar.to<int64_t>());
+        trace_.word(static_cast<uint32_t>(bits));
+        trace_.word(static_cast<uint32_t>(bits >> 32));
+      }
+      return;
+    }
+    case kString:
+    case kOptionalString:
+      trace_.word(ir::intern_string(value.toStringRef()));
+      return;
+    case kDType:
+    case kMemoryFormat:
+      trace_.word(static_cast<uint32_t>(value.toInt()));
+      return;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "remote: argument '", arg.name, "' cannot be recorded");
+  }
+}
+
+void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random) {
+  for (const ir::ArgDesc& arg : op.args) {
+    switch (arg.role) {
+      case ir::ArgRole::kIgnored:
+        break;
+      case ir::ArgRole::kRandom:
+        TORCH_INTERNAL_ASSERT(random.has_value());
+        trace_.param(static_cast<int64_t>(random->seed));
+        trace_.param(static_cast<int64_t>(random->offset));
+        break;
+      case ir::ArgRole::kOperand:
+        if (arg.kind == ir::ArgKind::kTensor || arg.kind == ir::ArgKind::kOptionalTensor) {
+          if (args->isNone()) {
+            trace_.word(ir::kAbsent);
+          } else {
+            encode_operand(args->toTensor());
+          }
+        } else if (args->isNone()) {
+          trace_.word(ir::kAbsent);
+        } else {
+          const auto items = args->toListRef();
+          trace_.word(static_cast<uint32_t>(items.size()));
+          for (const c10::IValue& item : items) {
+            if (item.isNone()) {
+              trace_.word(ir::kAbsent);
+            } else {
+              encode_operand(item.toTensor());
+            }
+          }
+        }
+        break;
+      case ir::ArgRole::kStructural:
+        encode_structural(arg, *args);
+        break;
+      case ir::ArgRole::kValue:
+        encode_value(arg, *args);
+        break;
+    }
+    ++args;
+  }
+}
+
+void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
+                         std::optional<RandomState> random) {
+  const size_t buffers = trace_.buffers.size();
+  const size_t views = trace_.views.size();
+  trace_.begin_record(op.opcode, source);
+  try {
+    encode(op, args, random);
+  } catch (...) {
+    // The record goes, and with it what it said about tensors: in another epoch only what is left counts.
+    trace_.rollback_record(buffers, views);
+    next_epoch();
+    for (size_t i = 0; i < trace_.buffers.size(); ++i) {
+      if (trace_.buffers[i].owner == nullptr) continue;
+      static_cast<RemoteStorage*>(trace_.buffers[i].owner)->buffer = {epoch_, static_cast<uint32_t>(i)};
+    }
+    if (!std::exchange(met_lost_, false)) throw;
+    const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
+    if (overwritten.empty()) throw;
+    try {
+      begin(op, args, source, random);
+    } catch (...) {  // something else is wrong, too
+      for (RemoteStorage* storage : overwritten) storage->id = RemoteStorage::kLost;
+      throw;
+    }
+  }
+}
+
+bool TraceEncoder::joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const {
+  constexpr size_t kMany = 4;
+  if (op.args[0].kind != ir::ArgKind::kTensorList || !(op.flags & ir::kOpPure)) return false;
+  const auto items = args[0].toListRef();
+  return items.size() >= kMany && std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
+           if (!item.toTensor().defined() || !is_remote(item.toTensor())) return false;
+           const RemoteStorage* storage = storage_of(item.toTensor());
+           return storage->id != 0 && (!holds(storage) || !trace_.buffers[storage->buffer.number].fresh);
+         });
+}
+
+void TraceEncoder::append(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
+                          c10::ArrayRef<uint32_t> list_lengths, const ir::SourceRef& source,
+                          std::optional<RandomState> random, bool joins) {
+  joining_ = joins;
+  begin(op, args, source, random);
+  joining_ = false;
+  const at::Tensor* result = results.data();
+  const uint32_t* length = list_lengths.data();
+  for (const ir::ResultDesc& desc : op.results) {
+    if (desc.alias >= 0) continue;
+    uint32_t count = 1;
+    if (desc.kind == ir::ResultKind::kTensorList) trace_.word(count = *length++);
+    for (; count > 0; --count, ++result) {
+      if (!result->defined()) {
+        trace_.word(ir::kAbsent);
+      } else {
+        encode_view(*result);
+      }
+    }
+  }
+  trace_.end_record();
+}
+
+void TraceEncoder::append_dynamic(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<c10::Storage> results,
+                                  const ir::SourceRef& source, std::optional<RandomState> random) {
+  joining_ = false;
+  begin(op, args, source, random);
+  for (const c10::Storage& storage : results) {
+    auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
+    enter_buffer(remote);
+    trace_.new_dynamic_result(remote);
+  }
+  trace_.end_record();
+}
+
+bool TraceEncoder::forget_storage(RemoteStorage* storage) {
+  if (!holds(storage)) return false;
+  ir::TraceBuffer& buffer = trace_.buffers[storage->buffer.number];
+  buffer.owner = nullptr;
+  buffer.died = static_cast<uint32_t>(trace_.records.size());
+  return true;
+}
+
+void TraceEncoder::swap_buffers(RemoteStorage* a, RemoteStorage* b) {
+  std::swap(a->id, b->id);
+  std::swap(a->session, b->session);
+  std::swap(a->buffer, b->buffer);
+  for (RemoteStorage* storage : {a, b}) {
+    storage->stock_impl = nullptr;
+    if (holds(storage)) trace_.buffers[storage->buffer.number].owner = storage;
+  }
+}
+
+}  // namespace torch_remote::frontend
