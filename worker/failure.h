@@ -21,4 +21,13 @@ struct Failure {
 };
 using FailurePtr = std::shared_ptr<Failure>;
 
+// There is one that the client does not know.
+inline bool untold(const FailurePtr& failure) { return failure && !failure->told; }
+
+// Of two that the client does not know, the earlier.
+inline FailurePtr earlier(const FailurePtr& a, const FailurePtr& b) {
+  if (!untold(a)) return b;
+  return untold(b) && b->number < a->number ? b : a;
+}
+
 }  // namespace torch_remote::worker

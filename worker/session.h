@@ -159,31 +159,41 @@ class Session {
   };
   struct Run;
 
+  void put(uint64_t id, Entry entry) {
+    if (id != 0) buffers_[id] = std::move(entry);
+  }
+  void erase_freed();
+
+  // A run (session_run.cpp).
   Status decode(const RunRequest& request, LoadedProgram** program);
   void run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
   void drop(LoadedProgram& program, const RunRequest& request, const FailurePtr& why, FailurePtr* failure);
-  FailurePtr make_failure(Failure failure) const;
-  FailurePtr cancellation(uint64_t sequence);
-  FailurePtr pending_check();
-  FailurePtr note(Failure failure);
   void bind_inputs(Run& run);
   Status prepare(Run& run);
   void unshare_written(Run& run);
   bool allocate_arena(Run& run);
   bool execute(Run& run);
+  bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
+  bool look(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last);
   bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
   uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
   void note_in_flight(Run& run);
-  bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
-  bool look(Run& run);
   void execute_one_by_one(Run& run);
+  void finish(Run& run);
+
+  // Failures, and what they leave (session_failures.cpp).
+  FailurePtr make_failure(Failure failure) const;
+  FailurePtr note(Failure failure);
+  FailurePtr cancellation(uint64_t sequence);
+  FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
+  FailurePtr pending_check();
+  uint64_t last_untold() const;
+  static void doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure);
   FailurePtr blocked(const Run& run, uint32_t node) const;
   bool covers(const Run& run, uint32_t node, uint32_t buffer) const;
   bool give_memory(Run& run, uint32_t buffer);
   void call_and_repair(Run& run, uint32_t node);
-  static void doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure);
-  uint64_t last_untold() const;
   void keep(Run& run, uint32_t node, uint64_t failure);
   Kept copy_of(const Run& run, uint32_t buffer, uint64_t failure);
   void put_back(Run& run, uint32_t buffer, const FailurePtr& failure);
@@ -191,10 +201,6 @@ class Session {
   void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
   void pass_on(Run& run, uint32_t first, uint32_t last) const;
   void fail_all(Run& run, const FailurePtr& failure);
-  void finish(Run& run);
-  FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
-  void put(uint64_t id, Entry entry);
-  void erase_freed();
 
   Device* device_;
   const Runners* runners_;
