@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -13,6 +12,7 @@
 #include "ir/op_table.h"
 #include "remote/wire/message.h"
 #include "worker/device/machine.h"
+#include "worker/inbox.h"
 #include "worker/profile.h"
 #include "worker/session.h"
 
@@ -25,21 +25,8 @@ using wire::Type;
 
 constexpr uint64_t kAcknowledgeEvery = 32;         // messages
 constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
-constexpr size_t kSmallAttachment = 32 << 10;      // larger ones lie in the client's memory
 constexpr uint64_t kOfProfile = 16;                // which part of the limit a profile may take beside it
-constexpr size_t kMaxAhead = 256 << 20;            // bytes of messages that are taken while a run goes on
 constexpr std::chrono::seconds kIdle{3600};
-// How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
-constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
-// A client that has waited for so long has stopped looking for the answer (remote/transport/pace.h), and sleeps.
-constexpr uint64_t kClientLooks = 1'000'000;  // ns
-
-// Whether the client that sends it does nothing until it is answered.
-bool is_waited_for(const Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
-
-// What a message takes here until it is handled, at most.
-size_t bytes_of(const Frame& frame) { return sizeof(Frame) + frame.control.size() + kSmallAttachment; }
-
 Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
 }
@@ -53,7 +40,8 @@ std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
 
 class Server {
  public:
-  Server(remote::Transport& transport, const ServerOptions& options) : transport_(transport), options_(options) {}
+  Server(remote::Transport& transport, const ServerOptions& options)
+      : transport_(transport), options_(options), inbox_(transport) {}
 
   Status run();
 
@@ -62,12 +50,6 @@ class Server {
   Status refuse(const Status& why);
   Status open_device();
   Status next(Frame* frame);
-  Status receive(Frame* frame, std::chrono::nanoseconds timeout);
-  // Takes what has come, for later, and looks for a Cancel among it.
-  void look_ahead();
-  bool note_cancel(const Frame& frame);
-  void note_wait(const Frame& frame);
-  tr_client client_activity();
   Status handle(Frame& frame);
   Status handle_message(Frame& frame);
   Status out_of_memory(const Frame& frame);
@@ -109,6 +91,7 @@ class Server {
 
   remote::Transport& transport_;
   const ServerOptions options_;
+  Inbox inbox_;
   OpenDevice on_;
   CachingAllocator* memory_ = nullptr;  // the device's
   uint64_t limit_ = 0;                  // of it, the most that a client can set
@@ -123,24 +106,10 @@ class Server {
     std::function<Status()> finish;
   };
   std::deque<Pending> pending_;  // messages that the device is not done with
-  Ticket notified_ = 0;          // the device tells when it gets there:
-  std::atomic<bool> progress_{false};
-  uint64_t done_ = 0;          // sequence of the last message that is done
-  uint64_t acknowledged_ = 0;  // the client knows that
-  std::deque<Frame> ahead_;    // received, and not yet handled
-  size_t ahead_bytes_ = 0;     // of them; what is too much waits in the socket
-  Status ahead_status_;        // why nothing more comes
-  uint64_t cancelled_ = 0;     // runs up to this sequence are dropped
-  uint64_t looked_ = 0;        // when, ns
-  bool waited_for_ = false;    // the message that is being handled
-  uint32_t waits_ahead_ = 0;   // such messages in ahead_
-  ProcessLoad client_load_{0};
-  uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
-  uint64_t client_asked_ = 0;   // likewise, at any time
-  uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not
-  bool client_looks_ = false;   // when it waits, at first
-  tr_client client_activity_ = TR_CLIENT_RESTS;
-  uint64_t replied_ = 0;  // when the last reply went out, if a profile is recorded
+  Ticket notified_ = 0;          // the device tells when it gets there
+  uint64_t done_ = 0;            // sequence of the last message that is done
+  uint64_t acknowledged_ = 0;    // the client knows that
+  uint64_t replied_ = 0;         // when the last reply went out, if a profile is recorded
 };
 
 Status Server::run() {
@@ -153,9 +122,7 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
-    note_wait(frame);
-    waited_for_ = is_waited_for(frame);
-    client_looked_ = 0;
+    inbox_.begin(frame);
     Status status = profile_ ? handle_profiled(frame) : handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
     if (status.ok()) status = session_->within_limit();
@@ -171,98 +138,28 @@ Status Server::run() {
   }
 }
 
-bool Server::note_cancel(const Frame& frame) {
-  if (frame.header.type != static_cast<uint8_t>(Type::kCancel)) return false;
-  if (const auto* message = wire::verify<wire::Cancel>(frame.control)) {
-    cancelled_ = std::max(cancelled_, message->through());
-  }
-  return true;
-}
-
-void Server::look_ahead() {
-  looked_ = monotonic_ns();
-  while (ahead_status_.ok() && ahead_bytes_ < kMaxAhead) {
-    Frame frame;
-    Status status = transport_.receive(&frame, std::chrono::nanoseconds::zero());
-    if (status.code() == ErrorCode::kTimeout) return;
-    if (!status.ok()) {
-      ahead_status_ = status;
-    } else if (!note_cancel(frame)) {
-      note_wait(frame);
-      waits_ahead_ += is_waited_for(frame);
-      ahead_bytes_ += bytes_of(frame);
-      ahead_.push_back(std::move(frame));
-    }
-  }
-}
-
-void Server::note_wait(const Frame& frame) {
-  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kLooks) != 0;
-}
-
-tr_client Server::client_activity() {
-  if (!client_load_.known()) return TR_CLIENT_RESTS;
-  const uint64_t now = monotonic_ns();
-  if (now - client_looked_ < kLookAtClient) return client_activity_;
-  look_ahead();
-  if (now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
-  client_looked_ = client_asked_ = now;
-  if (!waited_for_ && waits_ahead_ == 0) {
-    waits_since_ = 0;
-  } else if (waits_since_ == 0) {
-    waits_since_ = now;
-  }
-  if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_looks_ || now - waits_since_ > kClientLooks))) {
-    client_activity_ = TR_CLIENT_RESTS;
-  } else {
-    client_activity_ = waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
-  }
-  return client_activity_;
-}
-
-Status Server::receive(Frame* frame, std::chrono::nanoseconds timeout) {
-  constexpr uint64_t kLookEvery = 2'000'000;  // ns
-  if (monotonic_ns() - looked_ > kLookEvery) look_ahead();
-  if (!ahead_.empty()) {
-    *frame = std::move(ahead_.front());
-    ahead_.pop_front();
-    ahead_bytes_ -= bytes_of(*frame);
-    waits_ahead_ -= is_waited_for(*frame);
-    return {};
-  }
-  if (!ahead_status_.ok()) return ahead_status_;
-  if (progress_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
-  for (;;) {
-    Status status = transport_.receive(frame, timeout);
-    if (!status.ok() || !note_cancel(*frame)) return status;
-  }
-}
-
 // The next message. Before it waits, it tells the client what is done.
 Status Server::next(Frame* frame) {
-  Status status = receive(frame, std::chrono::nanoseconds::zero());
+  Status status = inbox_.receive(frame, std::chrono::nanoseconds::zero());
   if (status.code() != ErrorCode::kTimeout) return status;
   if (pending_.empty()) {
     for (const auto& runner : on_.runners) runner->rest();
   }
   for (;;) {
-    progress_ = false;
+    inbox_.forget_wake();
     if (status = settle(); !status.ok()) return status;
     if (done_ != acknowledged_) {
       if (status = acknowledge(); !status.ok()) return status;
     }
     if (!pending_.empty() && pending_.front().ticket != notified_) {
       notified_ = pending_.front().ticket;
-      on_.device->notify(notified_, [this] {
-        progress_ = true;
-        transport_.wake();
-      });
+      on_.device->notify(notified_, [this] { inbox_.wake(); });
     }
     std::chrono::nanoseconds idle = kIdle;
     if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
       idle = std::chrono::nanoseconds(due);
     }
-    status = receive(frame, idle);
+    status = inbox_.receive(frame, idle);
     if (status.code() != ErrorCode::kTimeout) return status;
     if (profile_) {
       if (status = hand_over_profile(); !status.ok()) return status;
@@ -270,20 +167,16 @@ Status Server::next(Frame* frame) {
   }
 }
 
-// -- hello
-// --------------------------------------------------------------------------------------------------------------
+// --- hello -----------------------------------------------------------------------------------------------------------
 
 Status Server::open_device() {
-  client_load_ = ProcessLoad(transport_.peer_process());
-  Status status = options_.open_device(transport_, options_, [this] { return client_activity(); }, &on_);
+  inbox_.watch_client();
+  Status status = options_.open_device(transport_, options_, [this] { return inbox_.client_activity(); }, &on_);
   if (!status.ok()) return status;
   memory_ = &on_.device->memory();
   limit_ = memory_->limit();
   session_ = std::make_unique<Session>(on_.device.get(), &on_.runners);
-  session_->set_cancelled([this](uint64_t sequence) {
-    look_ahead();
-    return sequence <= cancelled_;
-  });
+  session_->set_cancelled([this](uint64_t sequence) { return inbox_.looks_cancelled(sequence); });
   return {};
 }
 
@@ -297,7 +190,7 @@ Status Server::refuse(const Status& why) {
 
 Status Server::hello() {
   Frame frame;
-  Status status = receive(&frame, options_.greeting);
+  Status status = inbox_.receive(&frame, options_.greeting);
   if (status.code() == ErrorCode::kTimeout) return {ErrorCode::kTimeout, "remote: a client does not greet"};
   if (!status.ok()) return status;
   const auto* hello = wire::verify<wire::Hello>(frame.control);
@@ -325,8 +218,7 @@ Status Server::hello() {
   return reply(Type::kHelloReply, frame.header.sequence);
 }
 
-// -- answers
-// ------------------------------------------------------------------------------------------------------------
+// --- answers ---------------------------------------------------------------------------------------------------------
 
 Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   wire::Header header;
@@ -406,8 +298,7 @@ Status Server::acknowledge() {
   return send(Type::kProgress, done_);
 }
 
-// -- messages
-// -----------------------------------------------------------------------------------------------------------
+// --- messages --------------------------------------------------------------------------------------------------------
 
 Status Server::handle(Frame& frame) {
   try {
@@ -516,8 +407,8 @@ Status Server::run_program(Frame& frame) {
   request.answered = is_waited_for(frame);
   FailurePtr failure;
   words_.clear();
-  Status status = request.sequence <= cancelled_ ? session_->run_cancelled(request, &failure)
-                                                 : session_->run(request, &words_, &failure);
+  Status status = inbox_.is_cancelled(request.sequence) ? session_->run_cancelled(request, &failure)
+                                                        : session_->run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   const uint64_t sequence = frame.header.sequence;
   return when_done(sequence, [this, sequence, failure, words = words_] {

@@ -1,7 +1,6 @@
 #include "worker/session_run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 
 #include "remote/wire/delta.h"
@@ -9,10 +8,6 @@
 
 namespace torch_remote::worker {
 namespace {
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
 
@@ -230,12 +225,12 @@ bool Session::execute(Run& run) {
 bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
   uint32_t& piece = run.program.piece;
   while (last - first > piece) {
-    const uint64_t began = now_ns();
+    const uint64_t began = monotonic_ns();
     const uint32_t end = next_cut(run.program, first + piece);
     if (!call(run, first, end)) return false;
     if (end == last) return true;
     first = end;
-    const uint64_t took = now_ns() - began;
+    const uint64_t took = monotonic_ns() - began;
     run.since_look += took;
     if (took < kLookEvery / 2) piece *= 2;
     if (took > 2 * kLookEvery) piece = std::max(piece / 2, 1u);
@@ -243,9 +238,9 @@ bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
     run.since_look = 0;
     if (look(run)) return false;
   }
-  const uint64_t began = last - first > 8 ? now_ns() : 0;
+  const uint64_t began = last - first > 8 ? monotonic_ns() : 0;
   const bool good = call(run, first, last);
-  if (began != 0 && now_ns() - began > 4 * kLookEvery) piece = std::max(piece / 2, 8u);
+  if (began != 0 && monotonic_ns() - began > 4 * kLookEvery) piece = std::max(piece / 2, 8u);
   return good;
 }
 
@@ -358,11 +353,11 @@ void Session::settle() {
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
-  uint64_t looked = now_ns();
+  uint64_t looked = monotonic_ns();
   for (uint32_t n = run.next; n < graph.nodes.size(); ++n) {
-    if (!run.cancelled && now_ns() - looked > kLookEvery) {
+    if (!run.cancelled && monotonic_ns() - looked > kLookEvery) {
       look(run);
-      looked = now_ns();
+      looked = monotonic_ns();
     }
     if (const FailurePtr failure = run.cancelled ? run.cancelled : blocked(run, n)) {
       skip(run, n, failure);

@@ -1,0 +1,99 @@
+#include "worker/inbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "remote/wire/message.h"
+#include "worker/profile.h"
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr size_t kSmallAttachment = 32 << 10;  // larger ones lie in the client's memory
+constexpr size_t kMaxAhead = 256 << 20;        // bytes of messages that are taken while a run goes on
+// How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
+constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
+// A client that has waited for so long has stopped looking for the answer (remote/transport/pace.h), and sleeps.
+constexpr uint64_t kClientLooks = 1'000'000;  // ns
+
+// What a message takes here until it is handled, at most.
+size_t bytes_of(const remote::Frame& frame) { return sizeof(remote::Frame) + frame.control.size() + kSmallAttachment; }
+
+}  // namespace
+
+bool is_waited_for(const remote::Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
+
+bool Inbox::note_cancel(const remote::Frame& frame) {
+  if (frame.header.type != static_cast<uint8_t>(wire::Type::kCancel)) return false;
+  if (const auto* message = wire::verify<wire::Cancel>(frame.control)) {
+    cancelled_ = std::max(cancelled_, message->through());
+  }
+  return true;
+}
+
+void Inbox::look_ahead() {
+  looked_ = monotonic_ns();
+  while (ahead_status_.ok() && ahead_bytes_ < kMaxAhead) {
+    remote::Frame frame;
+    Status status = transport_.receive(&frame, std::chrono::nanoseconds::zero());
+    if (status.code() == ErrorCode::kTimeout) return;
+    if (!status.ok()) {
+      ahead_status_ = status;
+    } else if (!note_cancel(frame)) {
+      note_wait(frame);
+      waits_ahead_ += is_waited_for(frame);
+      ahead_bytes_ += bytes_of(frame);
+      ahead_.push_back(std::move(frame));
+    }
+  }
+}
+
+void Inbox::note_wait(const remote::Frame& frame) {
+  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kLooks) != 0;
+}
+
+tr_client Inbox::client_activity() {
+  if (!client_load_.known()) return TR_CLIENT_RESTS;
+  const uint64_t now = monotonic_ns();
+  if (now - client_looked_ < kLookAtClient) return client_activity_;
+  look_ahead();
+  if (now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
+  client_looked_ = client_asked_ = now;
+  if (!waited_for_ && waits_ahead_ == 0) {
+    waits_since_ = 0;
+  } else if (waits_since_ == 0) {
+    waits_since_ = now;
+  }
+  if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_looks_ || now - waits_since_ > kClientLooks))) {
+    client_activity_ = TR_CLIENT_RESTS;
+  } else {
+    client_activity_ = waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
+  }
+  return client_activity_;
+}
+
+Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
+  constexpr uint64_t kLookEvery = 2'000'000;  // ns
+  if (monotonic_ns() - looked_ > kLookEvery) look_ahead();
+  if (!ahead_.empty()) {
+    *frame = std::move(ahead_.front());
+    ahead_.pop_front();
+    ahead_bytes_ -= bytes_of(*frame);
+    waits_ahead_ -= is_waited_for(*frame);
+    return {};
+  }
+  if (!ahead_status_.ok()) return ahead_status_;
+  if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
+  for (;;) {
+    Status status = transport_.receive(frame, timeout);
+    if (!status.ok() || !note_cancel(*frame)) return status;
+  }
+}
+
+void Inbox::begin(const remote::Frame& frame) {
+  note_wait(frame);
+  waited_for_ = is_waited_for(frame);
+  client_looked_ = 0;
+}
+
+}  // namespace torch_remote::worker
