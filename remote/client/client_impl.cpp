@@ -1,0 +1,473 @@
+#include "remote/client/client_impl.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "ir/op_table.h"
+#include "remote/client/event_log.h"
+#include "remote/wire/delta.h"
+#include "remote/wire/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+// A worker that loads libtorch on a busy machine takes seconds.
+constexpr std::chrono::seconds kHelloTimeout{120};
+constexpr uint64_t kHelloSequence = 1;
+
+ir::Capabilities decode(const wire::Capabilities& told) {
+  constexpr uint32_t kMostTargets = 64;
+  ir::Capabilities all;
+  for (uint32_t i = 0; told.targets() != nullptr && i < std::min(told.targets()->size(), kMostTargets); ++i) {
+    all.targets.push_back(told.targets()->Get(i)->str());
+  }
+  all.group_kinds = told.group_kinds();
+  all.dtypes = told.dtypes();
+  all.memory = told.memory();
+  all.threads = told.threads();
+  if (told.versions() != nullptr) all.versions = told.versions()->str();
+  return all;
+}
+
+}  // namespace
+
+// --- hello -----------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
+                                   static_cast<uint32_t>(getpid())));
+  // Proposed; the worker's answer has the one that counts.
+  session_ = std::random_device()() | uint64_t{std::random_device()()} << 32;
+  sequence_ = kHelloSequence;
+  replies_.sending(sequence_, 0);
+  if (Status status = transport_->send(header(wire::Type::kHello, sequence_, wire::kWantsReply),
+                                       {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
+      status.code() != ErrorCode::kOk && status.code() != ErrorCode::kLost) {
+    return status;
+  }  // if it is gone already, receive knows why
+  const auto deadline = std::chrono::steady_clock::now() + kHelloTimeout;
+  Frame frame;
+  Status status;
+  counters_.connections.fetch_add(1, std::memory_order_relaxed);
+  do {
+    if (keep_waiting && !keep_waiting()) return {ErrorCode::kInterrupted, "remote: connecting was interrupted"};
+    status = transport_->receive(&frame, kWaitStep);
+  } while (status.code() == ErrorCode::kTimeout && std::chrono::steady_clock::now() < deadline);
+  if (status.code() == ErrorCode::kTimeout) {
+    return {ErrorCode::kTimeout, "remote: the worker (" + transport_->description() + ") did not answer within " +
+                                     std::to_string(kHelloTimeout.count()) + " s"};
+  }
+  if (!status) return status;
+  const auto* reply = wire::verify<wire::HelloReply>(frame.control);
+  if (frame.header.type != static_cast<uint8_t>(wire::Type::kHelloReply) || !reply) {
+    return Status::invalid("remote: the worker answered with a message of type " + std::to_string(frame.header.type) +
+                           " that is no greeting; install the same torch-remote on both ends");
+  }
+  if (reply->error()) return wire::to_status(*reply->error());
+  session_ = frame.header.session;
+  description_ = (reply->runners() ? reply->runners()->str() : "worker") + ", pid " + std::to_string(reply->process()) +
+                 ", over " + transport_->description();
+  if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
+  machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
+  return {};
+}
+
+ClientImpl::~ClientImpl() {
+  const uint64_t last = std::max(outbox_.end(), kHelloSequence);
+  if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, last + 1, 0), {}, nullptr);
+}
+
+// --- sending ---------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::begin(size_t messages, size_t bytes) {
+  replies_.drain();
+  return replies_.reserve(messages + 1, bytes);
+}
+
+void ClientImpl::take_frees() {
+  frees_now_.clear();
+  frees_bytes_.clear();
+  {
+    std::lock_guard lock(frees_mutex_);
+    frees_now_.swap(frees_);
+  }
+  encode_frees(frees_now_, frees_bytes_);
+  read_ahead_.freed(frees_now_);
+  for (const uint64_t sequence : read_ahead_.unwanted()) replies_.forget(sequence);
+  read_ahead_.unwanted().clear();
+}
+
+void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trace) {
+  copies_.clear();
+  if (!program.facts_known.load(std::memory_order_acquire)) return;
+  for (const ProgramFacts::Copy& copy : program.facts.copies) {
+    const ir::TraceView &from = trace.views[copy.from], &to = trace.views[copy.to];
+    const int64_t *source = trace.params.data() + from.params, *target = trace.params.data() + to.params;
+    // All of a buffer of the same size, in the same order.
+    const size_t rank = from.rank;
+    uint64_t nbytes = ir::item_size(from.dtype);
+    for (size_t i = 0; i < rank; ++i) nbytes *= static_cast<uint64_t>(source[i]);
+    if (rank == to.rank && std::equal(source, source + rank, target) &&
+        is_contiguous({source, rank}, {source + rank, rank}) && is_contiguous({target, rank}, {target + rank, rank}) &&
+        source[2 * rank] == 0 && target[2 * rank] == 0 && trace.buffers[from.buffer].nbytes == nbytes &&
+        trace.buffers[to.buffer].nbytes == nbytes) {
+      copies_.push_back({copy.made, inputs_[copy.input]});
+    }
+  }
+}
+
+Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence) {
+  const uint64_t number = ++sequence_;
+  replies_.sending(number, attachment ? attachment->bytes().size() : 0);
+  if (wants_reply) replies_.expect(number);
+  if (sequence) *sequence = number;
+  return outbox_.send(header(type, number, wants_reply ? wire::kWantsReply : 0),
+                      {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
+}
+
+Status ClientImpl::send_frees() {
+  take_frees();
+  if (frees_bytes_.empty()) return {};
+  builder_.Clear();
+  builder_.Finish(wire::CreateFree(builder_, builder_.CreateVector(frees_bytes_)));
+  return send(wire::Type::kFree, false, nullptr, nullptr);
+}
+
+std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base) {
+  params_.clear();
+  bindings_.clear();
+  encode_params(now, program.last.params, params_);
+  encode_bindings(inputs_, base, program.last.bindings, bindings_);
+  take_frees();
+  builder_.Clear();
+  const auto frees = builder_.CreateVector(frees_bytes_);
+  const auto bindings = builder_.CreateVector(bindings_);
+  const auto params = builder_.CreateVector(params_);
+  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees));
+  return {builder_.GetBufferPointer(), builder_.GetSize()};
+}
+
+Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  *info = FlushInfo();
+  *base = next_id_;
+  if (trace.empty()) return replies_.health();
+  if (Status status = begin(2, 0); !status) return status;
+
+  made_.clear();
+  inputs_.clear();
+  for (const ir::TraceBuffer& buffer : trace.buffers) {
+    if (!buffer.fresh) {
+      inputs_.push_back(buffer.id);
+    } else if (buffer.owner) {
+      made_.push_back(buffer.nbytes);
+    }
+  }
+  const uint64_t made = made_.size();
+  next_id_ += made;
+
+  const ir::Hash128 key = trace.key();
+  trace.survivors(survivors_);
+  ProgramPtr program = programs_.find(key, trace, survivors_);
+  if (program && program->failed) {
+    programs_.remove(program);
+    program = nullptr;
+  }
+  const bool hit = program != nullptr;
+  if (!hit) {
+    info->first_difference = programs_.first_difference(trace);
+    program = programs_.add(key, trace, survivors_);
+  }
+  find_copies(*program, trace);
+  read_ahead_.runs(*program, inputs_, *base, made_, copies_);
+  const std::span<const uint8_t> control = encode_run(*program, trace.params, *base);
+  count_flush(*program, hit, control, info);
+
+  const RunInfo run{program, *base, made};
+  std::unique_ptr<BuildJob> job;
+  if (!hit) {
+    job = outbox_.job_for(trace);
+    job->survivors = survivors_;
+    job->load_sequence = ++sequence_;
+    replies_.sending(job->load_sequence, 0);
+  }
+  const wire::Header header = run_header(ticket, info);
+  if (EventLog::on()) log_run(*info, hit ? trace.sources : program->sources);
+  if (!hit) {
+    outbox_.build_and_send(std::move(job), header, control, run);
+    return {};
+  }
+  programs_.set_sources(*program, info->sequence, trace.sources);
+  trace.clear();
+  return outbox_.send(header, control, nullptr, &run);
+}
+
+Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
+                        const ProgramOptions& options, ProgramPtr* program) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  *program = programs_.add(*graph, std::move(sources), options);
+  if (options.low_latency) transport_->busy_wait(kBusyWait);
+  auto job = std::make_unique<BuildJob>();
+  job->graph = std::move(graph);
+  job->load_sequence = ++sequence_;
+  replies_.sending(job->load_sequence, 0);
+  outbox_.build(std::move(job), header(wire::Type::kLoadProgram, sequence_, 0), *program);
+  return {};
+}
+
+Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
+                       uint64_t* ticket) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  *info = FlushInfo();
+  *base = next_id_;
+  if (program->failed) return program->failure;
+  if (Status status = begin(1, 0); !status) return status;
+  next_id_ += arguments.made;
+  inputs_.assign(arguments.inputs.begin(), arguments.inputs.end());
+  made_.assign(arguments.made, 0);  // their sizes are not known here
+  read_ahead_.runs(*program, inputs_, *base, made_, {});
+  const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base);
+  count_flush(*program, std::exchange(program->ran, true), control, info);
+  const RunInfo run{program, *base, arguments.made};
+  const wire::Header header = run_header(ticket, info);
+  if (EventLog::on()) log_run(*info, program->sources);
+  return outbox_.send(header, control, nullptr, &run);
+}
+
+void ClientImpl::count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control,
+                             FlushInfo* info) {
+  info->ops = program.ops.size();
+  info->hit = hit;
+  info->program = program.number;
+  info->bytes = sizeof(wire::Header) + control.size();
+  counters_.flushes.fetch_add(1, std::memory_order_relaxed);
+  if (hit) counters_.program_hits.fetch_add(1, std::memory_order_relaxed);
+}
+
+wire::Header ClientImpl::run_header(uint64_t* ticket, FlushInfo* info) {
+  const uint64_t sequence = ++sequence_;
+  info->sequence = sequence;
+  replies_.sending(sequence, 0);
+  if (ticket) {
+    replies_.expect(sequence);
+    *ticket = sequence;
+  }
+  return header(wire::Type::kRun, sequence, ticket ? wire::kWantsReply : 0);
+}
+
+void ClientImpl::log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const {
+  Event event;
+  event.kind = Event::Kind::kRun;
+  event.hit = info.hit;
+  event.program = info.program;
+  event.ops = static_cast<uint32_t>(info.ops);
+  event.begin = event.end = monotonic_ns();
+  event.session = session_;
+  event.sequence = info.sequence;
+  event.bytes = info.bytes;
+  event.first_difference = info.first_difference;
+  event.sources = EventLog::share(session_, info.program, sources);
+  EventLog::add(std::move(event));
+}
+
+Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) {
+  if (Status status = health(); !status) return status;
+  AttachmentPtr attachment = transport_->allocate(size);
+  if (!attachment)
+    return {ErrorCode::kOutOfMemory, "remote: no memory for an upload of " + std::to_string(size) + " bytes"};
+  fill(attachment->bytes().data());
+  std::lock_guard order(order_);
+  if (Status status = begin(1, size); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  *id = next_id_++;
+  builder_.Clear();
+  builder_.Finish(wire::CreateUpload(builder_, *id));
+  counters_.bytes_uploaded.fetch_add(size, std::memory_order_relaxed);
+  return send(wire::Type::kUpload, false, std::move(attachment), nullptr);
+}
+
+void ClientImpl::free(uint64_t id) {
+  if (abandoned_) return;
+  std::lock_guard lock(frees_mutex_);
+  try {
+    frees_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    return;  // the worker keeps the buffer until the session ends: better than an exception in a destructor
+  }
+}
+
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+  counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
+  EventSpan span(Event::Kind::kReply);
+  if (Event* event = span.event()) {
+    event->session = session_;
+    event->sequence = sequence;
+  }
+  return replies_.wait(sequence, keep_waiting, reply, error);
+}
+
+Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) {
+  if (abandoned_) return forked();
+  Frame frame;
+  if (Status status = wait(ticket, keep_waiting, &frame, error); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified when it came
+  words->clear();
+  if (reply->words()) words->assign(reply->words()->begin(), reply->words()->end());
+  return {};
+}
+
+template <typename Encode>
+Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
+                       OpError* error) {
+  if (abandoned_) return forked();
+  uint64_t sequence;
+  {
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    builder_.Clear();
+    encode();
+    if (Status status = send(type, true, nullptr, &sequence); !status) return status;
+  }
+  return wait(sequence, keep_waiting, reply, error);
+}
+
+Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) {
+  const auto encode = [&] { builder_.Finish(wire::CreateSynchronize(builder_)); };
+  Frame frame;
+  OpError failures;
+  Status status = ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &failures);
+  if (!status && failures.status.ok()) return status;
+  replies_.take_deferred(&failures);
+  if (!failures.status) *error = failures;
+  return failures.status;
+}
+
+Status ClientImpl::cancel() {
+  if (abandoned_) return forked();
+  if (Status status = health(); !status) return status;
+  uint64_t through;
+  {
+    // Whoever holds it may wait for credits, which come soon: what is sent then is not to be dropped for sure.
+    std::unique_lock order(order_, std::try_to_lock);
+    through = order.owns_lock() ? sequence_ : replies_.last_sent();
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateCancel(builder, through));
+  return transport_->send(header(wire::Type::kCancel, 0, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
+}
+
+Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) {
+  const auto encode = [&] {
+    wire::MemoryBuilder message(builder_);
+    message.add_trim(request.trim);
+    if (request.limit) message.add_limit(*request.limit);
+    message.add_reset_peak(request.reset_peak);
+    message.add_reset_totals(request.reset_totals);
+    builder_.Finish(message.Finish());
+  };
+  Frame frame;
+  OpError none;  // such a reply has no error
+  if (Status status = ask(wire::Type::kMemory, encode, keep_waiting, &frame, &none); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
+  *room = {reply->limit(), reply->free()};
+  return {};
+}
+
+Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {
+  const auto encode = [&] {
+    builder_.Finish(wire::CreateHasOp(builder_, builder_.CreateString(name.data(), name.size())));
+  };
+  Frame frame;
+  if (Status status = ask(wire::Type::kHasOp, encode, keep_waiting, &frame, error); !status) return status;
+  *known = flatbuffers::GetRoot<wire::HasOpReply>(frame.control.data())->known();  // verified when it came
+  return {};
+}
+
+Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                           WorkerProfile* profile) {
+  if (abandoned_) return forked();
+  const auto encode = [&] {
+    builder_.Finish(wire::CreateProfile(builder_, static_cast<wire::ProfileCommand>(command), limit));
+    if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence_ + 1);  // this message's
+  };
+  const uint64_t sent = monotonic_ns();
+  Frame reply;
+  OpError none;  // such a reply has no error
+  const Status status = ask(wire::Type::kProfile, encode, keep_waiting, &reply, &none);
+  *profile = command == ProfileCommand::kStop ? replies_.take_profile() : WorkerProfile();
+  if (!status) return status;
+  decode_worker_clock(reply, sent, monotonic_ns(), profile);
+  return append_worker_profile(reply, profile);
+}
+
+// --- counters --------------------------------------------------------------------------------------------------------
+
+Counters ClientImpl::counters() const {
+  Counters c;
+  if (abandoned_) return c;
+  const Replies::Totals totals = replies_.totals();
+  std::lock_guard lock(base_mutex_);
+  c.flushes = counters_.flushes;
+  c.programs_built = counters_.programs_built;
+  c.program_hits = counters_.program_hits;
+  c.kernels_compiled = totals.kernels_compiled - base_.kernels_compiled;
+  c.round_trips = counters_.round_trips;
+  c.connections = counters_.connections;
+  c.back_pressure_waits = totals.back_pressure_waits - base_.back_pressure_waits;
+  c.bytes_sent = counters_.bytes_sent;
+  c.bytes_received = totals.bytes_received - base_.bytes_received;
+  c.bytes_uploaded = counters_.bytes_uploaded;
+  c.bytes_downloaded = counters_.bytes_downloaded;
+  c.worker_bytes = totals.memory.allocated.current;
+  c.worker_peak_bytes = totals.memory.allocated.peak;
+  return c;
+}
+
+void ClientImpl::reset_counters() {
+  if (abandoned_) return;
+  const Replies::Totals totals = replies_.totals();
+  std::lock_guard lock(base_mutex_);
+  base_ = totals;
+  for (std::atomic<uint64_t>* counter :
+       {&counters_.flushes, &counters_.programs_built, &counters_.program_hits, &counters_.round_trips,
+        &counters_.connections, &counters_.bytes_sent, &counters_.bytes_uploaded, &counters_.bytes_downloaded}) {
+    *counter = 0;
+  }
+}
+
+void Counters::add(const Counters& other) {
+  flushes += other.flushes;
+  programs_built += other.programs_built;
+  program_hits += other.program_hits;
+  kernels_compiled += other.kernels_compiled;
+  round_trips += other.round_trips;
+  connections += other.connections;
+  back_pressure_waits += other.back_pressure_waits;
+  bytes_sent += other.bytes_sent;
+  bytes_received += other.bytes_received;
+  bytes_uploaded += other.bytes_uploaded;
+  bytes_downloaded += other.bytes_downloaded;
+  worker_bytes += other.worker_bytes;
+  worker_peak_bytes += other.worker_peak_bytes;
+}
+
+Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, const KeepWaiting& keep_waiting,
+                       std::unique_ptr<Client>* client) {
+  auto made = std::make_unique<ClientImpl>(std::move(transport), std::move(build));
+  if (Status status = made->hello(keep_waiting); !status) return status;
+  *client = std::move(made);
+  return {};
+}
+
+}  // namespace torch_remote::remote

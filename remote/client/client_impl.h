@@ -1,0 +1,161 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "flatbuffers/flatbuffers.h"
+#include "remote/client/client.h"
+#include "remote/client/outbox.h"
+#include "remote/client/program_cache.h"
+#include "remote/client/read_ahead.h"
+#include "remote/client/read_view.h"
+#include "remote/client/replies.h"
+
+// The client over one transport: client_impl.cpp connects, sends and asks, client_read.cpp reads.
+namespace torch_remote::remote {
+
+struct AtomicCounters {
+  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, connections{0}, bytes_sent{0},
+      bytes_uploaded{0}, bytes_downloaded{0};
+};
+
+// Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list
+// that destructors add to. Replies, Outbox and ProgramCache have their own, taken after these, each for a moment.
+class ClientImpl final : public Client {
+ public:
+  ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
+      : transport_(std::move(transport)),
+        replies_(*transport_, programs_),
+        outbox_(*transport_, replies_, std::move(build), capabilities_, counters_.bytes_sent,
+                counters_.programs_built) {}
+
+  ~ClientImpl() override;
+
+  Status hello(const KeepWaiting& keep_waiting);
+
+  Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
+  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options,
+              ProgramPtr* program) override;
+  Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
+             uint64_t* ticket) override;
+  Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
+  Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
+  Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
+              int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
+              const KeepWaiting& keep_waiting, OpError* error) override;
+  void free(uint64_t id) override;
+  Status synchronize(const KeepWaiting& keep_waiting, OpError* error) override;
+  Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) override;
+  Status cancel() override;
+  Status throttle(const KeepWaiting& keep_waiting) override {
+    return abandoned_ ? forked() : replies_.throttle(keep_waiting);
+  }
+  Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
+
+  Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
+                 WorkerProfile* profile) override;
+
+  Counters counters() const override;
+  void reset_counters() override;
+  MemoryUse memory_use() const override { return abandoned_ ? MemoryUse() : replies_.totals().memory; }
+  MachineInfo machine() const override { return machine_; }
+  Status health() const override { return abandoned_ ? forked() : replies_.health(); }
+  std::string description() const override { return description_; }
+  uint64_t session() const override { return session_; }
+  uint64_t last_acknowledged() const override { return replies_.acknowledged(); }
+
+  void abandon() override {
+    abandoned_ = true;
+    transport_->abandon();
+  }
+
+ private:
+  static Status forked() {
+    return {ErrorCode::kLost,
+            "remote: this process was forked from the one that the worker belongs to; use the 'spawn' start method"};
+  }
+
+  wire::Header header(wire::Type type, uint64_t sequence, uint16_t flags) const {
+    wire::Header h;
+    h.type = static_cast<uint8_t>(type);
+    h.flags = flags;
+    h.session = session_;
+    h.sequence = sequence;
+    return h;
+  }
+
+  // With order_ held:
+  // What came, health, and credits for `messages` and for the list of frees that may precede them.
+  Status begin(size_t messages, size_t bytes);
+  // Into frees_now_ and frees_bytes_: what is to be freed.
+  void take_frees();
+  Status send_frees();
+  // Sends what builder_ holds. `wants_reply`: it will be waited for.
+  Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
+  // Into copies_: which buffers the trace that runs next makes as copies of its inputs.
+  void find_copies(const CachedProgram& program, const ir::Trace& trace);
+  // A Run message: of inputs_ and what is to be freed.
+  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base);
+  void count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
+  // The header of the next message, a run, which will be waited for if there is a ticket.
+  wire::Header run_header(uint64_t* ticket, FlushInfo* info);
+  void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
+
+  // Without it:
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+  // Sends a question, which `encode` writes into builder_ (with order_ held), and waits for the reply.
+  template <typename Encode>
+  Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+
+  // Reading (client_read.cpp). With order_ held:
+  // Sends a Read. `ahead`: nobody waits for it yet.
+  Status send_read(const ReadView& view, bool ahead, uint64_t* sequence);
+  // Likewise of a buffer's first bytes, which will be kept: *snapshot.
+  Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
+  // Reads of what is likely to be read next: behind a message that has made room for them, or by themselves.
+  Status send_guesses(const std::vector<ReadAhead::Guess>& guesses);
+  Status send_guesses_alone(const std::vector<ReadAhead::Guess>& guesses);
+  // Asks for a view, which lies in the first `end` bytes, unless it is there or on its way, and for what is likely to
+  // be read next. *snapshot: the view is a part of it; null: the message has the view only.
+  Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
+  // Without it:
+  // Waits for a snapshot's bytes.
+  Status take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
+  static Status check_size(const Frame& frame, uint64_t expected);
+  // What to say of a read that failed with `status`.
+  Status why_not_read(uint64_t buffer, Status status, OpError* error) const;
+
+  const std::unique_ptr<Transport> transport_;
+  ProgramCache programs_;
+  Replies replies_;
+  AtomicCounters counters_;
+  ir::Capabilities capabilities_;
+  Outbox outbox_;
+  std::atomic<bool> abandoned_ = false;
+  uint64_t session_ = 0;
+  std::string description_;
+  MachineInfo machine_;
+
+  std::mutex order_;
+  uint64_t sequence_ = 0;
+  uint64_t next_id_ = 1;
+  // Kept for their capacity.
+  flatbuffers::FlatBufferBuilder builder_{16 << 10};
+  ReadAhead read_ahead_;
+  std::vector<uint64_t> survivors_, inputs_, made_, frees_now_;
+  std::vector<ReadAhead::Copy> copies_;
+  std::vector<uint8_t> params_, bindings_, frees_bytes_;
+
+  std::mutex frees_mutex_;
+  std::vector<uint64_t> frees_;
+
+  mutable std::mutex base_mutex_;
+  Replies::Totals base_;  // of the totals that count, at the last reset
+};
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <optional>
+
+#include "remote/client/client_impl.h"
+
+namespace torch_remote::remote {
+
+Status ClientImpl::send_read(const ReadView& view, bool ahead, uint64_t* sequence) {
+  builder_.Clear();
+  const auto s = builder_.CreateVector(view.sizes.data(), view.sizes.size());
+  const auto t = builder_.CreateVector(view.strides.data(), view.strides.size());
+  builder_.Finish(wire::CreateRead(builder_, view.buffer, view.item_size, s, t, view.offset, ahead));
+  return send(wire::Type::kRead, true, nullptr, sequence);
+}
+
+Status ClientImpl::send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot) {
+  const int64_t sizes[] = {static_cast<int64_t>(nbytes)}, strides[] = {1};
+  uint64_t sequence;
+  if (Status status = send_read({buffer, 1, sizes, strides, 0}, ahead, &sequence); !status) return status;
+  *snapshot = std::make_shared<Snapshot>();
+  (*snapshot)->state = ahead ? Snapshot::State::kAsked : Snapshot::State::kWaitedFor;
+  (*snapshot)->ahead = ahead;
+  (*snapshot)->bytes.resize(nbytes);
+  read_ahead_.keep(buffer, *snapshot, sequence);
+  return {};
+}
+
+Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot) {
+  if (*snapshot = read_ahead_.find(view.buffer); *snapshot) {
+    Snapshot& known = **snapshot;
+    const bool usable = known.state == Snapshot::State::kAsked || known.state == Snapshot::State::kThere;
+    if (usable && end <= known.bytes.size()) {
+      read_ahead_.used(view.buffer);
+      if (known.state == Snapshot::State::kAsked) known.state = Snapshot::State::kWaitedFor;
+      *sequence = known.sequence;
+      // What was sent for this read is a round, too: it may not have to wait itself, but what is read next would.
+      if (read_ahead_.round_is_open()) {
+        if (Status status = send_guesses_alone(read_ahead_.waits_for(view.buffer, end)); !status) return status;
+      }
+      return replies_.health();
+    }
+    // Another thread waits for it, or there is more to read than it has.
+    *snapshot = nullptr;
+    if (usable) read_ahead_.drop(view.buffer);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    return send_read(view, false, sequence);
+  }
+  const std::vector<ReadAhead::Guess>& guesses = read_ahead_.waits_for(view.buffer, end);
+  if (Status status = begin(1 + guesses.size(), 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  if (const uint64_t nbytes = read_ahead_.size_of(view.buffer, end); nbytes <= kMostReadAhead) {
+    if (Status status = send_read_whole(view.buffer, nbytes, false, snapshot); !status) return status;
+    *sequence = (*snapshot)->sequence;
+  } else if (Status status = send_read(view, false, sequence); !status) {
+    return status;
+  }
+  return send_guesses(guesses);
+}
+
+Status ClientImpl::send_guesses_alone(const std::vector<ReadAhead::Guess>& guesses) {
+  if (guesses.empty()) return {};
+  if (Status status = begin(guesses.size(), 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  return send_guesses(guesses);
+}
+
+Status ClientImpl::send_guesses(const std::vector<ReadAhead::Guess>& guesses) {
+  for (const ReadAhead::Guess& guess : guesses) {
+    SnapshotPtr kept;
+    if (std::ranges::find(frees_now_, guess.buffer) != frees_now_.end()) continue;
+    if (Status status = send_read_whole(guess.buffer, guess.nbytes, true, &kept); !status) return status;
+  }
+  return {};
+}
+
+Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting,
+                              OpError* error) {
+  Frame frame;
+  // What was asked for ahead came with another round trip.
+  Status status = snapshot.ahead ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
+                                 : wait(snapshot.sequence, keep_waiting, &frame, error);
+  if (status.ok()) status = check_size(frame, snapshot.bytes.size());
+  std::lock_guard order(order_);
+  if (status.ok()) {
+    std::ranges::copy(frame.attachment->bytes(), snapshot.bytes.begin());
+    counters_.bytes_downloaded.fetch_add(snapshot.bytes.size(), std::memory_order_relaxed);
+    snapshot.state = Snapshot::State::kThere;
+  } else {
+    snapshot.state = Snapshot::State::kFailed;
+    if (const SnapshotPtr kept = read_ahead_.find(view.buffer); kept.get() == &snapshot) read_ahead_.drop(view.buffer);
+  }
+  return status;
+}
+
+Status ClientImpl::check_size(const Frame& frame, uint64_t expected) {
+  const size_t came = frame.attachment ? frame.attachment->bytes().size() : 0;
+  if (came == expected) return {};
+  return Status::internal("remote: the worker sent " + std::to_string(came) + " bytes of a tensor of " +
+                          std::to_string(expected));
+}
+
+Status ClientImpl::why_not_read(uint64_t buffer, Status status, OpError* error) const {
+  // A program that could not be built did not make this buffer; the worker only knows that it is not there.
+  if (status.code() == ErrorCode::kInterrupted) return status;
+  std::optional<OpError> missing = replies_.missing(buffer);
+  if (!missing) return status;
+  *error = *std::move(missing);
+  return error->status;
+}
+
+Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
+                        std::span<const int64_t> strides, int64_t offset,
+                        const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
+                        OpError* error) {
+  if (abandoned_) return forked();
+  const ReadView view{buffer, item_size, sizes, strides, offset};
+  uint64_t packed, end;
+  if (!extent(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
+  if (packed > kMostReadAhead) end = UINT64_MAX;  // in the plain way
+  uint64_t sequence = 0;
+  SnapshotPtr snapshot;
+  bool there = false;
+  {
+    std::lock_guard order(order_);
+    if (Status status = ask_for(view, end, &sequence, &snapshot); !status) return status;
+    there = snapshot && snapshot->state == Snapshot::State::kThere;
+  }
+  if (snapshot && !there) {
+    Status status = take_whole(view, *snapshot, keep_waiting, error);
+    there = status.ok();
+    const bool in_vain =
+        snapshot->ahead && status.code() != ErrorCode::kInterrupted && status.code() != ErrorCode::kLost;
+    if (!there && !in_vain) return why_not_read(buffer, std::move(status), error);
+  }
+  if (there) {
+    const std::byte* first = snapshot->bytes.data() + static_cast<size_t>(offset) * item_size;
+    if (is_contiguous(sizes, strides)) {
+      take({first, packed});
+    } else {
+      std::vector<std::byte> elements(packed);
+      gather(view, first, elements.data());
+      take(elements);
+    }
+    return {};
+  }
+  if (snapshot) {  // it could not be had ahead: in the plain way, which tells why
+    *error = {};
+    std::lock_guard order(order_);
+    if (Status status = begin(1, 0); !status) return status;
+    if (Status status = send_frees(); !status) return status;
+    if (Status status = send_read(view, false, &sequence); !status) return status;
+  }
+  Frame frame;
+  if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
+    return why_not_read(buffer, std::move(status), error);
+  }
+  if (Status status = check_size(frame, packed); !status) return status;
+  counters_.bytes_downloaded.fetch_add(packed, std::memory_order_relaxed);
+  take(frame.attachment ? frame.attachment->bytes() : std::span<std::byte>());
+  return {};
+}
+
+}  // namespace torch_remote::remote
