@@ -1,144 +1,11 @@
-#include "remote/client/client.h"
-
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-
-#include <atomic>
-#include <cstring>
-#include <future>
 #include <map>
 #include <thread>
 
 #include "ir/op_table.h"
-#include "remote/client/event_log.h"
-#include "remote/testing/fake_worker.h"
+#include "remote/client/testing/client_fixture.h"
 
 namespace torch_remote::remote {
 namespace {
-
-using namespace std::chrono_literals;
-using Type = wire::Type;
-
-const KeepWaiting kPatient;
-std::vector<Client*>* const forked_clients = new std::vector<Client*>;  // where the leak checker finds them
-
-using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
-
-Pair unix_pair() {
-  int sockets[2];
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-  return {make_unix_transport(sockets[0]), make_unix_transport(sockets[1])};
-}
-
-struct Kind {
-  const char* name;
-  Pair (*make)();
-};
-
-// Records like a recorder. Opcodes are the first ones of the table, whatever they are.
-class TraceWriter {
- public:
-  explicit TraceWriter(ir::Trace& trace) : trace_(trace) {}
-
-  // One op that reads a buffer and makes one; `size` is the size of both.
-  TraceWriter& op(uint32_t opcode, uint64_t input, int64_t size, bool survives, int64_t value = 0) {
-    const int64_t sizes[] = {size}, strides[] = {1};
-    trace_.begin_record(opcode, {0xC0DE, static_cast<int32_t>(trace_.records.size()), 0});
-    trace_.new_buffer_view(input, &trace_, static_cast<uint64_t>(size), ir::DType::kFloat32, sizes, strides, 0);
-    trace_.param(value);
-    trace_.new_buffer_view(0, survives ? &trace_ : nullptr, static_cast<uint64_t>(4 * size), ir::DType::kFloat32, sizes,
-                           strides, 0);
-    trace_.end_record();
-    return *this;
-  }
-
- private:
-  ir::Trace& trace_;
-};
-
-class ClientTest : public testing::TestWithParam<Kind> {
- protected:
-  void SetUp() override {
-    auto [a, b] = GetParam().make();
-    transport = a->description();
-    worker = std::make_unique<FakeWorker>(std::move(b));
-    ASSERT_TRUE(
-        Client::connect(std::move(a), [this](auto&&... arguments) { return build(arguments...); }, {}, &client).ok());
-  }
-  void TearDown() override {
-    release_builds();
-    client = nullptr;
-  }
-
-  Status build(const BuildRequest& request, std::vector<uint8_t>* program) {
-    ++builds;
-    build_gate.wait();
-    built_for = *request.worker;
-    if (fail_build) return {ErrorCode::kUnsupported, "remote: no such thing"};
-    if (throw_in_build) throw std::runtime_error("out of luck");
-    *program = request.trace ? FakeWorker::make_program(*request.trace) : FakeWorker::make_program(*request.graph);
-    return {};
-  }
-  ir::Capabilities built_for;  // by the last build
-  void hold_builds() {
-    gate = std::promise<void>();
-    build_gate = gate.get_future().share();
-    held = true;
-  }
-  void release_builds() {
-    if (std::exchange(held, false)) gate.set_value();
-  }
-
-  FlushInfo flush(uint64_t* base_out = nullptr) {
-    FlushInfo info;
-    uint64_t base;
-    const Status status = client->flush(trace, &base, &info);
-    EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_TRUE(trace.empty());
-    if (base_out) *base_out = base;
-    return info;
-  }
-  Status synchronize() {
-    error = OpError();
-    return client->synchronize(kPatient, &error);
-  }
-  uint64_t upload(const std::string& text) {
-    uint64_t id = 0;
-    EXPECT_TRUE(
-        client->upload(text.size(), [&](std::byte* to) { std::memcpy(to, text.data(), text.size()); }, &id).ok());
-    return id;
-  }
-  Status read(uint64_t buffer, size_t size, std::string* text, const KeepWaiting& keep_waiting = kPatient) {
-    const int64_t sizes[] = {static_cast<int64_t>(size)}, strides[] = {1};
-    const auto take = [&](std::span<const std::byte> bytes) {
-      text->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    };
-    OpError read_error;
-    const Status status = client->read(buffer, 1, sizes, strides, 0, take, keep_waiting, &read_error);
-    if (!status && !read_error.status.ok()) error = read_error;
-    return status;
-  }
-  std::vector<Type> types() {
-    std::vector<Type> out;
-    for (const auto& message : worker->messages()) out.push_back(message.type);
-    return out;
-  }
-
-  std::promise<void> gate;
-  std::shared_future<void> build_gate = [] {
-    std::promise<void> open;
-    open.set_value();
-    return open.get_future().share();
-  }();
-  bool held = false;
-  std::atomic<int> builds = 0;
-  std::atomic<bool> fail_build = false, throw_in_build = false;
-  std::string transport;
-  ir::Trace trace;
-  OpError error;
-  std::unique_ptr<FakeWorker> worker;  // outlives the client
-  std::unique_ptr<Client> client;
-};
 
 TEST(ClientConnect, ARefusalIsPassedOn) {
   auto [a, b] = make_inproc_transport();
@@ -222,124 +89,6 @@ TEST(ClientConnect, EndsWhenNobodyWantsToWait) {
   EXPECT_EQ(client, nullptr);
 }
 
-TEST_P(ClientTest, AProfileSaysWhatTheClockIsAndWhatRan) {
-  WorkerProfile profile;
-  ASSERT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
-  EXPECT_EQ(profile.process, 4242u);
-  EXPECT_LE(profile.begin, profile.end);
-  EXPECT_EQ(profile.clock_most, static_cast<int64_t>(FakeWorker::kFakeClock - profile.begin));
-  EXPECT_EQ(profile.clock_least, static_cast<int64_t>(FakeWorker::kFakeClock + 1 - profile.end));
-  EXPECT_LT(profile.clock_least, profile.clock_most);
-  EXPECT_TRUE(profile.events.empty());
-
-  worker->set_profile({{10, 20, 5, 0, 0}, {5, 30, 5, wire::ProfileEvent::kMessage, 4}});
-  ASSERT_TRUE(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).ok());
-  ASSERT_EQ(profile.events.size(), 2u);
-  EXPECT_EQ(profile.events[0].end, 20u);
-  EXPECT_EQ(profile.programs.at(0).labels.at(0), "aten::relu(f32[4])");
-  EXPECT_EQ(profile.dropped, 3u);
-  EXPECT_EQ(client->counters().round_trips, 2u);
-  EXPECT_EQ(client->counters().connections, 1u);
-}
-
-TEST_P(ClientTest, AProfileThatNamesWhatIsNotThereIsRefused) {
-  WorkerProfile profile;
-  for (const wire::ProfileEvent event : {wire::ProfileEvent{1, 2, 3, 0, 1}, wire::ProfileEvent{1, 2, 3, 1, 0}}) {
-    worker->set_profile({event});
-    EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kInvalid);
-  }
-  EXPECT_TRUE(client->health().ok());
-}
-
-TEST_P(ClientTest, WhatAWorkerHandedOverSurvivesIt) {
-  WorkerProfile profile;
-  ASSERT_TRUE(client->profile(ProfileCommand::kStart, 3, kPatient, &profile).ok());
-  worker->hand_over_profile({{10, 20, 5, 0, 0}, {20, 30, 5, 0, 0}});
-  ASSERT_TRUE(synchronize().ok());
-  worker->hand_over_profile({{30, 40, 6, 1, 0}});  // nobody receives it before the worker dies
-  worker->hand_over_profile({{50, 60, 6, 1, 0}});  // more than it was asked for
-  worker = nullptr;
-  const uint64_t before = monotonic_ns();
-  EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);
-  ASSERT_EQ(profile.events.size(), 3u);
-  EXPECT_EQ(profile.events[2].end, 40u);
-  EXPECT_EQ(profile.programs.size(), 2u);
-  EXPECT_GE(profile.lost, before);
-  EXPECT_LE(profile.lost, monotonic_ns());
-}
-
-TEST_P(ClientTest, AProfilesPartsAndItsEndAreOne) {
-  WorkerProfile profile;
-  worker->hand_over_profile({{1, 2, 5, 0, 0}});  // nobody asked for it
-  ASSERT_TRUE(client->profile(ProfileCommand::kStart, 10, kPatient, &profile).ok());
-  worker->hand_over_profile({{10, 20, 5, 0, 0}});
-  worker->set_profile({{20, 30, 5, 1, 0}});
-  ASSERT_TRUE(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).ok());
-  ASSERT_EQ(profile.events.size(), 2u);
-  EXPECT_EQ(profile.events[0].end, 20u);
-  EXPECT_EQ(profile.events[1].end, 30u);
-  EXPECT_EQ(profile.lost, 0u);
-}
-
-TEST_P(ClientTest, AProfileLeavesFailuresForTheNextWait) {
-  worker->on_run([](const auto&) { return FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}; });
-  TraceWriter(trace).op(0, 5, 10, true);
-  flush();
-  WorkerProfile profile;
-  EXPECT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
-  EXPECT_EQ(synchronize().message(), "no");
-  worker = nullptr;
-  EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);
-}
-
-TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
-  ASSERT_TRUE(EventLog::start(1000));
-  EXPECT_FALSE(EventLog::start(1000));
-  TraceWriter(trace).op(0, 5, 10, true);
-  const FlushInfo info = flush();
-  TraceWriter(trace).op(0, 6, 10, true);
-  flush();
-  ASSERT_TRUE(synchronize().ok());
-  const EventLog::Recorded recorded = EventLog::stop();
-  EXPECT_FALSE(EventLog::on());
-  EXPECT_EQ(recorded.dropped, 0u);
-  std::map<Event::Kind, std::vector<Event>> events;
-  for (const Event& event : recorded.events) {
-    EXPECT_LE(event.begin, event.end);
-    EXPECT_NE(event.thread, 0u);
-    events[event.kind].push_back(event);
-  }
-  using enum Event::Kind;
-  ASSERT_EQ(events[kRun].size(), 2u);
-  EXPECT_EQ(events[kRun][0].sequence, info.sequence);
-  EXPECT_FALSE(events[kRun][0].hit);
-  EXPECT_TRUE(events[kRun][1].hit);
-  EXPECT_EQ(events[kRun][0].sources, events[kRun][1].sources);  // equal, so one
-  EXPECT_EQ(events[kRun][0].sources->at(0).code, 0xC0DEu);
-  std::vector<std::string_view> sent;
-  for (const Event& event : events[kSend]) {
-    sent.push_back(event.name);
-    EXPECT_EQ(event.session, client->session());
-    EXPECT_GT(event.bytes, sizeof(wire::Header));
-  }
-  EXPECT_EQ(sent, (std::vector<std::string_view>{"load program", "run", "run", "synchronize"}));
-  EXPECT_EQ(events[kBuild].size(), 1u);
-  ASSERT_EQ(events[kReply].size(), 1u);
-  EXPECT_EQ(events[kReply][0].sequence, info.sequence + 2);
-  ASSERT_FALSE(events[kAcknowledged].empty());
-  EXPECT_EQ(events[kAcknowledged].back().sequence, info.sequence + 2);
-  ASSERT_TRUE(synchronize().ok());
-  EXPECT_TRUE(EventLog::stop().events.empty());  // off: nothing was added
-}
-
-TEST_P(ClientTest, TheEventLogIsBounded) {
-  ASSERT_TRUE(EventLog::start(2));
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(synchronize().ok());
-  const EventLog::Recorded recorded = EventLog::stop();
-  EXPECT_EQ(recorded.events.size(), 2u);
-  EXPECT_GE(recorded.dropped, 4u);
-}
-
 TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
   TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(0, 7, 30, true);
   EXPECT_EQ(flush().first_difference, SIZE_MAX);
@@ -394,57 +143,6 @@ TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{base});
 }
 
-TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
-  for (auto* reason : {&fail_build, &throw_in_build}) {
-    *reason = true;
-    uint64_t base;
-    client->free(90 + (reason == &fail_build));
-    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-    flush(&base);
-    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-    flush();  // hits the failed program or tries it again, depending on how far the builder is
-    const uint64_t id = upload("still here");
-    const Status status = synchronize();
-    EXPECT_EQ(status.code(), reason == &fail_build ? ErrorCode::kUnsupported : ErrorCode::kInternal);
-    EXPECT_EQ(error.status.message(),
-              reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
-    EXPECT_EQ(error.source.code, 0xC0DEu);
-    (void)synchronize();  // the second run's
-    EXPECT_TRUE(synchronize().ok());
-    std::string text;
-    EXPECT_TRUE(read(id, 10, &text).ok());
-    EXPECT_EQ(text, "still here");
-    // What the run should have made is not there, and why is known.
-    EXPECT_EQ(read(base + 1, 10, &text).code(), status.code());
-    *reason = false;
-  }
-  const int before = builds;
-  TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-  EXPECT_FALSE(flush().hit);  // tried again
-  EXPECT_TRUE(synchronize().ok());
-  EXPECT_EQ(builds, before + 1);
-  std::vector<uint64_t> frees;
-  for (const auto& message : worker->messages()) frees.insert(frees.end(), message.frees.begin(), message.frees.end());
-  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that carried them were not sent
-}
-
-TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
-  hold_builds();
-  fail_build = true;
-  TraceWriter(trace).op(0, 5, 10, true);
-  FlushInfo info;
-  uint64_t base, ticket;
-  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
-  std::thread later([&] {
-    std::this_thread::sleep_for(20ms);
-    release_builds();
-  });
-  Words words;
-  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kUnsupported);
-  later.join();
-  EXPECT_TRUE(synchronize().ok());  // reported once
-}
-
 TEST_P(ClientTest, ResultsOfARunComeBack) {
   worker->set_words({2, 3, 4});
   TraceWriter(trace).op(0, 5, 10, true);
@@ -457,17 +155,6 @@ TEST_P(ClientTest, ResultsOfARunComeBack) {
   Words words;
   ASSERT_TRUE(client->wait_results(ticket, &words, kPatient, &error).ok());
   EXPECT_EQ(words, (Words{2, 3, 4}));
-}
-
-// One input, one parameter, one fresh buffer that survives.
-std::shared_ptr<const ir::Graph> small_graph() {
-  auto graph = std::make_shared<ir::Graph>();
-  graph->params = 1;
-  graph->buffers.resize(2);
-  graph->buffers[0].kind = ir::BufferKind::kInput;
-  graph->nodes.resize(1);
-  graph->nodes[0].opcode = 3;
-  return graph;
 }
 
 TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
@@ -499,38 +186,6 @@ TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   EXPECT_EQ(client->counters().program_hits, 1u);
 }
 
-TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
-  ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
-  worker->on_run([](const FakeWorker::Message&) {
-    return FakeWorker::Failure{{ErrorCode::kOpFailed, "too bad", "ValueError"}, 0};
-  });
-  const int64_t params[] = {1};
-  const uint64_t inputs[] = {9};
-  uint64_t made;
-  FlushInfo info;
-  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());
-  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
-  EXPECT_EQ(error.source.instruction, 5);
-  EXPECT_EQ(error.op, ir::op_desc(3).name);
-}
-
-TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
-  hold_builds();
-  fail_build = true;
-  ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
-  const int64_t params[] = {1};
-  const uint64_t inputs[] = {9};
-  uint64_t made;
-  FlushInfo info;
-  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());  // nobody knows yet
-  release_builds();
-  EXPECT_EQ(synchronize().code(), ErrorCode::kUnsupported);
-  EXPECT_EQ(client->run(program, {params, inputs, 1}, &made, &info).message(), "remote: no such thing");
-  EXPECT_TRUE(synchronize().ok());
-}
-
 TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
   for (size_t size : {0, 1, 1000, 100'000, 3'000'000}) {
     std::string text(size, 'a'), got;
@@ -542,68 +197,6 @@ TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
   }
   EXPECT_EQ(client->counters().bytes_uploaded, 3'101'001u);
   EXPECT_EQ(client->counters().bytes_downloaded, 3'101'001u);
-}
-
-TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
-  worker->on_run([](const FakeWorker::Message& run) {
-    return run.params.back() == 0 && run.params.size() > 30
-               ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
-               : FakeWorker::Failure{};
-  });
-  TraceWriter(trace).op(0, 5, 10, true);
-  flush();
-  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 10, true).op(1, 7, 10, true).op(2, 8, 10, true);
-  flush();
-  const Status status = synchronize();
-  EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
-  EXPECT_EQ(error.status.kind(), "IndexError");
-  EXPECT_EQ(error.status.message(), "index 5 is out of bounds");
-  EXPECT_EQ(error.source.code, 0xC0DEu);
-  EXPECT_EQ(error.source.instruction, 3);
-  EXPECT_EQ(error.op, ir::op_desc(2).name);
-  EXPECT_TRUE(synchronize().ok());
-}
-
-TEST_P(ClientTest, AFailureHasTheSourceOfItsOwnRun) {
-  worker->on_run([](const FakeWorker::Message& run) {
-    return std::ranges::count(run.params, 12) > 0 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
-                                                  : FakeWorker::Failure{};
-  });
-  for (const int size : {10, 11, 12, 13, 14}) {
-    TraceWriter(trace).op(0, 5, size, true);
-    trace.sources[0].instruction = size;
-    EXPECT_EQ(flush().hit, size > 10);
-  }
-  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
-  EXPECT_EQ(error.source.instruction, 12);
-}
-
-TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
-  worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
-  const uint64_t id = upload("x");
-  TraceWriter(trace).op(0, 5, 10, true);
-  flush();
-  while (client->last_acknowledged() < 4) {  // upload, load, run after hello: by Progress alone
-    upload("y");                             // takes what has come
-    std::this_thread::sleep_for(1ms);
-  }
-  std::string text;
-  EXPECT_TRUE(read(id, 1, &text).ok());
-  EXPECT_EQ(synchronize().code(), ErrorCode::kOutOfMemory);
-  EXPECT_TRUE(synchronize().ok());
-}
-
-TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
-  const uint64_t first = upload("first"), second = upload("second");
-  ASSERT_TRUE(synchronize().ok());
-  worker->hold_replies(true);
-  std::string text;
-  std::atomic<int> calls = 0;
-  EXPECT_EQ(read(first, 5, &text, [&] { return ++calls < 2; }).code(), ErrorCode::kInterrupted);
-  EXPECT_EQ(calls, 2);
-  worker->hold_replies(false);
-  ASSERT_TRUE(read(second, 6, &text).ok());
-  EXPECT_EQ(text, "second");
 }
 
 TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
@@ -710,55 +303,6 @@ TEST_P(ClientTest, UploadsRunAheadOnlySoManyBytes) {
   sender.join();
 }
 
-TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
-  const uint64_t id = upload("x");
-  ASSERT_TRUE(synchronize().ok());
-  worker->hold_replies(true);
-  std::thread killer([&] {
-    std::this_thread::sleep_for(20ms);
-    worker->die();
-  });
-  std::string text;
-  Status status = read(id, 1, &text);
-  killer.join();
-  const auto expect_lost = [](const Status& s) {
-    EXPECT_EQ(s.code(), ErrorCode::kLost);
-    EXPECT_NE(s.message().find("torch.remote.restart()"), std::string::npos) << s.message();
-  };
-  expect_lost(status);
-  expect_lost(client->health());
-  expect_lost(read(id, 1, &text));
-  expect_lost(synchronize());
-  uint64_t base;
-  FlushInfo info;
-  TraceWriter(trace).op(0, 5, 10, true);
-  expect_lost(client->flush(trace, &base, &info));
-  expect_lost(client->upload(1, [](std::byte*) {}, &base));
-  client->free(1);
-}
-
-TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
-  hold_builds();
-  TraceWriter(trace).op(0, 5, 10, true);
-  FlushInfo info;
-  uint64_t base, ticket;
-  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
-  worker->die();
-  Words words;
-  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kLost);
-  release_builds();
-}
-
-TEST_P(ClientTest, GarbageFromTheWorkerLosesIt) {
-  worker->send_raw(Type::kProgress, 1, {1, 2, 3});
-  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
-}
-
-TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
-  worker->send_raw(Type::kProgress, 1'000'000, {});
-  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
-}
-
 TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   ASSERT_TRUE(synchronize().ok());
   Counters counters = client->counters();
@@ -813,9 +357,7 @@ TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   forked_clients->push_back(child);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, ClientTest,
-                         testing::Values(Kind{"inproc", make_inproc_transport}, Kind{"unix", unix_pair}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Transports, ClientTest, testing::ValuesIn(kTransports), name_of);
 
 }  // namespace
 }  // namespace torch_remote::remote

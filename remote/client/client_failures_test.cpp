@@ -1,0 +1,205 @@
+#include <thread>
+
+#include "remote/client/testing/client_fixture.h"
+
+namespace torch_remote::remote {
+namespace {
+
+TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
+  for (auto* reason : {&fail_build, &throw_in_build}) {
+    *reason = true;
+    uint64_t base;
+    client->free(90 + (reason == &fail_build));
+    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+    flush(&base);
+    TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+    flush();  // hits the failed program or tries it again, depending on how far the builder is
+    const uint64_t id = upload("still here");
+    const Status status = synchronize();
+    EXPECT_EQ(status.code(), reason == &fail_build ? ErrorCode::kUnsupported : ErrorCode::kInternal);
+    EXPECT_EQ(error.status.message(),
+              reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
+    EXPECT_EQ(error.source.code, 0xC0DEu);
+    (void)synchronize();  // the second run's
+    EXPECT_TRUE(synchronize().ok());
+    std::string text;
+    EXPECT_TRUE(read(id, 10, &text).ok());
+    EXPECT_EQ(text, "still here");
+    // What the run should have made is not there, and why is known.
+    EXPECT_EQ(read(base + 1, 10, &text).code(), status.code());
+    *reason = false;
+  }
+  const int before = builds;
+  TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
+  EXPECT_FALSE(flush().hit);  // tried again
+  EXPECT_TRUE(synchronize().ok());
+  EXPECT_EQ(builds, before + 1);
+  std::vector<uint64_t> frees;
+  for (const auto& message : worker->messages()) frees.insert(frees.end(), message.frees.begin(), message.frees.end());
+  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that carried them were not sent
+}
+
+TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
+  hold_builds();
+  fail_build = true;
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t base, ticket;
+  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  std::thread later([&] {
+    std::this_thread::sleep_for(20ms);
+    release_builds();
+  });
+  Words words;
+  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kUnsupported);
+  later.join();
+  EXPECT_TRUE(synchronize().ok());  // reported once
+}
+
+TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
+  ProgramPtr program;
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
+  worker->on_run([](const FakeWorker::Message&) {
+    return FakeWorker::Failure{{ErrorCode::kOpFailed, "too bad", "ValueError"}, 0};
+  });
+  const int64_t params[] = {1};
+  const uint64_t inputs[] = {9};
+  uint64_t made;
+  FlushInfo info;
+  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.source.instruction, 5);
+  EXPECT_EQ(error.op, ir::op_desc(3).name);
+}
+
+TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
+  hold_builds();
+  fail_build = true;
+  ProgramPtr program;
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
+  const int64_t params[] = {1};
+  const uint64_t inputs[] = {9};
+  uint64_t made;
+  FlushInfo info;
+  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());  // nobody knows yet
+  release_builds();
+  EXPECT_EQ(synchronize().code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(client->run(program, {params, inputs, 1}, &made, &info).message(), "remote: no such thing");
+  EXPECT_TRUE(synchronize().ok());
+}
+
+TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
+  worker->on_run([](const FakeWorker::Message& run) {
+    return run.params.back() == 0 && run.params.size() > 30
+               ? FakeWorker::Failure{{ErrorCode::kOpFailed, "index 5 is out of bounds", "IndexError"}, 3}
+               : FakeWorker::Failure{};
+  });
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 10, true).op(1, 7, 10, true).op(2, 8, 10, true);
+  flush();
+  const Status status = synchronize();
+  EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.status.kind(), "IndexError");
+  EXPECT_EQ(error.status.message(), "index 5 is out of bounds");
+  EXPECT_EQ(error.source.code, 0xC0DEu);
+  EXPECT_EQ(error.source.instruction, 3);
+  EXPECT_EQ(error.op, ir::op_desc(2).name);
+  EXPECT_TRUE(synchronize().ok());
+}
+
+TEST_P(ClientTest, AFailureHasTheSourceOfItsOwnRun) {
+  worker->on_run([](const FakeWorker::Message& run) {
+    return std::ranges::count(run.params, 12) > 0 ? FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}
+                                                  : FakeWorker::Failure{};
+  });
+  for (const int size : {10, 11, 12, 13, 14}) {
+    TraceWriter(trace).op(0, 5, size, true);
+    trace.sources[0].instruction = size;
+    EXPECT_EQ(flush().hit, size > 10);
+  }
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOpFailed);
+  EXPECT_EQ(error.source.instruction, 12);
+}
+
+TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
+  worker->on_run([](const FakeWorker::Message&) { return FakeWorker::Failure{{ErrorCode::kOutOfMemory, "4 GB"}, 0}; });
+  const uint64_t id = upload("x");
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  while (client->last_acknowledged() < 4) {  // upload, load, run after hello: by Progress alone
+    upload("y");                             // takes what has come
+    std::this_thread::sleep_for(1ms);
+  }
+  std::string text;
+  EXPECT_TRUE(read(id, 1, &text).ok());
+  EXPECT_EQ(synchronize().code(), ErrorCode::kOutOfMemory);
+  EXPECT_TRUE(synchronize().ok());
+}
+
+TEST_P(ClientTest, AnInterruptedReadReturnsAndItsLateReplyIsDropped) {
+  const uint64_t first = upload("first"), second = upload("second");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::string text;
+  std::atomic<int> calls = 0;
+  EXPECT_EQ(read(first, 5, &text, [&] { return ++calls < 2; }).code(), ErrorCode::kInterrupted);
+  EXPECT_EQ(calls, 2);
+  worker->hold_replies(false);
+  ASSERT_TRUE(read(second, 6, &text).ok());
+  EXPECT_EQ(text, "second");
+}
+
+TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
+  const uint64_t id = upload("x");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(20ms);
+    worker->die();
+  });
+  std::string text;
+  Status status = read(id, 1, &text);
+  killer.join();
+  const auto expect_lost = [](const Status& s) {
+    EXPECT_EQ(s.code(), ErrorCode::kLost);
+    EXPECT_NE(s.message().find("torch.remote.restart()"), std::string::npos) << s.message();
+  };
+  expect_lost(status);
+  expect_lost(client->health());
+  expect_lost(read(id, 1, &text));
+  expect_lost(synchronize());
+  uint64_t base;
+  FlushInfo info;
+  TraceWriter(trace).op(0, 5, 10, true);
+  expect_lost(client->flush(trace, &base, &info));
+  expect_lost(client->upload(1, [](std::byte*) {}, &base));
+  client->free(1);
+}
+
+TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
+  hold_builds();
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t base, ticket;
+  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  worker->die();
+  Words words;
+  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kLost);
+  release_builds();
+}
+
+TEST_P(ClientTest, GarbageFromTheWorkerLosesIt) {
+  worker->send_raw(Type::kProgress, 1, {1, 2, 3});
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+}
+
+TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
+  worker->send_raw(Type::kProgress, 1'000'000, {});
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ClientTest, testing::ValuesIn(kTransports), name_of);
+
+}  // namespace
+}  // namespace torch_remote::remote
