@@ -2,7 +2,8 @@
 
 Each script below runs on the device while its session is captured. What its worker got and answered becomes an input of
 each fuzz target (their sources say what an input is): the messages, the programs, the chunks of the capture, and the
-tensor bytes as a peer on a socket would hand them over. Nothing of the machine or of the time is kept.
+tensor bytes as a peer on a socket would hand them over. Nothing of the machine or of the time is kept, so that the same
+code writes the same files each time.
 """
 
 import os
@@ -76,7 +77,8 @@ SESSIONS = {
 
 FILE_HEADER, CHUNK_HEADER, FRAME_HEADER = 64, struct.Struct("<IIQQII"), struct.Struct("<IBBHQQII")
 INFO, SENT, RECEIVED, SOURCE_GRAPH, END = range(1, 6)  # capture::ChunkType
-HELLO, HELLO_REPLY, LOAD_PROGRAM = 1, 2, 3  # wire::Type
+HELLO, HELLO_REPLY, LOAD_PROGRAM, PROGRESS = 1, 2, 3, 12  # wire::Type
+PROFILE_REPLY, PROFILE_PART, MEMORY_REPLY = 17, 18, 20
 WANTS_REPLY, ATTACHMENT = 1, 2  # wire::Flags
 LARGEST = 16 << 10  # of an input
 SMALL_ATTACHMENT = 32 << 10  # smaller ones go through the socket
@@ -87,16 +89,74 @@ def aligned(size):
 
 
 def chunks(data):
-    """(type, control, attachment, the chunk's bytes) of each chunk."""
+    """(type, control, attachment) of each chunk."""
     at = FILE_HEADER
     while at < len(data):
         _, kind, _, attachment, control, _ = CHUNK_HEADER.unpack_from(data, at)
         begin = at + CHUNK_HEADER.size
         behind = at + aligned(CHUNK_HEADER.size + control)
         end = behind + aligned(attachment)
-        header = CHUNK_HEADER.pack(0, kind, 0, attachment, control, 0)  # the checksums are mended by the target
-        yield kind, data[begin : begin + control], data[behind : behind + attachment], header + data[begin:end]
+        yield kind, data[begin : begin + control], data[behind : behind + attachment]
         at = end
+
+
+def chunk(kind, control, attachment):
+    """The chunk's bytes; its checksums are mended by the target."""
+    header = CHUNK_HEADER.pack(0, kind, 0, len(attachment), len(control), 0)
+    result = (header + control).ljust(aligned(CHUNK_HEADER.size + len(control)), b"\0")
+    return result + attachment.ljust(aligned(len(attachment)), b"\0")
+
+
+def frame_type(control):
+    return FRAME_HEADER.unpack_from(control)[2]
+
+
+def without_fields(message, fields):
+    """A flatbuffer whose root table has these numbers set to 0: (place in the table, bytes)."""
+    table = struct.unpack_from("<I", message)[0]
+    layout = table - struct.unpack_from("<i", message, table)[0]
+    count = (struct.unpack_from("<H", message, layout)[0] - 4) // 2
+    offsets = struct.unpack_from(f"<{count}H", message, layout + 4)
+    result = bytearray(message)
+    for place, size in fields:
+        if place < count and offsets[place]:
+            begin = table + offsets[place]
+            result[begin : begin + size] = bytes(size)
+    return bytes(result)
+
+
+def timeless(kind, control, attachment):
+    """A frame without the session's number, process, times and the machine's memory."""
+    header = list(FRAME_HEADER.unpack_from(control))
+    message = control[FRAME_HEADER.size :]
+    header[4] = 0
+    if header[2] == PROFILE_REPLY:
+        message = without_fields(message, ((1, 4), (2, 8), (3, 8)))
+        attachment = b"".join(bytes(16) + attachment[i + 16 : i + 32] for i in range(0, len(attachment), 32))
+    elif header[2] == MEMORY_REPLY:
+        message = without_fields(message, ((2, 8), (3, 8)))
+    return kind, FRAME_HEADER.pack(*header) + message, attachment
+
+
+def in_order(session):
+    """The session without what a worker says when it likes, each reply behind its message and each program's source
+    before the program: in the file their order is chance."""
+    replies, sources, result = {}, [], []
+    for kind, control, attachment in session:
+        if kind == RECEIVED and frame_type(control) != PROGRESS:
+            replies[FRAME_HEADER.unpack_from(control)[5]] = timeless(kind, control, attachment)
+        elif kind == SOURCE_GRAPH:
+            sources.append((kind, control, attachment))
+    for kind, control, attachment in session:
+        if kind == SENT:
+            if frame_type(control) == LOAD_PROGRAM:
+                result.append(sources.pop(0))
+            result.append(timeless(kind, control, attachment))
+            if reply := replies.get(FRAME_HEADER.unpack_from(control)[5]):
+                result.append(reply)
+        elif kind not in (RECEIVED, SOURCE_GRAPH):
+            result.append((kind, control, attachment))
+    return result
 
 
 def record(source, folder):
@@ -107,12 +167,16 @@ def record(source, folder):
     environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path), "TORCH_REMOTE_WORKER_THREADS": "1"}
     script = f"import torch, torch_remote\ntorch.manual_seed(0)\nd = 'remote'\n{body}"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, stdout=subprocess.DEVNULL)
-    return list(chunks(path.read_bytes()))
+    session = list(chunks(path.read_bytes()))
+    # A profile that came in parts, as one does that took long, is recorded again: where it is cut is chance.
+    if any(kind == RECEIVED and frame_type(control) == PROFILE_PART for kind, control, _ in session):
+        return record(source, folder)
+    return in_order(session)
 
 
 def frames(session, direction):
     """(type, flags, control, attachment) of the frames that were sent or received, but for the hello."""
-    for kind, control, attachment, _ in session:
+    for kind, control, attachment in session:
         if kind == direction:
             _, _, number, flags, *_ = FRAME_HEADER.unpack_from(control)
             if number not in (HELLO, HELLO_REPLY):
@@ -135,11 +199,11 @@ def messages(session):
 def capture(session):
     """Without what describes the machine."""
     kept = []
-    for kind, control, _, whole in session:
-        if kind in (SENT, RECEIVED) and FRAME_HEADER.unpack_from(control)[2] in (HELLO, HELLO_REPLY):
+    for kind, control, attachment in session:
+        if kind in (SENT, RECEIVED) and frame_type(control) in (HELLO, HELLO_REPLY):
             continue
         if kind != INFO:
-            kept.append(whole)
+            kept.append(chunk(kind, control, attachment))
     return b"\0" + b"".join(kept)
 
 
@@ -185,8 +249,8 @@ def main():
         write("captures", name, capture(session))
         write("attachments", name, attachments(session))
         programs = {a for number, _, _, a in frames(session, SENT) if number == LOAD_PROGRAM}
-        programs |= {attachment for kind, _, attachment, _ in session if kind == SOURCE_GRAPH}
-        for i, program in enumerate(sorted(programs, key=len)):
+        programs |= {attachment for kind, _, attachment in session if kind == SOURCE_GRAPH}
+        for i, program in enumerate(sorted(programs, key=lambda program: (len(program), program))):
             write("programs", f"{name}.{i}", program)
 
 
