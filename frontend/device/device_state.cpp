@@ -379,8 +379,8 @@ std::string describe(const remote::OpError& error) {
   const uint64_t others = error.more.size() + error.not_listed;
   if (others == 0) return text;
   text += "\n" + count_of(others, "other failure") + " had not been raised:";
-  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text += "\n" + describe_one(error.more[i]);
-  if (others > kShown) text += "\nand " + std::to_string(others - kShown) + " more";
+  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text.append("\n").append(describe_one(error.more[i]));
+  if (others > kShown) text.append("\nand ").append(std::to_string(others - kShown)).append(" more");
   return text;
 }
 

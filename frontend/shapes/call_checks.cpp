@@ -245,7 +245,8 @@ void searchsorted(const OpEntry& op, const IValue* args) {
               boundaries.sizes(), "and got sorter tensor ", sorter.sizes());
   TORCH_CHECK(!sorter.defined() || sorter.scalar_type() == ScalarType::Long,
               "torch.searchsorted(): sorter must be a tensor of long dtype but got dtype ", sorter.scalar_type());
-  const std::optional<std::string_view> side = args[4].isNone() ? std::nullopt : std::optional(args[4].toStringView());
+  std::optional<std::string_view> side;
+  if (!args[4].isNone()) side = args[4].toStringView();
   const at::Tensor* out = written_at(op, args, 0);
   const at::Tensor result = out != nullptr
                                 ? *out
