@@ -10,7 +10,9 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <utility>
 
+#include "ir/analysis.h"
 #include "ir/work.h"
 #include "worker/aten/host_memory.h"
 
@@ -113,25 +115,23 @@ ir::DType AtenProgram::number_type(const Arg& arg, const ir::Node& node) const {
 }
 
 void AtenProgram::find_lifetimes() {
+  const std::vector<ir::Lifetime> lifetimes = ir::find_lifetimes(graph_);
   nodes_.resize(graph_.nodes.size());
-  std::vector<uint32_t> last(buffers_.size(), ir::kNoNode);
-  std::vector<bool> seen(buffers_.size(), false);
+  std::vector<uint32_t> noted_for(buffers_.size(), ir::kNoNode);  // of each buffer: the last node in whose list it is
   for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
-    if (operations_[n] && operations_[n]->makes_results()) {
-      for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
-        const uint32_t buffer = graph_.views[result.a].buffer;
-        if (!seen[buffer] && graph_.buffers[buffer].kind == ir::BufferKind::kFresh) buffers_[buffer].created = true;
-      });
-    }
     ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph_.views[view].buffer;
-      seen[buffer] = true;
-      if (last[buffer] != n) nodes_[n].buffers.push_back(buffer);
-      last[buffer] = n;
+      if (std::exchange(noted_for[buffer], n) != n) nodes_[n].buffers.push_back(buffer);
+    });
+    if (!operations_[n] || !operations_[n]->makes_results()) continue;
+    for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
+      const uint32_t buffer = graph_.views[result.a].buffer;
+      const bool made_here = graph_.buffers[buffer].kind == ir::BufferKind::kFresh && lifetimes[buffer].first == n;
+      buffers_[buffer].created |= made_here;
     });
   }
   for (uint32_t b = 0; b < buffers_.size(); ++b) {
-    if (buffers_[b].created && !buffers_[b].survives) nodes_[last[b]].dead_after.push_back(b);
+    if (buffers_[b].created && !buffers_[b].survives) nodes_[lifetimes[b].last].dead_after.push_back(b);
   }
 }
 
