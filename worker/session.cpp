@@ -43,7 +43,7 @@ bool is_packed(const ReadRequest& request) {
 
 bool valid_item_size(uint32_t size) { return size == 1 || size == 2 || size == 4 || size == 8 || size == 16; }
 
-// Buffers are charged so many at a time, but for the first ones, each with what it takes beside its contents.
+// What buffers take beside their contents counts against the limit: kPerBuffer each, charged for so many at a time.
 constexpr size_t kChargedAtOnce = 4096;
 constexpr uint64_t kPerBuffer = 256;
 

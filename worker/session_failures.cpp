@@ -69,7 +69,7 @@ std::vector<FailurePtr> Session::take_failures(uint64_t* more) {
   return std::exchange(untold_, {});
 }
 
-// Whoever asked for it knows it.
+// Nobody has to be told of it: the client asked for it.
 FailurePtr Session::cancellation(uint64_t sequence) {
   FailurePtr failure = make_failure(
       {{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
@@ -135,7 +135,8 @@ bool Session::covers(const Run& run, uint32_t index, uint32_t buffer) const {
   return overwrites_all(run.program.graph, run.program.values, nbytes_[buffer], index, buffer);
 }
 
-// False if there is none; that is noted.
+// Memory for a buffer that was poisoned, before a node overwrites it. If there is none: false, and the buffer stays
+// without.
 bool Session::give_memory(Run& run, uint32_t buffer) {
   tr_buffer& memory = run.buffers[buffer];
   if (memory.data) return true;
@@ -190,7 +191,7 @@ void Session::keep(Run& run, uint32_t index, uint64_t failure) {
   });
 }
 
-// Without memory if that leaves the program not as much again.
+// A copy is made only where as much memory as it takes stays free; else there is none, and the update is not undone.
 Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure) {
   Kept kept{failure, nullptr, run.behind_of(buffer)};
   const uint64_t nbytes = nbytes_[buffer], used = memory_->stats().allocated.current, limit = memory_->limit();
@@ -281,7 +282,7 @@ void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
   }
 }
 
-// Nothing ran.
+// None of the run's nodes ran: what they would have made is poisoned, what they would have written lacks the update.
 void Session::fail_all(Run& run, const FailurePtr& failure) {
   LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;

@@ -23,7 +23,8 @@ Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& val
 
 }  // namespace
 
-// Null without an error: the program could not be decoded.
+// Applies the message to what is kept of the program's last run. *program is null, without an error, for a program
+// whose bytes could not be decoded.
 Status Session::decode(const RunRequest& request, LoadedProgram** program) {
   *program = nullptr;
   const auto found = programs_.find(request.program);
@@ -94,7 +95,7 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
   *failure = run.failure;
 }
 
-// A run of which nothing is done.
+// Does nothing of a run; what it would have made or written has failed because of `why`.
 void Session::drop(LoadedProgram& program, const RunRequest& request, const FailurePtr& why, FailurePtr* failure) {
   Run run{program, request, nullptr};
   run.buffers.resize(program.graph.buffers.size());
@@ -308,7 +309,7 @@ uint64_t* Session::times_of(Run& run, uint32_t first, uint32_t last) {
   return run.calls.back().times.data();
 }
 
-// What the run has queued may still fail.
+// On an asynchronous device what the run has queued may still fail: it is kept until its ticket is done.
 void Session::note_in_flight(Run& run) {
   if (!device_->asynchronous()) return;
   const LoadedProgram& program = run.program;

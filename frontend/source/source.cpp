@@ -412,7 +412,7 @@ struct Skipped {
 // Lines for callers, given innermost first; for those of libraries one for as many as follow each other. GIL held.
 class CallerLines {
  public:
-  // False: enough.
+  // Returns false when enough frames were seen.
   bool add(std::string_view file, const std::string& line) {
     constexpr size_t kMost = 24;
     if (std::string library = library_of(file); !library.empty()) {

@@ -17,7 +17,7 @@
 // The programs that the worker has, found by the traces they were built from.
 namespace torch_remote::remote {
 
-// What its nodes do to whole buffers.
+// What a program's nodes do to whole buffers.
 struct ProgramFacts {
   std::vector<bool> written;  // of its input buffers, in the order of the bindings: whether it writes them
   // Fresh buffers that are written once, by a copy of an input: `to` and `from` are views of the trace.

@@ -12,7 +12,7 @@
 
 // Small results that a script reads one after the other. What was read after a program's last runs is asked for behind
 // the first read, so that the script waits once; and what is read again, and was not written since, is not asked for
-// again. Bytes stay bytes: of what a read has to raise nothing is kept.
+// again. Only bytes are kept, never an error: a read that has to raise asks the worker.
 namespace torch_remote::remote {
 
 // Buffers up to this size are read whole: what else is read of them is there then.

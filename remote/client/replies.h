@@ -35,7 +35,7 @@ class Replies {
   void sending(uint64_t sequence, size_t bytes);
   // Its reply will be waited for.
   void expect(uint64_t sequence);
-  // It will not.
+  // Its reply will not be waited for any more.
   void forget(uint64_t sequence);
   // Takes what has come already.
   void drain();

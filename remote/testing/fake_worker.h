@@ -71,7 +71,7 @@ class FakeWorker {
     std::lock_guard lock(mutex_);
     words_ = std::move(words);
   }
-  // Replies that will not be sent until release_replies().
+  // While held, replies are not sent; they go out when it is called with false.
   void hold_replies(bool hold) {
     std::lock_guard lock(mutex_);
     hold_replies_ = hold;

@@ -31,7 +31,7 @@ std::string without_prefix(const std::string& message) {
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t'; }
 
-// Of a file that has not the mark of a program or a capture.
+// Of a file that begins neither like a program nor like a capture: a text, or a damaged one of these.
 bool looks_like_text(std::string_view bytes) {
   const std::string_view head = bytes.substr(0, 256);
   return std::ranges::none_of(head, [](char c) { return is_control(c) && c != '\n' && c != '\r'; });

@@ -8,7 +8,7 @@
 #include "remote/capture/capture.h"
 
 // What the tools read: a graph as text (docs/ir.md), a program (ir/program.fbs) or a capture of a session
-// (remote/capture/capture.h). Which one a file is, its first bytes say.
+// (remote/capture/capture.h). A file's first bytes tell which one it is.
 namespace torch_remote::tools {
 
 enum class Format : uint8_t { kText, kProgram, kCapture };

@@ -281,7 +281,7 @@ class Comparison {
     size_t i = 0;
     size_t j = 0;
     Pairs pairs = common_elements(keys(a_), keys(b_));
-    // Keys that are equal by accident.
+    // A key is a hash, so two ops may have the same one.
     std::erase_if(pairs, [&](const auto& pair) { return a_.nodes[pair.first].opcode != b_.nodes[pair.second].opcode; });
     pairs.emplace_back(a_.nodes.size(), b_.nodes.size());
     for (const auto& [next_i, next_j] : pairs) {

@@ -7,7 +7,7 @@
 
 namespace torch_remote::tools {
 
-// What a parameter is for: where it is used first.
+// What a parameter is used for: described by its first use.
 struct ParamUse {
   std::string what;        // "size 0 of %3", "argument 'alpha' of op 4 (aten::add.Tensor)"
   bool is_double = false;  // its word is the bits of one
@@ -17,7 +17,7 @@ struct ParamUse {
 using ParamUses = std::unordered_map<ir::Sym, ParamUse>;
 ParamUses param_uses(const ir::Graph& graph);
 
-// A parameter's word as that use means it.
+// A parameter's word as a number of the kind that its first use takes.
 std::string param_text(const ParamUse& use, int64_t word);
 
 }  // namespace torch_remote::tools

@@ -159,7 +159,7 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
   return {};
 }
 
-// The wanted run of a capture; *found: the first that is interesting, if none is wanted.
+// The run of a capture with the number `wanted` or, if that is 0, the first interesting one; *number is 0 if none is.
 Status case_of_capture(remote::CaptureReader& capture, Worker& worker, Test& test, uint64_t wanted, RunCase* found,
                        uint64_t* number) {
   Device* device = nullptr;

@@ -33,7 +33,8 @@ struct Options {
   std::span<const passes::Pass> passes;
 };
 
-// Nothing is wrong with the capture or the worker: *good tells whether nothing was found, either.
+// A Status that is not ok: the capture or the worker is unusable. Otherwise *good tells whether the mode found nothing
+// wrong.
 Status replay(remote::CaptureReader& capture, Device& device, const Options& options, bool* good);
 // kPasses and kWorker. `other` is the second worker, or `device` itself.
 Status compare_runs(remote::CaptureReader& capture, Device& device, Device& other, const Options& options, bool* good);

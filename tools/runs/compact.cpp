@@ -147,7 +147,7 @@ class Compactor {
     for (ir::Arg& result : node.results) rewrite(result);
   }
 
-  // Records without holes, so that no line is kept of what is gone.
+  // Records are numbered anew without holes, so that lines of records that are gone are not kept.
   void sources() {
     std::map<uint32_t, uint32_t> records;
     for (const ir::Node& node : out_.nodes) records[node.source] = 0;

@@ -45,7 +45,7 @@ bool is_packed(const OutputView& view) {
   return true;
 }
 
-// Of several views of one buffer: one that is all of it says what the others would.
+// Where several views of a buffer are written, one of them that is the whole buffer stands for all.
 void drop_covered(std::set<OutputView>& views, uint64_t nbytes) {
   for (const OutputView& view : views) {
     if (!is_packed(view) || elements(view) * ir::item_size(view.dtype) != nbytes) continue;

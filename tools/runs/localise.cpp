@@ -42,7 +42,7 @@ Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64
   return read_snapshots(side, std::move(graph), snapshots, params, values, contents);
 }
 
-// The record of the first node, before `node`, that writes this view itself.
+// The record of the first node before `node` that writes exactly this view.
 std::optional<uint32_t> maker_of(const ir::Graph& graph, uint32_t node, uint32_t view) {
   for (uint32_t n = 0; n < node; ++n) {
     const std::vector<uint32_t> written = written_views(graph, graph.nodes[n]);

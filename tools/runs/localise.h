@@ -15,7 +15,8 @@ namespace torch_remote::tools {
 struct NodePair {
   uint32_t a = 0, b = 0;
 };
-// Nodes that come from the same record; of several, the last. In the order of `b`.
+// Pairs of nodes that come from the same record; where several nodes come from one, its last node stands for it. In the
+// order of `b`.
 std::vector<NodePair> pair_by_record(const ir::Graph& a, const ir::Graph& b);
 // Each node with itself.
 std::vector<NodePair> pair_with_itself(const ir::Graph& graph);

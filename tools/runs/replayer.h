@@ -38,7 +38,7 @@ class Replayer {
   const ReplayCounts& counts() const { return counts_; }
   // Errors of the worker that the capture does not have, in order; each message once.
   const std::vector<std::string>& new_errors() const { return new_errors_; }
-  // Whether the last event met one, new or not.
+  // Whether the last event led to such an error, also if its message is in the list already.
   bool failed() const { return failed_; }
 
  private:

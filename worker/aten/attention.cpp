@@ -154,7 +154,8 @@ void run_forward(const SpecialCall& call) {
   a.causal = call.args[5].toBool();
   a.scale = optional_double(call.args[7]);
   forward(a, call.results[0], call.results[1]);
-  // Not variable in length: nothing is cumulated; not random; and the debug mask is not offered.
+  // The other results mean nothing here: cumulated lengths, which only sequences of different lengths have, the state
+  // of a dropout that does not happen, and the debug mask, which is not offered.
   for (const size_t unused : {2, 3, 6, 7, 8}) {
     if (call.results[unused].defined()) call.results[unused].zero_();
   }

@@ -21,7 +21,7 @@ at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
   return bags.cumsum(0).narrow(0, 0, indices.size(0));
 }
 
-// As much as there is; nobody reads more.
+// CPU's tensor may have other sizes than the program's: what fits is copied, and what nobody reads is zero.
 void store(const at::Tensor& result, const at::Tensor& value) {
   if (result.sizes() == value.sizes()) {
     result.copy_(value);

@@ -22,7 +22,7 @@ constexpr Norm kNorms[] = {
     {"aten::native_batch_norm_backward", 1, 2, {5, 6}, run<1>},
 };
 
-// CPU's forward made the statistics in the input's precision, so that nothing is lost.
+// The casts lose nothing: CPU's forward pass computed these statistics in the input's precision.
 template <size_t Index>
 void run(const SpecialCall& call) {
   const Norm& norm = kNorms[Index];

@@ -146,7 +146,7 @@ struct Gradients {
   Tensor hy, cy;  // [B, H]
 };
 
-// What the steps' gradients say about everything that is not a step's own.
+// What the backward pass over all steps gives; the gradients of input, weights and biases follow from it.
 struct Backward {
   Tensor from_input, from_hidden;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
   Tensor hx, cx;

@@ -7,9 +7,10 @@
 
 namespace torch_remote::worker::aten {
 
-// Finds out by measuring which nodes of a program run faster on all threads than on one. (find_parallel estimates it,
-// for programs that nobody asked to tune.) What is learned about a node at one size holds for smaller sizes where one
-// thread won, and for larger ones where all did, so that a node whose sizes change is not measured for ever.
+// Finds out by measuring which nodes of a program run faster on all threads than on one. (AtenProgram::update_threads
+// estimates it, for programs that nobody asked to tune.) What is learned about a node at one size holds for smaller
+// sizes where one thread won, and for larger ones where all did, so that a node whose sizes change is not measured for
+// ever.
 class ThreadTuner {
  public:
   // How often a node is timed in each of the two ways; the median counts. (Not the least: with all threads that is a

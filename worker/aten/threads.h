@@ -1,6 +1,6 @@
 #pragma once
 
-// How many threads an op is given, and where they are when there is none. Torch and MKL use all of them for work far
+// How many threads an op is given, and what they do between two ops. Torch and MKL use all of them for work far
 // too small for it: an op that is done in some twenty microseconds gets one thread. While a client on this machine
 // computes, parallel ops leave it a core: with one thread too many, each op would wait for the thread that waits for a
 // core. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for

@@ -22,7 +22,7 @@ uint64_t read_number(const char* path) {
   return file >> value ? value : kNone;
 }
 
-// In a file of lines of a key and a number.
+// The number behind a key, in a file with a line for each key.
 uint64_t read_number(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string word; file >> word; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
