@@ -25,7 +25,7 @@ Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, st
 
 class Mismatch : public Test {
  public:
-  Mismatch(Worker& worker, Worker& other, bool compare_passes, std::span<const passes::Pass> passes,
+  Mismatch(RevivedWorker& worker, RevivedWorker& other, bool compare_passes, std::span<const passes::Pass> passes,
            const Tolerance& tolerance)
       : worker_(worker), other_(other), compare_passes_(compare_passes), passes_(passes), tolerance_(tolerance) {}
 
@@ -55,8 +55,8 @@ class Mismatch : public Test {
   std::string finding() const override { return finding_; }
 
  private:
-  static Status outcome(Worker& worker, const ir::Graph& graph, const RunCase& run, std::span<const OutputView> views,
-                        Outcome* outcome, bool* gone) {
+  static Status outcome(RevivedWorker& worker, const ir::Graph& graph, const RunCase& run,
+                        std::span<const OutputView> views, Outcome* outcome, bool* gone) {
     Device* device = nullptr;
     if (Status status = worker.get(&device); !status) return status;
     Status status = outcome_of(*device, graph, run, views, outcome);
@@ -64,8 +64,8 @@ class Mismatch : public Test {
     return *gone ? Status() : status;
   }
 
-  Worker& worker_;
-  Worker& other_;
+  RevivedWorker& worker_;
+  RevivedWorker& other_;
   const bool compare_passes_;
   const std::span<const passes::Pass> passes_;
   const Tolerance tolerance_;
@@ -114,7 +114,7 @@ class Command : public Test {
 
 }  // namespace
 
-Status Worker::get(Device** device) {
+Status RevivedWorker::get(Device** device) {
   if (!device_) {
     if (Status status = Device::open(name_, threads_, &device_); !status) return status;
   }
@@ -122,18 +122,18 @@ Status Worker::get(Device** device) {
   return {};
 }
 
-bool Worker::lost(const Status& status) {
+bool RevivedWorker::lost(const Status& status) {
   if (status.code() != ErrorCode::kLost) return false;
   device_ = nullptr;
   return true;
 }
 
-std::unique_ptr<Test> passes_mismatch(Worker& worker, std::span<const passes::Pass> passes,
+std::unique_ptr<Test> passes_mismatch(RevivedWorker& worker, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, worker, true, passes, tolerance);
 }
 
-std::unique_ptr<Test> worker_mismatch(Worker& worker, Worker& other, std::span<const passes::Pass> passes,
+std::unique_ptr<Test> worker_mismatch(RevivedWorker& worker, RevivedWorker& other, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, other, false, passes, tolerance);
 }

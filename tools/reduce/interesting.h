@@ -12,9 +12,9 @@
 namespace torch_remote::tools::reduce {
 
 // A worker that is started again when a run has ended it.
-class Worker {
+class RevivedWorker {
  public:
-  Worker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
+  RevivedWorker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
   // Starts it if there is none.
   Status get(Device** device);
   // `status` is what using it gave. True: the worker is gone, which is no reason to stop.
@@ -36,9 +36,10 @@ class Test {
 };
 
 // The graph and what the passes make of it leave different results on one worker.
-std::unique_ptr<Test> passes_mismatch(Worker& worker, std::span<const passes::Pass> passes, const Tolerance& tolerance);
+std::unique_ptr<Test> passes_mismatch(RevivedWorker& worker, std::span<const passes::Pass> passes,
+                                      const Tolerance& tolerance);
 // What the passes make of the graph leaves different results on two workers.
-std::unique_ptr<Test> worker_mismatch(Worker& worker, Worker& other, std::span<const passes::Pass> passes,
+std::unique_ptr<Test> worker_mismatch(RevivedWorker& worker, RevivedWorker& other, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance);
 // A shell command, with a capture of the run for {}, exits with 0.
 std::unique_ptr<Test> command(std::string command);

@@ -160,8 +160,8 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
 }
 
 // The run of a capture with the number `wanted` or, if that is 0, the first interesting one; *number is 0 if none is.
-Status case_of_capture(remote::CaptureReader& capture, Worker& worker, Test& test, uint64_t wanted, RunCase* found,
-                       uint64_t* number) {
+Status case_of_capture(remote::CaptureReader& capture, RevivedWorker& worker, Test& test, uint64_t wanted,
+                       RunCase* found, uint64_t* number) {
   Device* device = nullptr;
   if (Status status = worker.get(&device); !status) return status;
   Replayer replayer(*device);
@@ -199,7 +199,7 @@ int run(int argc, char** argv) {
   if (!read_options(argc, argv, &options, &exit)) return exit;
   Input input;
   if (const Status status = read_input(options.input, &input); !status) return fail(kName, status);
-  Worker worker(options.worker, options.threads), other(options.other, options.threads);
+  RevivedWorker worker(options.worker, options.threads), other(options.other, options.threads);
   const std::unique_ptr<Test> test = !options.command.empty() ? command(options.command)
                                      : options.other.empty()
                                          ? passes_mismatch(worker, tool_passes, options.tolerance)

@@ -21,7 +21,7 @@ struct Progress {
 class Reducer {
  public:
   // `reference` computes what nodes that are left out would have made.
-  Reducer(Worker& reference, Test& test, std::function<void(const Progress&)> progress)
+  Reducer(RevivedWorker& reference, Test& test, std::function<void(const Progress&)> progress)
       : reference_(reference), test_(test), progress_(std::move(progress)) {}
 
   // kInvalid if the run is not interesting to begin with.
@@ -39,7 +39,7 @@ class Reducer {
   Status drop_operands();
   Status shrink_sizes();
 
-  Worker& reference_;
+  RevivedWorker& reference_;
   Test& test_;
   const std::function<void(const Progress&)> progress_;
   RunCase run_;
