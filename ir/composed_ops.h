@@ -17,12 +17,11 @@ enum class ComposedAs : uint8_t {
   kEmpty,    // new memory
   kView,     // another view of its first argument
   kFill,     // new memory and `by`, which fills it
-  kAttention,
-  kAttentionBackward,
+  kOther,    // a node of `by`, which makes its first results; the others are memory that nobody reads
 };
 
-// What `by` takes beside the memory: an argument of the composed op, or a constant.
-struct FillArgument {
+// What `by` takes (of kFill: beside the memory): an argument of the composed op, or a constant.
+struct ComposedArgument {
   std::string_view name;  // empty: the constant
   ArgKind kind;           // of the constant: kBool, kInt or kFloat
   double constant;
@@ -33,7 +32,8 @@ struct ComposedOp {
   bool own_kernel;        // has a kernel of the client, or is left to torch's composite, which ends in one
   ComposedAs as;
   Opcode by;  // op of the table; kInvalidOpcode: none
-  std::span<const FillArgument> with;
+  std::span<const ComposedArgument> with;
+  std::string_view zero;  // an argument that must be 0; empty: none
 };
 
 // Sorted by name.

@@ -204,9 +204,6 @@ enum class ShapeFunction : uint8_t {
   kFftC2r,
   kLinalgEig,
   kHistogramEdges,
-  // shape_rules_rnn.cpp
-  kRnn,
-  kRnnBackward,
 };
 
 struct OpDesc {

@@ -172,7 +172,7 @@ TEST(OpTable, RandomOpsHaveAGeneratorEvenIfTheSchemaHasNone) {
   EXPECT_EQ(op_desc(ops::aten_native_dropout).args.back().role, ArgRole::kRandom);
   EXPECT_EQ(op_desc(ops::aten_uniform_).args.back().role, ArgRole::kRandom);
   // Recorded without dropout only.
-  EXPECT_FALSE(op_desc(ops::aten__scaled_dot_product_flash_attention_for_cpu).flags & kOpRandom);
+  EXPECT_FALSE(op_desc(ops::remote_attention).flags & kOpRandom);
 }
 
 TEST(OpTable, DataDependentSizes) {

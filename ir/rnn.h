@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// What the two ends must agree on about recurrent layers, which are recorded as `_cudnn_rnn`: torch leaves open what
-// the forward pass keeps for the backward pass (`reserve`).
+// What the two ends must agree on about recurrent layers (`remote::rnn`): what the forward pass keeps for the backward
+// pass (`reserve`).
 namespace torch_remote::ir {
 
 // As torch numbers them.

@@ -9,7 +9,7 @@
 namespace torch_remote::ir {
 namespace {
 
-bool is_rnn(Opcode opcode) { return opcode == ops::aten__cudnn_rnn || opcode == ops::aten__cudnn_rnn_backward; }
+bool is_rnn(Opcode opcode) { return opcode == ops::remote_rnn || opcode == ops::remote_rnn_backward; }
 
 double numel(const Graph& graph, const int64_t* symbols, uint32_t view) {
   double product = 1;

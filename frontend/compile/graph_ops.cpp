@@ -19,13 +19,17 @@ namespace {
 namespace py = pybind11;
 using How = GraphOp::How;
 
-// What fills the memory takes beside it: some of the node's own arguments, and constants.
+size_t place_of(std::string_view name, const c10::FunctionSchema& schema) {
+  return static_cast<size_t>(schema.argumentIndexWithName(std::string(name)).value());
+}
+
+// What the other op takes: some of the node's own arguments, and constants.
 std::vector<GraphOp::Filling> filling(const ir::ComposedOp& composed, const c10::FunctionSchema& schema) {
   std::vector<GraphOp::Filling> all;
-  for (const ir::FillArgument& argument : composed.with) {
+  for (const ir::ComposedArgument& argument : composed.with) {
     GraphOp::Filling& one = all.emplace_back();
     if (!argument.name.empty()) {
-      one.place = schema.argumentIndexWithName(std::string(argument.name)).value();
+      one.place = place_of(argument.name, schema);
     } else if (argument.kind == ir::ArgKind::kBool) {
       one.fixed = py::bool_(argument.constant != 0);
     } else if (argument.kind == ir::ArgKind::kInt) {
@@ -53,11 +57,10 @@ bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle
       op.how = How::kFill;
       op.filling = filling(composed, handle.schema());
       break;
-    case ir::ComposedAs::kAttention:
-      op.how = How::kAttention;
-      break;
-    case ir::ComposedAs::kAttentionBackward:
-      op.how = How::kAttentionBackward;
+    case ir::ComposedAs::kOther:
+      op.how = How::kOther;
+      op.filling = filling(composed, handle.schema());
+      if (!composed.zero.empty()) op.zero = place_of(composed.zero, handle.schema());
       break;
   }
   op.desc = &ir::op_desc(composed.by);

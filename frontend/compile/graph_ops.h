@@ -18,18 +18,18 @@ struct GraphOp {
     kView,    // no node: another view of its first argument
     kEmpty,   // no node: new memory
     kFill,    // new memory and `desc`, which fills it
-    kAttention,
-    kAttentionBackward,
+    kOther,   // a node of `desc`, which makes its first results; the others are memory that nobody reads
   };
   How how = How::kNot;
   const ir::OpDesc* desc = nullptr;
   const char* why_not = "";
-  // kFill: what `desc` takes beside the memory, in order.
+  // kFill, kOther: what `desc` takes (beside the memory), in order.
   struct Filling {
     std::optional<size_t> place;  // among the node's arguments
     pybind11::object fixed;       // instead: the same always
   };
   std::vector<Filling> filling;
+  std::optional<size_t> zero;  // kOther: the place of an argument that must be 0
   struct Argument {
     pybind11::str name;
     pybind11::object otherwise;  // its default; null: there is none

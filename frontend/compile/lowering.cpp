@@ -305,7 +305,7 @@ struct Lowering::State {
       }
       const bool last = next == op.filling.size();
       const GraphOp::Filling from = last ? GraphOp::Filling() : op.filling[next++];
-      args.push_back(convert(desc.args[i], from.place ? py::handle(given[*from.place]) : py::handle(from.fixed)));
+      args.push_back(convert(desc.args[i], filling(from, given)));
     }
     const bool host = hosts_only && !(desc.flags & ir::kOpRandom);
     Value value;
@@ -325,22 +325,23 @@ struct Lowering::State {
     return value;
   }
 
-  Value attention(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
-    const bool backward = op.how == How::kAttentionBackward;
-    const auto at = [&](size_t i) { return given[i]; };
-    const double dropout = at(backward ? 12 : 4).cast<double>();
-    if (dropout != 0.0) refuse("fused attention has no dropout");
-    std::vector<py::object> mine;
-    if (backward) {
-      mine = {at(0), at(1), at(2), at(3), at(6), at(7), at(12), at(13), at(4), at(16)};
-    } else {
-      mine = {at(0), at(1), at(2), at(4), at(5), at(3), at(7)};
+  py::handle filling(const GraphOp::Filling& from, const std::vector<py::object>& given) {
+    return from.place ? py::handle(given[*from.place]) : py::handle(from.fixed);
+  }
+
+  // A node of another op, which makes the first results; `given` are the node's arguments.
+  Value other(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
+    if (op.zero && given[*op.zero].cast<double>() != 0) {
+      refuse("its argument '" + op.schema[*op.zero].name.cast<std::string>() + "' is not 0");
     }
-    std::vector<Arg> args = convert_all(*op.desc, mine);
+    std::vector<py::object> taken;
+    for (const GraphOp::Filling& from : op.filling) {
+      taken.push_back(py::reinterpret_borrow<py::object>(filling(from, given)));
+    }
+    std::vector<Arg> args = convert_all(*op.desc, taken);
     Value value;
     value.kind = Value::Kind::kList;
     std::vector<Arg> results;
-    const size_t made = op.desc->results.size();
     for (const py::handle its : py::reinterpret_borrow<py::tuple>(val)) {
       Value one;
       if (torch::is_symint(its) || PyLong_Check(its.ptr())) {
@@ -350,7 +351,7 @@ struct Lowering::State {
       } else {
         one = builder.fresh(its);
       }
-      if (results.size() < made) results.push_back(result_arg(one));
+      if (results.size() < op.desc->results.size()) results.push_back(result_arg(one));
       value.items.push_back(std::move(one));
     }
     builder.add_node(*op.desc, std::move(args), fx).results = std::move(results);
@@ -422,9 +423,8 @@ struct Lowering::State {
         return builder.fresh(val);
       case How::kFill:
         return fill(fx, val, op, given);
-      case How::kAttention:
-      case How::kAttentionBackward:
-        return attention(fx, val, op, given);
+      case How::kOther:
+        return other(fx, val, op, given);
       default:
         return record(fx, val, *op.desc, given);
     }

@@ -15,10 +15,9 @@
 #include "frontend/record/recorder.h"
 #include "ir/op_table_generated.h"
 
-// scaled_dot_product_attention, kept whole: recorded as the flash attention op with a log-sum-exp for the backward
-// pass. Heads that share keys and values (grouped queries) get copies of them. What that op does not take (dropout, a
-// mask that needs a gradient, unequal head sizes, tangents of forward AD) goes through torch's composite, as all does
-// under sdpa_kernel(SDPBackend.MATH).
+// scaled_dot_product_attention, kept whole: recorded as `remote::attention`, which gives a log-sum-exp for the backward
+// pass, too. What that op does not take (dropout, a mask that needs a gradient, unequal head sizes, tangents of forward
+// AD) goes through torch's composite, as all does under sdpa_kernel(SDPBackend.MATH).
 namespace torch_remote::frontend {
 namespace {
 
@@ -114,6 +113,49 @@ Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType 
   return make_tensor({b, h, n, d}, {n * h * d, d, h * d, 1}, dtype, device);
 }
 
+Results forward(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias,
+                double dropout, bool causal, bool, std::optional<double> scale) {
+  TORCH_CHECK(dropout == 0.0,
+              "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
+  const c10::DeviceIndex device = query.device().index();
+  const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
+  const Tensor out = at::empty_like(query);
+  const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
+  const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
+  const IValue args[] = {query, key, value, bias, causal, scale};
+  Recorder::get(device).record(ir::op_desc(ir::ops::remote_attention), args, {out, logsumexp}, {}, std::nullopt);
+  const auto nothing = [&](c10::ScalarType dtype) { return make_contiguous_tensor({0}, dtype, device); };
+  return {out,         logsumexp,           nothing(c10::kInt),  nothing(c10::kInt),          n,
+          key.size(2), nothing(c10::kLong), nothing(c10::kLong), nothing(query.scalar_type())};
+}
+
+Gradients backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
+                   std::array<bool, 4> mask, const Tensor& out, const Tensor& logsumexp, const Tensor&, const Tensor&,
+                   c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&,
+                   std::optional<double> scale) {
+  TORCH_CHECK(!mask[3],
+              "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
+  const c10::DeviceIndex device = query.device().index();
+  const auto like = [&](const Tensor& t) {
+    return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
+  };
+  const Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
+  const IValue args[] = {grad,   query, key, value, out, logsumexp, bias.defined() ? IValue(bias) : IValue(),
+                         causal, scale};
+  Recorder::get(device).record(ir::op_desc(ir::ops::remote_attention_backward), args,
+                               {grad_query, grad_key, grad_value}, {}, std::nullopt);
+  return {grad_query, grad_key, grad_value, Tensor()};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_fused_sdp_choice", &choose);
+  library.impl("_scaled_dot_product_fused_attention_overrideable", &forward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", &backward);
+}
+
+// -- the gradient's derivatives
+// ------------------------------------------------------------------------------------------------------
+
 // Keys or values, [b, h, n, d], for each of so many heads; consecutive ones share theirs.
 Tensor for_heads(const Tensor& shared, int64_t heads) {
   if (shared.size(1) == heads) return shared;
@@ -126,52 +168,6 @@ Tensor of_shared(const Tensor& gradient, const Tensor& shared) {
   if (each == 1) return gradient;
   return gradient.unflatten(1, {heads, each}).sum(2);
 }
-
-Results forward(const Tensor& query, const Tensor& shared_key, const Tensor& shared_value,
-                const std::optional<Tensor>& bias, double dropout, bool causal, bool, std::optional<double> scale) {
-  TORCH_CHECK(dropout == 0.0,
-              "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
-  const c10::DeviceIndex device = query.device().index();
-  const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
-  const Tensor key = for_heads(shared_key, h), value = for_heads(shared_value, h);
-  const Tensor out = at::empty_like(query);
-  const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
-  const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
-  const IValue args[] = {query, key, value, dropout, causal, bias, scale};
-  Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu), args,
-                               {out, logsumexp}, {}, std::nullopt);
-  const auto nothing = [&](c10::ScalarType dtype) { return make_contiguous_tensor({0}, dtype, device); };
-  return {out,         logsumexp,           nothing(c10::kInt),  nothing(c10::kInt),          n,
-          key.size(2), nothing(c10::kLong), nothing(c10::kLong), nothing(query.scalar_type())};
-}
-
-Gradients backward(const Tensor& grad, const Tensor& query, const Tensor& shared_key, const Tensor& shared_value,
-                   const Tensor& bias, std::array<bool, 4> mask, const Tensor& out, const Tensor& logsumexp,
-                   const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&,
-                   const Tensor&, std::optional<double> scale) {
-  TORCH_CHECK(!mask[3],
-              "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
-  const c10::DeviceIndex device = query.device().index();
-  const Tensor key = for_heads(shared_key, query.size(1)), value = for_heads(shared_value, query.size(1));
-  const auto like = [&](const Tensor& t) {
-    return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
-  };
-  const Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
-  const IValue args[] = {
-      grad, query, key, value, out, logsumexp, dropout, causal, bias.defined() ? IValue(bias) : IValue(), scale};
-  Recorder::get(device).record(ir::op_desc(ir::ops::aten__scaled_dot_product_flash_attention_for_cpu_backward), args,
-                               {grad_query, grad_key, grad_value}, {}, std::nullopt);
-  return {grad_query, of_shared(grad_key, shared_key), of_shared(grad_value, shared_value), Tensor()};
-}
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("_fused_sdp_choice", &choose);
-  library.impl("_scaled_dot_product_fused_attention_overrideable", &forward);
-  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", &backward);
-}
-
-// -- the gradient's derivatives
-// ------------------------------------------------------------------------------------------------------
 
 // The gradients of softmax(query key^T * factor + bias) value as ops that know their own derivatives.
 Gradients composite(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,

@@ -11,9 +11,12 @@
 #include <algorithm>
 
 #include "frontend/device/tensor.h"
+#include "frontend/record/recorder.h"
+#include "ir/op_table_generated.h"
 
 // Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
-// a step. Here a layer is one op, `_cudnn_rnn`, as it is on CUDA; torch knows its gradient, and the worker computes it.
+// a step. Here a layer is one op, as it is on CUDA: torch's `_cudnn_rnn`, whose gradient torch knows, recorded as
+// `remote::rnn`.
 //
 // Cells, packed sequences and projections go torch's way, as does all under torch.func and
 // torch.backends.cudnn.flags(enabled=False): what is taken apart can be differentiated twice, as on CUDA. Torch's way
@@ -91,9 +94,77 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 // -- whole layers
-// ------------------------------------------------------------------------------------------------------
 
 using ir::RnnMode;
+
+// What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
+// oneDNN (32-bit floats and bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is
+// oneDNN's own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
+int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
+  const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
+  if (mode != RnnMode::kLstm || item_size > 4) return own;
+  constexpr int64_t kPage = 4096, kAreas = 7;
+  const auto padded = [](int64_t size) { return (size + 63) / 64 * 64 + 64; };  // rows, against cache conflicts
+  const int64_t widest = padded(std::max(inputs, units)), state = padded(units);
+  const int64_t gates = steps * padded(4 * units) * item_size;
+  const int64_t states = 2 * (steps + 1) * (widest * (item_size + 8) + state * (item_size + 4));
+  const int64_t bytes = kPage + batch * (units * item_size + gates + states) + kAreas * kPage;
+  return std::max(own, (bytes + 63) / 64 * 64 / item_size);
+}
+
+void check_layer(int64_t proj_size, int64_t layers, bool batch_first, double dropout, c10::SymIntArrayRef batch_sizes) {
+  TORCH_CHECK_NOT_IMPLEMENTED(proj_size == 0 && layers == 1 && !batch_first && dropout == 0 && batch_sizes.empty(),
+                              "remote: '_cudnn_rnn' does one layer of [steps, batch, inputs] without projection or "
+                              "dropout; call torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu");
+}
+
+// (output, hy, cy, reserve, the flat weights that CUDA makes)
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> layer_forward(
+    const Tensor& input, at::TensorList weight, int64_t, const std::optional<Tensor>&, const Tensor& hx,
+    const std::optional<Tensor>& cx, int64_t number, c10::SymInt, c10::SymInt proj_size, int64_t layers,
+    bool batch_first, double dropout, bool train, bool, c10::SymIntArrayRef batch_sizes, const std::optional<Tensor>&) {
+  check_layer(proj_size.expect_int(), layers, batch_first, dropout, batch_sizes);
+  const auto mode = static_cast<RnnMode>(number);
+  const c10::DeviceIndex device = input.device().index();
+  const auto type = input.scalar_type();
+  const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
+  const auto item_size = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t kept = train ? directions * reserve_size(mode, steps, batch, input.size(2), units, item_size) : 0;
+  const auto make = [&](c10::IntArrayRef sizes) { return make_contiguous_tensor(sizes, type, device); };
+  const Tensor output = make({steps, batch, directions * units}), hy = make(hx.sizes());
+  const Tensor cy = make(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}), reserve = make({kept});
+  const IValue args[] = {input, weight, hx, cx, number};
+  Recorder::get(device).record(ir::op_desc(ir::ops::remote_rnn), args, {output, hy, cy, reserve}, {}, std::nullopt);
+  return {output, hy, cy, reserve, make({0})};
+}
+
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward(
+    const Tensor& input, at::TensorList weight, int64_t, const Tensor&, const Tensor& hx,
+    const std::optional<Tensor>& cx, const Tensor& output, const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_hy, const std::optional<Tensor>& grad_cy, int64_t mode, c10::SymInt,
+    c10::SymInt proj_size, int64_t layers, bool batch_first, double dropout, bool, bool,
+    c10::SymIntArrayRef batch_sizes, const std::optional<Tensor>&, const Tensor& reserve, std::array<bool, 4> mask) {
+  check_layer(proj_size.expect_int(), layers, batch_first, dropout, batch_sizes);
+  const c10::DeviceIndex device = input.device().index();
+  std::vector<Tensor> results;
+  const auto add = [&](bool wanted, const Tensor& like) {
+    const bool made = wanted && like.defined();
+    results.push_back(made ? make_contiguous_tensor(like.sizes(), like.scalar_type(), device) : Tensor());
+  };
+  add(mask[0], input);
+  add(mask[1], hx);
+  add(mask[2], cx.value_or(Tensor()));
+  for (size_t i = 0; mask[3] && i < weight.size(); ++i) add(true, weight[i]);
+  const IValue args[] = {input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve};
+  const auto listed = static_cast<uint32_t>(results.size() - 3);
+  Recorder::get(device).record(ir::op_desc(ir::ops::remote_rnn_backward), args, results, listed, std::nullopt);
+  return {results[0], results[1], results[2], {results.begin() + 3, results.end()}};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_cudnn_rnn", &layer_forward);
+  library.impl("_cudnn_rnn_backward", &layer_backward);
+}
 
 struct Net {
   RnnMode mode;

@@ -748,7 +748,7 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
     default:
       break;
   }
-  for (const auto find : {find_nn_rule, find_linalg_rule, find_rnn_rule}) {
+  for (const auto find : {find_nn_rule, find_linalg_rule}) {
     if (const ShapeRuleFunction rule = find(function)) return rule;
   }
   TORCH_INTERNAL_ASSERT(false, "no file of shape rules has function ", static_cast<int>(function));

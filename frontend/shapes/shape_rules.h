@@ -13,7 +13,6 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 // The functions of each file; null for another one's.
 ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
-ShapeRuleFunction find_rnn_rule(ir::ShapeFunction function);
 
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());

@@ -40,6 +40,37 @@ def test_an_in_place_name_captures_its_siblings_too(tmp_path):
     assert set(table(tmp_path, '[op]\nzero_ = { doc = "Zero." }')) == {"zero_", "zero", "zero.out"}
 
 
+def test_an_op_of_ones_own_has_its_schema_in_the_entry(tmp_path):
+    entry = """[op."remote::mix"]
+schema = "remote::mix(Tensor self, Tensor? mask, float? scale, bool causal) -> (Tensor, Tensor[])"
+structural = ["scale"]
+doc = "Mixes." """
+    op = table(tmp_path, entry)["remote::mix"]
+    assert (op.name, op.functional, op.flags) == ("remote::mix", "remote::mix", ["Pure"])
+    assert [(a.name, a.kind) for a in op.args] == [
+        ("self", "Tensor"), ("mask", "OptionalTensor"), ("scale", "OptionalFloat"), ("causal", "Bool"),
+    ]  # fmt: skip
+    assert op.roles == ["operand", "operand", "structural", "structural"]
+    assert [r.kind for r in op.overload.results] == ["Tensor", "TensorList"]
+    assert op_emit.identifier(op) == "remote_mix"
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "message"),
+    [
+        ("remote::mix", "aten::mix(Tensor a) -> Tensor", "must begin with remote::"),
+        ("remote::mix", "remote::mix(Tensor a -> Tensor", "is none"),
+        ("remote::mix", "remote::other(Tensor a) -> Tensor", "has the schema of remote::other"),
+        ("remote::mix_", "remote::mix_(Tensor(a!) self) -> Tensor(a!)", "is functional"),
+        ("remote::mix", "remote::mix(Stream a) -> Tensor", "cannot be recorded"),
+    ],
+)
+def test_a_wrong_schema_is_refused(tmp_path, name, schema, message):
+    text = error(tmp_path, f'[op."{name}"]\nschema = "{schema}"\ndoc = "."')
+    assert f"some.toml: [op.{name}]" in text
+    assert message in text
+
+
 def test_overloads_restricts(tmp_path):
     ops = table(tmp_path, '[op]\nsum = { overloads = ["dim_IntList"], doc = "Sum." }')
     assert set(ops) == {"sum.dim_IntList", "sum.IntList_out"}

@@ -10,14 +10,14 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from op_schemas import Arg, Overload
+from op_schemas import Arg, Overload, full_name, own_overload
 from torchgen.model import SchemaKind
 
 _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
-    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "doc",
+    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "schema", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -88,7 +88,7 @@ class Op:
 
     @property
     def name(self) -> str:
-        return "aten::" + self.overload.name
+        return full_name(self.overload.name)
 
 
 def camel(snake: str) -> str:
@@ -170,6 +170,8 @@ class _Entry:
 
     def select(self) -> list[Overload]:
         """The overloads that it captures: those asked for, with their in-place, out and functional siblings."""
+        if "schema" in self.data:
+            return [self._own()]
         if "overloads" in self.data:
             seeds = []
             for overload in self.data["overloads"]:
@@ -212,6 +214,21 @@ class _Entry:
             if not chosen:
                 self.fail("is in_place_only but has no in-place overload; delete one of the two")
         return list(chosen.values())
+
+    def _own(self) -> Overload:
+        """An op that is not torch's."""
+        try:
+            overload = own_overload(self.data["schema"])
+        except ValueError as error:
+            self.fail(f"schema {self.data['schema']!r} is none: {error}")
+        if overload.name != self.name:
+            self.fail(f"has the schema of {overload.name}")
+        if overload.kind is not SchemaKind.functional:
+            self.fail("writes its arguments: an op of one's own is functional")
+        if any(x.kind == "Unsupported" for x in (*overload.args, *overload.results)):
+            self.fail("has an argument or a result of a type that cannot be recorded")
+        self.overloads[overload.name] = overload
+        return overload
 
     def rows(self) -> list[Op]:
         chosen = self.select()
@@ -493,4 +510,4 @@ def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Voc
         op.single = _single(op, ops)
         functional = op.overload.siblings.get(SchemaKind.functional, "")
         op.functional = functional if functional in ops else op.overload.name
-    return [ops[name] for name in sorted(ops)]
+    return [ops[name] for name in sorted(ops, key=full_name)]

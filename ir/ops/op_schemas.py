@@ -1,6 +1,7 @@
-"""What torch's own files say about each ATen overload: argument kinds, results, aliases, siblings, tags.
+"""What schemas say about each overload: argument kinds, results, aliases, siblings, tags.
 
-Everything here is derived from the native_functions.yaml inside the installed torch; nothing of it is typed by hand.
+Those of ATen are in the native_functions.yaml inside the installed torch; nothing of them is typed by hand. Those of
+this project's own ops stand in the table.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torchgen
 from torchgen.gen import parse_native_yaml
-from torchgen.model import Argument, BackendIndex, DispatchKey, NativeFunction, SchemaKind
+from torchgen.model import Argument, BackendIndex, DispatchKey, FunctionSchema, NativeFunction, SchemaKind
 
 # Base types by their name in a schema: (kind, optional, list, optional elements of a list).
 _KINDS = {
@@ -57,9 +58,9 @@ class Result:
 
 @dataclass
 class Overload:
-    """One overload of native_functions.yaml."""
+    """One overload of native_functions.yaml, or an op of this project's own."""
 
-    name: str  # "add_.Tensor"
+    name: str  # "add_.Tensor"; with its namespace where that is not ATen's: "remote::attention"
     schema: str
     kind: SchemaKind
     args: list[Arg]
@@ -97,9 +98,12 @@ def _arg_kind(text: str) -> str:
     return kind or "Unsupported"
 
 
-def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
-    func = function.func
-    structured = function.structured or function.structured_delegate is not None
+def full_name(name: str) -> str:
+    """With its namespace."""
+    return name if "::" in name else f"aten::{name}"
+
+
+def _arguments(func: FunctionSchema) -> tuple[list[Arg], list[Result]]:
     flat: list[Argument] = list(func.schema_order_arguments())
     keyword_only = {a.name for a in func.arguments.flat_kwarg_only} | {a.name for a in func.arguments.out}
     args = [Arg(a.name, _arg_kind(str(a.type)), a.is_write, a.name in keyword_only, a.default) for a in flat]
@@ -111,6 +115,38 @@ def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
         )
         for r in func.returns
     ]
+    return args, results
+
+
+def own_overload(schema: str) -> Overload:
+    """Of an op of this project's own, "remote::name(Tensor a, ...) -> ..."; raises ValueError."""
+    namespace, found, rest = schema.partition("::")
+    if not found or namespace != "remote":
+        raise ValueError("it must begin with remote::")
+    try:
+        func = FunctionSchema.parse(rest)
+    except Exception as error:  # torchgen asserts
+        raise ValueError(str(error)) from None
+    args, results = _arguments(func)
+    name = f"{namespace}::{func.name}"
+    return Overload(
+        name=name,
+        schema=f"{namespace}::{func}",
+        kind=func.kind(),
+        args=args,
+        results=results,
+        tags=frozenset(),
+        composite=False,
+        view=False,
+        structured=False,
+        siblings={func.kind(): name},
+    )
+
+
+def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
+    func = function.func
+    structured = function.structured or function.structured_delegate is not None
+    args, results = _arguments(func)
     return Overload(
         name=str(func.name),
         schema="aten::" + str(func),

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 attend = F.scaled_dot_product_attention
-FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+FUSED = "remote::attention"
 
 
 def tensors(device, *sizes):

@@ -18,7 +18,7 @@
 #include "worker/aten/rnn_onednn.h"
 #include "worker/aten/special.h"
 
-// Recurrent layers, recorded whole for any device as `_cudnn_rnn`: one layer, in one direction or two, over all of
+// Recurrent layers, recorded whole for any device as `remote::rnn`: one layer, in one direction or two, over all of
 // time. What can be done for all steps at once is one op (a matmul with the input's weights, the factors of the
 // gradients); what remains of a step are its matmul with the hidden state and a few pointwise ops.
 namespace torch_remote::worker::aten {
@@ -240,10 +240,10 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t index, int64_t count) {
   return tensor.narrow(dim, index * size, size);
 }
 
-// The layer's directions. `weights`: for each direction w_ih, w_hh and, if `stride` is 4, b_ih, b_hh.
-std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::vector<Tensor>& weights, int64_t stride,
+// The layer's directions. `weights`: for each direction w_ih, w_hh and, if they are 4, b_ih, b_hh.
+std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::vector<Tensor>& weights,
                                   const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& reserve) {
-  const int64_t count = hx.size(0);
+  const int64_t count = hx.size(0), stride = count == 0 ? 0 : static_cast<int64_t>(weights.size()) / count;
   TORCH_CHECK((stride == 2 || stride == 4) && static_cast<int64_t>(weights.size()) == count * stride && count <= 2,
               "remote: a recurrent op is one layer, of one or two directions");
   std::vector<Direction> all;
@@ -257,16 +257,15 @@ std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::
   return all;
 }
 
-// (input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout,
-// train, bidirectional, batch_sizes, dropout_state) -> (output, hy, cy, reserve, weight_buf)
+// (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
 void run_forward(const SpecialCall& call) {
-  const int64_t mode = call.args[6].toInt();
+  const int64_t mode = call.args[4].toInt();
   // Nobody may want the output (its result is then undefined), but the steps need it.
-  const Tensor input = call.args[0].toTensor(), hx = call.args[4].toTensor();
+  const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
   Tensor output = call.results[0];
   if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
-  auto all = directions(mode, input, call.args[1].toTensorVector(), call.args[2].toInt(), hx, optional(call.args[5]),
-                        output, call.results[3]);
+  auto all =
+      directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
   for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
     Tensor hy, cy;
     const Direction& d = all[i];
@@ -300,15 +299,14 @@ void backward_onednn(const Direction& d, const Gradients& gradients, std::span<c
   }
 }
 
-// (input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, grad_cy, mode, hidden_size,
-// proj_size, num_layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state, reserve, output_mask)
-// -> (grad_input, grad_hx, grad_cx, grad_weights)
+// (input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve) -> (grad_input, grad_hx, grad_cx,
+// grad_weights)
 void run_backward(const SpecialCall& call) {
-  const int64_t mode = call.args[10].toInt(), stride = call.args[2].toInt();
-  auto all = directions(mode, call.args[0].toTensor(), call.args[1].toTensorVector(), stride, call.args[4].toTensor(),
-                        optional(call.args[5]), call.args[6].toTensor(), call.args[20].toTensor());
-  const Tensor grad_output = optional(call.args[7]), grad_hy = optional(call.args[8]), grad_cy = optional(call.args[9]);
-  const auto count = static_cast<int64_t>(all.size());
+  const std::vector<Tensor> weights = call.args[1].toTensorVector();
+  auto all = directions(call.args[8].toInt(), call.args[0].toTensor(), weights, call.args[2].toTensor(),
+                        optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
+  const Tensor grad_output = optional(call.args[5]), grad_hy = optional(call.args[6]), grad_cy = optional(call.args[7]);
+  const auto count = static_cast<int64_t>(all.size()), stride = static_cast<int64_t>(weights.size()) / count;
   for (int64_t i = 0; i < count; ++i) {
     const Direction& d = all[i];
     const Gradients gradients{part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),
@@ -340,8 +338,8 @@ void run_backward(const SpecialCall& call) {
 }  // namespace
 
 Special find_rnn(std::string_view name) {
-  if (name == "aten::_cudnn_rnn") return run_forward;
-  if (name == "aten::_cudnn_rnn_backward") return run_backward;
+  if (name == "remote::rnn") return run_forward;
+  if (name == "remote::rnn_backward") return run_backward;
   return nullptr;
 }
 

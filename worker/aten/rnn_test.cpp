@@ -34,36 +34,14 @@ std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
     }
   }
   const Tensor output = at::empty({t, b, d * h}), hy = at::empty_like(hx), cy = at::empty_like(hx);
-  const Tensor kept = at::empty({reserve}), nothing = at::empty({0});
+  const Tensor kept = at::empty({reserve});
   TestRunner runner;
   TestGraph builder;
-  builder.call("aten::_cudnn_rnn",
-               {x, weights, 4, IValue(), hx, cx, kMode, h, 0, 1, false, 0.0, true, d == 2, Sizes(), IValue()},
-               {output, hy, cy, kept, nothing});
-  builder.call("aten::_cudnn_rnn_backward",
-               {x,
-                weights,
-                4,
-                nothing,
-                hx,
-                cx,
-                output,
-                at::randn_like(output),
-                at::randn_like(hy),
-                at::randn_like(cy),
-                kMode,
-                h,
-                0,
-                1,
-                false,
-                0.0,
-                true,
-                d == 2,
-                Sizes(),
-                IValue(),
-                kept,
-                c10::List<bool>({true, true, true, true})},
-               {at::empty_like(x), at::empty_like(hx), at::empty_like(cx), weight_gradients});
+  builder.call("remote::rnn", {x, weights, hx, cx, kMode}, {output, hy, cy, kept});
+  builder.call(
+      "remote::rnn_backward",
+      {x, weights, hx, cx, output, at::randn_like(output), at::randn_like(hy), at::randn_like(cy), kMode, kept},
+      {at::empty_like(x), at::empty_like(hx), at::empty_like(cx), weight_gradients});
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;

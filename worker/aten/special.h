@@ -8,7 +8,7 @@
 #include <string_view>
 
 // Ops that this runner computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone), attention and recurrent layers recorded for any device, bags of embeddings, and max pooling
+// seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, and max pooling
 // whose indices nobody reads.
 namespace torch_remote::worker::aten {
 
