@@ -102,9 +102,22 @@ void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims)
   check(inside(indices, plane), "a max pooling's indices lie outside of its input");
 }
 
+// (It compares the sizes of the pooled planes itself.)
 template <int64_t dims>
 void adaptive_pool(const c10::IValue* args) {
-  check_pool(args[1].toTensor(), args[2].toTensor(), dims);
+  const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor();
+  check(grad.dim() == self.dim() && self.dim() >= dims &&
+            grad.sizes().slice(0, self.dim() - dims) == self.sizes().slice(0, self.dim() - dims),
+        "a max pooling's gradient has other planes than its input");
+  check_pool(self, args[2].toTensor(), dims);
+}
+
+void fractional_pool3d_backward(const c10::IValue* args) {
+  const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor(), &indices = args[4].toTensor();
+  check(grad.sizes() == indices.sizes() && grad.dim() == self.dim() && self.dim() >= 3 &&
+            grad.sizes().slice(0, self.dim() - 3) == self.sizes().slice(0, self.dim() - 3),
+        "a fractional max pooling has not an index for each element of its gradient");
+  check_pool(self, indices, 3);
 }
 
 template <int64_t dims>
@@ -231,7 +244,7 @@ void ctc_loss_backward(const c10::IValue* args) {
         "a CTC loss's gradient does not fit its input");
 }
 
-constexpr std::array<std::pair<std::string_view, Guard>, 13> kGuards{{
+constexpr std::array<std::pair<std::string_view, Guard>, 14> kGuards{{
     {"aten::_ctc_loss", ctc_loss},
     {"aten::_ctc_loss_backward", ctc_loss_backward},
     {"aten::_embedding_bag_dense_backward", embedding_bag_backward},
@@ -242,6 +255,7 @@ constexpr std::array<std::pair<std::string_view, Guard>, 13> kGuards{{
     {"aten::embedding_dense_backward", embedding_backward},
     {"aten::fractional_max_pool2d", fractional_pool},
     {"aten::fractional_max_pool3d", fractional_pool},
+    {"aten::fractional_max_pool3d_backward", fractional_pool3d_backward},
     {"aten::max_pool2d_with_indices_backward", pool<2>},
     {"aten::max_pool3d_with_indices_backward", pool<3>},
     {"aten::segment_reduce", segment_reduce},

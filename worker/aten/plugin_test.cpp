@@ -558,6 +558,35 @@ TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
   }
 }
 
+// Called directly, the first two end the process and the third reads what is not there.
+TEST(Plugin, GradientsOfPoolingHaveThePlanesOfTheirInput) {
+  struct Call {
+    const char* op;
+    std::vector<IValue> args;
+    at::Tensor result;
+  };
+  const at::Tensor x2 = at::ones({1, 1, 8, 8}), x3 = at::ones({1, 1, 8, 8, 8});
+  const std::vector<int64_t> two = {2, 2, 2}, four = {4, 4, 4};
+  const auto indices = [](at::IntArrayRef sizes) { return at::zeros(sizes, at::kLong); };
+  const std::vector<Call> calls{
+      {"aten::adaptive_max_pool2d_backward", {at::ones({1, 64, 4, 4}), x2, indices({1, 64, 4, 4})}, x2},
+      {"aten::adaptive_max_pool3d_backward", {at::ones({1, 64, 4, 4, 4}), x3, indices({1, 64, 4, 4, 4})}, x3},
+      {"aten::fractional_max_pool3d_backward",
+       {at::ones({1, 1, 4, 4, 4}), x3, two, four, indices({1, 1, 2, 2, 2})},
+       x3},
+  };
+  TestRunner runner;
+  for (const Call& call : calls) {
+    TestGraph builder;
+    register_if_unknown(call.op);
+    builder.call(call.op, call.args, {at::empty_like(call.result)});
+    TestRunner::Loaded program(runner, builder);
+    const auto outcome = program.run();
+    EXPECT_NE(outcome.code, 0) << call.op;
+    EXPECT_STREQ(outcome.error.kind, "IndexError") << call.op << ": " << outcome.error.message;
+  }
+}
+
 TEST(Plugin, OffersItsThreads) {
   TestRunner runner(/*inproc=*/false, uint64_t{8} << 30, /*threads=*/2);
   std::vector<int> times(1000);

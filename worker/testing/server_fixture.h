@@ -108,7 +108,7 @@ class ServerTest : public ::testing::Test {
 
   AttachmentPtr bytes(const void* data, size_t size) {
     AttachmentPtr attachment = client->allocate(size);
-    std::memcpy(attachment->bytes().data(), data, size);
+    if (size != 0) std::memcpy(attachment->bytes().data(), data, size);
     return attachment;
   }
 
