@@ -30,7 +30,7 @@ DIFFERENCES = {
     ),
     "unet": ("", {}, {}),
     "gpt2": (COPIES, {}, {"copy_": 4}),
-    "llama": (COPIES, {}, {"copy_": 4}),
+    "llama": (f"{COPIES}; heads that share keys and values get copies of them", {}, {"copy_": 8}),
     "bert": ("", {}, {}),
 }  # fmt: skip
 
