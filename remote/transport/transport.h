@@ -12,7 +12,7 @@
 #include "remote/wire/wire.h"
 
 // Moves frames between a client and a worker, in order. One object is one end of one connection. Implementations: in
-// process (tests), Unix socket with shared memory (the local default), TCP and TLS.
+// process (tests), and a Unix socket with shared memory (the local default).
 namespace torch_remote::remote {
 
 // Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix

@@ -43,9 +43,8 @@ enum Flags : uint16_t {
   kLooks = 4,       // with kWantsReply, by the transport: the sender looks for the reply before it sleeps
 };
 
-// Little endian, 32 bytes, at the start of every frame. `sequence` counts a session's messages from 1 in each
-// direction; a reply's is that of the message it answers (so it can be sent again after a resume, and matched by the
-// client). A Cancel has none: 0.
+// Little endian, 32 bytes, at the start of every frame. `sequence` counts the client's messages of a session from 1; what
+// the worker sends has that of the message it answers, or of the last one that is done. A Cancel has none: 0.
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
