@@ -43,8 +43,8 @@ enum Flags : uint16_t {
   kLooks = 4,       // with kWantsReply, by the transport: the sender looks for the reply before it sleeps
 };
 
-// Little endian, 32 bytes, at the start of every frame. `sequence` counts the client's messages of a session from 1; what
-// the worker sends has that of the message it answers, or of the last one that is done. A Cancel has none: 0.
+// Little endian, 32 bytes, at the start of every frame. `sequence` counts the client's messages of a session from 1;
+// what the worker sends has that of the message it answers, or of the last one that is done. A Cancel has none: 0.
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
