@@ -1,5 +1,5 @@
 // What the client adds to a step, and what moving tensor bytes costs. Run it on an idle machine:
-//   bazel run -c opt //remote:remote_benchmark
+//   bazel run //remote/client:client_benchmark
 #include <sys/socket.h>
 
 #include <algorithm>
