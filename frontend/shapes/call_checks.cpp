@@ -42,7 +42,8 @@ void mm(const OpEntry&, const IValue* args) {
 
 void bmm(const OpEntry&, const IValue* args) {
   const at::Tensor &a = tensor_at(args, 0), &b = tensor_at(args, 1);
-  if (a.dim() == 3 && b.dim() == 3 && a.size(2) == b.size(1) && a.size(0) == b.size(0)) check_same_dtype(a, b);
+  const bool fits = a.dim() == 3 && b.dim() == 3 && a.size(2) == b.size(1) && a.size(0) == b.size(0);
+  if (fits && a.numel() != 0 && b.numel() != 0) check_same_dtype(a, b);  // else the kernel does not look
 }
 
 void addbmm(const OpEntry&, const IValue* args) {
@@ -369,9 +370,24 @@ void ormqr(const OpEntry&, const IValue* args) {
 
 // -- multi-tensor ----------------------------------------------------------------------------------------------------
 
+// (self, ord, dtype)
+void check_norm(const IValue* args) {
+  const at::Scalar ord = args[1].toScalar();
+  const bool largest = !ord.isComplex() && ord.toDouble() == std::numeric_limits<double>::infinity();
+  for (const IValue& item : args[0].toListRef()) {
+    const at::Tensor& t = item.toTensor();
+    TORCH_CHECK(!largest || t.numel() != 0,
+                "_foreach_norm cannot compute the infinity norm on an empty tensor because the operation does not have "
+                "an identity");
+    TORCH_CHECK(t.is_floating_point() || t.is_complex(),
+                "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ", t.scalar_type());
+  }
+}
+
 // All lists of numbers and tensors are as long as the first.
 void foreach (const OpEntry& op, const IValue* args) {
   if (!args[0].isTensorList()) return;
+  if (op.desc->shape_function == ir::ShapeFunction::kForeachNorm) check_norm(args);
   const size_t count = args[0].toListRef().size();
   for (uint32_t i = 1; i < op.arg_count; ++i) {
     if (!args[i].isList()) continue;

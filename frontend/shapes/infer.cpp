@@ -234,7 +234,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     const std::string& name = schema.arguments()[i].name();
     if (name == "dim") dim = static_cast<int>(i);
     if (name == "keepdim") keepdim = static_cast<int>(i);
-    if (name == "dtype") dtype = static_cast<int>(i);
+    if (name == "dtype" || name == "out_dtype") dtype = static_cast<int>(i);
   }
 }
 

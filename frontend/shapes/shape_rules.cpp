@@ -426,33 +426,36 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
   return op.desc->results.size() <= 2;
 }
 
-bool mm(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& a = args[0].toTensor();
-  const at::Tensor& b = args[1].toTensor();
-  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b)) return false;
-  out.add({a.size(0), b.size(1)}, a.scalar_type());
+// Products of matrices (rank 2) or batches of them (rank 3); with `kAdds` another operand comes first, which broadcasts
+// to the result. The overloads with `out_dtype` give that, and take an operand to add in either dtype.
+template <int64_t kRank, bool kAdds>
+bool product(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& a = args[kAdds].toTensor();
+  const at::Tensor& b = args[kAdds + 1].toTensor();
+  if (a.dim() != kRank || b.dim() != kRank || a.size(-1) != b.size(-2) || !same_float(a, b)) return false;
+  if (kRank == 3 && a.size(0) != b.size(0)) return false;
+  c10::DimVector sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = b.size(-1);
+  const ScalarType dtype = dtype_arg(op, args, a.scalar_type());
+  const bool widened =
+      dtype == ScalarType::Float && (a.scalar_type() == ScalarType::Half || a.scalar_type() == ScalarType::BFloat16);
+  TORCH_CHECK(dtype == a.scalar_type() || widened, "out_dtype must be ", a.scalar_type(),
+              ", as the operands are, or Float for operands of Half or BFloat16, but got ", dtype);
+  if constexpr (kAdds) {
+    const at::Tensor& added = args[0].toTensor();
+    if (!is_remote(added) || (added.scalar_type() != dtype && added.scalar_type() != a.scalar_type())) return false;
+    if (added.dim() > kRank || added.dim() < 1) return false;
+    for (int64_t i = 1; i <= added.dim(); ++i) {
+      if (added.size(-i) != sizes[kRank - i] && added.size(-i) != 1) return false;
+    }
+  }
+  out.add(sizes, dtype);
   return true;
 }
 
-bool bmm(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& a = args[0].toTensor();
-  const at::Tensor& b = args[1].toTensor();
-  if (a.dim() != 3 || b.dim() != 3 || a.size(2) != b.size(1) || a.size(0) != b.size(0) || !same_float(a, b))
-    return false;
-  out.add({a.size(0), a.size(1), b.size(2)}, a.scalar_type());
-  return true;
-}
-
-bool addmm(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& bias = args[0].toTensor();
-  const at::Tensor& a = args[1].toTensor();
-  const at::Tensor& b = args[2].toTensor();
-  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || !same_float(a, b) || !same_float(a, bias)) return false;
-  if (bias.dim() > 2 || bias.dim() < 1) return false;
-  if (bias.size(-1) != b.size(1) && bias.size(-1) != 1) return false;
-  if (bias.dim() == 2 && bias.size(0) != a.size(0) && bias.size(0) != 1) return false;
-  out.add({a.size(0), b.size(1)}, a.scalar_type());
-  return true;
+// addmm, and baddbmm with `out_dtype`, whose meta torch does not have.
+bool added_product(const OpEntry& op, const IValue* args, Inferred& out) {
+  return (op.desc->opcode == ir::ops::aten_baddbmm_dtype ? product<3, true> : product<2, true>)(op, args, out);
 }
 
 bool all_contiguous_same(c10::ArrayRef<IValue> tensors) {
@@ -718,11 +721,11 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
     case kArgReduction:
       return reduction<ReductionKind::kIndex>;
     case kMm:
-      return mm;
+      return product<2, false>;
     case kBmm:
-      return bmm;
+      return product<3, false>;
     case kAddmm:
-      return addmm;
+      return added_product;
     case kCat:
       return cat;
     case kStack:

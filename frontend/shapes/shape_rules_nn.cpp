@@ -44,6 +44,13 @@ bool plain_for_convolution(const at::Tensor& t) {
   return !c10::is_channels_last_strides_2d<int64_t>(sizes, strides);
 }
 
+// A number for each spatial dim, or one for all of them.
+c10::DimVector for_each_dim(const IValue& value, size_t dims) {
+  c10::DimVector list = int_list(value);
+  if (list.size() == 1) list.resize(dims, list[0]);
+  return list;
+}
+
 struct ConvolutionFormat {
   MemoryFormat result = MemoryFormat::Contiguous;
   MemoryFormat weight_grad = MemoryFormat::Contiguous;
@@ -58,7 +65,7 @@ ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const 
   const bool flat = input.dim() == 3;
   for (int i = 0; i < 4; ++i) {
     if (flat) lists[i].emplace_back(i == 0 || i == 2 ? 1 : 0);
-    for (const int64_t item : int_list(rest[i == 3 ? 4 : i])) lists[i].emplace_back(item);
+    for (const int64_t item : for_each_dim(rest[i == 3 ? 4 : i], input.dim() - 2)) lists[i].emplace_back(item);
   }
   if (flat) {
     if (!input.is_contiguous()) {  // CPU copies it
@@ -109,10 +116,10 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   }
   if (rank < 3 || weight.dim() != rank || !same_float(input, weight)) return false;
   const bool transposed = args[6].toBool();
-  const auto stride = int_list(args[3]), padding = int_list(args[4]), dilation = int_list(args[5]);
-  const auto output_padding = int_list(args[7]);
-  const int64_t groups = args[8].toInt();
   const auto spatial = static_cast<size_t>(rank - 2);
+  const auto stride = for_each_dim(args[3], spatial), padding = for_each_dim(args[4], spatial),
+             dilation = for_each_dim(args[5], spatial), output_padding = for_each_dim(args[7], spatial);
+  const int64_t groups = args[8].toInt();
   if (stride.size() != spatial || padding.size() != spatial || dilation.size() != spatial) return false;
   if (transposed && output_padding.size() != spatial) return false;
   if (groups <= 0 || weight.size(0) % groups != 0) return false;

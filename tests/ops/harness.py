@@ -51,17 +51,10 @@ CPU_IS_WRONG = {
 }
 # Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and nothing else.
 OTHER_STRIDES = {
-    "nn.functional.scaled_dot_product_attention, gradient, packed": "keys' gradient with enable_gqa: packed",
     "nonzero_static, function, packed": "CPU's result is transposed",
     "nonzero_static, function, permuted": "CPU's result is transposed",
-    "nn.functional.conv2d, function, permuted": "without a batch, or padded by one side",
-    "nn.functional.conv2d, gradient, permuted": "without a batch, or padded by one side",
-    "nn.functional.conv3d, function, permuted": "without a batch, or padded by one side",
-    "nn.functional.conv3d, gradient, permuted": "without a batch, or padded by one side",
     "nn.functional.glu, gradient, permuted": "CPU's gradient is packed",
     "nn.functional.group_norm, gradient, permuted": "CPU's gradient keeps channels last",
-    "nn.functional.pad.reflect, function, permuted": "CPU's result keeps channels last",
-    "nn.functional.pad.reflect, gradient, permuted": "CPU's result keeps channels last",
 }
 LAST_SAMPLE = 24  # of an op, from which samples are spread
 CALLS_PER_OVERLOAD = 2  # captured calls of an overload that are replayed in a process

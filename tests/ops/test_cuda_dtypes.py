@@ -121,7 +121,7 @@ def far_from(got, want, values):
             mine, its = (t.to(wide).where(finite, 0).to(t.dtype) for t in (mine, its))
         scale = its.abs().max().item() if values and its.numel() and its.dtype in ROUNDING else 0
         scale = max(scale, 1) if scale and i > 0 else scale  # gradients are sums of what cancels
-        tolerance = {"rtol": ROUNDING[its.dtype], "atol": ROUNDING[its.dtype] * scale} if scale else None
+        tolerance = {"rtol": ROUNDING[its.dtype], "atol": ROUNDING[its.dtype] * scale} if scale else {}
         text = difference(mine, its, f"result {i}", values, tolerance, strides=False)
         if text is not None:
             return text
@@ -141,7 +141,7 @@ def test_compiled_as_recorded(remote, op, dtype):
         compiled = torch.compile(lambda *args, **kwargs: op.op(*args, **kwargs), backend="remote")
         got = with_gradients(compiled, copy_tree(arguments, remote), grad)
         here = tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, recorded)
-        text = difference(got, here, "result", strides=False)
+        text = difference(got, here, "result", tolerance={}, strides=False)
         assert text is None, text
 
 
@@ -173,3 +173,36 @@ def test_nansum_of_complex_numbers(remote):
 def test_counts_of_integers_are_exact(remote):
     values = torch.tensor([0, 3, 4, 7, 8, 11, 12, 12, -1], dtype=torch.int32)
     assert torch.histc(values.to(remote), bins=4, min=0, max=12).tolist() == [1, 2, 2, 3]
+
+
+PRODUCTS = {  # of matrices or batches; the operand that is added comes first
+    "mm": ((3, 4), (4, 5)),
+    "bmm": ((2, 3, 4), (2, 4, 5)),
+    "addmm": ((5,), (3, 4), (4, 5)),
+    "baddbmm": ((2, 1, 5), (2, 3, 4), (2, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_product_in_another_dtype(remote, name, dtype):
+    tensors = [torch.rand(shape).to(dtype) for shape in PRODUCTS[name]]
+    factors = {"beta": 0.5, "alpha": 2.0} if "add" in name else {}
+    here, there = ([t.to(device) for t in tensors] for device in ("cpu", remote))
+    want = getattr(torch, name)(*(t.float() for t in here), **factors)
+    got = getattr(torch, name)(*there, out_dtype=torch.float32, **factors)
+    assert difference(got, want, name, device=remote) is None
+    out = torch.empty_like(got)
+    getattr(torch.ops.aten, name).dtype_out(*there, torch.float32, **factors, out=out)
+    assert difference(out, want, name, device=remote) is None
+    if factors:  # what is added may have either dtype
+        got = getattr(torch, name)(there[0].float(), *there[1:], out_dtype=torch.float32, **factors)
+        assert difference(got, want, name, device=remote) is None
+    with pytest.raises(RuntimeError, match="out_dtype must be"):
+        getattr(torch, name)(*there, out_dtype=torch.float64, **factors)
+
+
+def test_product_in_another_dtype_compiled(remote):
+    a, b = torch.rand(3, 4).half(), torch.rand(4, 5).half()
+    product = torch.compile(lambda a, b: torch.mm(a, b, out_dtype=torch.float32) * 2, backend="remote")
+    assert difference(product(a.to(remote), b.to(remote)), torch.mm(a.float(), b.float()) * 2, "result") is None

@@ -8,8 +8,8 @@
 #include <string_view>
 
 // Ops that this runner computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, and max pooling
-// whose indices nobody reads.
+// seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, matrix products
+// of a dtype that the caller names, and max pooling whose indices nobody reads.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
@@ -29,6 +29,7 @@ Special find_special(std::string_view name);
 Special find_random(std::string_view name);
 Special find_attention(std::string_view name);
 Special find_embedding(std::string_view name);
+Special find_product(std::string_view name);
 Special find_rnn(std::string_view name);
 
 }  // namespace torch_remote::worker::aten
