@@ -34,7 +34,7 @@ int run(const char* name, const ir::Trace& trace) {
   std::printf("%s, %zu ops (us an op)\n  %-13s %6.3f\n", name, trace.records.size(), "import", total / ops);
   for (const Pass& pass : pipeline()) {
     ir::Graph work;
-    const double us = best_us(20, [&] { work = graph; }, [&] { good &= pass.run(work).ok(); });
+    const double us = best_us(20, [&] { work = graph; }, [&] { good &= pass.run(work, {}).ok(); });
     graph = std::move(work);
     total += us;
     std::printf("  %-13s %6.3f\n", pass.name.data(), us / ops);

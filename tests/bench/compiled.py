@@ -15,14 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._inductor.config
 import zoo
 from torch._dynamo.utils import counters
 
 import torch_remote  # noqa: F401
 import torch_remote.compile.compiler as compiler
 
-REMOTE, CPU = torch.device("remote"), torch.device("cpu")
+REMOTE = torch.device("remote")
 MODELS = ["llama", "gpt2", "bert", "vit", "resnet", "unet"]
 SIZES = [(2 + i % 5 + i // 5, 8 + i) for i in range(10)]  # ten, all different
 
@@ -70,21 +69,6 @@ def step_of(model: zoo.Model, net: torch.nn.Module, run: Any, optimizer: torch.o
     return step
 
 
-def first_step(name: str, device: torch.device, backend: str) -> float:
-    """Seconds of the first compiled step, with its compilation."""
-    torch._dynamo.reset()
-    model = zoo.MODELS[name]
-    torch.manual_seed(0)
-    net = model.make().to(device)
-    step = step_of(
-        model, net, torch.compile(net, backend=backend, dynamic=True), torch.optim.SGD(net.parameters(), 0.01)
-    )
-    batch = {key: value.to(device) for key, value in model.batch(4, 16).items()}
-    begin = time.perf_counter()
-    step(batch).item()
-    return time.perf_counter() - begin
-
-
 def measure(name: str, rounds: int) -> str:
     torch._dynamo.reset()
     counters.clear()
@@ -98,9 +82,7 @@ def measure(name: str, rounds: int) -> str:
     with Spent() as spent:
         run = torch.compile(net, backend="remote", dynamic=True)
         compiled = step_of(model, net, run, torch.optim.SGD(net.parameters(), 0.0))
-        begin = time.perf_counter()
         compiled(batches[0]).item()
-        whole = time.perf_counter() - begin
     compiled(batches[1]).item()
     before = torch.remote.stats()["programs_built"]
     for batch in batches[2:]:
@@ -123,7 +105,7 @@ def measure(name: str, rounds: int) -> str:
     call = statistics.median(spent.calls) * 1e6
     return (
         f"| {name} | {breaks} | {built} | {call:.0f} µs | {spent.compile * 1e3:.0f} ms "
-        f"({spent.compile / spent.nodes * 1e6:.1f} µs a node) | {whole:.1f} s | {{inductor}} "
+        f"({spent.compile / spent.nodes * 1e6:.1f} µs a node) "
         f"| {with_graphs * 1e3:.2f} ms | {without * 1e3:.2f} ms | {with_graphs / without:.2f} |"
     )
 
@@ -197,7 +179,6 @@ def main() -> int:
     parser.add_argument("models", nargs="*", default=MODELS, help=f"of {', '.join(zoo.MODELS)}")
     parser.add_argument("--rounds", type=int, default=11, help="pairs of step times")
     parser.add_argument("--modes", action="store_true", help="instead: what torch.compile's modes give")
-    parser.add_argument("--inductor", action="store_true", help="also the first step with Inductor on the CPU (slow)")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.modes:
@@ -208,16 +189,11 @@ def main() -> int:
         return 0
     print(
         "| model | graph breaks | programs built at sizes 3 to 10 | our share of a call | our compilation "
-        "| first step | first step, Inductor on CPU | compiled step | recorded step | ratio |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "| compiled step | recorded step | ratio |\n"
+        "|---|---:|---:|---:|---:|---:|---:|---:|"
     )
     for name in args.models:
-        line = measure(name, args.rounds)
-        inductor = ""
-        if args.inductor:
-            with torch._inductor.config.patch(force_disable_caches=True):  # as at the first time
-                inductor = f"{first_step(name, CPU, 'inductor'):.1f} s"
-        print(line.format(inductor=inductor), flush=True)
+        print(measure(name, args.rounds), flush=True)
     return 0
 
 

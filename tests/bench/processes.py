@@ -44,6 +44,32 @@ print((a @ b).sum().item())
     return time.perf_counter() - begin
 
 
+def first_step(device: str) -> float:
+    """Seconds of a process's first training step: a CNN with Adam, from when it is on the device to its loss."""
+    package = "import torch_remote" if device == "remote" else ""
+    done = python(
+        f"""
+import time, torch
+{package}
+from torch import nn
+net = nn.Sequential(
+    nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
+    nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 7 * 7, 10)).to({device!r})
+x, y = torch.randn(32, 1, 28, 28).to({device!r}), torch.zeros(32, dtype=torch.long).to({device!r})
+if {device!r} == "remote":
+    torch.remote.synchronize()
+begin = time.perf_counter()
+optimizer = torch.optim.Adam(net.parameters())
+loss = nn.functional.cross_entropy(net(x), y)
+loss.backward()
+optimizer.step()
+loss.item()
+print(time.perf_counter() - begin)
+"""
+    )
+    return float(done.stdout)
+
+
 @dataclass(frozen=True)
 class CachedStep:
     """Of one step: what its flushes took on the client, and how many bytes their messages had."""

@@ -129,6 +129,59 @@ def record_cost(rounds: int) -> list[Row]:
     return rows
 
 
+GRADIENT: dict[str, Callable[[dict[str, torch.Tensor]], torch.Tensor]] = {
+    "a + b": lambda t: t["a"] + t["b"],
+    "a @ b": lambda t: t["a"] @ t["b"],
+    "relu": lambda t: torch.relu(t["a"]),
+    "linear": lambda t: F.linear(t["a"], t["b"], t["w"]),
+    "layer_norm": lambda t: F.layer_norm(t["a"], (16,), t["w"], t["w"]),
+}
+
+
+def record_cost_of_users(rounds: int) -> list[Row]:
+    """As above, but as programs call ops: with autograd, results kept, and long enough that the worker is at work
+    meanwhile and slows the recording down."""
+    host = {"a": torch.randn(16, 16), "b": torch.randn(16, 16), "w": torch.randn(16)}
+    sides = {device: {k: v.to(device).requires_grad_(k != "b") for k, v in host.items()} for device in (CPU, REMOTE)}
+
+    def per_call(function: Callable[..., torch.Tensor], device: torch.device, calls: int, graph: bool) -> float:
+        torch.remote.synchronize()
+        kept = []
+        with torch.set_grad_enabled(graph):
+            begin = time.perf_counter()
+            for _ in range(calls):
+                kept.append(function(sides[device]))
+            return (time.perf_counter() - begin) / calls
+
+    rows = []
+    cases = [(f"`{name}` 16x16 with autograd, results kept", f, 300, True) for name, f in GRADIENT.items()]
+    cases += [(f"`{name}` 16x16, results kept", GRADIENT[name], 300, False) for name in ("a + b", "a @ b")]
+    for name, function, calls, graph in cases:
+        for device in (REMOTE, CPU):
+            per_call(function, device, calls, graph)
+        cpu, remote = alternate(
+            rounds, *[lambda d=d, f=function, c=calls, g=graph: per_call(f, d, c, g) for d in (CPU, REMOTE)]
+        )
+        what = (name, f"{cpu * 1e6:.2f} µs", f"{remote * 1e6:.2f} µs")
+        rows.append(row("record-kept", *what, remote / cpu, ("≤", 1)))
+
+    def long(device: torch.device) -> float:
+        x = sides[device]["a"].detach()
+        torch.remote.synchronize()
+        begin = time.perf_counter()
+        for _ in range(25_000):
+            x = (x @ sides[device]["b"] * 0.5).relu() + 1
+        passed = time.perf_counter() - begin  # x is read below, so that all of it is computed
+        x.sum().item()
+        return passed / 100_000
+
+    with torch.no_grad():
+        long(REMOTE), long(CPU)
+        cpu, remote = alternate(max(1, rounds // 3), lambda: long(CPU), lambda: long(REMOTE))
+    what = ("one of 100,000 ops in a chain, the worker at work", f"{cpu * 1e6:.2f} µs", f"{remote * 1e6:.2f} µs")
+    return [*rows, row("record-kept", *what, remote / cpu, ("≤", 1))]
+
+
 HOT = ("add", "add_", "mul by a number", "mm", "addmm", "relu", "sum", "softmax", "view", "t")
 
 
@@ -380,13 +433,71 @@ def cached_step(rounds: int) -> list[Row]:
     ]
 
 
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def builds(rounds: int) -> list[Row]:
+    """What a program costs that is not known yet, on the thread that builds: passes and encoding, by the profile."""
+    torch.manual_seed(0)
+    weights = [torch.randn(16, 16, device=REMOTE) for _ in range(8)]
+    ops = [torch.relu, torch.tanh, lambda x: x * 0.5, lambda x: x @ weights[0], lambda x: x + weights[1], torch.neg]
+    costs = []
+    for _ in range(max(rounds, 3)):
+        x = weights[2]
+        with torch.remote.profile() as profile, torch.no_grad():
+            for choice in torch.randint(0, len(ops), (600,)).tolist():
+                x = ops[choice](x)
+            x.sum().item()
+        ops_of = {run.program: run.ops for worker in profile.recording.workers for run in worker.runs.values()}
+        for e in profile.recording.client:
+            if e.kind == "build" and ops_of.get(e.program, 0) >= 64:
+                costs.append((e.end - e.begin) / 1e3 / ops_of[e.program])
+    cost = statistics.median(costs)
+    return [
+        row("builds", "program that is new: passes and encoding, an op", "", f"{cost:.2f} µs", cost, ("≤", 10), " µs")
+    ]
+
+
+def generation(rounds: int) -> list[Row]:
+    """GPT-2 with a cache that grows: programs built after the second token."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=64, vocab_size=200, n_positions=128, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).eval().to(REMOTE)
+    tokens = torch.randint(0, 200, (1, 7)).to(REMOTE)
+    built = []
+    with torch.no_grad():
+        out = model(tokens, use_cache=True)
+        for _ in range(40):
+            token = out.logits[:, -1:].argmax(-1)
+            token.item()  # as generate() does, to see whether this is the end
+            built.append(torch.remote.stats()["programs_built"])
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+    late = built[-1] - built[2]  # the prompt gives the first one
+    return [row("generation", "GPT-2, 40 tokens: programs built after the second step", "", f"{late}", late, ("≤", 0))]
+
+
+def first_step(rounds: int) -> list[Row]:
+    """First training step of a process, without anything that an earlier one could have left."""
+    rounds = max(1, rounds // 4)
+    cpu, remote = alternate(rounds, lambda: processes.first_step("cpu"), lambda: processes.first_step("remote"))
+    what = ("CNN: first training step of a process", f"{cpu:.2f} s", f"{remote:.2f} s")
+    return [row("first-step", *what, remote / cpu, ("≤", 1.5))]
+
+
 GROUPS: dict[str, Callable[[int], list[Row]]] = {
     "record": record_cost,
+    "record-kept": record_cost_of_users,
     "record-cpp": record_cost_in_cpp,
     "loop": tiny_ops,
     "training": training,
     "copies": copies,
     "flush": cached_step,
+    "builds": builds,
+    "generation": generation,
+    "first-step": first_step,
     "start-up": start_up,
 }
 

@@ -1,10 +1,14 @@
 """Every benchmark runs and gives numbers. No target is checked: the machine that runs tests is shared."""
 
+import importlib
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import run
 import steps
+import tables
 import waits
 import zoo_speed
 
@@ -24,6 +28,23 @@ def test_zoo_speed(remote, capsys):
     zoo_speed.zoo(["gpt2"], 1, compiled=False)
     zoo_speed.single_ops(["GRU"], 1)
     assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) >= 3
+
+
+def test_tables_of_the_page(monkeypatch, capsys):
+    """Each names a program that takes its options, and is replaced alone."""
+    page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
+    known = tables.tables(page)
+    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled"}
+    assert page.count("<!-- table ") == page.count("<!-- end -->") == len(known)
+    for table in known:
+        monkeypatch.setattr(sys, "argv", [table.program, *table.options, "--help"])
+        with pytest.raises(SystemExit) as left:
+            importlib.import_module(table.program).main()
+        assert left.value.code == 0
+    changed = tables.replaced(page, "steps", "\n| new |\n\n")
+    assert changed.count("| new |") == 1
+    assert tables.tables(changed) == known
+    assert tables.replaced(changed, "steps", tables._TABLE.search(page, page.index("<!-- table steps"))["body"]) == page
 
 
 def test_steps(remote, capsys):

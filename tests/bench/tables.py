@@ -1,0 +1,85 @@
+"""Writes the tables of docs/benchmarks.md anew. Two comments around each name the benchmark that prints it.
+
+bazel run //tests/bench:tables                     all, an hour and more; on a machine that does nothing else
+bazel run //tests/bench:tables -- --only steps run
+bazel run //tests/bench:tables -- --list           what there is
+
+    <!-- table steps: ./bazelw run //tests/bench:steps -->
+    (the table, with the date and the machine above it)
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TABLE = re.compile(
+    r"(?P<begin><!-- table (?P<name>[\w-]+): \./bazelw run //tests/bench:(?P<program>\w+)"
+    r"(?: -- (?P<options>[^>]*?))? -->\n)(?P<body>.*?)(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    program: str  # a file beside this one
+    options: list[str]
+
+
+def tables(page: str) -> list[Table]:
+    return [Table(m["name"], m["program"], (m["options"] or "").split()) for m in _TABLE.finditer(page)]
+
+
+def processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else os.uname().machine
+
+
+def measure(table: Table) -> str:
+    """What the benchmark prints: from its first row on, or all of it."""
+    command = [sys.executable, str(Path(__file__).parent / f"{table.program}.py"), *table.options]
+    print(f"{table.name}: {table.program} {' '.join(table.options)}", flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|") or not line]
+    when = f"{datetime.date.today().isoformat()}, {len(os.sched_getaffinity(0))} cores, {processor()}"
+    load = os.getloadavg()[1]
+    return f"\n{when}; load of the last five minutes {load:.1f}.\n\n" + "\n".join(lines).strip("\n") + "\n\n"
+
+
+def replaced(page: str, name: str, body: str) -> str:
+    return _TABLE.sub(lambda m: m["begin"] + body + m["end"] if m["name"] == name else m[0], page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="names of tables")
+    parser.add_argument("--list", action="store_true", help="what there is, and stop")
+    args = parser.parse_args()
+    path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "docs" / "benchmarks.md"
+    known = tables(path.read_text(encoding="utf-8"))
+    if args.list:
+        for table in known:
+            print(f"{table.name}: //tests/bench:{table.program} {' '.join(table.options)}")
+        return 0
+    if unknown := set(args.only or ()) - {table.name for table in known}:
+        parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(table.name for table in known)}")
+    for table in known:
+        if args.only and table.name not in args.only:
+            continue
+        body = measure(table)
+        page = path.read_text(encoding="utf-8")  # again: somebody may have written meanwhile
+        path.write_text(replaced(page, table.name, body), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
