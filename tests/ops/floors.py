@@ -121,7 +121,6 @@ def why_overload(name: str, table: dict[str, Any], compared: set[str]) -> str:
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    torch.set_num_threads(1)
     table = load_table()
     ops: dict[str, dict[str, int]] = {}
     not_compared: dict[str, dict[str, str]] = {}

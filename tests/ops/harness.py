@@ -29,6 +29,9 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+# Samples are small: threads that spin beside the other shards' cost a third of the time. (The worker's are its own.)
+torch.set_num_threads(1)
+
 FOREACH = (
     *foreach_unary_op_db,
     *foreach_binary_op_db,

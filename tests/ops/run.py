@@ -33,7 +33,6 @@ def worker(
     """Checks one op after the other and sends what came out; a crash ends this process alone."""
     if device != "cpu":
         import torch_remote  # noqa: F401
-    torch.set_num_threads(1)
     kind, where = getattr(torch, dtype), torch.device(device)
     overloads = load_table() if what == "table" else {}
     ops = {op_name(op): op for op in ops_for(kind)}
