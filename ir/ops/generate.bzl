@@ -9,9 +9,10 @@ def op_table_files(name, outputs):
       name: of the rule.
       outputs: form ("header", "source", "json", "docs", "composed", "kernel_dtypes") to file name.
     """
+    matrix = ["//tests/ops:matrix.json"] if "docs" in outputs else []
     native.genrule(
         name = name,
-        srcs = [
+        srcs = matrix + [
             "//ir:composed_ops.h",
             "//ir:op_table.h",
             "//ir:scalar_tree.h",
@@ -25,6 +26,7 @@ def op_table_files(name, outputs):
             ["$(execpath //ir/ops:generate) --torch_version " + TORCH_VERSION] +
             ["--table_header $(execpath //ir:op_table.h) --conventions $(execpath //ir/ops:conventions.toml)"] +
             ["--%s $(execpath %s)" % (form, file) for form, file in outputs.items()] +
+            ["--matrix $(execpath %s)" % file for file in matrix] +
             ["$(execpaths //ir/ops:tables)"],
         ),
         tools = ["//ir/ops:generate"],

@@ -3,16 +3,18 @@ writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--kernel_dtypes OUT] ir/ops/pointwise.toml ...
+        [--kernel_dtypes OUT] [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tomllib
 from pathlib import Path
 
+import op_dtypes
 import op_emit
 import op_lists
 from op_entries import TableError, load_table, read_vocabulary
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--torch_version", help="fail if another torch is installed")
     for output in ("header", "source", "json", "docs", "composed", "kernel_dtypes"):
         parser.add_argument(f"--{output}")
+    parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
     parser.add_argument("tables", nargs="+", help="the *.toml files")
     options = parser.parse_args()
     if options.torch_version and options.torch_version.partition("+")[0] != torch_version():
@@ -49,7 +52,10 @@ def main() -> int:
             "json": lambda: op_emit.json_list(ops),
             "composed": lambda: op_lists.composed(folder / "composed.toml", options.table_header, ops, overloads),
             "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
-            "docs": lambda: op_emit.docs(ops, vocabulary, functions, torch_version()),
+            "docs": lambda: (
+                op_emit.docs(ops, vocabulary, functions, torch_version())
+                + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))
+            ),
         }
         for output, make in outputs.items():
             if path := getattr(options, output):

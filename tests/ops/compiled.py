@@ -239,17 +239,17 @@ def check_case(
                 if same or (refused is not None and type(refused) is type(error)):
                     watch.torchs.append(f"{where}: {text}")
                     return outcome
-                return "fail", f"{where}: {text}"
+                return "different", f"{where}: {text}"
             if watch.narrowed:
-                return "fail", f"{where}: the backend narrowed sizes: {watch.narrowed}"
+                return "different", f"{where}: the backend narrowed sizes: {watch.narrowed}"
             if again and watch.graphs != graphs:
-                return "fail", f"{where}: compiled again"
+                return "different", f"{where}: compiled again"
             same_graph = fullgraph and count > 1 and not again and watch.graphs == graphs
             if same_graph and after["programs_built"] != before["programs_built"]:
-                return "fail", f"{where}: built a program for other sizes"
+                return "different", f"{where}: built a program for other sizes"
             if after["client_fallbacks"] != before["client_fallbacks"]:
                 outcome = "fallback", f"{where}: ran on the client"
-            outcome = outcome or ("pass", "")
+            outcome = outcome or ("equal", "")
     return outcome
 
 

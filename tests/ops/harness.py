@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 # Samples are small: threads that spin beside the other shards' cost a third of the time. (The worker's are its own.)
+# And sums run in the order in which the worker does them: results are compared bit for bit.
 torch.set_num_threads(1)
 
 FOREACH = (
@@ -52,13 +53,16 @@ CPU_IS_WRONG = {
     "_native_batch_norm_legit": (("out",), "out= is written as if it were packed"),
     "native_batch_norm": (("out",), "out= is written as if it were packed"),
 }
-# Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and nothing else.
+# Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and sums run in
+# another order.
 OTHER_STRIDES = {
-    "nonzero_static, function, packed": "CPU's result is transposed",
-    "nonzero_static, function, permuted": "CPU's result is transposed",
+    "nonzero_static, function, packed": "CPU's result is packed, torch's shape function says transposed",
+    "nonzero_static, function, permuted": "CPU's result is packed, torch's shape function says transposed",
     "nn.functional.glu, gradient, permuted": "CPU's gradient is packed",
-    "nn.functional.group_norm, gradient, permuted": "CPU's gradient keeps channels last",
+    "nn.functional.group_norm, gradient, permuted": "torch's formula packs its operands where the device is not CPU",
 }
+EXACT = {"rtol": 0.0, "atol": 0.0}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LAST_SAMPLE = 24  # of an op, from which samples are spread
 CALLS_PER_OVERLOAD = 2  # captured calls of an overload that are replayed in a process
 
@@ -121,8 +125,8 @@ def difference(
     strides: bool = True,
     device: torch.device | None = None,
 ) -> str | None:
-    """What differs between two results, in words; dtypes count. `strides`: they count, too. `device`: where the tensors
-    must be that are on CPU in `want`."""
+    """What differs between two results, in words; dtypes count. `tolerance`: of values; without one they are compared
+    bit for bit. `strides`: they count, too. `device`: where the tensors must be that are on CPU in `want`."""
     got_leaves, got_shape = tree_flatten(got)
     want_leaves, want_shape = tree_flatten(want)
     if got_shape != want_shape:
@@ -143,13 +147,26 @@ def difference(
             return f"{what} {i}: strides {g.stride()}, on CPU {w.stride()} (sizes {tuple(w.shape)})"
         if values and not w.is_meta:
             mine, its = g.detach().cpu().resolve_conj().resolve_neg(), w.detach().resolve_conj().resolve_neg()
-            if its.dtype != torch.complex32 and torch.equal(mine, its):
+            if same_bits(mine, its):
                 continue
             try:
-                torch.testing.assert_close(mine, its, equal_nan=True, **(tolerance or {}))
+                torch.testing.assert_close(mine, its, equal_nan=True, **(EXACT if tolerance is None else tolerance))
             except AssertionError as error:
                 return f"{what} {i}: {' '.join(str(error).split())[:300]}"
+            if tolerance is None:
+                return f"{what} {i}: zeros of another sign"
     return None
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit; any NaN is as good as another one."""
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a), torch.view_as_real(b))
+    if not a.is_floating_point() or a.element_size() not in BITS:
+        return torch.equal(a, b)
+    bits = BITS[a.element_size()]
+    same = a.view(bits) == b.view(bits)
+    return bool(same.all()) or bool((same | (a.isnan() & b.isnan())).all())
 
 
 def sharing(tree: Any) -> list[tuple[int, int]]:
@@ -174,9 +191,13 @@ def describe(x: Any) -> str:
     return f"{str(x.dtype)[6:]}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
 
 
+RANKS = ("equal", "fallback", "refused", "different")
+FAILED = RANKS[2:]
+
+
 @dataclass
 class Report:
-    """Outcomes by op. The worst one counts: fail, fallback (client), pass."""
+    """Outcomes by op. The worst one counts: different from CPU, refused by the device, run on the client, equal."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
     messages: dict[str, str] = field(default_factory=dict)
@@ -185,14 +206,14 @@ class Report:
     excused: Counter = field(default_factory=Counter)  # keys of OTHER_STRIDES that were needed
 
     def add(self, name: str, outcome: str, message: str = "") -> None:
-        ranks = ("pass", "fallback", "fail")
-        if ranks.index(outcome) > ranks.index(self.outcomes.get(name, "pass")) or name not in self.outcomes:
+        if name not in self.outcomes or RANKS.index(outcome) > RANKS.index(self.outcomes[name]):
             self.outcomes[name] = outcome
             if message:
                 self.messages[name] = message
 
-    def counts(self) -> Counter:
-        return Counter(self.outcomes.values())
+    def failures(self) -> list[str]:
+        """What is not as on CPU, in words."""
+        return [f"{name}: {self.messages[name]}" for name, outcome in self.outcomes.items() if outcome in FAILED]
 
 
 def attempt(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -249,7 +270,6 @@ def is_random(op: OpInfo, arguments: Any) -> bool:
     """Whether the op's result depends on the seed: it draws numbers, and two seeds differ (also where the OpInfo sets
     one itself)."""
     results = []
-    exact = {"rtol": 0.0, "atol": 0.0}
     with (
         mock.patch.object(torch, "manual_seed"),
         mock.patch.object(torch.testing._utils, "freeze_rng_state", nullcontext),
@@ -262,7 +282,7 @@ def is_random(op: OpInfo, arguments: Any) -> bool:
             if error is not None or (seed == 0 and torch.equal(before, torch.default_generator.get_state())):
                 return False
             results.append(result)
-    return any(difference(result, results[0], "", tolerance=exact) is not None for result in results[1:])
+    return any(difference(result, results[0], "", tolerance=EXACT) is not None for result in results[1:])
 
 
 def permuted(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,6 +304,8 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
     """Another value for each element; in memory like the tensor."""
     values = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+    if tensor.is_complex():
+        values = torch.complex(values, 1.75 - values)
     return torch.empty_like(tensor).copy_(values.to(tensor.dtype))
 
 
@@ -295,7 +317,8 @@ def check_sample(
     values: bool,
     strides: bool = True,
 ) -> tuple[str, str] | None:
-    """(outcome, message) of one sample of one form; None if CPU refuses it, too."""
+    """(outcome, message) of one sample of one form; None if CPU refuses it, too. Without `strides`, values may be
+    rounded otherwise: sums run in another order there."""
     arguments = ((sample.input, *sample.args), dict(sample.kwargs))
     here = copy_tree(arguments, "cpu")
     want, refused = attempt(lambda: call(*here[0], **here[1]))
@@ -310,20 +333,22 @@ def check_sample(
         return result
 
     got, error = attempt(run_there)
+    if error is not None:
+        attempt(lambda: synchronize(device))  # what the call recorded before it raised
     if refused is not None:
-        return None if error is not None else ("fail", f"{form}: CPU raises {refused!r}, the device nothing")
+        return None if error is not None else ("different", f"{form}: CPU raises {refused!r}, the device nothing")
     if error is not None and "does not match device type of out parameter" in str(error):
         return None  # a factory with out= wants device=, on every device but CPU
     if error is not None:
-        return "fail", f"{form}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return "refused", f"{form}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     text = (
-        difference(got, want, form, values, strides=strides, device=device)
+        difference(got, want, form, values, None if strides else {}, strides, device)
         or difference(there, here, f"{form}, inputs after it", values, device=device)
         or difference_in_sharing((got, there), (want, here), form)
     )
     if text is not None:
-        return "fail", text
-    return ("fallback", f"{form}: ran on the client") if fallbacks(device) != before else ("pass", "")
+        return "different", text
+    return ("fallback", f"{form}: ran on the client") if fallbacks(device) != before else ("equal", "")
 
 
 def seed_all() -> None:
@@ -358,9 +383,7 @@ def check_op(
 ) -> None:
     """Every form of an op with some of its samples (chosen()), in one of LAYOUTS."""
     name = op_name(op)
-    with_grad = (
-        grad and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
-    )
+    with_grad = grad and has_gradient(op, dtype)
     if name in NOT_OFFERED:
         report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
         return
@@ -385,7 +408,7 @@ def check_op(
             except NotTransferableError as reason:
                 report.skipped[f"{name}: {reason}"] += 1
                 continue
-            if outcome is not None and outcome[0] == "fail" and "strides" in outcome[1]:
+            if outcome is not None and outcome[0] == "different" and "strides" in outcome[1]:
                 excuse = f"{name}, {form}, {layout}"
                 if excuse in OTHER_STRIDES:
                     report.excused[excuse] += 1
@@ -398,6 +421,11 @@ def check_op(
                 report.compared[name] += 1
             else:
                 report.skipped[f"{name}: values not compared"] += 1
+
+
+def has_gradient(op: OpInfo, dtype: torch.dtype) -> bool:
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    return op.supports_autograd and differentiable and dtype in op.supported_backward_dtypes("cpu")
 
 
 def sections_on_cpu(name: str, sample: Any) -> bool:
@@ -422,26 +450,37 @@ def load_table() -> dict[str, dict[str, Any]]:
         return {op["name"]: op for op in json.load(file) if op["name"].startswith("aten::")}
 
 
-class Capture(TorchDispatchMode):
-    """Keeps the first calls of each overload of the table, with copies of their arguments from before the call."""
+def cell(name: str, args: Any, kwargs: Any, otherwise: torch.dtype) -> str:
+    """An overload and the dtype of a call: that of its first tensor, or the one that it is given."""
+    leaves = tree_flatten((args, kwargs))[0]
+    dtypes = [x.dtype for x in leaves if isinstance(x, torch.Tensor)]
+    dtypes += [x for x in leaves if isinstance(x, torch.dtype)]
+    return f"{name} {str(dtypes[0] if dtypes else otherwise).removeprefix('torch.')}"
 
-    def __init__(self, table: dict[str, dict[str, Any]], limit: int = CALLS_PER_OVERLOAD) -> None:
+
+class Capture(TorchDispatchMode):
+    """Keeps the first calls of each overload of ATen in each dtype, with copies of their arguments from before the
+    call: cell(), name, arguments."""
+
+    def __init__(self, dtype: torch.dtype, limit: int = CALLS_PER_OVERLOAD) -> None:
         super().__init__()
-        self.table, self.limit = table, limit
+        self.dtype, self.limit = dtype, limit
         self.seen: Counter[str] = Counter()
-        self.calls: list[tuple[str, tuple, dict]] = []
+        self.calls: list[tuple[str, str, tuple, dict]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = function.name()
-        if name in self.table and self.seen[name] < self.limit:
+        key = cell(name, args, kwargs, self.dtype)
+        if name.startswith("aten::") and self.seen[key] < self.limit:
             try:
                 copy = copy_tree((args, kwargs), "cpu")
             except NotTransferableError:
                 pass
             else:
-                self.seen[name] += 1
-                self.calls.append((name, *tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, copy)))
+                self.seen[key] += 1
+                copy = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, copy)
+                self.calls.append((key, name, *copy))
         return function(*args, **kwargs)
 
 
@@ -479,9 +518,9 @@ def sibling_call(op: dict[str, Any], args: tuple, kwargs: dict) -> tuple[tuple, 
 
 
 @torch.no_grad()
-def check_call(name: str, args: tuple, kwargs: dict, device: torch.device, report: Report) -> None:
+def check_call(key: str, args: tuple, kwargs: dict, device: torch.device, report: Report) -> None:
     """Replays one call of an overload on CPU and device; results and all arguments, changed or not, must agree."""
-    function = overload(name)
+    function = overload(key.split()[0])
     draws = torch.Tag.nondeterministic_seeded in function.tags
     values = not draws and not function.__name__.startswith(UNINITIALISED)
     here = copy_tree((args, kwargs), "cpu")
@@ -498,7 +537,7 @@ def check_call(name: str, args: tuple, kwargs: dict, device: torch.device, repor
 
     got, error = attempt(run_there)
     if error is not None:
-        report.add(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        report.add(key, "refused", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         return
     text = (
         difference(got, want, "result", values, device=device)
@@ -507,13 +546,13 @@ def check_call(name: str, args: tuple, kwargs: dict, device: torch.device, repor
     )
     shown = describe_call(args, kwargs)
     if text is not None:
-        report.add(name, "fail", f"{text}; called with {shown}")
+        report.add(key, "different", f"{text}; called with {shown}")
         return
-    report.compared[name] += values
+    report.compared[key] += values
     if fallbacks(device) != before:
-        report.add(name, "fallback", "ran on the client")
+        report.add(key, "fallback", "ran on the client")
     else:
-        report.add(name, "pass")
+        report.add(key, "equal")
 
 
 def describe_call(args: tuple, kwargs: dict) -> str:
@@ -523,13 +562,14 @@ def describe_call(args: tuple, kwargs: dict) -> str:
 
 def check_table(
     ops: list[OpInfo], dtype: torch.dtype, device: torch.device, samples: int, table: dict, report: Report
-) -> Counter[str]:
-    """Captures the aten calls that the ops' samples make on CPU and replays them; how often each overload was tried."""
-    capture = Capture(table)
+) -> None:
+    """Captures the calls of ATen that the ops' samples make on CPU and replays them, and those of their in-place and
+    out siblings in the op table; the report is by cell()."""
+    capture = Capture(dtype)
     related = siblings(table)
     tried: Counter[str] = Counter()
     for op in ops:
-        grad = op.supports_autograd and dtype.is_floating_point
+        grad = has_gradient(op, dtype)
         found, error = attempt(lambda op=op, grad=grad: chosen(op, dtype, grad, samples, 0))
         if error is not None:
             report.skipped[f"{op_name(op)}: no samples ({type(error).__name__})"] += 1
@@ -540,17 +580,16 @@ def check_table(
             for _, call in variants(op, grad):
                 with capture:
                     attempt(lambda c=call, s=sample: c(s.input, *s.args, **s.kwargs))
-        for name, args, kwargs in capture.calls:
-            tried[name] += 1
-            check_call(name, args, kwargs, device, report)
+        for key, name, args, kwargs in capture.calls:
+            check_call(key, args, kwargs, device, report)
             for sibling in related.get(name, ()):
-                if tried[sibling] < CALLS_PER_OVERLOAD and capture.seen[sibling] < CALLS_PER_OVERLOAD:
+                beside = cell(sibling, args, kwargs, dtype)
+                if tried[beside] < CALLS_PER_OVERLOAD and capture.seen[beside] < CALLS_PER_OVERLOAD:
                     arguments = sibling_call(table[sibling], args, kwargs)
                     if arguments is not None:
-                        tried[sibling] += 1
-                        check_call(sibling, *arguments, device, report)
+                        tried[beside] += 1
+                        check_call(beside, *arguments, device, report)
         capture.calls.clear()
-    return tried
 
 
 def op_name(op: OpInfo) -> str:

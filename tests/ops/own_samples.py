@@ -26,6 +26,12 @@ def attention(make: Make) -> Iterator[SampleInput]:
     yield call((2, 4, 5, 8), (2, 4, 7, 8), value=3)
     yield call((2, 8, 5, 8), (2, 2, 7, 8), enable_gqa=True)
     yield call((2, 8, 6, 8), (2, 4, 6, 8), enable_gqa=True, is_causal=True)
+    yield call((2, 8, 5, 8), (2, 2, 7, 8), enable_gqa=True, attn_mask=some_mask((5, 7)), scale=0.7)
+    yield call((2, 8, 5, 8), (2, 2, 7, 8), value=3, enable_gqa=True)
+    yield call((2, 8, 5, 8), (2, 1, 7, 8), enable_gqa=True, attn_mask=make((1, 8, 5, 7)).detach())
+    yield call((2, 4, 5, 8), (2, 4, 7, 8), is_causal=True, scale=0.5)
+    yield call((2, 4, 7, 8), (2, 4, 5, 8), is_causal=True)
+    yield call((2, 4, 5, 8), (2, 4, 7, 8), attn_mask=some_mask((5, 7)).index_fill(0, torch.tensor([2]), False))
     yield call((3, 5, 8), (3, 7, 8))
     yield call((5, 8), (7, 8))
     for shape in ((5, 7), (2, 1, 5, 7), (1, 4, 5, 7), (2, 4, 1, 7), (2, 4, 5, 7)):
@@ -48,6 +54,8 @@ def convolution(make: Make, dims: int) -> Iterator[SampleInput]:
         (4, 4, 1, {"padding": tuple(range(dims)), "stride": tuple(range(1, dims + 1))}),
         (4, 6, 1, {"padding": "same", "dilation": 2}),
         (4, 6, 1, {"padding": "valid"}),
+        (6, 4, 2, {"padding": 2, "stride": 2, "dilation": 2}),
+        (4, 4, 4, {"padding": "same"}),
     ]
     for (channels, filters, groups, options), bias, batch in product(sizes, (True, False), (True, False)):
         shape = ((2, channels) if batch else (channels,)) + size
@@ -63,6 +71,7 @@ def transposed_convolution(make: Make, dims: int) -> Iterator[SampleInput]:
             {"stride": 2, "output_padding": 1},
             {"padding": 1, "groups": 2},
             {"dilation": 2, "stride": 3, "output_padding": 2},
+            {"dilation": 2, "stride": 2, "padding": 1, "output_padding": 1, "groups": 4},
         ),
         (True, False),
         (True, False),
@@ -70,7 +79,7 @@ def transposed_convolution(make: Make, dims: int) -> Iterator[SampleInput]:
         shape = ((2, 4) if batch else (4,)) + size
         groups = options.get("groups", 1)
         weight = make((4, 6 // groups, *((3,) * dims)))
-        yield SampleInput(make(shape), weight, make((6,)) if bias else None, **options)
+        yield SampleInput(make(shape), weight, make((6 // groups * groups,)) if bias else None, **options)
 
 
 def embedding(make: Make) -> Iterator[SampleInput]:
@@ -85,6 +94,8 @@ def embedding(make: Make) -> Iterator[SampleInput]:
         yield SampleInput(make((7, 5)), indices, **options)
     for options in ({"max_norm": 1.0}, {"max_norm": 0.5, "norm_type": 1.0, "padding_idx": 3}):
         yield SampleInput(make((7, 5)).detach(), indices, **options)
+        yield SampleInput(make((7, 5)), indices, scale_grad_by_freq=True, **options)
+    yield SampleInput(make((7, 5)), indices.int())
     yield SampleInput(make((7, 5)), torch.tensor(2))
     yield SampleInput(make((7, 5)), indices[:, :0])
 
@@ -101,7 +112,16 @@ def embedding_bag(make: Make) -> Iterator[SampleInput]:
         if mode != "max":
             yield SampleInput(make((7, 5)), flat, offsets=offsets, mode=mode, scale_grad_by_freq=True)
         yield SampleInput(make((7, 5)).detach(), flat, offsets=offsets, mode=mode, max_norm=0.5)
+        yield SampleInput(make((7, 5)), flat.int(), offsets=offsets.int(), mode=mode, max_norm=0.7, norm_type=1.0)
+        yield SampleInput(
+            make((7, 5)), flat, offsets=torch.tensor([0, 0, 4, 6]), mode=mode, padding_idx=0, include_last_offset=True
+        )
     yield SampleInput(make((7, 5)), flat, offsets=offsets, mode="sum", per_sample_weights=make((6,)))
+    yield SampleInput(make((7, 5)), square, mode="sum", per_sample_weights=make((2, 3)), padding_idx=6)
+    last = torch.tensor([0, 3, 6])
+    yield SampleInput(
+        make((7, 5)), flat, offsets=last, mode="sum", per_sample_weights=make((6,)), include_last_offset=True
+    )
 
 
 def layer_norm(make: Make) -> Iterator[SampleInput]:
@@ -121,6 +141,7 @@ def group_norm(make: Make) -> Iterator[SampleInput]:
     for shape, groups in product(((2, 6, 4), (2, 6, 3, 4), (2, 6, 2, 3, 4), (2, 6)), (1, 3)):
         yield SampleInput(make(shape), groups)
         yield SampleInput(make(shape), groups, make((6,)), make((6,)), 0.1)
+        yield SampleInput(make(shape), groups, make((6,)), None)
 
 
 def batch_norm(make: Make) -> Iterator[SampleInput]:
@@ -130,6 +151,9 @@ def batch_norm(make: Make) -> Iterator[SampleInput]:
         mean, variance = make((3,)).detach(), make((3,), low=0.5, high=2).detach()
         weight, bias = (make((3,)), make((3,))) if affine else (None, None)
         yield SampleInput(make(shape), mean, variance, weight, bias, training, 0.3, 0.01)
+        if training:  # cumulated averages have a momentum of 1 first; 0 keeps what was there
+            yield SampleInput(make(shape), mean.clone(), variance.clone(), weight, bias, training, 1.0)
+            yield SampleInput(make(shape), mean.clone(), variance.clone(), weight, bias, training, 0.0)
     yield SampleInput(make((4, 3, 5)), None, None, training=True)
     yield SampleInput(make((4, 3, 5)), None, None, make((3,)), None, training=True, eps=0.1)
 

@@ -1,15 +1,55 @@
-"""Every op in every dtype, recorded and compiled, and every overload that they reach: the long form of test_ops.py and
-test_compiled_ops.py."""
+"""A part of all ops in all dtypes, another one for each commit: matrix.json says what must come out, and how much must
+be compared. `bazel run //tests/ops:matrix` has all of it."""
 
+import os
+import random
+from collections import Counter
+
+import matrix
 import pytest
-import run
+from commit import commit_number
+from harness import load_table
+
+UNITS = 24  # of about 700: a minute
+EXPECTED = matrix.load()
+EXPECTED_MARKS = matrix.cells(EXPECTED)
 
 
-@pytest.mark.parametrize("what", run.WHAT)
-@pytest.mark.parametrize("dtype", run.ALL)
-def test_ops_equal_cpu(device, dtype, what):
-    if what == "compiled" and device.type != "remote":
-        pytest.skip("of the device remote alone")
-    report, _ = run.run(str(device), dtype, only="", samples=6, what=what, timeout=120)
-    failed = [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
-    assert not failed, "\n".join(failed)
+SEED = int(os.environ.get("TORCH_REMOTE_TEST_SEED") or commit_number())
+CHOSEN = random.Random(SEED).sample(matrix.units(), UNITS)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return load_table()
+
+
+@pytest.mark.parametrize("unit", CHOSEN, ids=str)
+def test_ops_equal_cpu(device, unit, table):
+    results = matrix.Results()
+    for _, part in matrix.check(unit, device, table):
+        results.update(part)
+    again = f"again with TORCH_REMOTE_TEST_SEED={SEED}; //tests/ops:matrix writes what is expected"
+    wrong = [
+        f"{name} {dtype}: {results.reasons.get((part, name, dtype), mark)}"
+        for (part, name, dtype), mark in results.marks.items()
+        if mark != EXPECTED_MARKS.get((part, name, dtype)) and (part == "ops" or mark in "frd")
+    ]
+    assert not wrong, "\n".join([again, *wrong])
+    for name in unit.names:
+        count, least = results.compared["ops", name, unit.dtype], matrix.compared(EXPECTED, name, unit.dtype)
+        assert count >= least, f"{again}\n{name}: {count} calls were compared, {least} when it was written"
+
+
+def test_nearly_all_that_cpu_runs_is_equal():
+    for part in matrix.PARTS:
+        counts = Counter(mark for (p, _, _), mark in EXPECTED_MARKS.items() if p == part)
+        runs = sum(counts.values()) - counts[matrix.NONE]
+        assert counts["="] + counts["*"] >= 0.995 * runs, (part, counts)
+        assert runs >= matrix.LEAST[part]
+
+
+def test_all_that_is_not_equal_has_a_reason():
+    for (part, name, dtype), mark in EXPECTED_MARKS.items():
+        if mark in "frd":
+            assert EXPECTED["reasons"][part][f"{name} {dtype}"]

@@ -31,5 +31,4 @@ def test_compiled_ops_equal_cpu(remote, dtype, layout, ops):
     report = Report()
     for op in ops:
         check_compiled(op, dtype, remote, 2, report, layout)
-    failed = [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
-    assert not failed, "\n".join(failed)
+    assert not report.failures(), "\n".join(report.failures())

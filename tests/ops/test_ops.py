@@ -1,5 +1,5 @@
 """Every op of torch's op_db in float32, and the overloads of the op table that they reach; floors.json says how many
-calls must be compared. run.py is the long form."""
+calls must be compared. matrix.py has all dtypes."""
 
 import floors
 import pytest
@@ -12,8 +12,7 @@ UNITS = [unit for unit in floors.units(FLOORS["more"]) if str(unit) in FLOORS["o
 
 
 def check(report):
-    failed = [f"{name}: {report.messages[name]}" for name, outcome in report.outcomes.items() if outcome == "fail"]
-    assert not failed, "\n".join(failed)
+    assert not report.failures(), "\n".join(report.failures())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -33,19 +33,17 @@ at::Tensor sum_heads(const at::Tensor& gradient, const at::Tensor& shared) {
 }
 
 struct Attention {
-  at::Tensor query, key, value;    // as many heads each
+  at::Tensor query, key, value;    // keys and values may have fewer heads
   std::optional<at::Tensor> bias;  // added to the scores
   bool causal = false;
   std::optional<double> scale;
 
   Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const c10::IValue& given_bias,
             const c10::IValue& is_causal, const c10::IValue& given_scale)
-      : query(q), causal(is_causal.toBool()) {
+      : query(q), key(k), value(v), causal(is_causal.toBool()) {
     TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4,
                 "remote: attention takes a query, keys and values of 4 dimensions, but got ", q.sizes(), ", ",
                 k.sizes(), " and ", v.sizes());
-    key = repeat_heads(k, q);
-    value = repeat_heads(v, q);
     if (!given_bias.isNone() && given_bias.toTensor().defined()) bias = given_bias.toTensor();
     if (!given_scale.isNone()) scale = given_scale.toDouble();
   }
@@ -54,10 +52,10 @@ struct Attention {
     const auto type = query.scalar_type();
     return (type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf) &&
            key.scalar_type() == type && value.scalar_type() == type && query.size(3) == key.size(3) &&
-           query.size(3) == value.size(3) && query.size(1) == value.size(1) && query.size(0) == key.size(0) &&
-           query.size(0) == value.size(0) && query.numel() != 0 && key.numel() != 0 && query.stride(3) == 1 &&
-           key.stride(3) == 1 && value.stride(3) == 1 &&
-           (!bias || ((bias->dim() == 2 || bias->dim() == 4) && bias->scalar_type() == type));
+           query.size(3) == value.size(3) && key.size(1) == value.size(1) && key.size(1) != 0 &&
+           query.size(1) % key.size(1) == 0 && query.size(0) == key.size(0) && query.size(0) == value.size(0) &&
+           query.numel() != 0 && key.numel() != 0 && query.stride(3) == 1 && key.stride(3) == 1 &&
+           value.stride(3) == 1 && (!bias || ((bias->dim() == 2 || bias->dim() == 4) && bias->scalar_type() == type));
   }
   double factor() const { return scale ? *scale : 1 / std::sqrt(static_cast<double>(query.size(-1))); }
 };
@@ -104,37 +102,38 @@ void run_forward(const SpecialCall& call) {
     store(call.results[1], lse);
     return;
   }
-  const at::Tensor all = scores(a, compute_type(a.query), compute_type(a.key));
+  const at::Tensor all = scores(a, compute_type(a.query), compute_type(repeat_heads(a.key, a.query)));
   const at::Tensor lse = all.logsumexp(-1);
-  store(call.results[0], at::matmul(probabilities(all, lse), compute_type(a.value)));
+  store(call.results[0], at::matmul(probabilities(all, lse), compute_type(repeat_heads(a.value, a.query))));
   store(call.results[1], lse);
 }
 
 // (grad, query, key, value, out, logsumexp, bias, is_causal, scale) -> (grad_query, grad_key, grad_value)
 void run_backward(const SpecialCall& call) {
   const auto& args = call.args;
-  const at::Tensor gradient = args[0].toTensor(), shared_key = args[2].toTensor(), shared_value = args[3].toTensor();
-  const at::Tensor output = args[4].toTensor(), logsumexp = args[5].toTensor();
-  const Attention a(args[1].toTensor(), shared_key, shared_value, args[6], args[7], args[8]);
+  const at::Tensor gradient = args[0].toTensor(), output = args[4].toTensor(), logsumexp = args[5].toTensor();
+  const Attention a(args[1].toTensor(), args[2].toTensor(), args[3].toTensor(), args[6], args[7], args[8]);
   if (a.flash()) {
     const auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, a.query, a.key, a.value, output, logsumexp, 0.0, a.causal, a.bias, a.scale);
     store(call.results[0], grad_query);
-    if (call.results[1].defined()) store(call.results[1], sum_heads(grad_key, shared_key));
-    if (call.results[2].defined()) store(call.results[2], sum_heads(grad_value, shared_value));
+    store(call.results[1], grad_key);
+    store(call.results[2], grad_value);
     return;
   }
-  const at::Tensor query = compute_type(a.query), key = compute_type(a.key), grad = compute_type(gradient);
+  const at::Tensor query = compute_type(a.query), grad = compute_type(gradient);
+  const at::Tensor key = compute_type(repeat_heads(a.key, a.query));
+  const at::Tensor value = compute_type(repeat_heads(a.value, a.query));
   const at::Tensor weights = probabilities(scores(a, query, key), logsumexp.to(query.scalar_type()));
   if (call.results[2].defined()) {
-    store(call.results[2], sum_heads(at::matmul(weights.transpose(-2, -1), grad), shared_value));
+    store(call.results[2], sum_heads(at::matmul(weights.transpose(-2, -1), grad), a.value));
   }
-  const at::Tensor grad_weights = at::matmul(grad, compute_type(a.value).transpose(-2, -1));
+  const at::Tensor grad_weights = at::matmul(grad, value.transpose(-2, -1));
   const at::Tensor delta = (grad * compute_type(output)).sum(-1, /*keepdim=*/true);
   const at::Tensor grad_scores = weights * (grad_weights - delta);
   if (call.results[0].defined()) store(call.results[0], at::matmul(grad_scores, key) * a.factor());
   if (call.results[1].defined()) {
-    store(call.results[1], sum_heads(at::matmul(grad_scores.transpose(-2, -1), query), shared_key) * a.factor());
+    store(call.results[1], sum_heads(at::matmul(grad_scores.transpose(-2, -1), query), a.key) * a.factor());
   }
 }
 

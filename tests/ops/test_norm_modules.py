@@ -1,0 +1,74 @@
+"""Modules of normalisation with all their options, against CPU bit for bit: results, gradients, running statistics."""
+
+from itertools import product
+
+import pytest
+import torch
+from harness import difference
+
+DIMS = {1: (4, 6, 5), 2: (4, 6, 3, 4), 3: (4, 6, 2, 3, 4)}
+ROUNDING = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.05, "atol": 0.05}}
+CASES = [
+    *(
+        pytest.param(f"{kind}Norm{dims}d", (6,), options, DIMS[dims], id=f"{kind}{dims}d-{i}")
+        for kind in ("Batch", "Instance")
+        for dims in DIMS
+        for i, options in enumerate(
+            {"affine": affine, "track_running_stats": tracked, "momentum": momentum}
+            for affine, tracked, momentum in product((True, False), (True, False), (0.1, None))
+            if (tracked or momentum) and not (kind == "Instance" and momentum is None)
+        )
+    ),
+    *(
+        pytest.param("GroupNorm", (groups, 6), {"affine": affine}, (4, 6, 3, 4), id=f"group{groups}-{affine}")
+        for groups, affine in product((1, 3, 6), (True, False))
+    ),
+    *(
+        pytest.param("LayerNorm", (sizes,), options, (4, 6, 5), id=f"layer{len(sizes)}-{i}")
+        for sizes in ((5,), (6, 5))
+        for i, options in enumerate(({}, {"bias": False}, {"elementwise_affine": False}, {"eps": 0.1}))
+    ),
+    *(
+        pytest.param("RMSNorm", (sizes,), {"elementwise_affine": affine}, (4, 6, 5), id=f"rms{len(sizes)}-{affine}")
+        for sizes in ((5,), (6, 5))
+        for affine in (True, False)
+    ),
+]
+
+
+def steps(name, args, options, shape, device, layout, dtype):
+    """Three steps in training and one after it: what a training loop sees of the module."""
+    torch.manual_seed(0)
+    module = getattr(torch.nn, name)(*args, **options)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.rand_like(parameter) + 0.5)
+    module = module.to(device, dtype)
+    found = []
+    for training in (True, True, True, False):
+        module.train(training)
+        x = torch.randn(shape).to(dtype)
+        x = x.to(memory_format=layout).to(device).requires_grad_()
+        result = module(x)
+        inputs = [x, *module.parameters()]
+        weights = torch.linspace(0.5, 1.5, result.numel()).reshape(shape).to(dtype)
+        gradients = torch.autograd.grad(result, inputs, weights.to(device))
+        found.append((result.detach(), gradients, {name: b.clone() for name, b in module.named_buffers()}))
+    return found
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), CASES)
+def test_as_on_cpu(device, name, args, options, shape):
+    for layout in (torch.contiguous_format, torch.channels_last)[: 1 + (len(shape) == 4)]:
+        check(device, name, args, options, shape, layout)
+
+
+def check(device, name, args, options, shape, layout):
+    for dtype in (torch.float32, torch.bfloat16):
+        here, there = (steps(name, args, options, shape, d, layout, dtype) for d in ("cpu", device))
+        # torch's formula for the gradient of group norm packs its operands first wherever the device is not the CPU.
+        exact = layout is torch.contiguous_format or name != "GroupNorm"
+        text = difference(
+            there, here, f"{dtype}", tolerance=None if exact else ROUNDING[dtype], strides=exact, device=device
+        )
+        assert text is None, text
