@@ -144,7 +144,9 @@ def record_cost_of_users(rounds: int) -> list[Row]:
     host = {"a": torch.randn(16, 16), "b": torch.randn(16, 16), "w": torch.randn(16)}
     sides = {device: {k: v.to(device).requires_grad_(k != "b") for k, v in host.items()} for device in (CPU, REMOTE)}
 
-    def per_call(function: Callable[..., torch.Tensor], device: torch.device, calls: int, graph: bool) -> float:
+    calls = 300
+
+    def per_call(function: Callable[..., torch.Tensor], device: torch.device, graph: bool) -> float:
         torch.remote.synchronize()
         kept = []
         with torch.set_grad_enabled(graph):
@@ -154,14 +156,12 @@ def record_cost_of_users(rounds: int) -> list[Row]:
             return (time.perf_counter() - begin) / calls
 
     rows = []
-    cases = [(f"`{name}` 16x16 with autograd, results kept", f, 300, True) for name, f in GRADIENT.items()]
-    cases += [(f"`{name}` 16x16, results kept", GRADIENT[name], 300, False) for name in ("a + b", "a @ b")]
-    for name, function, calls, graph in cases:
+    cases = [(f"`{name}` 16x16 with autograd, results kept", f, True) for name, f in GRADIENT.items()]
+    cases += [(f"`{name}` 16x16, results kept", GRADIENT[name], False) for name in ("a + b", "a @ b")]
+    for name, function, graph in cases:
         for device in (REMOTE, CPU):
-            per_call(function, device, calls, graph)
-        cpu, remote = alternate(
-            rounds, *[lambda d=d, f=function, c=calls, g=graph: per_call(f, d, c, g) for d in (CPU, REMOTE)]
-        )
+            per_call(function, device, graph)
+        cpu, remote = alternate(rounds, *[lambda d=d, f=function, g=graph: per_call(f, d, g) for d in (CPU, REMOTE)])
         what = (name, f"{cpu * 1e6:.2f} µs", f"{remote * 1e6:.2f} µs")
         rows.append(row("record-kept", *what, remote / cpu, ("≤", 1)))
 

@@ -20,6 +20,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from run import processor
+
 _TABLE = re.compile(
     r"(?P<begin><!-- table (?P<name>[\w-]+): \./bazelw run //tests/bench:(?P<program>\w+)"
     r"(?: -- (?P<options>[^>]*?))? -->\n)(?P<body>.*?)(?P<end><!-- end -->)",
@@ -36,12 +38,6 @@ class Table:
 
 def tables(page: str) -> list[Table]:
     return [Table(m["name"], m["program"], (m["options"] or "").split()) for m in _TABLE.finditer(page)]
-
-
-def processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else os.uname().machine
 
 
 def measure(table: Table) -> str:

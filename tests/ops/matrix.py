@@ -69,11 +69,11 @@ class Results:
     def add(self, part: str, key: str, report: Report) -> None:
         name, dtype = key.split()
         place = (part, name, dtype)
-        outcome = report.outcomes[key if part == "overloads" else name]
-        count = report.compared[key if part == "overloads" else name]
+        row = key if part == "overloads" else name  # of the report
+        outcome, count = report.outcomes[row], report.compared[row]
         mark = MARKS[outcome] if outcome != "equal" or count else UNKNOWN
         self.compared[place] += count
-        self.set(place, mark, report.messages.get(key if part == "overloads" else name, ""))
+        self.set(place, mark, report.messages.get(row, ""))
 
     def set(self, place: tuple[str, str, str], mark: str, reason: str) -> None:
         ranks = NONE + UNKNOWN + "".join(MARKS.values())
