@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "codegen/cpu/call.h"
+#include "codegen/loop/loop_ir.h"
+#include "ir/status.h"
+
+// LoopIR -> MLIR's LLVM dialect -> LLVM O3 -> code of an x86-64 CPU. This is where LLVM is.
+namespace torch_remote::codegen::cpu {
+
+// Code that can lie anywhere: it names nothing outside, and its constants lie behind it.
+struct Code {
+  std::vector<uint8_t> bytes;  // to be placed at a multiple of 64
+  uint32_t rows = 0;           // where RowsFunction begins
+  uint32_t finish = 0;         // where FinishFunction begins; as `rows` if the kernel has none
+};
+
+struct CompileOptions {
+  std::string_view target = "x86-64-v4";  // or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is none
+  // For tests and tools: what was made on the way.
+  std::string* mlir = nullptr;
+  std::string* llvm = nullptr;
+  std::string* assembly = nullptr;
+};
+
+// Of a kernel that verifies and has at most one row dim; functions that were not expanded are expanded. Threads: any
+// number at once.
+Status compile(const Kernel& kernel, const CompileOptions& options, Code* code);
+
+// What this compiler is: "LLVM 19.1.7, codegen 1". Part of the key of caches.
+std::string_view compiler_version();
+
+}  // namespace torch_remote::codegen::cpu
