@@ -50,7 +50,7 @@ enum class Kind : uint8_t {
   kFma,       // a * b + c, rounded once
   kReduce,    // `reduction` of a over all columns, or all rows
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as worker/aten/philox.h
-            // has it: i32
+              // has it: i32
 };
 
 enum class Reduction : uint8_t {
@@ -77,7 +77,7 @@ struct Value {
   std::vector<uint32_t> indices = {};  // i64 values, one for each of the operand's indexed dims
   double number = 0;
   int64_t integer = 0;
-  bool operator==(const Value&) const = default;
+  bool operator==(const Value& other) const;  // -0 is not 0, and one NaN is as another
 };
 
 struct Store {
@@ -116,20 +116,23 @@ std::string_view name(Reduction reduction);
 
 // When a value is computed. A row's values are done phase by phase: phase p is one loop over the columns, and
 // afterwards the row's own values, which reductions of that loop end in. What depends on a reduction over all rows
-// comes when they are all done (`finish`): over the columns once more, or once.
+// comes when they are all done (`finish`): over the columns once more, or once. Loads and the like that it needs beside
+// are computed there again.
 struct Place {
   DimSet dims = 0;  // that it varies over; no row dims in `finish`
   bool finish = false;
-  uint32_t phase = 0;  // of those that vary over columns: the loops that can compute it begin with this one
+  // The first loop that can compute it; of a row's own value: the first one that can use it. Of a reduction over rows:
+  // the loop that adds to it, or before which it is added to if its operand does not vary over columns.
+  uint32_t phase = 0;
 };
 
 struct Schedule {
-  std::vector<Place> places;  // of each value
-  uint32_t phases = 0;        // loops over the columns of a row, at least 1 if anything varies over columns
+  std::vector<Place> places;  // of each value; those that no store is made of are never computed
+  uint32_t phases = 0;        // loops over the columns of a row; 0 if nothing is stored or reduced over columns
   // Values over columns that later phases want again and that are not worth computing again: kept for the length of a
   // row. The others are computed again from what was loaded or kept.
   std::vector<uint32_t> kept;
-  std::vector<uint32_t> totals;  // reductions over rows
+  std::vector<uint32_t> totals;  // reductions over rows that something is made of
 };
 // Of a kernel that verifies.
 Schedule schedule(const Kernel& kernel);

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "codegen/loop/loop_ir.h"
+
+// What follows from the definition of each value.
+namespace torch_remote::codegen {
+
+struct Facts {
+  DimSet dims = 0;       // that it varies over
+  bool finish = false;   // there is a reduction over rows in what it is made of, or it is one
+  bool reduced = false;  // there is a reduction over columns in what it is made of, or it is one
+  bool operator==(const Facts&) const = default;
+};
+
+// The values that a value is made of.
+struct Inputs {
+  std::array<uint32_t, 3 + kMaxIndexed> values;
+  uint32_t count = 0;
+  const uint32_t* begin() const { return values.data(); }
+  const uint32_t* end() const { return values.data() + count; }
+};
+// Of a value that verifies.
+Inputs inputs(const Value& value);
+
+// Of the next value, from those of the earlier ones. The value verifies but for what this tells.
+Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> earlier);
+// Of all values of a kernel that verifies.
+std::vector<Facts> facts(const Kernel& kernel);
+
+// Where a store writes: all dims of its operand, of its value and of its indices. It is done after all rows if one of
+// these is known only then.
+struct StoreFacts {
+  DimSet dims = 0;
+  bool finish = false;
+};
+StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts> values);
+
+// Which values are computed at all, and when: those that a store is made of. What `finish` needs beside the totals it
+// computes once more, so a value may be in both.
+struct Uses {
+  std::vector<bool> rows;
+  std::vector<bool> finish;  // a reduction over rows: its total is wanted, and its operand is in `rows`
+};
+Uses uses(const Kernel& kernel, std::span<const Facts> values);
+
+}  // namespace torch_remote::codegen

@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "codegen/loop/facts.h"
+#include "codegen/loop/loop_ir.h"
+#include "codegen/loop/scalar_math.h"
+#include "codegen/loop/scalar_ops.h"
+
+// Row by row, value by value: a value over columns is computed for all of them before the next one is. Nothing is
+// stored before the end, so loads see what was there before.
+namespace torch_remote::codegen {
+namespace {
+
+using ir::DType;
+
+class Interpreter {
+ public:
+  Interpreter(const Kernel& kernel, const Arguments& arguments, const Order& order)
+      : kernel_(kernel),
+        arguments_(arguments),
+        order_(order),
+        facts_(facts(kernel)),
+        uses_(uses(kernel, facts_)),
+        cells_(kernel.values.size()) {}
+
+  Status run() {
+    if (Status status = check(); !status.ok()) return status;
+    for (uint32_t d = kernel_.rows; d < kernel_.dims(); ++d) columns_ *= arguments_.sizes[d];
+    for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
+      if (over_columns(facts_[i].dims)) {
+        cells_[i].resize(static_cast<size_t>(columns_));
+      } else {
+        cells_[i].resize(1);
+      }
+    }
+    rows();
+    finish();
+    for (const Write& write : writes_) perform(write);
+    return {};
+  }
+
+  const IndexFailure& failure() const { return failure_; }
+
+ private:
+  // One element to be written.
+  struct Write {
+    const Store* store;
+    uint8_t* element;
+    Cell cell;
+  };
+  // A reduction over rows: what the chunk has, and the chunks before it.
+  struct Total {
+    uint32_t value;
+    std::vector<Cell> chunk, all;
+  };
+
+  bool over_columns(DimSet dims) const { return (dims & kernel_.column_dims()) != 0; }
+  DType type(uint32_t value) const { return kernel_.values[value].type; }
+  int64_t points(DimSet dims) const { return over_columns(dims) ? columns_ : 1; }
+  Cell cell(uint32_t value, int64_t point) const {
+    return cells_[value][over_columns(facts_[value].dims) ? static_cast<size_t>(point) : 0];
+  }
+
+  // -- Arguments
+  // -------------------------------------------------------------------------------------------------------
+
+  Status check() {
+    size_t strides = 0, bounds = 0;
+    for (const Operand& operand : kernel_.operands) {
+      strides += kernel_.dims() + operand.indexed;
+      bounds += operand.indexed;
+    }
+    if (arguments_.sizes.size() != kernel_.dims()) return Status::invalid("interpret: a size for each dim is wanted");
+    if (arguments_.data.size() != kernel_.operands.size() || arguments_.strides.size() != strides ||
+        arguments_.bounds.size() != bounds || arguments_.scalars.size() != kernel_.scalars.size()) {
+      return Status::invalid("interpret: data, strides, bounds or scalars are not as many as the kernel has");
+    }
+    if (std::ranges::any_of(arguments_.sizes, [](int64_t size) { return size < 0; })) {
+      return Status::invalid("interpret: a size is negative");
+    }
+    size_t stride = 0, bound = 0;
+    for (uint32_t i = 0; i < kernel_.operands.size(); ++i) {
+      const Operand& operand = kernel_.operands[i];
+      for (uint32_t d = 0; d < kernel_.dims(); ++d) {
+        const bool varies = (operand.dims >> d & 1) != 0;
+        const bool is_unit = varies && kernel_.columns != 0 && d + 1 == kernel_.dims() && !operand.strided;
+        const int64_t given = arguments_.strides[stride + d];
+        if ((!varies && given != 0) || (is_unit && given != 1)) {
+          return Status::invalid("interpret: a" + std::to_string(i) + " has stride " + std::to_string(given) +
+                                 " along dim " + std::to_string(d) + ", the kernel has " + (varies ? "1" : "0"));
+        }
+      }
+      first_stride_.push_back(stride);
+      first_bound_.push_back(bound);
+      stride += kernel_.dims() + operand.indexed;
+      bound += operand.indexed;
+    }
+    return {};
+  }
+
+  // -- Rows and what comes after them
+  // ----------------------------------------------------------------------------------
+
+  void rows() {
+    int64_t count = 1;
+    for (uint32_t d = 0; d < kernel_.rows; ++d) count *= arguments_.sizes[d];
+    for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
+      const Value& value = kernel_.values[i];
+      if (value.kind != Kind::kReduce || value.over != Over::kRows || !uses_.finish[i]) continue;
+      const std::vector<Cell> none(cells_[i].size(), identity(value.reduction, value.type));
+      totals_.push_back({i, none, none});
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      int64_t rest = row;
+      for (uint32_t d = kernel_.rows; d-- > 0; rest /= arguments_.sizes[d]) place_[d] = rest % arguments_.sizes[d];
+      for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
+        if (uses_.rows[i]) compute(i);
+      }
+      stores(false);
+      for (Total& total : totals_) add(total);
+      if ((row + 1) % order_.chunk == 0 || row + 1 == count) end_chunk();
+      if (failure_.operand != kNone) failed_before_ = true;
+    }
+  }
+
+  void add(Total& total) {
+    const Value& value = kernel_.values[total.value];
+    for (int64_t point = 0; point < points(facts_[total.value].dims); ++point) {
+      Cell& sum = total.chunk[static_cast<size_t>(point)];
+      sum = combine(value.reduction, value.type, sum, cell(value.a, point));
+    }
+  }
+
+  void end_chunk() {
+    for (Total& total : totals_) {
+      const Value& value = kernel_.values[total.value];
+      for (size_t i = 0; i < total.all.size(); ++i) {
+        total.all[i] = combine(value.reduction, value.type, total.all[i], total.chunk[i]);
+        total.chunk[i] = identity(value.reduction, value.type);
+      }
+    }
+  }
+
+  void finish() {
+    place_ = {};
+    for (const Total& total : totals_) cells_[total.value] = total.all;
+    for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
+      const bool total = kernel_.values[i].kind == Kind::kReduce;
+      if (uses_.finish[i] && !total) compute(i);
+    }
+    stores(true);
+  }
+
+  // -- Values
+  // ----------------------------------------------------------------------------------------------------------
+
+  void compute(uint32_t index) {
+    const Value& value = kernel_.values[index];
+    if (value.kind == Kind::kReduce) {
+      cells_[index][0] = value.reduction == Reduction::kArgMax || value.reduction == Reduction::kArgMin
+                             ? best_place(value)
+                             : reduce_columns(value);
+      return;
+    }
+    for (int64_t point = 0; point < points(facts_[index].dims); ++point) {
+      cells_[index][static_cast<size_t>(point)] = element(index, value, point);
+    }
+  }
+
+  Cell element(uint32_t index, const Value& value, int64_t point) {
+    const auto input = [&](uint32_t which) { return which == kNone ? Cell{} : cell(which, point); };
+    switch (value.kind) {
+      case Kind::kConstant:
+        return accepts(Takes::kFloats, value.type) ? convert(DType::kFloat64, value.type, to_cell(value.number))
+                                                   : to_cell(value.integer);
+      case Kind::kScalar:
+        return {arguments_.scalars[value.a]};
+      case Kind::kIndex:
+        go_to(point);
+        return to_cell(place_[value.a]);
+      case Kind::kLoad: {
+        const void* const found = find(value.operand, value.indices, point, index);
+        return found == nullptr ? Cell{} : load_element(kernel_.operands[value.operand].dtype, found);
+      }
+      case Kind::kConvert:
+        return convert(type(value.a), value.type, input(value.a));
+      case Kind::kBits:
+        return bits_as(value.type, input(value.a));
+      case Kind::kScalarOp: {
+        const bool selects = value.op == ir::ScalarOp::kWhere;
+        return apply(value.op, selects ? value.type : type(value.a), input(value.a), input(value.b), input(value.c));
+      }
+      case Kind::kFma:
+        return fused_multiply_add(value.type, input(value.a), input(value.b), input(value.c));
+      case Kind::kRandom:
+        return to_cell(int64_t{random_word(input(value.a).bits, input(value.b).bits, input(value.c).bits)});
+      case Kind::kReduce:
+        break;
+    }
+    return {};
+  }
+
+  // As Order says. Each line of the last column dim begins a block.
+  Cell reduce_columns(const Value& value) const {
+    const auto step = [&](Cell& so_far, Cell next) { so_far = combine(value.reduction, value.type, so_far, next); };
+    const std::vector<Cell> none(order_.lanes, identity(value.reduction, value.type));
+    std::vector<Cell> lanes = none;
+    const int64_t length = arguments_.sizes[kernel_.dims() - 1];
+    const int64_t lines = length == 0 ? 0 : columns_ / length;
+    for (int64_t line = 0; line < lines; ++line) {
+      for (int64_t begin = 0; begin < length; begin += order_.block) {
+        std::vector<Cell> block = none;
+        for (int64_t k = begin; k < std::min(length, begin + int64_t{order_.block}); ++k) {
+          step(block[static_cast<size_t>(k % order_.lanes)], cell(value.a, line * length + k));
+        }
+        for (uint32_t lane = 0; lane < order_.lanes; ++lane) step(lanes[lane], block[lane]);
+      }
+    }
+    for (uint32_t half = order_.lanes / 2; half > 0; half /= 2) {
+      for (uint32_t lane = 0; lane < half; ++lane) step(lanes[lane], lanes[lane + half]);
+    }
+    return lanes[0];
+  }
+
+  Cell best_place(const Value& value) const {
+    int64_t best = 0;
+    for (int64_t point = 1; point < columns_; ++point) {
+      if (is_better(value.reduction, type(value.a), cell(value.a, best), cell(value.a, point))) best = point;
+    }
+    return to_cell(best);
+  }
+
+  // -- Memory
+  // ----------------------------------------------------------------------------------------------------------
+
+  void go_to(int64_t point) {
+    for (uint32_t d = kernel_.dims(); d-- > kernel_.rows;) {
+      place_[d] = columns_ == 0 ? 0 : point % arguments_.sizes[d];
+      if (columns_ != 0) point /= arguments_.sizes[d];
+    }
+  }
+
+  // An element of an operand; nullptr if an index is out of its bounds. `sequence`: of the value or store that asks.
+  uint8_t* find(uint32_t operand, const std::vector<uint32_t>& indices, int64_t point, size_t sequence) {
+    const int64_t* const strides = arguments_.strides.data() + first_stride_[operand];
+    const int64_t* const bounds = arguments_.bounds.data() + first_bound_[operand];
+    int64_t offset = 0;
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const auto index = from_cell<int64_t>(cell(indices[i], point));
+      if (index < 0 || index >= bounds[i]) {
+        fail({operand, index, bounds[i]}, point, sequence);
+        return nullptr;
+      }
+      offset += index * strides[kernel_.dims() + i];
+    }
+    go_to(point);
+    for (uint32_t d = 0; d < kernel_.dims(); ++d) offset += place_[d] * strides[d];
+    return static_cast<uint8_t*>(arguments_.data[operand]) + offset * item_size(kernel_.operands[operand].dtype);
+  }
+
+  // The first one: of the first row, there of the first place of the columns, there of the first line of the text.
+  void fail(const IndexFailure& failure, int64_t point, size_t sequence) {
+    const std::pair<int64_t, size_t> at = {point, sequence};
+    if (failed_before_ || (failure_.operand != kNone && at >= failed_at_)) return;
+    failure_ = failure;
+    failed_at_ = at;
+  }
+
+  void stores(bool finish) {
+    for (size_t i = 0; i < kernel_.stores.size(); ++i) {
+      const Store& store = kernel_.stores[i];
+      const StoreFacts at = facts(kernel_, store, facts_);
+      if (at.finish != finish) continue;
+      for (int64_t point = 0; point < points(at.dims); ++point) {
+        uint8_t* const element = find(store.operand, store.indices, point, kernel_.values.size() + i);
+        if (element != nullptr) writes_.push_back({&store, element, cell(store.value, point)});
+      }
+    }
+  }
+
+  void perform(const Write& write) {
+    const DType memory = kernel_.operands[write.store->operand].dtype;
+    Cell cell = write.cell;
+    if (write.store->adds) {
+      cell = apply(ir::ScalarOp::kAdd, loaded_type(memory), load_element(memory, write.element), cell, {});
+    }
+    store_element(memory, cell, write.element);
+  }
+
+  const Kernel& kernel_;
+  const Arguments& arguments_;
+  const Order order_;
+  const std::vector<Facts> facts_;
+  const Uses uses_;
+  std::vector<size_t> first_stride_, first_bound_;  // of each operand
+  int64_t columns_ = 1;                             // places of all column dims
+  std::array<int64_t, kMaxDims> place_ = {};        // in the domain
+  std::vector<std::vector<Cell>> cells_;            // of each value, in this row
+  std::vector<Total> totals_;
+  std::vector<Write> writes_;
+  IndexFailure failure_;
+  std::pair<int64_t, size_t> failed_at_;
+  bool failed_before_ = false;  // in an earlier row
+};
+
+}  // namespace
+
+Status interpret(const Kernel& kernel, const Arguments& arguments, const Order& order, IndexFailure* failure) {
+  if (failure != nullptr) *failure = {};
+  if (Status status = verify(kernel); !status.ok()) return status;
+  const bool power = order.lanes != 0 && (order.lanes & (order.lanes - 1)) == 0;
+  if (!power || order.block == 0 || order.block % order.lanes != 0 || order.chunk <= 0) {
+    return Status::invalid("interpret: lanes must be a power of two, block a multiple of them, chunk 1 or more");
+  }
+  Interpreter interpreter(kernel, arguments, order);
+  if (Status status = interpreter.run(); !status.ok()) return status;
+  if (failure != nullptr) *failure = interpreter.failure();
+  return {};
+}
+
+}  // namespace torch_remote::codegen

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "ir/dtype.h"
+#include "ir/scalar_tree.h"
+
+// What LoopIR knows about each ScalarOp.
+namespace torch_remote::codegen {
+
+// Types of the operands of an op.
+enum class Takes : uint8_t {
+  kNothing,   // the op cannot be in a kernel
+  kAny,       // bool, integers, floats
+  kNumbers,   // integers, floats
+  kIntegers,  // u8 to i64
+  kBits,      // bool, integers
+  kFloats,    // f32, f64
+  kBools,     // bool
+};
+
+struct ScalarOpInfo {
+  std::string_view name;
+  uint8_t arity = 0;
+  Takes takes = Takes::kNothing;
+  bool answers = false;  // its result is bool whatever it takes
+};
+
+const ScalarOpInfo& info(ir::ScalarOp op);
+std::optional<ir::ScalarOp> scalar_op_from_name(std::string_view name);
+bool accepts(Takes takes, ir::DType type);
+std::string_view name(Takes takes);
+
+// Types that values have; memory may also hold f16 and bf16.
+bool is_value_type(ir::DType type);
+inline bool is_half(ir::DType type) { return type == ir::DType::kFloat16 || type == ir::DType::kBFloat16; }
+// The type of what is loaded from memory of that type.
+inline ir::DType loaded_type(ir::DType memory) { return is_half(memory) ? ir::DType::kFloat32 : memory; }
+
+}  // namespace torch_remote::codegen
