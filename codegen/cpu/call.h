@@ -14,6 +14,7 @@ struct IndexRecord {
 };
 
 // A kernel of one row dim at most: who calls loops over the others, moving `data`. In elements where nothing is said.
+// The Schedule is that of the kernel after `expand_functions`.
 struct Call {
   void* const* data;       // of each operand: its element at row 0 and column 0
   const int64_t* sizes;    // of the columns

@@ -1,0 +1,163 @@
+#include "codegen/cpu/compile.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "codegen/cpu/emit.h"
+#include "codegen/cpu/object.h"
+#include "llvm/ADT/SmallString.h"
+#include "llvm/Config/llvm-config.h"
+#include "llvm/IR/LegacyPassManager.h"
+#include "llvm/IR/Module.h"
+#include "llvm/MC/TargetRegistry.h"
+#include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/TargetSelect.h"
+#include "llvm/Target/TargetMachine.h"
+#include "llvm/Transforms/Utils/Cloning.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Target/LLVMIR/Dialect/Builtin/BuiltinToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Dialect/LLVMIR/LLVMToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Export.h"
+
+namespace torch_remote::codegen::cpu {
+namespace {
+
+struct Target {
+  std::string_view name;
+  const char* features;  // beyond those of the processor of that name
+};
+// Tuning of x86-64-v4 avoids wide registers for code that is not vectors throughout.
+constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit"}, {"x86-64-v3", ""}};
+constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
+
+Status unknown(std::string_view name) {
+  std::string known;
+  for (const Target& target : kTargets) known += (known.empty() ? "" : ", ") + std::string(target.name);
+  return {ErrorCode::kUnsupported, "codegen: no target '" + std::string(name) + "'; there are " + known};
+}
+
+std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
+  static const bool initialized = [] {
+    LLVMInitializeX86TargetInfo();
+    LLVMInitializeX86Target();
+    LLVMInitializeX86TargetMC();
+    LLVMInitializeX86AsmPrinter();
+    return true;
+  }();
+  std::string error;
+  const llvm::Target* found = initialized ? llvm::TargetRegistry::lookupTarget(kTriple, error) : nullptr;
+  llvm::TargetOptions options;
+  options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
+  return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(
+      kTriple, llvm::StringRef(target.name.data(), target.name.size()), target.features, options, llvm::Reloc::PIC_,
+      llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
+}
+
+// What a thread that compiles keeps for the next kernel.
+class Compiler {
+ public:
+  Compiler() {
+    mlir::DialectRegistry registry;
+    registry.insert<mlir::LLVM::LLVMDialect>();
+    mlir::registerBuiltinDialectTranslation(registry);
+    mlir::registerLLVMDialectTranslation(registry);
+    context_.appendDialectRegistry(registry);
+    context_.loadAllAvailableDialects();
+  }
+
+  Status run(const Kernel& kernel, const CompileOptions& options, Code* code) {
+    const Target* target = nullptr;
+    for (const Target& candidate : kTargets) {
+      if (candidate.name == options.target) target = &candidate;
+    }
+    if (target == nullptr) return unknown(options.target);
+    auto& machine = machines_[target];
+    if (!machine) machine = make_machine(*target);
+
+    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(kernel, context_);
+    if (options.mlir != nullptr) *options.mlir = text_of(**module);
+    llvm::LLVMContext llvm_context;
+    const auto ir = mlir::translateModuleToLLVMIR(*module, llvm_context, "kernel", /*disableVerification=*/true);
+    if (!ir) return Status::internal("codegen: MLIR does not translate to LLVM IR");
+    prepare(*ir, *machine);
+    optimize(*ir, *machine);
+    if (options.llvm != nullptr) *options.llvm = text_of(*ir);
+    if (options.assembly != nullptr) {
+      *options.assembly = std::string(generate(*llvm::CloneModule(*ir), *machine, llvm::CodeGenFileType::AssemblyFile));
+    }
+    const llvm::SmallString<0> object = generate(*ir, *machine, llvm::CodeGenFileType::ObjectFile);
+    return link_object(llvm::MemoryBufferRef(object, "kernel"), code);
+  }
+
+ private:
+  template <typename T>
+  static std::string text_of(T& module) {
+    std::string text;
+    llvm::raw_string_ostream stream(text);
+    if constexpr (std::is_same_v<T, llvm::Module>) {
+      module.print(stream, nullptr);
+    } else {
+      module.print(stream);
+    }
+    return text;
+  }
+
+  static void prepare(llvm::Module& module, llvm::TargetMachine& machine) {
+    module.setDataLayout(machine.createDataLayout());
+    module.setTargetTriple(machine.getTargetTriple().str());
+    for (llvm::Function& function : module) {
+      if (function.isDeclaration()) continue;
+      function.addFnAttr(llvm::Attribute::NoUnwind);      // no tables for exceptions
+      function.addFnAttr("no-builtins");                  // loops do not become calls of memset or memcpy
+      function.addFnAttr("prefer-vector-width", "512");
+    }
+  }
+
+  static void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
+    llvm::LoopAnalysisManager loops;
+    llvm::FunctionAnalysisManager functions;
+    llvm::CGSCCAnalysisManager components;
+    llvm::ModuleAnalysisManager modules;
+    llvm::PipelineTuningOptions tuning;
+    tuning.LoopVectorization = tuning.SLPVectorization = tuning.LoopInterleaving = tuning.LoopUnrolling = false;
+    llvm::PassBuilder builder(&machine, tuning);
+    builder.registerModuleAnalyses(modules);
+    builder.registerCGSCCAnalyses(components);
+    builder.registerFunctionAnalyses(functions);
+    builder.registerLoopAnalyses(loops);
+    builder.crossRegisterProxies(loops, functions, components, modules);
+    builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3).run(module, modules);
+  }
+
+  static llvm::SmallString<0> generate(llvm::Module& module, llvm::TargetMachine& machine,
+                                       llvm::CodeGenFileType type) {
+    llvm::SmallString<0> result;
+    llvm::raw_svector_ostream stream(result);
+    llvm::legacy::PassManager passes;
+    // It can write both: this is X86.
+    machine.addPassesToEmitFile(passes, stream, nullptr, type);
+    passes.run(module);
+    return result;
+  }
+
+  mlir::MLIRContext context_{mlir::MLIRContext::Threading::DISABLED};
+  std::map<const Target*, std::unique_ptr<llvm::TargetMachine>> machines_;
+};
+
+}  // namespace
+
+Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) {
+  if (kernel.rows > 1) {
+    return Status::invalid("codegen: a kernel of " + std::to_string(kernel.rows) +
+                           " row dims; the caller loops over all but the last one");
+  }
+  thread_local Compiler compiler;
+  Kernel expanded = kernel;
+  expand_functions(expanded);
+  return compiler.run(expanded, options, code);
+}
+
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 1"; }
+
+}  // namespace torch_remote::codegen::cpu

@@ -1,0 +1,386 @@
+#include "codegen/cpu/emit.h"
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "codegen/cpu/memory.h"
+#include "codegen/cpu/ops.h"
+#include "codegen/cpu/plan.h"
+#include "codegen/cpu/reductions.h"
+
+// The loops of a function: rows, phases, blocks, pairs of vectors, and what remains.
+namespace torch_remote::codegen::cpu {
+namespace {
+
+using ir::DType;
+namespace ll = mlir::LLVM;
+using Int = ll::ICmpPredicate;
+
+constexpr Order kOrder;
+constexpr int64_t kHalves = 2;
+static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.lanes == 0);
+
+class FunctionEmitter {
+ public:
+  FunctionEmitter(mlir::ImplicitLocOpBuilder& builder, const Kernel& kernel, const Schedule& schedule, const Plan& plan,
+                  mlir::Block* entry)
+      : ops_(builder),
+        reductions_(ops_),
+        memory_(ops_, kernel, entry->getArgument(0), entry),
+        kernel_(kernel),
+        schedule_(schedule),
+        plan_(plan),
+        entry_(entry),
+        scalars_(kernel.values.size()) {}
+
+  // Emits the body at the builder's place.
+  void run() {
+    define(plan_.before);
+    if (plan_.finish) return row({});
+    ops_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
+      row(index);
+      return MlirValues();
+    });
+  }
+
+ private:
+  DType type(uint32_t value) const { return kernel_.values[value].type; }
+  bool varies_over(uint32_t value, uint32_t dim) const { return (schedule_.places[value].dims >> dim & 1) != 0; }
+  uint32_t last_column() const { return kernel_.dims() - 1; }
+  MlirValue columns() { return memory_.size(kernel_.columns - 1); }
+
+  void row(MlirValue index) {
+    row_ = index;
+    memory_.enter_row(index);
+    for (size_t number = 0; number < plan_.values.size(); ++number) {
+      define(plan_.values[number]);
+      if (number < plan_.loops.size()) phase(plan_.loops[number]);
+    }
+    for (const uint32_t total : plan_.totals) add_to_total(total, scalar(totalled(total)), {});
+    for (const uint32_t s : plan_.stores) store(kernel_.stores[s], {});
+  }
+
+  // -- A loop over the columns of a row -----------------------------------------------------------------------------
+
+  void phase(const LoopPlan& loop) {
+    MlirValues results = begin(loop);
+    if (kernel_.columns == 2) {
+      results = ops_.loop(ops_.i64(0), memory_.size(0), 1, results, [&](MlirValue outer, mlir::ValueRange carried) {
+        memory_.enter_outer(outer);
+        return line(loop, outer, carried);
+      });
+    } else {
+      results = line(loop, {}, results);
+    }
+    outer_ = {};
+    const size_t half = results.size() / kHalves;
+    size_t next = 0;
+    for (const uint32_t reduce : loop.reduces) {
+      const Value& value = kernel_.values[reduce];
+      const size_t parts = Reductions::parts(value);
+      const mlir::ValueRange all = results;
+      scalars_[reduce] =
+          reductions_.end(value, type(value.a), all.slice(next, parts), all.slice(half + next, parts));
+      next += parts;
+    }
+  }
+
+  // The last column dim, at one place of the outer one.
+  MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
+    outer_ = outer;
+    define(loop.outers);
+    MlirValues results(carried);
+    bool inner = !loop.vectors.empty() || !loop.reduces.empty() || !loop.stores.empty();
+    for (const uint32_t total : loop.totals) {
+      if (plan_.scopes[totalled(total)] == Scope::kOuter) add_to_total(total, scalar(totalled(total)), {outer, {}, {}});
+    }
+    if (!inner) return results;
+    const bool blocks = std::any_of(loop.reduces.begin(), loop.reduces.end(),
+                                    [&](uint32_t reduce) { return Reductions::is_ordered(kernel_.values[reduce]); });
+    if (!blocks) return range(loop, ops_.i64(0), columns(), results);
+    return ops_.loop(ops_.i64(0), columns(), kOrder.block, results, [&](MlirValue start, mlir::ValueRange sums) {
+      MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
+      const MlirValues block = range(loop, start, end, begin(loop));
+      return combine(loop, sums, block);
+    });
+  }
+
+  // Pairs of vectors, then what remains: the same for one masked vector after the other. There the halves change places
+  // each time, so that one piece of code does for both.
+  MlirValues range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
+    MlirValue count = ops_.sub(end, start);
+    MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
+    MlirValues results =
+        ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
+          const size_t half = before.size() / kHalves;
+          const Point low = {outer_, column, {}}, high = {outer_, ops_.add(column, ops_.i64(kLanes)), {}};
+          MlirValues after = compute(loop, 0, low, before.take_front(half));
+          after.append(compute(loop, 1, high, before.drop_front(half)));
+          write(loop, 0, low);
+          write(loop, 1, high);
+          return after;
+        });
+    MlirValue stop = end;
+    if (!loop.reduces.empty()) {
+      MlirValue both = ops_.add(pairs, ops_.i64(kOrder.lanes));
+      stop = ops_.select(ops_.compare(Int::slt, pairs, end), both, pairs);
+    }
+    return ops_.loop(pairs, stop, kLanes, results, [&](MlirValue column, mlir::ValueRange before) {
+      const size_t half = before.size() / kHalves;
+      const mlir::Type i32 = ops_.b.getI32Type();
+      MlirValue left = ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32);
+      const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(i32, 0), ops_.splat(left))};
+      const MlirValues changed = compute(loop, 0, at, before.take_front(half));
+      write(loop, 0, at);
+      MlirValues after(before.drop_front(half));
+      after.append(changed);
+      return after;
+    });
+  }
+
+  // What reductions of a loop begin with, for both halves; of each half all parts of all reductions.
+  MlirValues begin(const LoopPlan& loop) {
+    MlirValues result;
+    for (int64_t half = 0; half < kHalves; ++half) {
+      for (const uint32_t reduce : loop.reduces) {
+        const Value& value = kernel_.values[reduce];
+        result.append(reductions_.begin(value, type(value.a), half));
+      }
+    }
+    return result;
+  }
+
+  MlirValues combine(const LoopPlan& loop, mlir::ValueRange x, mlir::ValueRange y) {
+    MlirValues result;
+    size_t next = 0;
+    for (int64_t half = 0; half < kHalves; ++half) {
+      for (const uint32_t reduce : loop.reduces) {
+        const Value& value = kernel_.values[reduce];
+        const size_t parts = Reductions::parts(value);
+        result.append(reductions_.combine(value, type(value.a), x.slice(next, parts), y.slice(next, parts)));
+        next += parts;
+      }
+    }
+    return result;
+  }
+
+  // All values of 16 places, and the reductions with them.
+  MlirValues compute(const LoopPlan& loop, int64_t half, const Point& at, mlir::ValueRange before) {
+    vectors_[half].assign(kernel_.values.size(), {});
+    for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
+    MlirValues after;
+    for (const uint32_t reduce : loop.reduces) {
+      const Value& value = kernel_.values[reduce];
+      const mlir::ValueRange parts = before.slice(after.size(), Reductions::parts(value));
+      MlirValue place = parts.size() == 2 ? place_in_row(at) : MlirValue();
+      after.append(reductions_.accumulate(value, type(value.a), parts, vector(value.a, half), place, at.mask));
+    }
+    return after;
+  }
+
+  // The places of a vector's lanes along the columns, row-major.
+  MlirValue place_in_row(const Point& at) {
+    return ops_.add(ops_.splat(line_index(at, true)), ops_.ramp(ops_.b.getI64Type(), 0));
+  }
+
+  // Where in a line of memory a point is: a line over both column dims, or over the last one only.
+  MlirValue line_index(const Point& at, bool both) {
+    if (!at.outer || !both) return at.column;
+    return ops_.add(ops_.mul(at.outer, columns()), at.column);
+  }
+
+  // What becomes of them; after all loads of these places.
+  void write(const LoopPlan& loop, int64_t half, const Point& at) {
+    for (const uint32_t k : loop.keeps) {
+      const uint32_t value = schedule_.kept[k];
+      memory_.store_line(vector(value, half), kept_pointer(value, at), type(value), at);
+    }
+    for (const uint32_t total : loop.totals) {
+      if (plan_.scopes[totalled(total)] == Scope::kVector) add_to_total(total, vector(totalled(total), half), at);
+    }
+    for (const uint32_t s : loop.stores) store(kernel_.stores[s], at, half);
+  }
+
+  // -- Values ---------------------------------------------------------------------------------------------------------
+
+  MlirValue scalar(uint32_t value) { return scalars_[value]; }
+
+  // A value as a vector; a scalar is the same in all lanes.
+  MlirValue vector(uint32_t value, int64_t half) {
+    MlirValue& found = vectors_[half][value];
+    if (!found) {
+      const Value& of = kernel_.values[value];
+      found = of.kind == Kind::kConstant ? constant(of, Ops::vector_of(ops_.type(of.type))) : ops_.splat(scalar(value));
+    }
+    return found;
+  }
+
+  MlirValue constant(const Value& value, mlir::Type type) {
+    return ir::is_float(value.type) ? ops_.number(type, value.number) : ops_.integer(type, value.integer);
+  }
+
+  void define(const std::vector<uint32_t>& values) {
+    for (const uint32_t v : values) {
+      const Value& value = kernel_.values[v];
+      if (value.kind == Kind::kReduce && value.over == Over::kColumns) continue;  // its loop has defined it
+      const Point at = {outer_, {}, {}};
+      if (value.kind == Kind::kReduce) {
+        scalars_[v] = total_of_chunks(v, at);
+      } else if (value.kind == Kind::kConstant) {
+        scalars_[v] = constant(value, ops_.type(value.type));
+      } else if (value.kind == Kind::kScalar) {
+        scalars_[v] = memory_.scalar(value.a);
+      } else if (value.kind == Kind::kIndex) {
+        scalars_[v] = value.a < kernel_.rows ? row_ : outer_;
+      } else {
+        scalars_[v] = compose(value, at, [&](uint32_t input) { return scalar(input); });
+      }
+    }
+  }
+
+  MlirValue define_vector(const LoopPlan& loop, uint32_t v, int64_t half, const Point& at) {
+    const Value& value = kernel_.values[v];
+    if (plan_.kept_in[v] < loop.number) return memory_.load_line(kept_pointer(v, at), value.type, at);
+    if (value.kind == Kind::kReduce) return total_of_chunks(v, at);
+    if (value.kind == Kind::kIndex) {
+      return ops_.add(ops_.splat(at.column), ops_.ramp(ops_.b.getI64Type(), 0));
+    }
+    return compose(value, at, [&](uint32_t input) { return vector(input, half); });
+  }
+
+  MlirValues indices(const std::vector<uint32_t>& values, const Point& at, int64_t half) {
+    MlirValues result;
+    for (const uint32_t index : values) {
+      const bool lanes = at.column && plan_.scopes[index] == Scope::kVector;
+      result.push_back(lanes ? vector(index, half) : scalar(index));
+    }
+    return result;
+  }
+
+  // A value of earlier ones; `get` gives these, as wide as the value.
+  MlirValue compose(const Value& value, const Point& at, llvm::function_ref<MlirValue(uint32_t)> get) {
+    const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
+    switch (value.kind) {
+      case Kind::kLoad: {
+        MlirValues places;
+        for (const uint32_t index : value.indices) {
+          places.push_back(plan_.scopes[index] == Scope::kVector ? get(index) : scalar(index));
+        }
+        return memory_.load(value.operand, places, at);
+      }
+      case Kind::kConvert:
+        return ops_.convert(get(value.a), type(value.a), value.type);
+      case Kind::kBits:
+        return ops_.bits(get(value.a), type(value.a), value.type);
+      case Kind::kFma:
+        return ops_.fma(get(value.a), get(value.b), get(value.c));
+      case Kind::kRandom:
+        return ops_.random(get(value.a), get(value.b), get(value.c));
+      default: {
+        const uint32_t typed = value.op == ir::ScalarOp::kWhere ? value.b : value.a;
+        return ops_.scalar_op(value.op, type(typed), input(value.a), input(value.b), input(value.c));
+      }
+    }
+  }
+
+  // -- Lines ----------------------------------------------------------------------------------------------------------
+
+  uint32_t totalled(uint32_t total) const { return kernel_.values[schedule_.totals[total]].a; }
+
+  MlirValue kept_pointer(uint32_t value, const Point& at) {
+    MlirValue index = line_index(at, kernel_.columns == 1 || varies_over(value, kernel_.rows));
+    return ops_.at(memory_.kept(plan_.kept_as[value]), ops_.memory_type(type(value)), index);
+  }
+
+  // Where a total's element is, in the first chunk's line.
+  MlirValue total_pointer(uint32_t total, const Point& at) {
+    const uint32_t value = schedule_.totals[total];
+    MlirValue index;
+    if (at.column) {
+      index = line_index(at, kernel_.columns == 1 || varies_over(value, kernel_.rows));
+    } else if (at.outer) {
+      index = at.outer;
+    }
+    MlirValue line = memory_.total(total);
+    return index ? ops_.at(line, ops_.memory_type(type(value)), index) : line;
+  }
+
+  void add_to_total(uint32_t total, MlirValue x, const Point& at) {
+    const uint32_t number = schedule_.totals[total];
+    const Value& value = kernel_.values[number];
+    const Point to = {at.outer, at.column, once(number, at)};
+    MlirValue pointer = total_pointer(total, to);
+    MlirValue before = memory_.load_line(pointer, value.type, to);
+    memory_.store_line(reductions_.combine(value, value.type, before, x)[0], pointer, value.type, to);
+  }
+
+  // A value that does not vary over the outer column dim is added at the first place of that only.
+  MlirValue once(uint32_t total, const Point& at) {
+    if (!at.outer || !at.column || varies_over(total, kernel_.rows)) return at.mask;
+    MlirValue first = ops_.splat(ops_.compare(Int::eq, at.outer, ops_.i64(0)));
+    return at.mask ? ops_.bit_and(at.mask, first) : first;
+  }
+
+  // Of `finish`: the lines of all chunks, one after the other.
+  MlirValue total_of_chunks(uint32_t number, const Point& at) {
+    const Value& value = kernel_.values[number];
+    const auto total = static_cast<uint32_t>(
+        std::find(schedule_.totals.begin(), schedule_.totals.end(), number) - schedule_.totals.begin());
+    mlir::Type type = ops_.type(value.type);
+    if (at.column) type = Ops::vector_of(type);
+    MlirValue first = total_pointer(total, at), start = reductions_.neutral(value.reduction, value.type, type);
+    return ops_.loop(ops_.i64(0), entry_->getArgument(1), 1, start, [&](MlirValue chunk, mlir::ValueRange before) {
+      MlirValue offset = ops_.mul(chunk, memory_.chunk_bytes(total));
+      MlirValue line = memory_.load_line(ops_.at(first, ops_.b.getI8Type(), offset), value.type, at);
+      return reductions_.combine(value, value.type, before, line);
+    })[0];
+  }
+
+  void store(const Store& store, const Point& at, int64_t half = 0) {
+    MlirValue value = at.column ? vector(store.value, half) : scalar(store.value);
+    memory_.store(store, value, indices(store.indices, at, half), at);
+  }
+
+  Ops ops_;
+  Reductions reductions_;
+  Memory memory_;
+  const Kernel& kernel_;
+  const Schedule& schedule_;
+  const Plan& plan_;
+  mlir::Block* entry_;
+  MlirValue row_, outer_;
+  std::vector<MlirValue> scalars_;            // of each value that is a scalar where the code is
+  std::vector<MlirValue> vectors_[kHalves];  // of each value, as the vectors of the places where the code is
+};
+
+void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,
+                   const Schedule& schedule, const Plan& plan) {
+  const mlir::Type pointer = ll::LLVMPointerType::get(builder.getContext()), i64 = builder.getI64Type();
+  llvm::SmallVector<mlir::Type, 3> arguments{pointer, i64};
+  if (!plan.finish) arguments.push_back(i64);
+  const auto type = ll::LLVMFunctionType::get(ll::LLVMVoidType::get(builder.getContext()), arguments);
+  auto function = builder.create<ll::LLVMFuncOp>(llvm::StringRef(name.data(), name.size()), type);
+  mlir::OpBuilder::InsertionGuard guard(builder);
+  mlir::Block* entry = function.addEntryBlock(builder);
+  mlir::Block* start = builder.createBlock(&function.getBody(), function.getBody().end());
+  FunctionEmitter(builder, kernel, schedule, plan, entry).run();
+  builder.create<ll::ReturnOp>(mlir::ValueRange());
+  builder.setInsertionPointToEnd(entry);
+  builder.create<ll::BrOp>(start);
+}
+
+}  // namespace
+
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, mlir::MLIRContext& context) {
+  mlir::ImplicitLocOpBuilder builder(mlir::UnknownLoc::get(&context), &context);
+  mlir::OwningOpRef<mlir::ModuleOp> module = builder.create<mlir::ModuleOp>();
+  builder.setInsertionPointToEnd(module->getBody());
+  const Schedule schedule = codegen::schedule(kernel);
+  emit_function(builder, kRowsName, kernel, schedule, plan_rows(kernel, schedule));
+  const Plan finish = plan_finish(kernel, schedule);
+  if (!finish.empty()) emit_function(builder, kFinishName, kernel, schedule, finish);
+  return module;
+}
+
+}  // namespace torch_remote::codegen::cpu

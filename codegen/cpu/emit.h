@@ -1,0 +1,16 @@
+#pragma once
+
+#include "codegen/loop/loop_ir.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/OwningOpRef.h"
+
+namespace torch_remote::codegen::cpu {
+
+inline constexpr const char* kRowsName = "rows";
+inline constexpr const char* kFinishName = "finish";
+
+// A module of the LLVM dialect with RowsFunction and, if the kernel needs one, FinishFunction. The kernel verifies, has
+// at most one row dim, and no function that `expand_functions` would expand.
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, mlir::MLIRContext& context);
+
+}  // namespace torch_remote::codegen::cpu

@@ -1,0 +1,247 @@
+#include "codegen/cpu/memory.h"
+
+#include <cstddef>
+
+#include "codegen/cpu/call.h"
+
+namespace torch_remote::codegen::cpu {
+
+using ir::DType;
+namespace ll = mlir::LLVM;
+using Int = ll::ICmpPredicate;
+
+namespace {
+
+bool is_vector(MlirValue x) { return llvm::isa<mlir::VectorType>(x.getType()); }
+
+}  // namespace
+
+Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry)
+    : ops_(ops), kernel_(kernel), call_(call), entry_(entry) {
+  uint32_t strides = 0, bounds = 0;
+  for (const Operand& operand : kernel.operands) {
+    first_stride_.push_back(strides);
+    first_bound_.push_back(bounds);
+    strides += kernel.dims() + operand.indexed;
+    bounds += operand.indexed;
+  }
+  row_pointers_.resize(kernel.operands.size());
+  pointers_.resize(kernel.operands.size());
+}
+
+// -- The call ---------------------------------------------------------------------------------------------------------
+
+// An array of the call.
+MlirValue Memory::field(size_t offset) {
+  MlirValue& found = fields_[offset];
+  if (!found) {
+    mlir::OpBuilder::InsertionGuard guard(ops_.b);
+    ops_.b.setInsertionPointToEnd(entry_);
+    MlirValue address = ops_.at(call_, ops_.b.getI8Type(), ops_.i64(static_cast<int64_t>(offset)));
+    found = ops_.b.create<ll::LoadOp>(call_.getType(), address, 8);
+  }
+  return found;
+}
+
+// An element of it; all are of 8 bytes.
+MlirValue Memory::element(size_t array, uint32_t number, mlir::Type type) {
+  MlirValue& found = elements_[{array, number}];
+  if (!found) {
+    MlirValue base = field(array);
+    mlir::OpBuilder::InsertionGuard guard(ops_.b);
+    ops_.b.setInsertionPointToEnd(entry_);
+    found = ops_.b.create<ll::LoadOp>(type, ops_.at(base, ops_.b.getI64Type(), ops_.i64(number)), 8);
+  }
+  return found;
+}
+
+MlirValue Memory::size(uint32_t column) { return element(offsetof(Call, sizes), column, ops_.b.getI64Type()); }
+
+MlirValue Memory::scalar(uint32_t number) {
+  const DType dtype = kernel_.scalars[number];
+  if (dtype == DType::kFloat64) return element(offsetof(Call, scalars), number, ops_.b.getF64Type());
+  MlirValue word = element(offsetof(Call, scalars), number, ops_.b.getI64Type());
+  return ops_.convert(word, DType::kInt64, dtype);
+}
+
+MlirValue Memory::kept(uint32_t number) { return element(offsetof(Call, kept), number, call_.getType()); }
+MlirValue Memory::total(uint32_t number) { return element(offsetof(Call, totals), number, call_.getType()); }
+MlirValue Memory::chunk_bytes(uint32_t number) {
+  return element(offsetof(Call, lines), number, ops_.b.getI64Type());
+}
+
+MlirValue Memory::stride(uint32_t operand, uint32_t dim) {
+  return element(offsetof(Call, strides), first_stride_[operand] + dim, ops_.b.getI64Type());
+}
+
+// -- Addresses --------------------------------------------------------------------------------------------------------
+
+void Memory::enter_row(MlirValue row) {
+  for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
+    MlirValue base = element(offsetof(Call, data), o, call_.getType());
+    if (row && (kernel_.operands[o].dims & kernel_.row_dims()) != 0) {
+      base = ops_.at(base, ops_.memory_type(kernel_.operands[o].dtype), ops_.mul(row, stride(o, 0)));
+    }
+    pointers_[o] = row_pointers_[o] = base;
+  }
+}
+
+void Memory::enter_outer(MlirValue place) {
+  for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
+    if ((kernel_.operands[o].dims >> kernel_.rows & 1) == 0) continue;
+    MlirValue offset = ops_.mul(place, stride(o, kernel_.rows));
+    pointers_[o] = ops_.at(row_pointers_[o], ops_.memory_type(kernel_.operands[o].dtype), offset);
+  }
+}
+
+bool Memory::along_columns(uint32_t operand) const {
+  return kernel_.columns > 0 && (kernel_.operands[operand].dims >> (kernel_.dims() - 1) & 1) != 0;
+}
+
+MlirValue Memory::both(MlirValue x, MlirValue y) {
+  if (!x || !y) return x ? x : y;
+  if (is_vector(x) != is_vector(y)) (is_vector(x) ? y : x) = ops_.splat(is_vector(x) ? y : x);
+  return ops_.bit_and(x, y);
+}
+
+Memory::Place Memory::place(uint32_t operand, mlir::ValueRange indices, const Point& at) {
+  const mlir::Type element = ops_.memory_type(kernel_.operands[operand].dtype);
+  const bool moves = at.column && along_columns(operand), strided = kernel_.operands[operand].strided;
+  const uint32_t last = kernel_.dims() - 1;
+  // A vector has one pointer, or (apart) a pointer for each lane: that one and an offset.
+  MlirValue pointer = pointers_[operand], allowed = at.mask, offsets;
+  bool apart = at.column && (!moves || strided);
+  if (moves) {
+    pointer = ops_.at(pointer, element, strided ? ops_.mul(at.column, stride(operand, last)) : at.column);
+  }
+  if (moves && strided) offsets = ops_.mul(ops_.ramp(ops_.b.getI64Type(), 0), ops_.splat(stride(operand, last)));
+  if (moves && !strided) {
+    for (MlirValue index : indices) apart |= is_vector(index);
+    if (apart) offsets = ops_.ramp(ops_.b.getI64Type(), 0);
+  }
+  for (uint32_t d = 0; d < indices.size(); ++d) {
+    MlirValue index = indices[d], step = stride(operand, kernel_.dims() + d);
+    allowed = both(allowed, checked(operand, d, index, at));
+    if (is_vector(index)) {
+      MlirValue offset = ops_.mul(index, ops_.splat(step));
+      offsets = offsets ? ops_.add(offsets, offset) : offset;
+    } else {
+      pointer = ops_.at(pointer, element, ops_.mul(index, step));
+    }
+  }
+  if (apart && !offsets) offsets = ops_.integer(Ops::vector_of(ops_.b.getI64Type()), 0);
+  if (apart) pointer = ops_.at(pointer, element, offsets);
+  if (at.column && allowed && !is_vector(allowed)) allowed = ops_.splat(allowed);
+  return {pointer, allowed, !apart};
+}
+
+// Whether an index is in its bounds; where it is not, the first one of a lane that is a place is recorded.
+MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, const Point& at) {
+  MlirValue bound = element(offsetof(Call, bounds), first_bound_[operand] + dim, ops_.b.getI64Type());
+  MlirValue bounds = is_vector(index) ? ops_.splat(bound) : bound;
+  MlirValue inside = ops_.compare(Int::ult, index, bounds);
+  MlirValue outside = ops_.compare(Int::uge, index, bounds);
+  if (!is_vector(index)) {
+    ops_.only_if(outside, true, [&] { record(operand, index, bound); });
+    return inside;
+  }
+  const mlir::Type word = ops_.b.getIntegerType(kLanes);
+  MlirValue lanes = ops_.b.create<ll::BitcastOp>(word, both(outside, at.mask));
+  ops_.only_if(ops_.compare(Int::ne, lanes, ops_.integer(word, 0)), true, [&] {
+    MlirValue lane = ops_.b.create<ll::CountTrailingZerosOp>(word, lanes, true);
+    record(operand, ops_.b.create<ll::ExtractElementOp>(index, lane), bound);
+  });
+  return inside;
+}
+
+void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
+  MlirValue to = field(offsetof(Call, failure));
+  const mlir::Type i32 = ops_.b.getI32Type();
+  MlirValue before = ops_.b.create<ll::LoadOp>(i32, to, 8);
+  MlirValue first = ops_.compare(Int::eq, before, ops_.integer(i32, kNoFailure));
+  ops_.only_if(first, false, [&] {
+    const auto put = [&](size_t offset, MlirValue value) {
+      ops_.b.create<ll::StoreOp>(value, ops_.at(to, ops_.b.getI8Type(), ops_.i64(static_cast<int64_t>(offset))), 8);
+    };
+    put(offsetof(IndexRecord, operand), ops_.integer(i32, operand));
+    put(offsetof(IndexRecord, index), index);
+    put(offsetof(IndexRecord, bound), bound);
+  });
+}
+
+// -- Elements ---------------------------------------------------------------------------------------------------------
+
+MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
+  mlir::Type type = ops_.memory_type(dtype);
+  if (at.column) type = Ops::vector_of(type);
+  if (!at.mask) return ops_.from_memory(ops_.load(type, pointer, dtype), dtype);
+  MlirValue zero = llvm::isa<mlir::FloatType>(ops_.memory_type(dtype)) ? ops_.number(type, 0) : ops_.integer(type, 0);
+  MlirValue raw = ops_.b.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
+  return ops_.from_memory(raw, dtype);
+}
+
+void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const Point& at) {
+  MlirValue raw = ops_.to_memory(value, dtype);
+  if (!at.mask) return ops_.store(raw, pointer, dtype);
+  ops_.b.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
+}
+
+MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const Point& at) {
+  const DType dtype = kernel_.operands[operand].dtype;
+  const Place from = place(operand, indices, at);
+  if (from.side_by_side && at.column) return load_line(from.pointer, dtype, {at.outer, at.column, from.allowed});
+  const mlir::Type element = ops_.memory_type(dtype);
+  const mlir::Type type = at.column ? Ops::vector_of(element) : element;
+  MlirValue zero = llvm::isa<mlir::FloatType>(element) ? ops_.number(type, 0) : ops_.integer(type, 0);
+  if (at.column) {
+    MlirValue mask = from.allowed ? from.allowed : ops_.integer(Ops::vector_of(ops_.b.getI1Type()), 1);
+    MlirValue raw = ops_.b.create<ll::masked_gather>(type, from.pointer, mask, zero, ir::item_size(dtype));
+    return ops_.from_memory(raw, dtype);
+  }
+  if (!from.allowed) return ops_.from_memory(ops_.load(type, from.pointer, dtype), dtype);
+  const auto loaded = [&] { return MlirValues{ops_.load(type, from.pointer, dtype)}; };
+  const auto nothing = [&] { return MlirValues{zero}; };
+  return ops_.from_memory(ops_.branch(from.allowed, loaded, nothing, type, false)[0], dtype);
+}
+
+void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at) {
+  const DType dtype = kernel_.operands[store.operand].dtype;
+  const Place to = place(store.operand, indices, at);
+  const auto sum = [&](MlirValue before) {
+    return ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {});
+  };
+  if (at.column && to.side_by_side) {
+    const Point where = {at.outer, at.column, to.allowed};
+    return store_line(store.adds ? sum(load_line(to.pointer, dtype, where)) : value, to.pointer, dtype, where);
+  }
+  if (at.column) {
+    if (store.adds) return add_lane_by_lane(value, to, dtype);
+    MlirValue mask = to.allowed ? to.allowed : ops_.integer(Ops::vector_of(ops_.b.getI1Type()), 1);
+    ops_.b.create<ll::masked_scatter>(ops_.to_memory(value, dtype), to.pointer, mask, ir::item_size(dtype));
+    return;
+  }
+  const auto write = [&] {
+    store_line(store.adds ? sum(load_line(to.pointer, dtype, {})) : value, to.pointer, dtype, {});
+  };
+  if (!to.allowed) return write();
+  ops_.only_if(to.allowed, false, write);
+}
+
+// Lanes may have the same place: each one sees what those before it wrote.
+void Memory::add_lane_by_lane(MlirValue value, const Place& to, DType dtype) {
+  ops_.loop(ops_.i64(0), ops_.i64(kLanes), 1, {}, [&](MlirValue lane, mlir::ValueRange) {
+    const auto of_lane = [&](MlirValue x) -> MlirValue { return ops_.b.create<ll::ExtractElementOp>(x, lane); };
+    const auto write = [&] {
+      MlirValue pointer = of_lane(to.pointer), before = load_line(pointer, dtype, {});
+      store_line(ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, of_lane(value), {}), pointer, dtype, {});
+    };
+    if (to.allowed) {
+      ops_.only_if(of_lane(to.allowed), false, write);
+    } else {
+      write();
+    }
+    return MlirValues();
+  });
+}
+
+}  // namespace torch_remote::codegen::cpu

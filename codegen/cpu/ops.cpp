@@ -1,0 +1,494 @@
+#include "codegen/cpu/ops.h"
+
+#include <limits>
+
+namespace torch_remote::codegen::cpu {
+
+using ir::DType;
+using ir::ScalarOp;
+namespace ll = mlir::LLVM;
+using Float = ll::FCmpPredicate;
+using Int = ll::ICmpPredicate;
+
+// -- Types and constants ----------------------------------------------------------------------------------------------
+
+mlir::Type Ops::type(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return b.getI1Type();
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat32:
+      return b.getF32Type();
+    case DType::kFloat64:
+      return b.getF64Type();
+    default:
+      return b.getIntegerType(8 * ir::item_size(dtype));
+  }
+}
+
+mlir::Type Ops::memory_type(DType dtype) {
+  if (dtype == DType::kFloat32 || dtype == DType::kFloat64) return type(dtype);
+  return b.getIntegerType(8 * ir::item_size(dtype));
+}
+
+mlir::VectorType Ops::vector_of(mlir::Type element, int64_t lanes) { return mlir::VectorType::get({lanes}, element); }
+
+mlir::Type Ops::same_width(mlir::Type like, mlir::Type element) {
+  if (auto vector = llvm::dyn_cast<mlir::VectorType>(like)) return mlir::VectorType::get(vector.getShape(), element);
+  return element;
+}
+
+namespace {
+
+mlir::Type element_of(mlir::Type type) {
+  if (auto vector = llvm::dyn_cast<mlir::VectorType>(type)) return vector.getElementType();
+  return type;
+}
+
+unsigned width_of(MlirValue x) { return element_of(x.getType()).getIntOrFloatBitWidth(); }
+
+bool is_float_value(MlirValue x) { return llvm::isa<mlir::FloatType>(element_of(x.getType())); }
+
+MlirValue constant(mlir::ImplicitLocOpBuilder& b, mlir::Type type, mlir::Attribute element) {
+  if (auto vector = llvm::dyn_cast<mlir::VectorType>(type)) element = mlir::DenseElementsAttr::get(vector, element);
+  return b.create<ll::ConstantOp>(type, element);
+}
+
+}  // namespace
+
+MlirValue Ops::number(mlir::Type type, double value) {
+  return constant(b, type, b.getFloatAttr(element_of(type), value));
+}
+
+MlirValue Ops::integer(mlir::Type type, int64_t value) {
+  const mlir::Type element = element_of(type);
+  const llvm::APInt bits = llvm::APInt(64, static_cast<uint64_t>(value)).trunc(element.getIntOrFloatBitWidth());
+  return constant(b, type, b.getIntegerAttr(element, bits));
+}
+
+MlirValue Ops::ramp(mlir::Type element, int64_t first) {
+  llvm::SmallVector<mlir::Attribute, kLanes> lanes;
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes.push_back(b.getIntegerAttr(element, first + lane));
+  const mlir::VectorType type = vector_of(element);
+  return b.create<ll::ConstantOp>(type, mlir::DenseElementsAttr::get(type, lanes));
+}
+
+MlirValue Ops::splat(MlirValue scalar) {
+  const mlir::VectorType type = vector_of(scalar.getType());
+  MlirValue one = b.create<ll::InsertElementOp>(b.create<ll::UndefOp>(type), scalar, integer(b.getI32Type(), 0));
+  return b.create<ll::ShuffleVectorOp>(one, one, llvm::SmallVector<int32_t, kLanes>(kLanes, 0));
+}
+
+// -- Small ones -------------------------------------------------------------------------------------------------------
+
+MlirValue Ops::add(MlirValue x, MlirValue y) { return b.create<ll::AddOp>(x, y); }
+MlirValue Ops::sub(MlirValue x, MlirValue y) { return b.create<ll::SubOp>(x, y); }
+MlirValue Ops::mul(MlirValue x, MlirValue y) { return b.create<ll::MulOp>(x, y); }
+MlirValue Ops::bit_and(MlirValue x, MlirValue y) { return b.create<ll::AndOp>(x, y); }
+MlirValue Ops::bit_or(MlirValue x, MlirValue y) { return b.create<ll::OrOp>(x, y); }
+MlirValue Ops::bit_xor(MlirValue x, MlirValue y) { return b.create<ll::XOrOp>(x, y); }
+MlirValue Ops::compare(Int predicate, MlirValue x, MlirValue y) { return b.create<ll::ICmpOp>(predicate, x, y); }
+MlirValue Ops::select(MlirValue condition, MlirValue x, MlirValue y) {
+  return b.create<ll::SelectOp>(condition, x, y);
+}
+MlirValue Ops::fma(MlirValue x, MlirValue y, MlirValue z) { return b.create<ll::FMAOp>(x, y, z); }
+
+MlirValue Ops::is_nan(MlirValue x) { return b.create<ll::FCmpOp>(Float::uno, x, x); }
+
+MlirValue Ops::less(DType dtype, MlirValue x, MlirValue y) {
+  if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::olt, x, y);
+  return compare(is_signed(dtype) ? Int::slt : Int::ult, x, y);
+}
+
+MlirValue Ops::equal(MlirValue x, MlirValue y) {
+  if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::oeq, x, y);
+  return compare(Int::eq, x, y);
+}
+
+// (x < y ? y : x) is one instruction, which gives x where one of them is NaN. That a NaN is the result's is said with
+// another NaN than y: else LLVM would take both conditions together, and that instruction would not be found.
+MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) {
+  return or_nan(select(less(dtype, x, y), y, x), y);
+}
+
+MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) {
+  return or_nan(select(less(dtype, y, x), y, x), y);
+}
+
+MlirValue Ops::or_nan(MlirValue x, MlirValue y) {
+  if (!is_float_value(x)) return x;
+  return select(is_nan(y), number(y.getType(), std::numeric_limits<double>::quiet_NaN()), x);
+}
+
+// -- Functions --------------------------------------------------------------------------------------------------------
+
+MlirValue Ops::comparison(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
+  switch (op) {
+    case ScalarOp::kEq:
+      return equal(x, y);
+    case ScalarOp::kNe:
+      return is_float_value(x) ? MlirValue(b.create<ll::FCmpOp>(Float::une, x, y)) : compare(Int::ne, x, y);
+    case ScalarOp::kLt:
+      return less(dtype, x, y);
+    case ScalarOp::kGt:
+      return less(dtype, y, x);
+    case ScalarOp::kLe:
+      if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::ole, x, y);
+      return compare(is_signed(dtype) ? Int::sle : Int::ule, x, y);
+    default:
+      if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::oge, x, y);
+      return compare(is_signed(dtype) ? Int::sge : Int::uge, x, y);
+  }
+}
+
+MlirValue Ops::logical(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
+  x = convert(x, dtype, DType::kBool);
+  if (op == ScalarOp::kLogicalNot) return convert(bit_xor(x, integer(x.getType(), 1)), DType::kBool, dtype);
+  y = convert(y, dtype, DType::kBool);
+  MlirValue result = op == ScalarOp::kLogicalAnd  ? bit_and(x, y)
+                     : op == ScalarOp::kLogicalOr ? bit_or(x, y)
+                                                  : bit_xor(x, y);
+  return convert(result, DType::kBool, dtype);
+}
+
+MlirValue Ops::scalar_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y, MlirValue z) {
+  switch (op) {
+    case ScalarOp::kEq:
+    case ScalarOp::kNe:
+    case ScalarOp::kLt:
+    case ScalarOp::kLe:
+    case ScalarOp::kGt:
+    case ScalarOp::kGe:
+      return comparison(op, dtype, x, y);
+    case ScalarOp::kLogicalAnd:
+    case ScalarOp::kLogicalNot:
+    case ScalarOp::kLogicalOr:
+    case ScalarOp::kLogicalXor:
+      return logical(op, dtype, x, y);
+    case ScalarOp::kWhere:
+      return select(x, y, z);
+    case ScalarOp::kMax:
+      return max(dtype, x, y);
+    case ScalarOp::kMin:
+      return min(dtype, x, y);
+    default:
+      if (dtype == DType::kBool) return bool_op(op, x, y);
+      return ir::is_float(dtype) ? float_op(op, x, y) : integer_op(op, dtype, x, y);
+  }
+}
+
+MlirValue Ops::float_op(ScalarOp op, MlirValue x, MlirValue y) {
+  switch (op) {
+    case ScalarOp::kNeg:
+      return b.create<ll::FNegOp>(x);
+    case ScalarOp::kAdd:
+      return b.create<ll::FAddOp>(x, y);
+    case ScalarOp::kSub:
+      return b.create<ll::FSubOp>(x, y);
+    case ScalarOp::kMul:
+      return b.create<ll::FMulOp>(x, y);
+    case ScalarOp::kDiv:
+      return b.create<ll::FDivOp>(x, y);
+    case ScalarOp::kAbs:
+      return b.create<ll::FAbsOp>(x);
+    case ScalarOp::kCeil:
+      return b.create<ll::FCeilOp>(x);
+    case ScalarOp::kFloor:
+      return b.create<ll::FFloorOp>(x);
+    case ScalarOp::kTrunc:
+      return b.create<ll::FTruncOp>(x);
+    case ScalarOp::kRound:
+      return b.create<ll::RoundEvenOp>(x);
+    case ScalarOp::kSqrt:
+      return b.create<ll::SqrtOp>(x);
+    case ScalarOp::kCopysign:
+      return b.create<ll::CopySignOp>(x, y);
+    case ScalarOp::kFmax:
+      return select(is_nan(x), y, select(less(DType::kFloat32, x, y), y, x));
+    case ScalarOp::kFmin:
+      return select(is_nan(x), y, select(less(DType::kFloat32, y, x), y, x));
+    default:
+      return {};
+  }
+}
+
+MlirValue Ops::integer_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
+  switch (op) {
+    case ScalarOp::kNeg:
+      return sub(integer(x.getType(), 0), x);
+    case ScalarOp::kAdd:
+      return add(x, y);
+    case ScalarOp::kSub:
+      return sub(x, y);
+    case ScalarOp::kMul:
+      return mul(x, y);
+    case ScalarOp::kDiv:
+      return quotient(dtype, x, y);
+    case ScalarOp::kAbs: {
+      if (!is_signed(dtype)) return x;
+      MlirValue zero = integer(x.getType(), 0);
+      return select(compare(Int::slt, x, zero), sub(zero, x), x);
+    }
+    case ScalarOp::kCeil:
+    case ScalarOp::kFloor:
+    case ScalarOp::kTrunc:
+    case ScalarOp::kRound:
+      return x;
+    case ScalarOp::kBitAnd:
+      return bit_and(x, y);
+    case ScalarOp::kBitOr:
+      return bit_or(x, y);
+    case ScalarOp::kBitXor:
+      return bit_xor(x, y);
+    case ScalarOp::kBitNot:
+      return bit_xor(x, integer(x.getType(), -1));
+    case ScalarOp::kShiftLeft:
+    case ScalarOp::kShiftRight:
+      return shifted(op, dtype, x, y);
+    case ScalarOp::kFmax:
+      return max(dtype, x, y);
+    case ScalarOp::kFmin:
+      return min(dtype, x, y);
+    default:
+      return {};
+  }
+}
+
+// As integers of one bit that are "not 0" afterwards: 1 + 1 is 1, 1 - 1 is 0.
+MlirValue Ops::bool_op(ScalarOp op, MlirValue x, MlirValue y) {
+  switch (op) {
+    case ScalarOp::kAdd:
+    case ScalarOp::kBitOr:
+    case ScalarOp::kFmax:
+      return bit_or(x, y);
+    case ScalarOp::kSub:
+    case ScalarOp::kBitXor:
+      return bit_xor(x, y);
+    case ScalarOp::kMul:
+    case ScalarOp::kDiv:
+    case ScalarOp::kBitAnd:
+    case ScalarOp::kFmin:
+      return bit_and(x, y);
+    case ScalarOp::kBitNot:
+      return bit_xor(x, integer(x.getType(), 1));
+    case ScalarOp::kShiftRight:
+      return bit_and(x, bit_xor(y, integer(y.getType(), 1)));
+    default:
+      return x;
+  }
+}
+
+// Towards zero; of a division by zero 0; what is too large wraps around. The machine would stop in both cases.
+// Quotients of up to 32 bits are divisions of floats with more than twice as many: these are vectors' instructions, and
+// exact, as no quotient that is not whole comes nearer to a whole one than they can tell.
+MlirValue Ops::quotient(DType dtype, MlirValue x, MlirValue y) {
+  const bool signs = is_signed(dtype);
+  MlirValue zero = integer(x.getType(), 0), one = integer(x.getType(), 1), minus_one = integer(x.getType(), -1);
+  MlirValue by_zero = compare(Int::eq, y, zero);
+  MlirValue by_minus_one = signs ? compare(Int::eq, y, minus_one) : MlirValue();
+  MlirValue divisor = select(signs ? bit_or(by_zero, by_minus_one) : by_zero, one, y);
+  MlirValue result;
+  if (width_of(x) == 64) {
+    result = b.create<ll::SDivOp>(x, divisor);
+  } else {
+    const DType wide = width_of(x) == 32 ? DType::kFloat64 : DType::kFloat32;
+    result = b.create<ll::FDivOp>(convert(x, dtype, wide), convert(divisor, dtype, wide));
+    result = convert(result, wide, dtype);
+  }
+  if (signs) result = select(by_minus_one, sub(zero, x), result);
+  return select(by_zero, zero, result);
+}
+
+// A shift by less than nothing or by all bits or more leaves what shifting bit by bit would: 0, or the sign.
+MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
+  MlirValue far = compare(Int::uge, y, integer(y.getType(), width_of(y)));
+  MlirValue zero = integer(x.getType(), 0), most = integer(y.getType(), width_of(y) - 1);
+  if (op == ScalarOp::kShiftRight && is_signed(dtype)) return b.create<ll::AShrOp>(x, select(far, most, y));
+  MlirValue near = select(far, zero, y);
+  MlirValue result = op == ScalarOp::kShiftLeft ? MlirValue(b.create<ll::ShlOp>(x, near))
+                                                : MlirValue(b.create<ll::LShrOp>(x, near));
+  return select(far, zero, result);
+}
+
+// -- Conversions ------------------------------------------------------------------------------------------------------
+
+// Towards zero; frozen, as LLVM may not assume anything about what is out of range: it may become an index. Narrow
+// integers are the lower bits of a 32-bit one.
+MlirValue Ops::to_integer(MlirValue x, DType to) {
+  const mlir::Type wide = ir::item_size(to) == 8 ? b.getI64Type() : mlir::Type(b.getI32Type());
+  MlirValue result = b.create<ll::FPToSIOp>(same_width(x.getType(), wide), x);
+  result = b.create<ll::FreezeOp>(result);
+  if (ir::item_size(to) < 4) result = b.create<ll::TruncOp>(same_width(x.getType(), type(to)), result);
+  return result;
+}
+
+MlirValue Ops::convert(MlirValue x, DType from, DType to) {
+  if (from == to) return x;
+  const mlir::Type target = same_width(x.getType(), type(to));
+  if (to == DType::kBool) {
+    if (ir::is_float(from)) return b.create<ll::FCmpOp>(Float::une, x, number(x.getType(), 0));
+    return compare(Int::ne, x, integer(x.getType(), 0));
+  }
+  if (ir::is_float(from)) {
+    if (!ir::is_float(to)) return to_integer(x, to);
+    if (to == DType::kFloat64) return b.create<ll::FPExtOp>(target, x);
+    return b.create<ll::FPTruncOp>(target, x);
+  }
+  if (ir::is_float(to)) {
+    if (is_signed(from)) return b.create<ll::SIToFPOp>(target, x);
+    // Unsigned ones are narrow: signed instructions know them, too.
+    x = b.create<ll::ZExtOp>(same_width(x.getType(), b.getI32Type()), x);
+    return b.create<ll::SIToFPOp>(target, x);
+  }
+  const unsigned width = element_of(target).getIntOrFloatBitWidth();
+  if (width == width_of(x)) return x;
+  if (width < width_of(x)) return b.create<ll::TruncOp>(target, x);
+  if (is_signed(from)) return b.create<ll::SExtOp>(target, x);
+  return b.create<ll::ZExtOp>(target, x);
+}
+
+MlirValue Ops::bits(MlirValue x, DType from, DType to) {
+  if (from == DType::kBool || to == DType::kBool) return convert(x, from, to);
+  const mlir::Type target = same_width(x.getType(), type(to));
+  return x.getType() == target ? x : MlirValue(b.create<ll::BitcastOp>(target, x));
+}
+
+MlirValue Ops::from_memory(MlirValue x, DType memory) {
+  const mlir::Type f32 = same_width(x.getType(), b.getF32Type());
+  switch (memory) {
+    case DType::kBool:
+      return compare(Int::ne, x, integer(x.getType(), 0));
+    case DType::kFloat16:
+      return b.create<ll::FPExtOp>(f32, b.create<ll::BitcastOp>(same_width(x.getType(), b.getF16Type()), x));
+    case DType::kBFloat16: {
+      MlirValue wide = b.create<ll::ZExtOp>(same_width(x.getType(), b.getI32Type()), x);
+      return b.create<ll::BitcastOp>(f32, b.create<ll::ShlOp>(wide, integer(wide.getType(), 16)));
+    }
+    default:
+      return x;
+  }
+}
+
+MlirValue Ops::to_memory(MlirValue x, DType memory) {
+  const mlir::Type stored = same_width(x.getType(), memory_type(memory));
+  switch (memory) {
+    case DType::kBool:
+      return b.create<ll::ZExtOp>(stored, x);
+    case DType::kFloat16:
+      return b.create<ll::BitcastOp>(stored, b.create<ll::FPTruncOp>(same_width(x.getType(), b.getF16Type()), x));
+    case DType::kBFloat16:
+      return round_to_bfloat16(x);
+    default:
+      return x;
+  }
+}
+
+// To the nearest, halves to even, in integers: the machine's own instruction takes denormals for zero.
+MlirValue Ops::round_to_bfloat16(MlirValue x) {
+  const mlir::Type i32 = same_width(x.getType(), b.getI32Type());
+  MlirValue word = b.create<ll::BitcastOp>(i32, x), sixteen = integer(i32, 16);
+  MlirValue odd = bit_and(b.create<ll::LShrOp>(word, sixteen), integer(i32, 1));
+  MlirValue rounded = add(add(word, integer(i32, 0x7FFF)), odd);
+  rounded = b.create<ll::LShrOp>(rounded, sixteen);
+  rounded = select(is_nan(x), integer(i32, 0x7FC0), rounded);
+  return b.create<ll::TruncOp>(same_width(x.getType(), b.getI16Type()), rounded);
+}
+
+// Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
+// SC 2011). Words are 64 bits wide here, the upper half zero: products need no more.
+MlirValue Ops::random(MlirValue seed, MlirValue offset, MlirValue number) {
+  const mlir::Type type = number.getType();
+  MlirValue low = integer(type, 0xFFFFFFFF), half = integer(type, 32);
+  const auto lower = [&](MlirValue x) { return bit_and(x, low); };
+  const auto upper = [&](MlirValue x) -> MlirValue { return b.create<ll::LShrOp>(x, half); };
+  MlirValue block = b.create<ll::LShrOp>(number, integer(type, 2));
+  MlirValue c0 = lower(block), c1 = upper(block), c2 = lower(offset), c3 = upper(offset);
+  MlirValue k0 = lower(seed), k1 = upper(seed);
+  MlirValue m0 = integer(type, 0xD2511F53), m1 = integer(type, 0xCD9E8D57);
+  for (int round = 0; round < 10; ++round) {
+    MlirValue x = mul(m0, c0), y = mul(m1, c2);
+    c0 = bit_xor(bit_xor(upper(y), c1), k0);
+    c1 = lower(y);
+    c2 = bit_xor(bit_xor(upper(x), c3), k1);
+    c3 = lower(x);
+    k0 = lower(add(k0, integer(type, 0x9E3779B9)));
+    k1 = lower(add(k1, integer(type, 0xBB67AE85)));
+  }
+  MlirValue zero = integer(type, 0);
+  MlirValue second = compare(Int::ne, bit_and(number, integer(type, 1)), zero);
+  MlirValue last = compare(Int::ne, bit_and(number, integer(type, 2)), zero);
+  MlirValue word = select(last, select(second, c3, c2), select(second, c1, c0));
+  return b.create<ll::TruncOp>(same_width(type, b.getI32Type()), word);
+}
+
+// -- Memory -----------------------------------------------------------------------------------------------------------
+
+MlirValue Ops::at(MlirValue pointer, mlir::Type element, MlirValue index) {
+  const mlir::Type type = same_width(index.getType(), pointer.getType());
+  return b.create<ll::GEPOp>(type, element, pointer, mlir::ValueRange(index));
+}
+
+MlirValue Ops::load(mlir::Type type, MlirValue pointer, DType memory) {
+  return b.create<ll::LoadOp>(type, pointer, ir::item_size(memory));
+}
+
+void Ops::store(MlirValue value, MlirValue pointer, DType memory) {
+  b.create<ll::StoreOp>(value, pointer, ir::item_size(memory));
+}
+
+// -- Control flow -----------------------------------------------------------------------------------------------------
+
+mlir::Block* Ops::new_block(mlir::TypeRange types) {
+  mlir::OpBuilder::InsertionGuard guard(b);
+  mlir::Region* region = b.getInsertionBlock()->getParent();
+  return b.createBlock(region, region->end(), types, llvm::SmallVector<mlir::Location, 4>(types.size(), b.getLoc()));
+}
+
+// Tested at its end, as loops of optimised code are.
+MlirValues Ops::loop(MlirValue begin, MlirValue end, int64_t step, mlir::ValueRange carried, Body body) {
+  llvm::SmallVector<mlir::Type, 4> types(carried.getTypes());
+  mlir::Block* exit = new_block(types);
+  types.insert(types.begin(), b.getI64Type());
+  mlir::Block* inside = new_block(types);
+  MlirValues first(carried);
+  first.insert(first.begin(), begin);
+  b.create<ll::CondBrOp>(compare(Int::slt, begin, end), inside, first, exit, carried);
+
+  b.setInsertionPointToStart(inside);
+  MlirValue index = inside->getArgument(0);
+  MlirValues next = body(index, inside->getArguments().drop_front());
+  MlirValue following = add(index, i64(step));
+  MlirValues again = next;
+  again.insert(again.begin(), following);
+  b.create<ll::CondBrOp>(compare(Int::slt, following, end), inside, again, exit, next);
+  b.setInsertionPointToStart(exit);
+  return MlirValues(exit->getArguments());
+}
+
+MlirValues Ops::branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange types, bool rare) {
+  mlir::Block* after = new_block(types);
+  mlir::Block* then = new_block({});
+  mlir::Block* otherwise = new_block({});
+  std::optional<std::pair<uint32_t, uint32_t>> weights;
+  if (rare) weights = {1, 10000};
+  b.create<ll::CondBrOp>(condition, then, mlir::ValueRange(), otherwise, mlir::ValueRange(), weights);
+  b.setInsertionPointToStart(then);
+  b.create<ll::BrOp>(yes(), after);
+  b.setInsertionPointToStart(otherwise);
+  b.create<ll::BrOp>(no(), after);
+  b.setInsertionPointToStart(after);
+  return MlirValues(after->getArguments());
+}
+
+void Ops::only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes) {
+  branch(
+      condition,
+      [&] {
+        yes();
+        return MlirValues();
+      },
+      [] { return MlirValues(); }, {}, rare);
+}
+
+}  // namespace torch_remote::codegen::cpu

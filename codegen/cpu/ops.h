@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+
+#include "codegen/loop/loop_ir.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/STLFunctionalExtras.h"
+#include "llvm/ADT/SmallVector.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
+
+// What LoopIR's values are in the LLVM dialect: each function makes operations on scalars or on vectors alike.
+namespace torch_remote::codegen::cpu {
+
+inline constexpr int64_t kLanes = 16;  // of a vector
+
+using MlirValue = mlir::Value;
+using MlirValues = llvm::SmallVector<mlir::Value, 4>;
+
+class Ops {
+ public:
+  explicit Ops(mlir::ImplicitLocOpBuilder& builder) : b(builder) {}
+
+  mlir::ImplicitLocOpBuilder& b;
+
+  // -- Types: of a value (bool is i1), and of an element in memory (bool is i8, halves are i16).
+  mlir::Type type(ir::DType dtype);
+  mlir::Type memory_type(ir::DType dtype);
+  static mlir::VectorType vector_of(mlir::Type element, int64_t lanes = kLanes);
+  // A type of that element, as wide as `like`.
+  static mlir::Type same_width(mlir::Type like, mlir::Type element);
+
+  // -- Constants, of a scalar or (the same number in all lanes) a vector type.
+  MlirValue number(mlir::Type type, double value);
+  MlirValue integer(mlir::Type type, int64_t value);
+  MlirValue i64(int64_t value) { return integer(b.getI64Type(), value); }
+  // first, first + 1, ...
+  MlirValue ramp(mlir::Type element, int64_t first);
+  MlirValue splat(MlirValue scalar);
+
+  // -- Values.
+  // `dtype` is that of the operands (of `where`: of the second one).
+  MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);
+  MlirValue fma(MlirValue x, MlirValue y, MlirValue z);
+  MlirValue convert(MlirValue x, ir::DType from, ir::DType to);
+  MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
+  MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
+  MlirValue from_memory(MlirValue x, ir::DType memory);
+  MlirValue to_memory(MlirValue x, ir::DType memory);
+  // Reductions' maximum: the first one of those that are equal; NaN if one is NaN.
+  MlirValue max(ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue min(ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue is_nan(MlirValue x);  // of floats
+  MlirValue less(ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue equal(MlirValue x, MlirValue y);
+
+  MlirValue add(MlirValue x, MlirValue y);  // of integers, as all below
+  MlirValue sub(MlirValue x, MlirValue y);
+  MlirValue mul(MlirValue x, MlirValue y);
+  MlirValue bit_and(MlirValue x, MlirValue y);
+  MlirValue bit_or(MlirValue x, MlirValue y);
+  MlirValue bit_xor(MlirValue x, MlirValue y);
+  MlirValue compare(mlir::LLVM::ICmpPredicate predicate, MlirValue x, MlirValue y);
+  MlirValue select(MlirValue condition, MlirValue x, MlirValue y);
+
+  // -- Memory.
+  MlirValue at(MlirValue pointer, mlir::Type element, MlirValue index);  // address of an element
+  MlirValue load(mlir::Type type, MlirValue pointer, ir::DType memory);
+  void store(MlirValue value, MlirValue pointer, ir::DType memory);
+
+  // -- Control flow. For index = begin, begin + step, ... below end; `body` gives the carried values' next ones.
+  using Body = llvm::function_ref<MlirValues(MlirValue index, mlir::ValueRange carried)>;
+  MlirValues loop(MlirValue begin, MlirValue end, int64_t step, mlir::ValueRange carried, Body body);
+  using Arm = llvm::function_ref<MlirValues()>;
+  // Both arms give values of the same types. `rare`: the first arm is seldom taken.
+  MlirValues branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange types, bool rare);
+  void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
+
+ private:
+  MlirValue or_nan(MlirValue x, MlirValue y);  // NaN where y is
+  MlirValue float_op(ir::ScalarOp op, MlirValue x, MlirValue y);
+  MlirValue integer_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue bool_op(ir::ScalarOp op, MlirValue x, MlirValue y);
+  MlirValue comparison(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue logical(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue quotient(ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue shifted(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
+  MlirValue to_integer(MlirValue x, ir::DType to);
+  MlirValue round_to_bfloat16(MlirValue x);
+  mlir::Block* new_block(mlir::TypeRange types);
+};
+
+inline bool is_whole(ir::DType dtype) { return !ir::is_float(dtype) && dtype != ir::DType::kBool; }
+inline bool is_signed(ir::DType dtype) { return dtype != ir::DType::kUInt8 && dtype != ir::DType::kBool; }
+
+}  // namespace torch_remote::codegen::cpu

@@ -1,0 +1,42 @@
+#include "codegen/cpu/place.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace torch_remote::codegen::cpu {
+
+PlacedCode::PlacedCode(PlacedCode&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+PlacedCode& PlacedCode::operator=(PlacedCode&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+PlacedCode::~PlacedCode() {
+  if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+Status PlacedCode::place(std::span<const uint8_t> bytes, PlacedCode* code) {
+  if (bytes.empty()) return Status::invalid("codegen: there is no code to place");
+  void* memory = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return {ErrorCode::kOutOfMemory, std::string("codegen: no memory for code: ") + std::strerror(errno)};
+  }
+  PlacedCode placed;
+  placed.data_ = static_cast<uint8_t*>(memory);
+  placed.size_ = bytes.size();
+  std::memcpy(memory, bytes.data(), bytes.size());
+  if (mprotect(memory, bytes.size(), PROT_READ | PROT_EXEC) != 0) {
+    return Status::internal(std::string("codegen: this system lets no memory become code: ") + std::strerror(errno));
+  }
+  *code = std::move(placed);
+  return {};
+}
+
+}  // namespace torch_remote::codegen::cpu

@@ -1,0 +1,159 @@
+#include "codegen/cpu/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "codegen/loop/facts.h"
+
+namespace torch_remote::codegen::cpu {
+namespace {
+
+DimSet last_column(const Kernel& kernel) { return kernel.columns == 0 ? 0 : 1u << (kernel.dims() - 1); }
+
+class Planner {
+ public:
+  Planner(const Kernel& kernel, const Schedule& schedule, bool finish) : kernel_(kernel), schedule_(schedule) {
+    plan_.finish = finish;
+  }
+
+  Plan run() {
+    find_scopes();
+    collect_sinks();
+    place_values();
+    plan_.loops.resize(loops_);
+    for (uint32_t loop = 0; loop < loops_; ++loop) fill(loop);
+    return std::move(plan_);
+  }
+
+ private:
+  bool is_total(uint32_t value) const {
+    return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kRows;
+  }
+  bool is_column_reduction(uint32_t value) const {
+    return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kColumns;
+  }
+  DimSet dims(uint32_t value) const { return schedule_.places[value].dims; }
+
+  void find_scopes() {
+    const size_t count = kernel_.values.size();
+    plan_.scopes.resize(count);
+    plan_.levels.resize(count);
+    plan_.kept_as.assign(count, kNone);
+    plan_.kept_in.assign(count, kNone);
+    for (uint32_t v = 0; v < count; ++v) {
+      uint32_t level = 0;
+      if (!is_total(v)) {
+        for (const uint32_t input : inputs(kernel_.values[v])) level = std::max(level, plan_.levels[input]);
+        if (is_column_reduction(v)) ++level;
+      }
+      plan_.levels[v] = level;
+      const bool columns = (dims(v) & kernel_.column_dims()) != 0;
+      plan_.scopes[v] = (dims(v) & last_column(kernel_)) != 0                         ? Scope::kVector
+                        : columns                                                     ? Scope::kOuter
+                        : (dims(v) & kernel_.row_dims()) != 0 || level > 0 || is_total(v) ? Scope::kRow
+                                                                                      : Scope::kFunction;
+    }
+    if (plan_.finish) return;
+    for (uint32_t k = 0; k < schedule_.kept.size(); ++k) {
+      // A value of the outer dim alone costs one computation a line: it is computed again instead.
+      if (plan_.scopes[schedule_.kept[k]] == Scope::kVector) plan_.kept_as[schedule_.kept[k]] = k;
+    }
+  }
+
+  // What the function is there for, and everything that this needs.
+  void collect_sinks() {
+    needed_.assign(kernel_.values.size(), false);
+    for (uint32_t s = 0; s < kernel_.stores.size(); ++s) {
+      const Store& store = kernel_.stores[s];
+      const StoreFacts at = facts(kernel_, store, facts_);
+      if (at.finish != plan_.finish) continue;
+      ((at.dims & kernel_.column_dims()) != 0 ? column_stores_ : plan_.stores).push_back(s);
+      need(store.value);
+      for (const uint32_t index : store.indices) need(index);
+    }
+    if (!plan_.finish) {
+      for (uint32_t t = 0; t < schedule_.totals.size(); ++t) {
+        const uint32_t v = kernel_.values[schedule_.totals[t]].a;
+        need(v);
+        if (plan_.scopes[v] < Scope::kOuter) plan_.totals.push_back(t);
+      }
+    }
+    loops_ = column_stores_.empty() ? 0 : 1;
+    for (uint32_t v = 0; v < kernel_.values.size(); ++v) {
+      if (!needed_[v]) continue;
+      if (is_column_reduction(v)) loops_ = std::max(loops_, plan_.levels[v]);
+      if (plan_.scopes[v] >= Scope::kOuter) loops_ = std::max(loops_, plan_.levels[v] + 1);
+    }
+  }
+
+  void need(uint32_t value) {
+    if (needed_[value]) return;
+    needed_[value] = true;
+    if (is_total(value)) return;
+    for (const uint32_t input : inputs(kernel_.values[value])) need(input);
+  }
+
+  void place_values() {
+    plan_.values.resize(loops_ + 1);
+    for (uint32_t v = 0; v < kernel_.values.size(); ++v) {
+      if (!needed_[v] || plan_.scopes[v] >= Scope::kOuter) continue;
+      (plan_.scopes[v] == Scope::kFunction ? plan_.before : plan_.values[plan_.levels[v]]).push_back(v);
+    }
+  }
+
+  void fill(uint32_t number) {
+    LoopPlan& loop = plan_.loops[number];
+    loop.number = number;
+    wanted_.assign(kernel_.values.size(), false);
+    for (uint32_t v = 0; v < kernel_.values.size(); ++v) {
+      if (!needed_[v] || !is_column_reduction(v) || plan_.levels[v] != number + 1) continue;
+      loop.reduces.push_back(v);
+      want(kernel_.values[v].a, number);
+    }
+    for (uint32_t t = 0; t < schedule_.totals.size() && !plan_.finish; ++t) {
+      const uint32_t v = kernel_.values[schedule_.totals[t]].a;
+      if (plan_.scopes[v] < Scope::kOuter || plan_.levels[v] != number) continue;
+      loop.totals.push_back(t);
+      want(v, number);
+    }
+    if (number + 1 == loops_) {
+      loop.stores = column_stores_;
+      for (const uint32_t s : column_stores_) {
+        want(kernel_.stores[s].value, number);
+        for (const uint32_t index : kernel_.stores[s].indices) want(index, number);
+      }
+    }
+    for (uint32_t v = 0; v < kernel_.values.size(); ++v) {
+      if (!wanted_[v]) continue;
+      if (plan_.scopes[v] == Scope::kVector) loop.vectors.push_back(v);
+      if (plan_.scopes[v] == Scope::kOuter) loop.outers.push_back(v);
+    }
+  }
+
+  void want(uint32_t value, uint32_t number) {
+    if (wanted_[value] || plan_.scopes[value] < Scope::kOuter) return;
+    wanted_[value] = true;
+    if (plan_.kept_in[value] < number || is_total(value)) return;
+    if (plan_.kept_as[value] != kNone) {
+      plan_.kept_in[value] = number;
+      plan_.loops[number].keeps.push_back(plan_.kept_as[value]);
+    }
+    for (const uint32_t input : inputs(kernel_.values[value])) want(input, number);
+  }
+
+  const Kernel& kernel_;
+  const Schedule& schedule_;
+  const std::vector<Facts> facts_ = facts(kernel_);
+  Plan plan_;
+  uint32_t loops_ = 0;
+  std::vector<uint32_t> column_stores_;
+  std::vector<bool> needed_, wanted_;
+};
+
+}  // namespace
+
+Plan plan_rows(const Kernel& kernel, const Schedule& schedule) { return Planner(kernel, schedule, false).run(); }
+
+Plan plan_finish(const Kernel& kernel, const Schedule& schedule) { return Planner(kernel, schedule, true).run(); }
+
+}  // namespace torch_remote::codegen::cpu

@@ -1,0 +1,98 @@
+#include "codegen/cpu/reductions.h"
+
+#include <limits>
+
+namespace torch_remote::codegen::cpu {
+
+using ir::DType;
+using ir::ScalarOp;
+namespace ll = mlir::LLVM;
+using Int = ll::ICmpPredicate;
+
+bool Reductions::is_ordered(const Value& reduce) {
+  const bool adds = reduce.reduction == Reduction::kSum || reduce.reduction == Reduction::kProduct;
+  return adds && ir::is_float(reduce.type);
+}
+
+MlirValue Reductions::neutral(Reduction reduction, DType dtype, mlir::Type type) {
+  const bool of_floats = ir::is_float(dtype);
+  if (reduction == Reduction::kSum || reduction == Reduction::kProduct) {
+    const int64_t value = reduction == Reduction::kProduct;
+    return of_floats ? ops_.number(type, static_cast<double>(value)) : ops_.integer(type, value);
+  }
+  const bool largest = reduction == Reduction::kMin || reduction == Reduction::kArgMin;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (of_floats) return ops_.number(type, largest ? kInfinity : -kInfinity);
+  if (!is_signed(dtype)) return ops_.integer(type, largest ? -1 : 0);
+  const int64_t lowest = int64_t{-1} << (8 * ir::item_size(dtype) - 1);
+  return ops_.integer(type, largest ? ~lowest : lowest);
+}
+
+// A lane's own place is before all others of it: its first element replaces it, or is it.
+MlirValues Reductions::begin(const Value& reduce, DType dtype, int64_t half) {
+  MlirValues result{neutral(reduce.reduction, dtype, Ops::vector_of(ops_.type(dtype)))};
+  if (is_arg(reduce)) result.push_back(ops_.ramp(ops_.b.getI64Type(), half * kLanes));
+  return result;
+}
+
+MlirValue Reductions::better(const Value& reduce, DType dtype, MlirValue x, MlirValue than) {
+  const bool most = reduce.reduction == Reduction::kArgMax;
+  MlirValue result = most ? ops_.less(dtype, than, x) : ops_.less(dtype, x, than);
+  if (!ir::is_float(dtype)) return result;
+  // NaN is better than any number.
+  MlirValue number = ops_.b.create<ll::FCmpOp>(ll::FCmpPredicate::ord, than, than);
+  return ops_.bit_or(result, ops_.bit_and(ops_.is_nan(x), number));
+}
+
+MlirValues Reductions::choose(MlirValue condition, mlir::ValueRange x, mlir::ValueRange y) {
+  MlirValues result;
+  for (size_t i = 0; i < x.size(); ++i) result.push_back(ops_.select(condition, x[i], y[i]));
+  return result;
+}
+
+MlirValues Reductions::accumulate(const Value& reduce, DType dtype, mlir::ValueRange before, MlirValue x,
+                                  MlirValue place, MlirValue mask) {
+  if (is_arg(reduce)) {
+    MlirValue replace = better(reduce, dtype, x, before[0]);
+    return choose(mask ? ops_.bit_and(replace, mask) : replace, MlirValues{x, place}, before);
+  }
+  MlirValues after = combine(reduce, dtype, before, x);
+  return mask ? choose(mask, after, before) : after;
+}
+
+MlirValues Reductions::combine(const Value& reduce, DType dtype, mlir::ValueRange x, mlir::ValueRange y) {
+  switch (reduce.reduction) {
+    case Reduction::kSum:
+      return {ops_.scalar_op(ScalarOp::kAdd, dtype, x[0], y[0], {})};
+    case Reduction::kProduct:
+      return {ops_.scalar_op(ScalarOp::kMul, dtype, x[0], y[0], {})};
+    case Reduction::kMax:
+      return {ops_.max(dtype, x[0], y[0])};
+    case Reduction::kMin:
+      return {ops_.min(dtype, x[0], y[0])};
+    case Reduction::kArgMax:
+    case Reduction::kArgMin:
+      break;
+  }
+  MlirValue same = ops_.equal(x[0], y[0]);
+  if (ir::is_float(dtype)) same = ops_.bit_or(same, ops_.bit_and(ops_.is_nan(x[0]), ops_.is_nan(y[0])));
+  MlirValue earlier = ops_.compare(Int::slt, y[1], x[1]);
+  return choose(ops_.bit_or(better(reduce, dtype, y[0], x[0]), ops_.bit_and(same, earlier)), y, x);
+}
+
+MlirValue Reductions::end(const Value& reduce, DType dtype, mlir::ValueRange low, mlir::ValueRange high) {
+  MlirValues result = combine(reduce, dtype, low, high);
+  for (int32_t lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    MlirValues lower, upper;
+    llvm::SmallVector<int32_t, kLanes> first, second;
+    for (int32_t lane = 0; lane < lanes; ++lane) first.push_back(lane), second.push_back(lanes + lane);
+    for (MlirValue part : result) {
+      lower.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, first));
+      upper.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, second));
+    }
+    result = combine(reduce, dtype, lower, upper);
+  }
+  return ops_.b.create<ll::ExtractElementOp>(result.back(), ops_.integer(ops_.b.getI32Type(), 0));
+}
+
+}  // namespace torch_remote::codegen::cpu
