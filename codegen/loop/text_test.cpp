@@ -6,6 +6,7 @@
 #include <string>
 
 #include "codegen/loop/loop_ir.h"
+#include "codegen/loop/testing/random_kernel.h"
 #include "gtest/gtest.h"
 
 namespace torch_remote::codegen {
@@ -101,6 +102,21 @@ TEST(Text, EveryLineComesBackAsItWas) {
   EXPECT_EQ(kernel.values[26].integer, std::numeric_limits<int64_t>::min());
 }
 
+TEST(Text, RandomKernelsComeBackAsTheyWere) {
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
+    testing::Rng rng(seed);
+    const Kernel kernel = testing::random_kernel(rng, {.max_rows = 4, .functions = true});
+    const Status valid = verify(kernel);
+    ASSERT_TRUE(valid.ok()) << "seed " << seed << ": " << valid.message() << "\n" << print(kernel);
+    const std::string text = print(kernel);
+    Kernel back;
+    const Status status = parse_kernel(text, &back);
+    ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status.message() << "\n" << text;
+    ASSERT_EQ(print(back), text) << "seed " << seed;
+    ASSERT_EQ(back, kernel) << "seed " << seed << "\n" << text;
+  }
+}
+
 TEST(Text, DomainsMayBeEmpty) {
   for (const char* const text : {"kernel(|) {\n}\n", "kernel(i0 |) {\n}\n", "kernel(| j0) {\n}\n"}) {
     Kernel kernel;
@@ -140,7 +156,7 @@ TEST(Text, ErrorsSayWhere) {
   EXPECT_EQ(error_of("  a1: f32[i0*]"), "3:13: '*' stands at the last column dim");
   EXPECT_EQ(error_of("  a1: f32[i0, _]"), "3:15: '_' stands before the dims");
   EXPECT_EQ(error_of("  a1: f32[_, _, _, _, _]"), "3:23: at most 4 times '_'");
-  EXPECT_EQ(error_of("  %1: f32 = load a0"), "3:4: expected %0: values are numbered in order");
+  EXPECT_EQ(error_of("  %1: f32 = load a0"), "3:3: expected %0: values are numbered in order");
   EXPECT_EQ(error_of("  %0: f32 = load a1"), "3:18: a1 is not declared");
   EXPECT_EQ(error_of("  %0: f32 = neg %0"), "3:17: %0 is not declared before");
   EXPECT_EQ(error_of("  %0: f32 = negate %0"), "3:13: there is no function 'negate'");
