@@ -49,9 +49,9 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
   const llvm::Target* found = initialized ? llvm::TargetRegistry::lookupTarget(kTriple, error) : nullptr;
   llvm::TargetOptions options;
   options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
-  return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(
-      kTriple, llvm::StringRef(target.name.data(), target.name.size()), target.features, options, llvm::Reloc::PIC_,
-      llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
+  return std::unique_ptr<llvm::TargetMachine>(
+      found->createTargetMachine(kTriple, llvm::StringRef(target.name.data(), target.name.size()), target.features,
+                                 options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
 }
 
 // What a thread that compiles keeps for the next kernel.
@@ -108,8 +108,8 @@ class Compiler {
     module.setTargetTriple(machine.getTargetTriple().str());
     for (llvm::Function& function : module) {
       if (function.isDeclaration()) continue;
-      function.addFnAttr(llvm::Attribute::NoUnwind);      // no tables for exceptions
-      function.addFnAttr("no-builtins");                  // loops do not become calls of memset or memcpy
+      function.addFnAttr(llvm::Attribute::NoUnwind);  // no tables for exceptions
+      function.addFnAttr("no-builtins");              // loops do not become calls of memset or memcpy
       function.addFnAttr("prefer-vector-width", "512");
     }
   }
@@ -130,8 +130,7 @@ class Compiler {
     builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3).run(module, modules);
   }
 
-  static llvm::SmallString<0> generate(llvm::Module& module, llvm::TargetMachine& machine,
-                                       llvm::CodeGenFileType type) {
+  static llvm::SmallString<0> generate(llvm::Module& module, llvm::TargetMachine& machine, llvm::CodeGenFileType type) {
     llvm::SmallString<0> result;
     llvm::raw_svector_ostream stream(result);
     llvm::legacy::PassManager passes;

@@ -36,6 +36,7 @@ class FunctionEmitter {
 
   // Emits the body at the builder's place.
   void run() {
+    memory_.enter_row({});
     define(plan_.before);
     if (plan_.finish) return row({});
     ops_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
@@ -80,8 +81,7 @@ class FunctionEmitter {
       const Value& value = kernel_.values[reduce];
       const size_t parts = Reductions::parts(value);
       const mlir::ValueRange all = results;
-      scalars_[reduce] =
-          reductions_.end(value, type(value.a), all.slice(next, parts), all.slice(half + next, parts));
+      scalars_[reduce] = reductions_.end(value, type(value.a), all.slice(next, parts), all.slice(half + next, parts));
       next += parts;
     }
   }
@@ -111,16 +111,15 @@ class FunctionEmitter {
   MlirValues range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
     MlirValue count = ops_.sub(end, start);
     MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
-    MlirValues results =
-        ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
-          const size_t half = before.size() / kHalves;
-          const Point low = {outer_, column, {}}, high = {outer_, ops_.add(column, ops_.i64(kLanes)), {}};
-          MlirValues after = compute(loop, 0, low, before.take_front(half));
-          after.append(compute(loop, 1, high, before.drop_front(half)));
-          write(loop, 0, low);
-          write(loop, 1, high);
-          return after;
-        });
+    MlirValues results = ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
+      const size_t half = before.size() / kHalves;
+      const Point low = {outer_, column, {}}, high = {outer_, ops_.add(column, ops_.i64(kLanes)), {}};
+      MlirValues after = compute(loop, 0, low, before.take_front(half));
+      after.append(compute(loop, 1, high, before.drop_front(half)));
+      write(loop, 0, low);
+      write(loop, 1, high);
+      return after;
+    });
     MlirValue stop = end;
     if (!loop.reduces.empty()) {
       MlirValue both = ops_.add(pairs, ops_.i64(kOrder.lanes));
@@ -325,8 +324,8 @@ class FunctionEmitter {
   // Of `finish`: the lines of all chunks, one after the other.
   MlirValue total_of_chunks(uint32_t number, const Point& at) {
     const Value& value = kernel_.values[number];
-    const auto total = static_cast<uint32_t>(
-        std::find(schedule_.totals.begin(), schedule_.totals.end(), number) - schedule_.totals.begin());
+    const auto total = static_cast<uint32_t>(std::find(schedule_.totals.begin(), schedule_.totals.end(), number) -
+                                             schedule_.totals.begin());
     mlir::Type type = ops_.type(value.type);
     if (at.column) type = Ops::vector_of(type);
     MlirValue first = total_pointer(total, at), start = reductions_.neutral(value.reduction, value.type, type);
@@ -350,7 +349,7 @@ class FunctionEmitter {
   const Plan& plan_;
   mlir::Block* entry_;
   MlirValue row_, outer_;
-  std::vector<MlirValue> scalars_;            // of each value that is a scalar where the code is
+  std::vector<MlirValue> scalars_;           // of each value that is a scalar where the code is
   std::vector<MlirValue> vectors_[kHalves];  // of each value, as the vectors of the places where the code is
 };
 

@@ -66,9 +66,7 @@ MlirValue Memory::scalar(uint32_t number) {
 
 MlirValue Memory::kept(uint32_t number) { return element(offsetof(Call, kept), number, call_.getType()); }
 MlirValue Memory::total(uint32_t number) { return element(offsetof(Call, totals), number, call_.getType()); }
-MlirValue Memory::chunk_bytes(uint32_t number) {
-  return element(offsetof(Call, lines), number, ops_.b.getI64Type());
-}
+MlirValue Memory::chunk_bytes(uint32_t number) { return element(offsetof(Call, lines), number, ops_.b.getI64Type()); }
 
 MlirValue Memory::stride(uint32_t operand, uint32_t dim) {
   return element(offsetof(Call, strides), first_stride_[operand] + dim, ops_.b.getI64Type());
@@ -207,9 +205,7 @@ MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const Point& 
 void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at) {
   const DType dtype = kernel_.operands[store.operand].dtype;
   const Place to = place(store.operand, indices, at);
-  const auto sum = [&](MlirValue before) {
-    return ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {});
-  };
+  const auto sum = [&](MlirValue before) { return ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {}); };
   if (at.column && to.side_by_side) {
     const Point where = {at.outer, at.column, to.allowed};
     return store_line(store.adds ? sum(load_line(to.pointer, dtype, where)) : value, to.pointer, dtype, where);

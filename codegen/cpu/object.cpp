@@ -35,7 +35,8 @@ class Linker {
       }
     }
     for (const auto& section : sections_) {
-      if (section.sh_type == elf::SHT_REL) return Status::internal("codegen: the object has relocations of a wrong kind");
+      if (section.sh_type == elf::SHT_REL)
+        return Status::internal("codegen: the object has relocations of a wrong kind");
       if (section.sh_type != elf::SHT_RELA || !places_.contains(section.sh_info)) continue;
       if (Status status = relocate(section); !status) return status;
     }

@@ -89,9 +89,7 @@ MlirValue Ops::bit_and(MlirValue x, MlirValue y) { return b.create<ll::AndOp>(x,
 MlirValue Ops::bit_or(MlirValue x, MlirValue y) { return b.create<ll::OrOp>(x, y); }
 MlirValue Ops::bit_xor(MlirValue x, MlirValue y) { return b.create<ll::XOrOp>(x, y); }
 MlirValue Ops::compare(Int predicate, MlirValue x, MlirValue y) { return b.create<ll::ICmpOp>(predicate, x, y); }
-MlirValue Ops::select(MlirValue condition, MlirValue x, MlirValue y) {
-  return b.create<ll::SelectOp>(condition, x, y);
-}
+MlirValue Ops::select(MlirValue condition, MlirValue x, MlirValue y) { return b.create<ll::SelectOp>(condition, x, y); }
 MlirValue Ops::fma(MlirValue x, MlirValue y, MlirValue z) { return b.create<ll::FMAOp>(x, y, z); }
 
 MlirValue Ops::is_nan(MlirValue x) { return b.create<ll::FCmpOp>(Float::uno, x, x); }
@@ -106,19 +104,15 @@ MlirValue Ops::equal(MlirValue x, MlirValue y) {
   return compare(Int::eq, x, y);
 }
 
-// (x < y ? y : x) is one instruction, which gives x where one of them is NaN. That a NaN is the result's is said with
-// another NaN than y: else LLVM would take both conditions together, and that instruction would not be found.
-MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) {
-  return or_nan(select(less(dtype, x, y), y, x), y);
-}
+// (x > y ? x : y) is one instruction, which gives y where one of them is NaN. That a NaN is the result's is said with
+// another NaN than x: else LLVM would take both conditions together, and that instruction would not be found.
+MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, y, x), x, y)); }
 
-MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) {
-  return or_nan(select(less(dtype, y, x), y, x), y);
-}
+MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, x, y), x, y)); }
 
 MlirValue Ops::or_nan(MlirValue x, MlirValue y) {
-  if (!is_float_value(x)) return x;
-  return select(is_nan(y), number(y.getType(), std::numeric_limits<double>::quiet_NaN()), x);
+  if (!is_float_value(x)) return y;
+  return select(is_nan(x), number(x.getType(), std::numeric_limits<double>::quiet_NaN()), y);
 }
 
 // -- Functions --------------------------------------------------------------------------------------------------------
@@ -205,9 +199,9 @@ MlirValue Ops::float_op(ScalarOp op, MlirValue x, MlirValue y) {
     case ScalarOp::kCopysign:
       return b.create<ll::CopySignOp>(x, y);
     case ScalarOp::kFmax:
-      return select(is_nan(x), y, select(less(DType::kFloat32, x, y), y, x));
+      return select(is_nan(y), x, select(less(DType::kFloat32, y, x), x, y));
     case ScalarOp::kFmin:
-      return select(is_nan(x), y, select(less(DType::kFloat32, y, x), y, x));
+      return select(is_nan(y), x, select(less(DType::kFloat32, x, y), x, y));
     default:
       return {};
   }
@@ -306,8 +300,8 @@ MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   MlirValue zero = integer(x.getType(), 0), most = integer(y.getType(), width_of(y) - 1);
   if (op == ScalarOp::kShiftRight && is_signed(dtype)) return b.create<ll::AShrOp>(x, select(far, most, y));
   MlirValue near = select(far, zero, y);
-  MlirValue result = op == ScalarOp::kShiftLeft ? MlirValue(b.create<ll::ShlOp>(x, near))
-                                                : MlirValue(b.create<ll::LShrOp>(x, near));
+  MlirValue result =
+      op == ScalarOp::kShiftLeft ? MlirValue(b.create<ll::ShlOp>(x, near)) : MlirValue(b.create<ll::LShrOp>(x, near));
   return select(far, zero, result);
 }
 

@@ -47,7 +47,7 @@ class Ops {
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
   MlirValue from_memory(MlirValue x, ir::DType memory);
   MlirValue to_memory(MlirValue x, ir::DType memory);
-  // Reductions' maximum: the first one of those that are equal; NaN if one is NaN.
+  // NaN if one is NaN; of two zeros y.
   MlirValue max(ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue min(ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue is_nan(MlirValue x);  // of floats
@@ -77,7 +77,7 @@ class Ops {
   void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
 
  private:
-  MlirValue or_nan(MlirValue x, MlirValue y);  // NaN where y is
+  MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is
   MlirValue float_op(ir::ScalarOp op, MlirValue x, MlirValue y);
   MlirValue integer_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue bool_op(ir::ScalarOp op, MlirValue x, MlirValue y);

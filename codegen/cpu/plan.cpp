@@ -36,22 +36,22 @@ class Planner {
 
   void find_scopes() {
     const size_t count = kernel_.values.size();
-    plan_.scopes.resize(count);
-    plan_.levels.resize(count);
+    plan_.levels.assign(count, 0);
     plan_.kept_as.assign(count, kNone);
     plan_.kept_in.assign(count, kNone);
     for (uint32_t v = 0; v < count; ++v) {
-      uint32_t level = 0;
+      bool once = (dims(v) & kernel_.row_dims()) == 0 && kernel_.values[v].kind != Kind::kReduce;
       if (!is_total(v)) {
-        for (const uint32_t input : inputs(kernel_.values[v])) level = std::max(level, plan_.levels[input]);
-        if (is_column_reduction(v)) ++level;
+        for (const uint32_t input : inputs(kernel_.values[v])) {
+          plan_.levels[v] = std::max(plan_.levels[v], plan_.levels[input]);
+          once &= plan_.scopes[input] == Scope::kFunction;
+        }
+        if (is_column_reduction(v)) ++plan_.levels[v];
       }
-      plan_.levels[v] = level;
-      const bool columns = (dims(v) & kernel_.column_dims()) != 0;
-      plan_.scopes[v] = (dims(v) & last_column(kernel_)) != 0                         ? Scope::kVector
-                        : columns                                                     ? Scope::kOuter
-                        : (dims(v) & kernel_.row_dims()) != 0 || level > 0 || is_total(v) ? Scope::kRow
-                                                                                      : Scope::kFunction;
+      plan_.scopes.push_back((dims(v) & last_column(kernel_)) != 0    ? Scope::kVector
+                             : (dims(v) & kernel_.column_dims()) != 0 ? Scope::kOuter
+                             : once                                   ? Scope::kFunction
+                                                                      : Scope::kRow);
     }
     if (plan_.finish) return;
     for (uint32_t k = 0; k < schedule_.kept.size(); ++k) {
@@ -78,7 +78,10 @@ class Planner {
         if (plan_.scopes[v] < Scope::kOuter) plan_.totals.push_back(t);
       }
     }
-    loops_ = column_stores_.empty() ? 0 : 1;
+    for (const uint32_t s : column_stores_) {
+      loops_ = std::max(loops_, plan_.levels[kernel_.stores[s].value] + 1);
+      for (const uint32_t index : kernel_.stores[s].indices) loops_ = std::max(loops_, plan_.levels[index] + 1);
+    }
     for (uint32_t v = 0; v < kernel_.values.size(); ++v) {
       if (!needed_[v]) continue;
       if (is_column_reduction(v)) loops_ = std::max(loops_, plan_.levels[v]);

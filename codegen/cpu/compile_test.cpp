@@ -1,0 +1,381 @@
+#include "codegen/cpu/compile.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "codegen/cpu/testing/harness.h"
+
+// Compiled code against the interpreter, bit for bit, on kernels that are written here; random_test has random ones.
+namespace torch_remote::codegen::cpu {
+namespace {
+
+using testing::Case;
+using testing::compile_and_place;
+using testing::Compiled;
+using testing::difference;
+using testing::make_case;
+using testing::run_compiled;
+using testing::run_interpreter;
+
+constexpr const char* kTargets[] = {"x86-64-v4", "x86-64-v3"};
+// Around the vector, the pair of vectors and the block.
+const std::vector<int64_t> kColumns = {0, 1, 15, 16, 17, 31, 32, 33, 100, 4095, 4096, 4097, 5000};
+
+Kernel parsed(const std::string& text) {
+  Kernel kernel;
+  const Status status = parse_kernel(text, &kernel);
+  EXPECT_TRUE(status.ok()) << status.message();
+  const Status right = verify(kernel);
+  EXPECT_TRUE(right.ok()) << right.message();
+  return kernel;
+}
+
+Compiled compiled(const Kernel& kernel, std::string_view target, std::string* assembly = nullptr) {
+  Compiled result;
+  const Status status = compile_and_place(kernel, {.target = target, .assembly = assembly}, &result);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return result;
+}
+
+void compare(const Compiled& code, const Case& arguments, const std::string& what) {
+  Case expected = arguments, got = arguments;
+  IndexFailure failure;
+  const Status status = run_interpreter(code.kernel, &expected, &failure);
+  ASSERT_TRUE(status.ok()) << status.message();
+  IndexRecord record;
+  run_compiled(code, &got, &record);
+  EXPECT_EQ(difference(code.kernel, expected, got), "") << what;
+  EXPECT_EQ(record.operand, failure.operand) << what;
+  if (failure.operand == kNone) return;
+  EXPECT_EQ(record.index, failure.index) << what;
+  EXPECT_EQ(record.bound, failure.bound) << what;
+}
+
+// All column sizes, on both targets.
+void check(const std::string& text, std::vector<int64_t> rows = {3}, const std::vector<int64_t>& bounds = {}) {
+  const Kernel kernel = parsed(text);
+  for (const char* target : kTargets) {
+    const Compiled code = compiled(kernel, target);
+    for (const int64_t size : kColumns) {
+      std::vector<int64_t> sizes = rows;
+      if (kernel.columns == 2) sizes.push_back(size > 100 ? 2 : 5);
+      if (kernel.columns > 0) sizes.push_back(size);
+      for (uint64_t seed = 0; seed < 2; ++seed) {
+        compare(code, make_case(kernel, sizes, bounds, seed), std::string(target) + ", " + std::to_string(size));
+      }
+    }
+  }
+}
+
+TEST(Compile, Pointwise) {
+  check(R"(kernel(i0 | j0) {
+  s0: f64
+  a0: f32[i0, j0]
+  a1: f32[j0]
+  a2: f32[i0]
+  a3: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = load a2
+  %3: f64 = scalar s0
+  %4: f32 = convert %3
+  %5: f32 = mul %0, %1
+  %6: f32 = fma %5, %4, %2
+  %7: f32 = constant 0.5
+  %8: f32 = max %6, %7
+  store a3, %8
+})");
+}
+
+TEST(Compile, HalfTypes) {
+  for (const std::string half : {"bf16", "f16"}) {
+    check("kernel(i0 | j0) {\n  a0: " + half + "[i0, j0]\n  a1: " + half + "[i0, j0*]\n  a2: " + half + "[i0, j0]\n" +
+          R"(  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = div %0, %1
+  store a2, %2
+})");
+  }
+}
+
+TEST(Compile, IntegersAndBooleans) {
+  for (const std::string type : {"u8", "i8", "i16", "i32", "i64"}) {
+    check("kernel(i0 | j0) {\n  a0: " + type + "[i0, j0]\n  a1: " + type + "[j0]\n  a2: bool[i0, j0]\n  a3: " + type +
+          "[i0, j0]\n  a4: bool[i0, j0]\n  %0: " + type + " = load a0\n  %1: " + type +
+          " = load a1\n  %2: bool = load a2\n  %3: " + type + " = div %0, %1\n  %4: " + type +
+          " = shift_left %3, %1\n  %5: " + type + " = shift_right %0, %1\n  %6: " + type + " = bit_xor %4, %5\n  %7: " +
+          type + " = where %2, %6, %0\n  %8: bool = lt %7, %1\n  %9: bool = logical_xor %8, %2\n" +
+          "  store a3, %7\n  store a4, %9\n}");
+  }
+}
+
+TEST(Compile, Conversions) {
+  check(R"(kernel(i0 | j0) {
+  a0: i64[i0, j0]
+  a1: f64[i0, j0]
+  a2: f32[i0, j0]
+  a3: u8[i0, j0]
+  a4: i16[i0, j0]
+  a5: f64[i0, j0]
+  a6: f32[i0, j0]
+  %0: i64 = load a0
+  %1: f64 = convert %0
+  %2: f32 = convert %0
+  %3: u8 = convert %0
+  %4: f32 = convert %3
+  %5: i16 = convert %4
+  %6: f64 = convert %5
+  %7: i64 = convert %6
+  %8: f64 = convert %7
+  %9: f32 = convert %8
+  store a1, %1
+  store a2, %2
+  store a3, %3
+  store a4, %5
+  store a5, %8
+  store a6, %9
+})");
+}
+
+// Three loops; what is worth it is kept between them.
+TEST(Compile, RowsWithReductions) {
+  check(R"(kernel(i0 | j0) {
+  a0: bf16[i0, j0]
+  a1: f32[i0, j0]
+  a2: i64[i0]
+  %0: f32 = load a0
+  %1: f32 = columns max %0
+  %2: f32 = sub %0, %1
+  %3: f32 = constant 1.5
+  %4: f32 = div %2, %3
+  %5: f32 = sqrt %0
+  %6: f32 = add %4, %5
+  %7: f32 = columns sum %6
+  %8: f32 = div %6, %7
+  %9: i64 = columns argmin %8
+  store a1, %8
+  store a2, %9
+})");
+}
+
+TEST(Compile, EveryReductionOverColumns) {
+  for (const std::string type : {"f32", "f64", "u8", "i16", "i64"}) {
+    for (const std::string what : {"sum", "product", "max", "min", "argmax", "argmin"}) {
+      const std::string result = what.starts_with("arg") ? "i64" : type;
+      check("kernel(i0 | j0) {\n  a0: " + type + "[i0, j0]\n  a1: " + result + "[i0]\n  %0: " + type +
+            " = load a0\n  %1: " + result + " = columns " + what + " %0\n  store a1, %1\n}");
+    }
+  }
+}
+
+TEST(Compile, TwoColumnDims) {
+  check(R"(kernel(i0 | j0, j1) {
+  a0: f32[i0, j0, j1]
+  a1: f32[j0]
+  a2: f32[i0, j0, j1]
+  a3: i64[i0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = mul %0, %1
+  %3: f32 = columns sum %2
+  %4: f32 = div %2, %3
+  %5: f32 = sqrt %4
+  %6: i64 = columns argmax %5
+  store a2, %5
+  store a3, %6
+})");
+}
+
+TEST(Compile, ReductionsOverRows) {
+  check(R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[j0]
+  a3: f32[j0]
+  a4: f64[]
+  a5: i16[j0]
+  %0: f32 = load a0
+  %1: f32 = columns sum %0
+  %2: f32 = sub %0, %1
+  %3: f32 = rows sum %2
+  %4: f32 = rows max %0
+  %5: f64 = convert %1
+  %6: f64 = rows sum %5
+  %7: f32 = constant 0.25
+  %8: f32 = mul %3, %7
+  %9: i16 = constant 3
+  %10: i16 = rows product %9
+  store a1, %2
+  store a2, %8
+  store a3, %4
+  store a4, %6
+  store a5, %10
+})",
+        {150});
+}
+
+TEST(Compile, IndexedLoadsAndStores) {
+  check(R"(kernel(i0 | j0) {
+  a0: i64[i0]
+  a1: f32[_, j0]
+  a2: f32[i0, j0]
+  a3: i64[i0, j0]
+  a4: bf16[_, i0]
+  a5: f32[i0, j0]
+  %0: i64 = load a0
+  %1: f32 = load a1[%0]
+  %2: i64 = load a3
+  %3: f32 = load a4[%2]
+  store a2, %1
+  store a5, %3
+})",
+        {20}, {9, 11});
+  // Each lane sees what the lanes before it added.
+  check(R"(kernel(i0 | j0) {
+  a0: u8[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[_]
+  %0: u8 = load a0
+  %1: i64 = convert %0
+  %2: f32 = load a1
+  store a2[%1], %2 adds
+})",
+        {5}, {13});
+}
+
+TEST(Compile, RandomNumbers) {
+  check(R"(kernel(i0 | j0) {
+  s0: i64
+  a0: i64[i0]
+  a1: i32[i0, j0]
+  %0: i64 = scalar s0
+  %1: i64 = load a0
+  %2: i64 = index j0
+  %3: i64 = index i0
+  %4: i64 = add %2, %3
+  %5: i32 = random %0, %1, %4
+  store a1, %5
+})");
+}
+
+TEST(Compile, WithoutColumns) {
+  check(R"(kernel(i0 |) {
+  a0: i64[i0]
+  a1: f16[_]
+  a2: bf16[i0]
+  a3: f32[]
+  %0: i64 = load a0
+  %1: f32 = load a1[%0]
+  %2: f32 = rows sum %1
+  store a2, %1
+  store a3, %2
+})",
+        {200}, {10});
+}
+
+// A store may lie on an operand, point by point: all loads of a place come before its stores.
+TEST(Compile, InPlace) {
+  const Kernel kernel = parsed(R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = columns max %0
+  %2: f32 = sub %0, %1
+  store a1, %2
+})");
+  for (const char* target : kTargets) {
+    const Compiled code = compiled(kernel, target);
+    for (const int64_t size : kColumns) {
+      Case apart = make_case(kernel, {3, size}, {}, 5);
+      std::vector<float> memory(static_cast<size_t>(3 * size));
+      if (size > 0) std::memcpy(memory.data(), apart.data[0].data(), apart.data[0].size());
+      void* const data[] = {memory.data(), memory.data()};
+      IndexRecord record;
+      const Call call{.data = data,
+                      .sizes = &size,
+                      .strides = apart.strides.data(),
+                      .bounds = nullptr,
+                      .scalars = nullptr,
+                      .kept = nullptr,
+                      .totals = nullptr,
+                      .lines = nullptr,
+                      .failure = &record};
+      code.placed.function<RowsFunction>(code.code.rows)(&call, 0, 3);
+      run_compiled(code, &apart, &record);
+      EXPECT_TRUE(std::equal(apart.data[1].begin(), apart.data[1].end(), reinterpret_cast<uint8_t*>(memory.data())));
+    }
+  }
+}
+
+// -- What the code looks like -----------------------------------------------------------------------------------------
+
+constexpr const char* kChain = R"(kernel(i0 | j0) {
+  a0: bf16[i0, j0]
+  a1: f16[i0, j0]
+  a2: f64[i0, j0]
+  a3: bf16[i0, j0]
+  a4: f16[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = mul %0, %1
+  %3: f64 = load a2
+  %4: f32 = convert %3
+  %5: i32 = convert %4
+  %6: i64 = convert %5
+  %7: f32 = convert %6
+  %8: f32 = sqrt %7
+  %9: f32 = add %8, %2
+  %10: f32 = round %9
+  store a3, %10
+  store a4, %2
+})";
+
+TEST(Compile, UsesWideRegistersAndCallsNothing) {
+  std::string wide, narrow;
+  compiled(parsed(kChain), "x86-64-v4", &wide);
+  compiled(parsed(kChain), "x86-64-v3", &narrow);
+  EXPECT_NE(wide.find("%zmm"), std::string::npos);
+  EXPECT_NE(narrow.find("%ymm"), std::string::npos);
+  EXPECT_EQ(narrow.find("%zmm"), std::string::npos);
+  for (const std::string& assembly : {wide, narrow}) {
+    EXPECT_EQ(assembly.find("call"), std::string::npos);
+    EXPECT_NE(assembly.find("vcvtph2ps"), std::string::npos);
+    EXPECT_EQ(assembly.find("vcvtneps2bf16"), std::string::npos);
+  }
+  // No element is done alone: nothing is loaded or computed as a scalar float.
+  EXPECT_EQ(wide.find("mulss"), std::string::npos);
+  EXPECT_EQ(narrow.find("mulss"), std::string::npos);
+}
+
+TEST(Compile, UnknownTargetsAreNamed) {
+  Code code;
+  const Status status = compile(parsed(kChain), {.target = "sm_90"}, &code);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(status.message(), "codegen: no target 'sm_90'; there are x86-64-v4, x86-64-v3");
+}
+
+TEST(Compile, OneRowDimAtMost) {
+  Code code;
+  const Status status = compile(parsed(R"(kernel(i0, i1 |) {
+  a0: f32[i0, i1]
+  %0: f32 = constant 1
+  store a0, %0
+})"),
+                                {}, &code);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalid);
+}
+
+TEST(Compile, TheSameKernelGivesTheSameBytes) {
+  Code first, second;
+  ASSERT_TRUE(compile(parsed(kChain), {}, &first).ok());
+  std::thread([&] { ASSERT_TRUE(compile(parsed(kChain), {}, &second).ok()); }).join();
+  EXPECT_EQ(first.bytes, second.bytes);
+}
+
+}  // namespace
+}  // namespace torch_remote::codegen::cpu

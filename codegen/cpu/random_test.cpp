@@ -1,0 +1,65 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "codegen/cpu/testing/harness.h"
+#include "codegen/loop/testing/random_kernel.h"
+#include "codegen/loop/testing/test_data.h"
+
+// Random kernels, compiled for both targets, against the interpreter: bit for bit. CODEGEN_KERNELS says how many,
+// CODEGEN_SEED where to begin.
+namespace torch_remote::codegen::cpu {
+namespace {
+
+using codegen::testing::TestData;
+
+uint64_t setting(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+struct Checked {
+  int kernels = 0, failures = 0, finishes = 0;
+};
+
+void check(uint64_t seed, bool functions, Checked* checked) {
+  codegen::testing::Rng rng(seed);
+  const Kernel kernel = codegen::testing::random_kernel(rng, {.max_rows = 1, .functions = functions});
+  if (std::getenv("CODEGEN_PRINT") != nullptr) std::fprintf(stderr, "%s\n", print(kernel).c_str());
+  ++checked->kernels;
+  for (const char* target : {"x86-64-v4", "x86-64-v3"}) {
+    testing::Compiled code;
+    const Status status = testing::compile_and_place(kernel, {.target = target}, &code);
+    ASSERT_TRUE(status.ok()) << status.message() << "\n" << print(kernel);
+    checked->finishes += code.code.finish != code.code.rows;
+    for (int round = 0; round < 2; ++round) {
+      const TestData before(code.kernel, rng);
+      TestData expected = before, got = before;
+      IndexFailure failure;
+      const Status interpreted = interpret(code.kernel, expected.arguments(), {}, &failure);
+      ASSERT_TRUE(interpreted.ok()) << interpreted.message() << "\n" << print(kernel);
+      IndexRecord record;
+      testing::run_compiled(code, got.arguments(), &record);
+      // Which of several wrong indices is the first one depends on the order of loops.
+      ASSERT_EQ(record.operand == kNoFailure, failure.operand == kNone) << "seed " << seed << "\n"
+                                                                        << print(code.kernel);
+      ASSERT_EQ(expected.difference(got), "") << "seed " << seed << ", " << target << ", " << before.describe() << "\n"
+                                              << print(code.kernel);
+      checked->failures += failure.operand != kNone;
+    }
+  }
+}
+
+TEST(Random, CompiledIsInterpreted) {
+  Checked checked;
+  const uint64_t first = setting("CODEGEN_SEED", 1), count = setting("CODEGEN_KERNELS", 100);
+  for (uint64_t seed = first; seed < first + count && !HasFatalFailure(); ++seed) check(seed, false, &checked);
+  if (count < 100) return;
+  EXPECT_GT(checked.failures, checked.kernels / 50);
+  EXPECT_GT(checked.finishes, checked.kernels / 20);
+}
+
+}  // namespace
+}  // namespace torch_remote::codegen::cpu
