@@ -8,8 +8,8 @@
 #include "codegen/loop/scalar_math.h"
 #include "codegen/loop/scalar_ops.h"
 
-// Row by row, value by value: a value over columns is computed for all of them before the next one is. Nothing is
-// stored before the end, so loads see what was there before.
+// Row by row, value by value: a value over columns is computed for all of them before the next one is, and a row's
+// stores are done after its values, so its loads see what was there before. (No other row's place is stored to.)
 namespace torch_remote::codegen {
 namespace {
 
@@ -37,19 +37,12 @@ class Interpreter {
     }
     rows();
     finish();
-    for (const Write& write : writes_) perform(write);
     return {};
   }
 
   const IndexFailure& failure() const { return failure_; }
 
  private:
-  // One element to be written.
-  struct Write {
-    const Store* store;
-    uint8_t* element;
-    Cell cell;
-  };
   // A reduction over rows: what the chunk has, and the chunks before it.
   struct Total {
     uint32_t value;
@@ -275,18 +268,15 @@ class Interpreter {
       if (at.finish != finish) continue;
       for (int64_t point = 0; point < points(at.dims); ++point) {
         uint8_t* const element = find(store.operand, store.indices, point, kernel_.values.size() + i);
-        if (element != nullptr) writes_.push_back({&store, element, cell(store.value, point)});
+        if (element != nullptr) write(store, cell(store.value, point), element);
       }
     }
   }
 
-  void perform(const Write& write) {
-    const DType memory = kernel_.operands[write.store->operand].dtype;
-    Cell cell = write.cell;
-    if (write.store->adds) {
-      cell = apply(ir::ScalarOp::kAdd, loaded_type(memory), load_element(memory, write.element), cell, {});
-    }
-    store_element(memory, cell, write.element);
+  void write(const Store& store, Cell cell, uint8_t* element) const {
+    const DType memory = kernel_.operands[store.operand].dtype;
+    if (store.adds) cell = apply(ir::ScalarOp::kAdd, loaded_type(memory), load_element(memory, element), cell, {});
+    store_element(memory, cell, element);
   }
 
   const Kernel& kernel_;
@@ -299,7 +289,6 @@ class Interpreter {
   std::array<int64_t, kMaxDims> place_ = {};        // in the domain
   std::vector<std::vector<Cell>> cells_;            // of each value, in this row
   std::vector<Total> totals_;
-  std::vector<Write> writes_;
   IndexFailure failure_;
   std::pair<int64_t, size_t> failed_at_;
   bool failed_before_ = false;  // in an earlier row

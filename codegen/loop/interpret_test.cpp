@@ -3,8 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <random>
-#include <span>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -206,6 +205,61 @@ TEST(Interpret, NothingToReduce) {
   ASSERT_EQ(no_rows.run(), "");
   EXPECT_EQ(product[0], 1);
   EXPECT_EQ(count[0], 0);
+}
+
+TEST(Interpret, ReductionsOfAllTypes) {
+  std::vector<int8_t> a = {-3, 100, 100, -128}, a_min(1), a_max(1), a_product(1);
+  std::vector<uint8_t> b = {3, 200, 100, 7}, b_min(1), b_sum(1), c = {1, 0, 1, 1}, c_min(1), c_max(1);
+  std::vector<double> d = {1.5, 2, -4, 8}, d_min(1), d_product(1);
+  Call call(R"(kernel(| j0) {
+    a0: i8[j0]
+    a1: i8[]
+    a2: i8[]
+    a3: i8[]
+    a4: u8[j0]
+    a5: u8[]
+    a6: u8[]
+    a7: bool[j0]
+    a8: bool[]
+    a9: bool[]
+    a10: f64[j0]
+    a11: f64[]
+    a12: f64[]
+    %0: i8 = load a0
+    %1: i8 = columns min %0
+    %2: i8 = columns max %0
+    %3: i8 = columns product %0
+    %4: u8 = load a4
+    %5: u8 = columns min %4
+    %6: u8 = columns sum %4
+    %7: bool = load a7
+    %8: bool = columns min %7
+    %9: bool = columns max %7
+    %10: f64 = load a10
+    %11: f64 = columns min %10
+    %12: f64 = columns product %10
+    store a1, %1
+    store a2, %2
+    store a3, %3
+    store a5, %5
+    store a6, %6
+    store a8, %8
+    store a9, %9
+    store a11, %11
+    store a12, %12
+  })",
+            {4});
+  call.operand(a).operand(a_min).operand(a_max).operand(a_product).operand(b).operand(b_min).operand(b_sum);
+  ASSERT_EQ(call.operand(c).operand(c_min).operand(c_max).operand(d).operand(d_min).operand(d_product).run(), "");
+  EXPECT_EQ(a_min[0], -128);
+  EXPECT_EQ(a_max[0], 100);
+  EXPECT_EQ(a_product[0], 0);
+  EXPECT_EQ(b_min[0], 3);
+  EXPECT_EQ(b_sum[0], 310 - 256);
+  EXPECT_EQ(c_min[0], 0);
+  EXPECT_EQ(c_max[0], 1);
+  EXPECT_EQ(d_min[0], -4);
+  EXPECT_EQ(d_product[0], -96);
 }
 
 TEST(Interpret, PlacesOfTheLargest) {
@@ -417,7 +471,7 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
   EXPECT_EQ(stride.run(), "interpret: a0 has stride 2 along dim 1, the kernel has 1");
   stride.strides_ = {3, 1};
   EXPECT_EQ(stride.run(), "interpret: a0 has stride 3 along dim 0, the kernel has 0");
-  EXPECT_EQ(Call(text, {1}).operand(x).run(), "interpret: a size for each dim is wanted");
+  EXPECT_EQ(Call(text, {1, 4, 1}).operand(x).run(), "interpret: a size for each dim is wanted");
   EXPECT_EQ(Call(text, {1, 4}).run(), "interpret: data, strides, bounds or scalars are not as many as the kernel has");
   EXPECT_EQ(Call(text, {1, -4}).operand(x).run(), "interpret: a size is negative");
   EXPECT_EQ(Call(text, {1, 4}).operand(x).run({.lanes = 3}),
@@ -454,6 +508,69 @@ TEST(Interpret, RandomKernels) {
   EXPECT_LT(failures, 200u);
   EXPECT_GT(changed, 500u);
   EXPECT_GT(other_order, 100u);
+}
+
+// Else what a random kernel computes would depend on who stores last.
+TEST(Interpret, RandomStoresAtIndicesDoNotMeet) {
+  size_t seen = 0;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    testing::Rng rng(seed);
+    const Kernel kernel = testing::random_kernel(rng);
+    testing::TestData data(kernel, rng, {.max_points = 600});
+    const Arguments arguments = data.arguments();
+    for (const Store& store : kernel.stores) {
+      if (store.indices.size() != 1 || store.adds) continue;
+      const Value& index = kernel.values[store.indices[0]];
+      if (index.kind != Kind::kLoad) continue;
+      // All elements of the operand of indices, which has all dims that the store's operand lacks.
+      size_t first = 0;
+      for (uint32_t i = 0; i < index.operand; ++i) first += kernel.dims() + kernel.operands[i].indexed;
+      std::vector<int64_t> offsets = {0};
+      for (uint32_t d = 0; d < kernel.dims(); ++d) {
+        if ((kernel.operands[index.operand].dims >> d & 1) == 0) continue;
+        std::vector<int64_t> next;
+        for (int64_t i = 0; i < arguments.sizes[d]; ++i) {
+          for (const int64_t offset : offsets) next.push_back(offset + i * arguments.strides[first + d]);
+        }
+        offsets = std::move(next);
+      }
+      std::set<int64_t> places;
+      for (const int64_t offset : offsets) {
+        places.insert(static_cast<const int64_t*>(arguments.data[index.operand])[offset]);
+      }
+      ASSERT_EQ(places.size(), offsets.size()) << seed << "\n" << print(kernel) << data.describe();
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 100u);
+}
+
+// What is stored lies where one other operand of the same places lies, each point at an element of its own.
+TEST(Interpret, RandomOperandsShareMemoryAsTheyMay) {
+  size_t seen = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    testing::Rng rng(seed);
+    const Kernel kernel = testing::random_kernel(rng);
+    const testing::TestData data(kernel, rng, {.max_points = 100});
+    std::vector<size_t> first = {0};
+    for (const Operand& operand : kernel.operands) first.push_back(first.back() + kernel.dims() + operand.indexed);
+    for (uint32_t a = 0; a < kernel.operands.size(); ++a) {
+      for (uint32_t b = 0; b < a; ++b) {
+        if (data.views[a].buffer != data.views[b].buffer) continue;
+        ++seen;
+        ASSERT_EQ(kernel.operands[a], kernel.operands[b]) << seed;
+        ASSERT_EQ(data.views[a].first, data.views[b].first) << seed;
+        for (uint32_t d = 0; d < kernel.dims(); ++d) {
+          ASSERT_EQ(data.strides[first[a] + d], data.strides[first[b] + d]) << seed;
+          ASSERT_EQ(data.strides[first[a] + d] != 0, (kernel.operands[a].dims >> d & 1) != 0) << seed;
+        }
+        const auto stores = std::ranges::count_if(
+            kernel.stores, [&](const Store& store) { return store.operand == a || store.operand == b; });
+        ASSERT_EQ(stores, 1) << seed;
+      }
+    }
+  }
+  EXPECT_GT(seen, 100u);
 }
 
 }  // namespace

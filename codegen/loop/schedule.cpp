@@ -136,16 +136,16 @@ class Scheduler {
 
   void keep() {
     std::vector<Loops> wanted = wanted_by_roots();
-    // From the results back: what several loops want and is not cheap is kept.
+    // From the results back: what several loops want is kept, and then wants its inputs once.
     for (uint32_t i = static_cast<uint32_t>(kernel_.values.size()); i-- > 0;) {
       if (!over_columns(i) || facts_[i].finish || !wanted[i].any()) continue;
-      kept_[i] = wanted[i].several() && cost_of(i) > kWorthKeeping;
+      kept_[i] = wanted[i].several();
       for (const uint32_t input : inputs(kernel_.values[i])) {
         wanted[input].add(wanted[i].first);
         if (!kept_[i]) wanted[input].add(wanted[i].last);
       }
     }
-    // What is cheap because what it is made of is kept need not be.
+    // But for what is cheap to compute again, given what is kept of its inputs.
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) kept_[i] = kept_[i] && cost_of(i) > kWorthKeeping;
   }
 

@@ -197,10 +197,12 @@ class Maker {
     const DType from = type(value);
     if (ir::is_float(from) && !ir::is_float(to) && to != DType::kBool) {
       const double most = to == DType::kUInt8   ? 255
-                          : to == DType::kInt64 ? 9e18
-                                                : (1ull << (8 * item_size(to) - 1)) - 129;
+                          : to == DType::kInt8  ? 127
+                          : to == DType::kInt16 ? 32767
+                          : to == DType::kInt32 ? 2147483520  // an f32
+                                                : 9e18;
       const uint32_t size = op(ScalarOp::kAbs, from, value);
-      const uint32_t fits = op(ScalarOp::kLt, DType::kBool, size, number(from, to == DType::kInt8 ? 127 : most));
+      const uint32_t fits = op(ScalarOp::kLt, DType::kBool, size, number(from, most));
       value = op(ScalarOp::kWhere, from, fits, to == DType::kUInt8 ? size : value, number(from, 0));
     }
     return add({.kind = Kind::kConvert, .type = to, .a = value});
