@@ -9,7 +9,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// LoopIR -> MLIR's LLVM dialect -> LLVM O3 -> code of an x86-64 CPU. This is where LLVM is.
+// LoopIR -> MLIR's LLVM dialect -> LLVM -> code of an x86-64 CPU. This is where LLVM is.
 namespace torch_remote::codegen::cpu {
 
 // Code that can lie anywhere: it names nothing outside, and its constants lie behind it.
@@ -19,12 +19,24 @@ struct Code {
   uint32_t finish = 0;         // where FinishFunction begins; as `rows` if the kernel has none
 };
 
+// Milliseconds of processor time that a compilation took.
+struct CompileTimes {
+  double expand = 0;     // functions as arithmetic
+  double emit = 0;       // MLIR
+  double translate = 0;  // LLVM IR
+  double optimize = 0;
+  double generate = 0;  // an object file
+  double link = 0;      // the code
+  double total() const { return expand + emit + translate + optimize + generate + link; }
+};
+
 struct CompileOptions {
   std::string_view target = "x86-64-v4";  // or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is none
   // For tests and tools: what was made on the way.
   std::string* mlir = nullptr;
   std::string* llvm = nullptr;
   std::string* assembly = nullptr;
+  CompileTimes* times = nullptr;
 };
 
 // Of a kernel that verifies and has at most one row dim; functions that were not expanded are expanded. Threads: any

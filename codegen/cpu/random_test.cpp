@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -27,7 +26,6 @@ struct Checked {
 void check(uint64_t seed, bool functions, Checked* checked) {
   codegen::testing::Rng rng(seed);
   const Kernel kernel = codegen::testing::random_kernel(rng, {.max_rows = 1, .functions = functions});
-  if (std::getenv("CODEGEN_PRINT") != nullptr) std::fprintf(stderr, "%s\n", print(kernel).c_str());
   ++checked->kernels;
   for (const char* target : {"x86-64-v4", "x86-64-v3"}) {
     testing::Compiled code;
@@ -55,7 +53,7 @@ void check(uint64_t seed, bool functions, Checked* checked) {
 TEST(Random, CompiledIsInterpreted) {
   Checked checked;
   const uint64_t first = setting("CODEGEN_SEED", 1), count = setting("CODEGEN_KERNELS", 100);
-  for (uint64_t seed = first; seed < first + count && !HasFatalFailure(); ++seed) check(seed, false, &checked);
+  for (uint64_t seed = first; seed < first + count && !HasFatalFailure(); ++seed) check(seed, seed % 4 == 0, &checked);
   if (count < 100) return;
   EXPECT_GT(checked.failures, checked.kernels / 50);
   EXPECT_GT(checked.finishes, checked.kernels / 20);
