@@ -60,7 +60,13 @@ class Maker {
       if (chance(3)) size = 0;
       data_.sizes.push_back(size);
     }
-    for (uint32_t d = 0; d < dims && elements(~0u) > options_.max_points; ++d) {
+    // Rows without columns are done, too.
+    const auto points = [&] {
+      int64_t count = 1;
+      for (const int64_t size : data_.sizes) count *= std::max<int64_t>(size, 1);
+      return count;
+    };
+    for (uint32_t d = 0; d < dims && points() > options_.max_points; ++d) {
       if (d != main) data_.sizes[d] = one_of<int64_t>({1, 2, 3});
     }
     const int64_t others = elements(~(1u << main));
