@@ -222,7 +222,7 @@ TEST(Compile, ReductionsOverRows) {
 TEST(Compile, IndexedLoadsAndStores) {
   check(R"(kernel(i0 | j0) {
   a0: i64[i0]
-  a1: f32[_, j0]
+  a1: f16[_, j0]
   a2: f32[i0, j0]
   a3: i64[i0, j0]
   a4: bf16[_, i0]

@@ -16,8 +16,8 @@ bool is_vector(MlirValue x) { return llvm::isa<mlir::VectorType>(x.getType()); }
 
 }  // namespace
 
-Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry)
-    : ops_(ops), kernel_(kernel), call_(call), entry_(entry) {
+Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry, bool masks_narrow)
+    : ops_(ops), kernel_(kernel), call_(call), entry_(entry), masks_narrow_(masks_narrow) {
   uint32_t strides = 0, bounds = 0;
   for (const Operand& operand : kernel.operands) {
     first_stride_.push_back(strides);
@@ -174,14 +174,53 @@ MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
   if (at.column) type = Ops::vector_of(type);
   if (!at.mask) return ops_.from_memory(ops_.load(type, pointer, dtype), dtype);
   MlirValue zero = llvm::isa<mlir::FloatType>(ops_.memory_type(dtype)) ? ops_.number(type, 0) : ops_.integer(type, 0);
-  MlirValue raw = ops_.b.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
+  MlirValue raw;
+  if (masks_narrow_ || ir::item_size(dtype) >= 4) {
+    raw = ops_.b.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
+  } else {
+    ops_.store(zero, scratch(), dtype);
+    copy_some(pointer, scratch(), dtype, at.mask);
+    raw = ops_.load(type, scratch(), dtype);
+  }
   return ops_.from_memory(raw, dtype);
 }
 
 void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const Point& at) {
   MlirValue raw = ops_.to_memory(value, dtype);
   if (!at.mask) return ops_.store(raw, pointer, dtype);
-  ops_.b.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
+  if (masks_narrow_ || ir::item_size(dtype) >= 4) {
+    ops_.b.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
+  } else {
+    ops_.store(raw, scratch(), dtype);
+    copy_some(scratch(), pointer, dtype, at.mask);
+  }
+}
+
+// As many elements as there are lanes in the mask: 16, or 8, 4, 2, 1 for each bit of their number. (LLVM would test and
+// move each lane alone, which takes it ten times as long as all the rest.)
+void Memory::copy_some(MlirValue from, MlirValue to, DType dtype, MlirValue mask) {
+  const mlir::Type word = ops_.b.getIntegerType(kLanes), element = ops_.memory_type(dtype);
+  MlirValue lanes = ops_.b.create<ll::BitcastOp>(word, mask);
+  MlirValue count = ops_.convert(ops_.b.create<ll::CtPopOp>(word, lanes), DType::kInt16, DType::kInt64);
+  for (int64_t piece = kLanes; piece > 0; piece /= 2) {
+    MlirValue has = ops_.compare(Int::ne, ops_.bit_and(count, ops_.i64(piece)), ops_.i64(0));
+    ops_.only_if(has, false, [&] {
+      MlirValue done = ops_.bit_and(count, ops_.i64(-2 * piece));
+      const mlir::Type type = piece == 1 ? element : mlir::Type(Ops::vector_of(element, piece));
+      MlirValue moved = ops_.load(type, ops_.at(from, element, done), dtype);
+      ops_.store(moved, ops_.at(to, element, done), dtype);
+    });
+  }
+}
+
+// Memory for 16 narrow elements.
+MlirValue Memory::scratch() {
+  if (scratch_) return scratch_;
+  mlir::OpBuilder::InsertionGuard guard(ops_.b);
+  ops_.b.setInsertionPointToEnd(entry_);
+  const mlir::Type type = Ops::vector_of(ops_.b.getI16Type());
+  scratch_ = ops_.b.create<ll::AllocaOp>(call_.getType(), type, ops_.i64(1), 32);
+  return scratch_;
 }
 
 MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const Point& at) {

@@ -20,7 +20,8 @@ struct Point {
 class Memory {
  public:
   // `call` is the function's argument, `entry` its first block: what is read from the call is read there.
-  Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry);
+  // `masks_narrow`: the target has masked loads and stores of elements of 8 and 16 bits, too.
+  Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry, bool masks_narrow);
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
@@ -36,7 +37,8 @@ class Memory {
   MlirValue load(uint32_t operand, mlir::ValueRange indices, const Point& at);
   void store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at);
 
-  // Elements that lie side by side, from a pointer to the first one. (A scalar, if `at` has no column.)
+  // Elements that lie side by side, from a pointer to the first one. (A scalar, if `at` has no column.) Lanes that are
+  // places come first.
   MlirValue load_line(MlirValue pointer, ir::DType dtype, const Point& at);
   void store_line(MlirValue value, MlirValue pointer, ir::DType dtype, const Point& at);
 
@@ -52,6 +54,8 @@ class Memory {
   void record(uint32_t operand, MlirValue index, MlirValue bound);
   void add_lane_by_lane(MlirValue value, const Place& to, ir::DType dtype);
 
+  void copy_some(MlirValue from, MlirValue to, ir::DType dtype, MlirValue mask);
+  MlirValue scratch();
   MlirValue field(size_t offset);
   MlirValue element(size_t array, uint32_t number, mlir::Type type);
   MlirValue stride(uint32_t operand, uint32_t dim);
@@ -62,6 +66,8 @@ class Memory {
   const Kernel& kernel_;
   MlirValue call_;
   mlir::Block* entry_;
+  const bool masks_narrow_;
+  MlirValue scratch_;
   std::vector<uint32_t> first_stride_, first_bound_;  // of each operand
   std::map<size_t, MlirValue> fields_;
   std::map<std::pair<size_t, uint32_t>, MlirValue> elements_;
