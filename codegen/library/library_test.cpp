@@ -1,0 +1,99 @@
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "codegen/cpu/call.h"
+#include "codegen/cpu/place.h"
+#include "codegen/library/codegen_api.h"
+
+// The library as a worker opens it: this test has no compiler of its own.
+namespace torch_remote::codegen {
+namespace {
+
+constexpr const char* kAdd = R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = add %0, %1
+  store a2, %2
+})";
+
+class Library : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    handle_ = dlopen("codegen/library/libtorch_remote_codegen.so", RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(handle_, nullptr) << dlerror();
+    const auto entry = reinterpret_cast<tr_codegen_entry>(dlsym(handle_, TR_CODEGEN_ENTRY));
+    ASSERT_NE(entry, nullptr) << dlerror();
+    api_ = entry();
+  }
+
+  int compile(const std::string& text, const char* target) {
+    bytes_.clear();
+    code_ = {};
+    code_.struct_size = sizeof(tr_code);
+    code_.context = &bytes_;
+    code_.take = [](void* context, const uint8_t* bytes, size_t size) {
+      static_cast<std::vector<uint8_t>*>(context)->assign(bytes, bytes + size);
+    };
+    return api_->compile_cpu(text.data(), text.size(), target, &code_);
+  }
+
+  void* handle_ = nullptr;
+  const tr_codegen_api* api_ = nullptr;
+  tr_code code_;
+  std::vector<uint8_t> bytes_;
+};
+
+TEST_F(Library, SaysWhatItIs) {
+  EXPECT_EQ(api_->struct_size, sizeof(tr_codegen_api));
+  EXPECT_EQ(api_->abi, static_cast<uint32_t>(TR_CODEGEN_ABI));
+  EXPECT_EQ(std::string(api_->version).rfind("LLVM ", 0), 0u) << api_->version;
+}
+
+TEST_F(Library, CompilesText) {
+  ASSERT_EQ(compile(kAdd, "x86-64-v3"), 0) << code_.message;
+  cpu::PlacedCode placed;
+  ASSERT_TRUE(cpu::PlacedCode::place(bytes_, &placed).ok());
+  EXPECT_EQ(code_.rows, code_.finish);
+  constexpr int64_t kColumns = 37;
+  std::vector<float> x(2 * kColumns), y(kColumns), sum(2 * kColumns);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 4;
+  for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(i) * 100;
+  void* const data[] = {x.data(), y.data(), sum.data()};
+  const int64_t strides[] = {kColumns, 1, 0, 1, kColumns, 1};
+  const cpu::Call call{.data = data,
+                       .sizes = &kColumns,
+                       .strides = strides,
+                       .bounds = nullptr,
+                       .scalars = nullptr,
+                       .kept = nullptr,
+                       .totals = nullptr,
+                       .lines = nullptr,
+                       .failure = nullptr};
+  placed.function<cpu::RowsFunction>(code_.rows)(&call, 0, 2);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(sum[i], x[i] + y[i % kColumns]) << i;
+}
+
+TEST_F(Library, SaysWhatIsWrong) {
+  EXPECT_EQ(compile("kernel(i0 | j0) {", "x86-64-v4"), 1);
+  EXPECT_NE(std::string(code_.message), "");
+  EXPECT_EQ(compile(kAdd, "sm_90"), 1);
+  EXPECT_NE(std::string(code_.message).find("x86-64-v4, x86-64-v3"), std::string::npos) << code_.message;
+  EXPECT_TRUE(bytes_.empty());
+}
+
+// Nothing of LLVM or of the C++ library can be found in it, or be taken from the program that opens it.
+TEST_F(Library, HidesEverythingElse) {
+  for (const char* name : {"LLVMContextCreate", "_ZN4llvm11LLVMContextC1Ev", "LLVMInitializeX86Target"}) {
+    EXPECT_EQ(dlsym(handle_, name), nullptr) << name;
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::codegen
