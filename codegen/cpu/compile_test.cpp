@@ -94,11 +94,14 @@ TEST(Compile, Pointwise) {
 
 TEST(Compile, HalfTypes) {
   for (const std::string half : {"bf16", "f16"}) {
-    check("kernel(i0 | j0) {\n  a0: " + half + "[i0, j0]\n  a1: " + half + "[i0, j0*]\n  a2: " + half + "[i0, j0]\n" +
+    check("kernel(i0 | j0) {\n  a0: " + half + "[i0, j0]\n  a1: " + half + "[i0, j0*]\n  a2: " + half +
+          "[i0, j0]\n  a3: " + half + "[i0, j0]\n" +
           R"(  %0: f32 = load a0
   %1: f32 = load a1
   %2: f32 = div %0, %1
+  %3: f32 = add %0, %1
   store a2, %2
+  store a3, %3
 })");
   }
 }
