@@ -228,7 +228,7 @@ void run_times(std::string_view target, int64_t rows, int64_t columns) {
 
 int main() {
   using namespace torch_remote::codegen::cpu;
-  for (const char* target : {"x86-64-v4", "x86-64-v3"}) {
+  for (const std::string_view target : testing::targets()) {
     compile_times(target);
     run_times(target, 64, 1024);
     run_times(target, 4096, 4096);

@@ -2,13 +2,14 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "codegen/cpu/testing/harness.h"
 #include "codegen/loop/testing/random_kernel.h"
 #include "codegen/loop/testing/test_data.h"
 
-// Random kernels, compiled for both targets, against the interpreter: bit for bit. CODEGEN_KERNELS says how many,
-// CODEGEN_SEED where to begin.
+// Random kernels, compiled for all targets of this machine, against the interpreter: bit for bit. CODEGEN_KERNELS says
+// how many, CODEGEN_SEED where to begin.
 namespace torch_remote::codegen::cpu {
 namespace {
 
@@ -27,7 +28,7 @@ void check(uint64_t seed, bool functions, Checked* checked) {
   codegen::testing::Rng rng(seed);
   const Kernel kernel = codegen::testing::random_kernel(rng, {.max_rows = 1, .functions = functions});
   ++checked->kernels;
-  for (const char* target : {"x86-64-v4", "x86-64-v3"}) {
+  for (const std::string_view target : testing::targets()) {
     testing::Compiled code;
     const Status status = testing::compile_and_place(kernel, {.target = target}, &code);
     ASSERT_TRUE(status.ok()) << status.message() << "\n" << print(kernel);

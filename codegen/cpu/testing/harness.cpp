@@ -114,6 +114,16 @@ Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const st
   return result;
 }
 
+std::vector<std::string_view> targets() {
+  std::vector<std::string_view> result;
+  __builtin_cpu_init();
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (wide) result.push_back("x86-64-v4");
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) result.push_back("x86-64-v3");
+  return result;
+}
+
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled) {
   compiled->kernel = kernel;
   expand_functions(compiled->kernel);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "codegen/cpu/call.h"
@@ -25,6 +26,9 @@ struct Case {
 // random: small numbers, and where they are floats now and then a special one.
 Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const std::vector<int64_t>& bounds,
                uint64_t seed, int64_t gap = 3);
+
+// Targets whose code this machine can run.
+std::vector<std::string_view> targets();
 
 // A kernel that was compiled, in executable memory.
 struct Compiled {
