@@ -1,0 +1,114 @@
+#include <limits>
+
+#include "codegen/loop/functions.h"
+
+// Remainders, hypot, and powers of integers.
+namespace torch_remote::codegen::functions {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// a - n b with n near a / b, steps times: |result| <= |b| / 2 if |a / b| < 2^(52 steps). Each difference has no more
+// bits than b, so that all of them are exact.
+Term reduced(Term a, Term b, int steps) {
+  for (int i = 0; i < steps; ++i) a = fma(-round(a / b), b, a);
+  return a;
+}
+
+// f32 in f64, where 1 / b is not denormal and is good enough: a step takes off 51 bits of 277.
+Term fmod_of_single(Term a, Term b) {
+  const Term inverse = 1.0 / b;
+  for (int i = 0; i < 6; ++i) a = fma(-round(a * inverse), b, a);
+  return a;
+}
+
+// a / b may be beyond the range: multiples of b are taken off first.
+Term fmod_of_double(Term a, Term b) {
+  const Term tiny = b < 0x1p-50;
+  const Term half_up = where(tiny, b * 0x1p537, b);
+  const Term up = where(tiny, half_up * 0x1p537, where(b < 1.0, b * 0x1p50, b));
+  return reduced(reduced(reduced(a, up, 20), half_up, 11), b, 11);
+}
+
+Term is_negative(Term a) { return a < 0; }
+
+}  // namespace
+
+Term fmod(const Format& format, Term x, Term y) {
+  const Term a = abs(x), b = abs(y);
+  const Term rest = format.precision == Precision::kMiddle ? fmod_of_single(a, b) : fmod_of_double(a, b);
+  const Term positive = where(rest < 0.0, rest + b, rest);
+  return copysign(where((b == kInfinity) && (a < kInfinity), a, positive), x);
+}
+
+Term hypot(const Format& format, Term x, Term y) {
+  const Term a = abs(x), b = abs(y);
+  const Term infinite = (a == kInfinity) || (b == kInfinity);
+  if (format.precision == Precision::kMiddle) return where(infinite, kInfinity, sqrt(fma(x, x, y * y)));
+  const Term most = max(a, b), least = min(a, b);
+  const Term large = most > 0x1p500, small = most < 0x1p-500;
+  const Term factor = where(large, 0x1p-600, where(small, x.type(), 0x1p600, 1.0));
+  const Term back = where(large, 0x1p600, where(small, x.type(), 0x1p-600, 1.0));
+  const Term scaled = most * factor, other = least * factor;
+  return where(infinite, kInfinity, sqrt(fma(scaled, scaled, other * other)) * back);
+}
+
+Term remainder_from(Term rest, Term y) { return where((rest != 0.0) && ((rest < 0.0) != (y < 0.0)), rest + y, rest); }
+
+// As CPython does it.
+Term floor_div_from(Term rest, Term x, Term y) {
+  const Term down = (rest != 0.0) && ((rest < 0.0) != (y < 0.0));
+  const Term quotient = (x - rest) / y;
+  const Term lower = where(down, quotient - 1.0, quotient);
+  const Term floored = floor(lower);
+  const Term nearest = where(lower - floored > 0.5, floored + 1.0, floored);
+  const Term ratio = x / y;
+  return where(y == 0.0, ratio, where(lower == 0.0, copysign(x.constant(0), ratio), nearest));
+}
+
+// A division by zero gives 0.
+Term whole_fmod(Term a, Term b) { return a - (a / b) * b; }
+
+Term whole_remainder(Term a, Term b) {
+  const Term rest = whole_fmod(a, b);
+  return where((rest != 0) && (is_negative(rest) != is_negative(b)), rest + b, rest);
+}
+
+Term whole_floor_div(Term a, Term b) {
+  const Term quotient = a / b;
+  const Term rest = a - quotient * b;
+  return where((rest != 0) && (is_negative(a) != is_negative(b)), quotient - 1, quotient);
+}
+
+Term whole_power(Term a, uint64_t exponent) {
+  Term result = a.whole(1);
+  bool is_one = true;
+  for (Term power = a; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result = is_one ? power : result * power;
+    if ((exponent & 1) != 0) is_one = false;
+    if (exponent != 1) power = power * power;
+  }
+  return result;
+}
+
+// Of an odd number the 2^(w - 2)th power is 1 in w bits, so that w - 2 bits of the exponent count; of an even one the
+// wth power is 0.
+Term whole_pow(Term a, Term b) {
+  const int width = 8 * static_cast<int>(ir::item_size(a.type()));
+  Term result = a.whole(1);
+  Term power = a;
+  for (int i = 0; i < width - 2; ++i) {
+    const Term bit = (b & (int64_t{1} << i)) != 0;
+    result = where(bit, result * power, result);
+    power = power * power;
+  }
+  const Term zero = a.whole(0), one = a.whole(1);
+  const Term is_even = (a & 1) == 0;
+  result = where(is_even && (b > b.whole(width - 1)), zero, result);
+  if (a.type() == DType::kUInt8) return result;
+  const Term minus_one = a.whole(-1);
+  const Term inverse = where(a == one, one, where(a == minus_one, where((b & 1) == 0, one, minus_one), zero));
+  return where(is_negative(b), inverse, result);
+}
+
+}  // namespace torch_remote::codegen::functions

@@ -1,0 +1,163 @@
+#include <utility>
+
+#include "codegen/loop/function_tables.h"
+#include "codegen/loop/functions.h"
+
+// exp and what is made of it. The argument is split into a multiple of the logarithm of 2, in two parts (Cody and
+// Waite, Software Manual for the Elementary Functions, 1980), and a rest for a polynomial.
+namespace torch_remote::codegen::functions {
+namespace {
+
+constexpr double kLog2E = 0x1.71547652b82fep+0;
+
+// ln 2: `high` times an exponent is exact.
+struct Ln2 {
+  double high, low;
+};
+constexpr Ln2 kLn2Single{0x1.62e4p-1, 0x1.7f7d1cp-20};
+constexpr Ln2 kLn2Double{0x1.62e42fefap-1, 0x1.cf79abc9e3b3ap-40};
+
+bool is_single(const Format& format) { return format.type == DType::kFloat32; }
+const Ln2& ln2(const Format& format) { return is_single(format) ? kLn2Single : kLn2Double; }
+
+// x = n ln 2 + rest with |rest| <= ln 2 / 2. `half_power` is 2^(n - 1).
+struct Reduced {
+  Term half_power, rest;
+};
+Reduced reduce(const Format& format, Term x) {
+  const Split n = split(format, x, kLog2E, format.bias - 1);
+  const Ln2& parts = ln2(format);
+  const Term rest = fma(n.whole, -parts.low, fma(n.whole, -parts.high, x));
+  return {power_of_two(format, n.sum), rest};
+}
+
+// e^r - 1 for |r| <= ln 2 / 2.
+Term expm1_of_rest(const Format& format, Term r) {
+  using namespace tables;
+  const auto q = pick(format, kExpm1_32, kExpm1_64, kExpm1_64);
+  return fma(r * r, polynomial(q, r), r);
+}
+
+}  // namespace
+
+Split split(const Format& format, Term x, double scale, int offset) {
+  const double magic = format.magic + offset;
+  const Term sum = fma(x, scale, magic);
+  return {sum, sum - magic};
+}
+
+Term power_of_two(const Format& format, Term sum) {
+  return (sum.bits(format.integer) << format.mantissa).bits(format.type);
+}
+
+// 2^n is a product of two factors that are in range even where the result is denormal or overflows.
+Factors two_factors(const Format& format, Term sum) {
+  const Term bits = sum.bits(format.integer);
+  const Term half = bits >> 1;
+  return {(half << format.mantissa).bits(format.type), ((bits - half) << format.mantissa).bits(format.type)};
+}
+
+Scaled scaled_exp(const Format& format, Term x) {
+  using namespace tables;
+  const Split n = split(format, x, kLog2E, 2 * format.bias);
+  const Ln2& parts = ln2(format);
+  const Term r = fma(n.whole, -parts.low, fma(n.whole, -parts.high, x));
+  const auto q = pick(format, kExp32, kExpMid, kExp64);
+  return {fma(polynomial(1.0, q, r), r, 1.0), two_factors(format, n.sum)};
+}
+
+Term exp(const Format& format, Term x) {
+  const auto [least, most] = is_single(format) ? std::pair(-104.0, 89.0) : std::pair(-746.0, 710.0);
+  const Scaled e = scaled_exp(format, at_least(at_most(x, most), least));
+  return e.value * e.factors.first * e.factors.second;
+}
+
+Term exp2(const Format& format, Pair x) {
+  using namespace tables;
+  const auto [least, most] = is_single(format) ? std::pair(-151.0, 129.0) : std::pair(-1076.0, 1025.0);
+  const Term high = at_least(at_most(x.high, most), least);
+  const double magic = format.magic + 2 * format.bias;
+  const Term sum = high + magic;
+  Term r = high - (sum - magic);
+  if (x.low.builder != nullptr) r = r + x.low;
+  const Factors factors = two_factors(format, sum);
+  const Term p = polynomial(1.0, pick(format, kExp2_32, kExp2Mid, kExp2_64), r);
+  return p * factors.first * factors.second;
+}
+
+Term exp2(const Format& format, Term x) { return exp2(format, Pair{x, {}}); }
+
+Term unless_tiny(Term x, double bound, Term result) { return where(abs(x) < bound, x, result); }
+
+// 2^n (e^r - 1) + (2^n - 1), halved so that 2^n does not overflow before the sum does.
+Term expm1(const Format& format, Term x) {
+  const auto [least, most] = is_single(format) ? std::pair(-25.0, 89.0) : std::pair(-40.0, 710.0);
+  const Reduced n = reduce(format, at_least(at_most(x, most), least));
+  const Term half = fma(n.half_power, expm1_of_rest(format, n.rest), n.half_power - 0.5);
+  return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, half + half);
+}
+
+// With t = exp(-|x|) and q = t / (1 + t): 1 - q or, for negative x, t - t q, so that nothing overflows, small results
+// keep their precision and errors of q count little.
+Term sigmoid(const Format& format, Term x) {
+  const Scaled e = scaled_exp(format, at_least(-abs(x), is_single(format) ? -104.0 : -746.0));
+  const Term power = e.value * e.factors.first * e.factors.second;
+  const Term base = where(x < 0.0, power, 1.0);
+  return fma(base, power / (-1.0 - power), base);
+}
+
+// For |x| <= 0.55 a polynomial; else 1 - 2 / (exp(2|x|) + 1), in which the quotient is not above a half, so that its
+// errors count little and one part of ln 2 is enough.
+Term tanh(const Format& format, Term x) {
+  using namespace tables;
+  const Term a = abs(x);
+  const Term bounded = at_most(a, is_single(format) ? 10.0 : 20.0);
+  const Term twice = bounded + bounded;
+  const Split n = split(format, twice, kLog2E, format.bias);
+  const Term r = fma(n.whole, is_single(format) ? -0x1.62e43p-1 : -0x1.62e42fefa39efp-1, twice);
+  const Term power = fma(polynomial(1.0, pick(format, kExp32, kExp64, kExp64), r), r, 1.0);
+  const Term large = -2.0 / fma(power, power_of_two(format, n.sum), 1.0) + 1.0;
+  const Term square = x * x;
+  const Term small = fma(square * a, polynomial(pick(format, kTanh32, kTanh64, kTanh64), square), a);
+  return copysign(where(a < 0.55, small, large), x);
+}
+
+namespace {
+
+// exp(a) / 2.
+Term half_exp(const Format& format, Term a) {
+  const Scaled e = scaled_exp(format, at_most(a, is_single(format) ? 90.0 : 711.0));
+  return e.value * (e.factors.first * 0.5) * e.factors.second;
+}
+
+}  // namespace
+
+// For |x| <= 1 a polynomial; else h - 1 / 4h with h = exp(|x|) / 2.
+Term sinh(const Format& format, Term x) {
+  using namespace tables;
+  const Term a = abs(x);
+  const Term h = half_exp(format, a);
+  const Term square = x * x;
+  const Term small = fma(square * a, polynomial(pick(format, kSinh32, kSinh64, kSinh64), square), a);
+  return copysign(where(a <= 1.0, small, h - 0.25 / h), x);
+}
+
+Term cosh(const Format& format, Term x) {
+  const Term h = half_exp(format, abs(x));
+  return h + 0.25 / h;
+}
+
+// 1 - erfc(x) = -(exp(log(erfc(|x|))) - 1), in which the logarithm is a polynomial: one path for small and large |x|.
+Term erf_single(const Format& format, Term x) {
+  using namespace tables;
+  const Term a = at_most(abs(x), 3.95);
+  const Term minus = -a;
+  const Term y = fma(minus, polynomial(kErf32, a), minus);
+  // One part of ln 2 is enough: an error of y is made smaller by erfc(|x|).
+  const Split n = split(format, y, kLog2E, format.bias);
+  const Term r = fma(n.whole, -0x1.62e43p-1, y);
+  const Term power = power_of_two(format, n.sum);
+  return copysign(fma(power, expm1_of_rest(format, r), power - 1.0), x);
+}
+
+}  // namespace torch_remote::codegen::functions

@@ -1,0 +1,103 @@
+#include <limits>
+
+#include "codegen/loop/function_tables.h"
+#include "codegen/loop/functions.h"
+
+// erf, erfc, lgamma. erf of f32, which is in inner loops, is in functions_exp.cpp.
+namespace torch_remote::codegen::functions {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// erfc of a >= 0 is exp(-a^2) t q(t) with t = k / (k + a) (Shepherd and Laframboise, Chebyshev approximation of
+// (1 + 2x) exp(x^2) erfc(x), 1981, with another t).
+Term erfc_middle(const Format& format, Term a) {
+  const Term t = 3.0 / (a + 3.0);
+  const Scaled e = scaled_exp(format, -(a * a));
+  return polynomial(tables::kErfcMid, fma(t, 2.0, -1.0)) * t * e.value * e.factors.first * e.factors.second;
+}
+
+// e^(high + low): a pair times two factors.
+struct LongScaled {
+  Pair value;
+  Factors factors;
+};
+LongScaled long_exp(const Format& format, Pair x) {
+  const Split n = split(format, x.high, 0x1.71547652b82fep+0, 2 * format.bias);
+  const Term high = fma(n.whole, -0x1.62e42fefap-1, x.high);  // exact
+  const Pair r = exact_sum(high, fma(n.whole, -0x1.cf79abc9e3b3ap-40, x.low));
+  const Pair less = quick_sum(r.high, r.high * r.high * polynomial(tables::kExp64, r.high));
+  const Pair e = quick_sum(r.high.constant(1), less.high);
+  return {{e.high, fma(r.low, e.high, e.low + less.low)}, two_factors(format, n.sum)};
+}
+
+// With t, the square and the exponential in pairs. What t was rounded by moves a, and the derivative of
+// g(a) = exp(a^2) erfc(a) is 2 a g(a) - 2 / sqrt(pi).
+Term erfc_double(const Format& format, Term a) {
+  const Pair below = exact_sum(a.constant(4), a);
+  const Term t = 4.0 / below.high;
+  const Term t_low = fma(-t, below.high, 4.0) - t * below.low;  // times 4 / t
+  const std::span<const double> table = tables::kErfc64;        // the first coefficient is in two parts
+  const Term rest = polynomial(table.subspan(1), fma(t, 2.0, -1.0));
+  const Pair q = quick_sum(t.constant(table[0]), rest);
+  const Pair product = exact_product(t, q.high);
+  const Pair g{product.high, fma(t, q.low, product.low)};
+  const Term slope = fma(a + a, g.high, -0x1.20dd750429b6dp+0);
+  const Term g_low = fma(below.high * t_low * -0.25, slope, g.low);
+  const Pair square = exact_product(a, a);
+  const LongScaled e = long_exp(format, {-square.high, -square.low});
+  return multiply(e.value, {g.high, g_low}).high * e.factors.first * e.factors.second;
+}
+
+// log |gamma(a)| of a > 0: near 1 and 2 polynomials with these zeros, below log(a) is subtracted, up to 8 the logarithm
+// of (a - 1) (a - 2) ... is added, then Stirling's series.
+Term lgamma_of_positive(const Format& format, Term a) {
+  using namespace tables;
+  const Term low = a < 0.5, large = a >= 8.0;
+  Term near = a;
+  Term product = a.constant(1);
+  for (int k = 1; k <= 6; ++k) {
+    const Term less = a - static_cast<double>(k);
+    const Term is_less = less >= 1.4;
+    near = where(is_less, less, near);
+    product = where(is_less, product * less, product);
+  }
+  const Term from1 = where(low, a, near - 1.0), from2 = where(low, a - 1.0, near - 2.0);
+  const Term around = where(from1 < 0.4, from1 * polynomial(pick(format, {}, kLgamma1_Mid, kLgamma1_64), from1),
+                            from2 * polynomial(pick(format, {}, kLgamma2_Mid, kLgamma2_64), from2));
+  const Pair logarithm = long_log(format, where(low || large, a, product));
+  const Term inverse = 1.0 / a;
+  const Term series = fma(inverse, polynomial(kStirling, inverse * inverse), 0x1.acfe390c97d69p-2);
+  const Term stirling = fma(a - 0.5, logarithm.high + logarithm.low - 1.0, series);
+  const Pair sum = exact_sum(around, where(low, -logarithm.high, logarithm.high));
+  const Term small = sum.high + (sum.low + where(low, -logarithm.low, logarithm.low));
+  return where(large, stirling, where(a == 0.0, kInfinity, small));
+}
+
+}  // namespace
+
+Term erfc(const Format& format, Term x) {
+  const bool middle = format.precision == Precision::kMiddle;
+  const Term a = at_most(abs(x), middle ? 11.0 : 28.0);
+  const Term result = middle ? erfc_middle(format, a) : erfc_double(format, a);
+  return where(x < 0.0, 2.0 - result, result);
+}
+
+Term erf(const Format& format, Term x) {
+  const Term a = at_most(abs(x), 28.0);
+  const Term small = fma(a, polynomial(tables::kErf64, a * a), a);
+  return copysign(where(a < 1.0, small, 1.0 - erfc_double(format, a)), x);
+}
+
+// gamma(-a) gamma(a) = -pi / (a sin(pi a)).
+Term lgamma(const Format& format, Term x) {
+  const Term a = abs(x);
+  const Term positive = lgamma_of_positive(format, a);
+  const Term fraction = a - round(a);
+  const Term sine = abs(fraction * polynomial(tables::kSinPi, fraction * fraction));
+  const Term reflected = -(log(format, a * sine * 0x1.45f306dc9c883p-2) + positive);
+  const Term negative = where(a < 0x1p-60, positive, where(sine == 0.0, kInfinity, reflected));
+  return where(a < kInfinity, where(x < 0.0, negative, positive), a);
+}
+
+}  // namespace torch_remote::codegen::functions
