@@ -142,6 +142,12 @@ void make_pairs(std::vector<T>* xs, std::vector<T>* ys) {
     xs->push_back(x);
     ys->push_back(x * factor(random));
   }
+  // As different in size as can be, and the smaller ones with few bits or many.
+  for (int i = 0; i < 20'000; ++i) {
+    const T mantissa = 1 + std::ldexp(static_cast<T>(random() >> 11), -53) / 2;
+    xs->push_back(std::ldexp(mantissa, std::numeric_limits<T>::max_exponent - 1));
+    ys->push_back(static_cast<T>(3 + (random() >> (44 + i % 16))) * std::numeric_limits<T>::denorm_min());
+  }
   add_pairs(xs, ys);
 }
 
