@@ -1,23 +1,15 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "codegen/cpu/call.h"
+#include "codegen/cpu/code.h"
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
 // LoopIR -> MLIR's LLVM dialect -> LLVM -> code of an x86-64 CPU. This is where LLVM is.
 namespace torch_remote::codegen::cpu {
-
-// Code that can lie anywhere: it names nothing outside, and its constants lie behind it.
-struct Code {
-  std::vector<uint8_t> bytes;  // to be placed at a multiple of 64
-  uint32_t rows = 0;           // where RowsFunction begins
-  uint32_t finish = 0;         // where FinishFunction begins; as `rows` if the kernel has none
-};
 
 // Milliseconds of processor time that a compilation took.
 struct CompileTimes {

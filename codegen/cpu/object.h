@@ -1,6 +1,7 @@
 #pragma once
 
-#include "codegen/cpu/compile.h"
+#include "codegen/cpu/code.h"
+#include "ir/status.h"
 #include "llvm/Support/MemoryBufferRef.h"
 
 namespace torch_remote::codegen::cpu {
