@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "ir/fusion.h"
 #include "ir/graph.h"
 #include "ir/work.h"
 
@@ -23,6 +25,10 @@ constexpr double kLeastInside = 20, kMostInside = 40;
 constexpr size_t kLeastAlone = 32;
 // What is remembered, in records: some ten megabytes.
 constexpr size_t kMostKnown = size_t{1} << 18;
+// Ops in a row that kernels do are one kernel, up to so many: a cut in between would cost more than it gains.
+constexpr uint32_t kMostTogether = 64;
+// Instead of a number of bytes: no place to cut.
+constexpr uint64_t kNoPlace = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
 
@@ -114,6 +120,7 @@ class Planner {
   uint32_t best(uint32_t from, uint32_t to) const {
     uint32_t place = 0;
     for (uint32_t cut = std::max(from, first_); cut <= std::min(to, records_ - 1); ++cut) {
+      if (live_[cut - 1] == kNoPlace) continue;
       if (place == 0 || live_[cut - 1] <= live_[place - 1]) place = cut;
     }
     return place;
@@ -189,6 +196,19 @@ RecordCosts record_costs(const Trace& trace) {
     if (end < records) live[end] -= buffer.nbytes;
   }
   for (size_t i = 1; i < records; ++i) live[i] += live[i - 1];
+  std::vector<bool> fusable(records);
+  for (const Node& node : graph.nodes) {
+    if (expansion_of(node.opcode) != Expansion::kNone) fusable[node.source] = true;
+  }
+  uint32_t together = 0;
+  for (size_t i = 0; i + 1 < records; ++i) {
+    together = fusable[i] ? together + 1 : 0;
+    if (together != 0 && together < kMostTogether && fusable[i + 1]) {
+      live[i] = kNoPlace;
+    } else {
+      together = 0;
+    }
+  }
   return costs;
 }
 

@@ -11,16 +11,19 @@
 #include "ir/graph.h"
 
 // Optimisations over ir::Graph. One pass a file; the pipeline lists them in order. A pass is idempotent, keeps the
-// graph's meaning (every surviving buffer and every written input gets the same bytes), and never looks at a
-// parameter's value: a graph serves all sizes.
+// graph's meaning (every surviving buffer and every written input gets the same bytes) whatever the parameters are: a
+// graph serves all sizes.
 namespace torch_remote::passes {
 
 // What passes get beside the graph: whom it is for, and what the user wants.
 struct PassContext {
   ir::Capabilities worker;  // as it is, one that runs ops one by one
   bool fusion = true;       // TORCH_REMOTE_FUSION
-  // Values of options, as "group.limit", and 0 for passes that are switched off ("cse").
+  // Values of options, as "fuse.limit", and 0 for passes that are switched off ("cse").
   std::map<std::string, int64_t, std::less<>> options;
+  // The parameters of a run of the graph, the one that it was recorded in: passes may guess by them what is worth
+  // doing, never what is right. Empty: nobody knows one.
+  std::span<const int64_t> sample;
 
   // What kernels are made for; empty: nothing.
   std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
@@ -44,11 +47,11 @@ struct Pass {
   std::span<const PassOption> options = {};
 };
 
-// All passes, in pipeline order: lift, canonicalize, cse, dce, group, plan. (`emit` is ir::encode_program.)
+// All passes, in pipeline order: lift, canonicalize, cse, dce, fuse, plan. (`emit` is ir::encode_program.)
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
-// Reads "cse=0,group.limit=3" (a pass switched off; an option of a pass) into context.options. An error lists what
+// Reads "cse=0,fuse.limit=3" (a pass switched off; an option of a pass) into context.options. An error lists what
 // there is. This is what TORCH_REMOTE_PASSES and remote-opt --options say.
 Status parse_options(std::string_view text, PassContext* context);
 
@@ -66,7 +69,7 @@ Status lift(ir::Graph& graph, const PassContext& context = {});
 Status canonicalize(ir::Graph& graph, const PassContext& context = {});
 Status cse(ir::Graph& graph, const PassContext& context = {});
 Status dce(ir::Graph& graph, const PassContext& context = {});
-Status group(ir::Graph& graph, const PassContext& context = {});
+Status fuse(ir::Graph& graph, const PassContext& context = {});
 Status plan(ir::Graph& graph, const PassContext& context = {});
 
 }  // namespace torch_remote::passes

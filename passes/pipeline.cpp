@@ -8,8 +8,9 @@
 namespace torch_remote::passes {
 namespace {
 
-constexpr PassOption kGroupOptions[] = {
+constexpr PassOption kFuseOptions[] = {
     {"limit", "how many groups it makes at most: to find one that is wrong", std::numeric_limits<int64_t>::max()},
+    {"nodes", "how many nodes a group has at most", 64},
 };
 
 constexpr Pass kPipeline[] = {
@@ -20,7 +21,8 @@ constexpr Pass kPipeline[] = {
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
-    {"group", "Says which nodes the worker may do as a whole, by one kernel.", group, kGroupOptions},
+    {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,
+     kFuseOptions},
     {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},
 };
 

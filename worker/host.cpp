@@ -1,8 +1,51 @@
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+
+#include "remote/wire/environment.h"
 #include "worker/device/host_device.h"
+#include "worker/kernels/compiler.h"
+#include "worker/kernels/kernel_runner.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/server.h"
 
 namespace torch_remote::worker {
+namespace {
+
+// Where compiled kernels are kept: TORCH_REMOTE_KERNEL_CACHE, or the user's cache.
+std::string cache_folder() {
+  if (const char* folder = std::getenv("TORCH_REMOTE_KERNEL_CACHE")) return folder;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    return std::string(cache) + "/torch-remote/kernels";
+  }
+  const char* home = std::getenv("HOME");
+  return home != nullptr && *home != '\0' ? std::string(home) + "/.cache/torch-remote/kernels" : std::string();
+}
+
+// The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
+std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor threads) {
+  const std::string target = kernels::host_target();
+  if (options.codegen.empty() || options.inproc) return nullptr;
+  if (target.empty()) {
+    spdlog::info("this processor has neither AVX2 nor AVX-512: ops are run one by one");
+    return nullptr;
+  }
+  kernels::CacheOptions cache;
+  cache.folder = cache_folder();
+  cache.target = target;
+  if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
+    spdlog::warn("{}; ops are run one by one", status.message());
+    return nullptr;
+  }
+  kernels::KernelRunnerOptions made;
+  made.description = "kernels for " + target;
+  made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
+  made.threads = std::move(threads);
+  made.waits = remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
+  return kernels::make_kernel_runner(std::move(made));
+}
+
+}  // namespace
 
 Status open_host_device(remote::Transport& transport, const ServerOptions& options,
                         std::function<tr_client()> client_activity, OpenDevice* opened) {
@@ -13,6 +56,12 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
       options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
+  if (std::unique_ptr<Runner> runner = open_kernels(options, plugin->threads())) {
+    opened->targets = {kernels::host_target()};
+    opened->group_kinds = kernels::group_kinds();
+    opened->dtypes = kernels::dtypes();
+    opened->runners.push_back(std::move(runner));
+  }
   opened->runners.push_back(std::move(plugin));
   opened->device = std::move(device);
   return {};

@@ -166,22 +166,26 @@ Status find_runners(LoadedProgram& program, const Runners& runners) {
   return {};
 }
 
-// Which groups are done as one, and by whom.
-std::vector<Step> make_steps(const LoadedProgram& program, const Runners& runners) {
-  const ir::Graph& graph = program.graph;
+// Which groups may be done as one, and by whom.
+std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
+  std::vector<Step> groups;
+  for (const ir::Group& group : graph.groups) {
+    const uint32_t runner = first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, group); });
+    if (runner != kNobody) groups.push_back({group.first, group.last + 1, runner, true});
+  }
+  return groups;
+}
+
+// The groups that are taken, and between them nodes that one runner does alone.
+std::vector<Step> make_steps(const LoadedProgram& program) {
   std::vector<Step> steps;
-  auto group = graph.groups.begin();
-  for (uint32_t n = 0; n < graph.nodes.size();) {
-    if (group != graph.groups.end() && group->first == n) {
-      const ir::Group& whole = *group++;
-      const uint32_t end = whole.last + 1;
-      const uint32_t runner =
-          end - n == 1 ? kNobody : first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, whole); });
-      if (runner != kNobody) {
-        steps.push_back({n, end, runner, true});
-        n = end;
-        continue;
-      }
+  size_t next = 0;  // group
+  for (uint32_t n = 0; n < program.graph.nodes.size();) {
+    while (next < program.groups.size() && (program.groups[next].first < n || program.taken[next] == 0)) ++next;
+    if (next < program.groups.size() && program.groups[next].first == n) {
+      steps.push_back(program.groups[next++]);
+      n = steps.back().last;
+      continue;
     }
     if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n]) {
       steps.push_back({n, n, program.alone[n], false});
@@ -199,16 +203,47 @@ std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   return groups;
 }
 
-// Makes the steps, and has the runners load what is theirs: at first, and again where their groups are others.
-Status load_steps(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
+// Makes the steps of those groups that are taken, and says who makes which memory.
+void apply_steps(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
+  program.steps = make_steps(program);
+  program.held = program.lifetimes;
+  program.created.assign(graph.buffers.size(), false);
+  program.in_arena.assign(graph.buffers.size(), false);
+  program.placed = false;
+  for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
+    const ir::Buffer& buffer = graph.buffers[b];
+    ir::Lifetime& life = program.held[b];
+    bool has_memory = true;
+    if (life.first != ir::kNoNode) {
+      const auto step_of = [&](uint32_t node) {
+        return std::ranges::upper_bound(program.steps, node, {}, &Step::first) - 1;
+      };
+      // Whoever does the node that makes a buffer says whether it makes the memory too.
+      const auto first = step_of(life.first), last = step_of(life.last);
+      program.created[b] = program.loaded[first->runner].program->creates_buffer(b);
+      has_memory = !(first->whole && buffer.in_group);
+      if (first->whole) life.first = first->first;
+      if (last->whole) life.last = last->last - 1;
+    }
+    program.in_arena[b] =
+        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
+  }
+}
+
+// Finds the groups, and has the runners load what is theirs: at first, and again where their groups are others.
+Status load_groups(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
   const ir::Graph& graph = program.graph;
   program.accepted.clear();
   for (const auto& runner : runners) program.accepted.push_back(runner->generation());
-  const std::vector<Step> before = std::exchange(program.steps, make_steps(program, runners));
+  const bool first = program.steps.empty();
+  const std::vector<Step> before = std::exchange(program.groups, find_groups(graph, runners));
+  program.chosen = false;
+  if (!first && program.groups == before) return {};
   program.loaded.resize(runners.size());
   for (uint32_t r = 0; r < runners.size(); ++r) {
-    const std::vector<Step> groups = groups_of(program.steps, r);
-    if (!before.empty() && groups == groups_of(before, r)) continue;
+    const std::vector<Step> groups = groups_of(program.groups, r);
+    if (!first && groups == groups_of(before, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
     for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
@@ -222,27 +257,12 @@ Status load_steps(LoadedProgram& program, const Runners& runners, std::span<cons
       return status;
     }
   }
-  // Whoever does the node that makes a buffer says whether it makes the memory too.
-  program.created.assign(graph.buffers.size(), false);
-  program.in_arena.assign(graph.buffers.size(), false);
-  for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
-    const ir::Buffer& buffer = graph.buffers[b];
-    const uint32_t first = program.lifetimes[b].first;
-    bool has_memory = true;
-    if (first != ir::kNoNode) {
-      const auto step = std::ranges::upper_bound(program.steps, first, {}, &Step::first) - 1;
-      program.created[b] = program.loaded[step->runner].program->creates_buffer(b);
-      has_memory = !(step->whole && buffer.in_group);
-    }
-    program.in_arena[b] =
-        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
-  }
+  program.taken.assign(program.groups.size(), 0);
+  apply_steps(program);
   return {};
 }
 
-bool may_grow(const LoadedProgram& program) {
-  return std::ranges::any_of(program.graph.groups, [](const ir::Group& group) { return group.last > group.first; });
-}
+bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
 
 void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
   ir::Graph& graph = program.graph;
@@ -263,7 +283,7 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   program.decoded = true;
   describe_graph(program);
   program.status = find_runners(program, runners);
-  if (program.status.ok()) program.status = load_steps(program, runners, copy);
+  if (program.status.ok()) program.status = load_groups(program, runners, copy);
   if (program.status.ok() && may_grow(program)) program.bytes = std::move(copy);
 }
 
@@ -306,13 +326,24 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
   return program;
 }
 
-void update_steps(LoadedProgram& program, const Runners& runners) {
+void update_groups(LoadedProgram& program, const Runners& runners) {
   if (program.bytes.empty()) return;
   bool more = false;
   for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
-  if (!more) return;
-  program.status = load_steps(program, runners, program.bytes);
-  program.placed = false;
+  if (more) program.status = load_groups(program, runners, program.bytes);
+}
+
+void choose_steps(LoadedProgram& program) {
+  if (program.chosen) return;
+  program.chosen = true;
+  bool changed = false;
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const Step& step = program.groups[g];
+    const bool takes = program.loaded[step.runner].program->takes(step.first, step.last, program.values);
+    changed |= takes != (program.taken[g] != 0);
+    program.taken[g] = takes;
+  }
+  if (changed) apply_steps(program);
 }
 
 uint32_t next_cut(const LoadedProgram& program, uint32_t node) {

@@ -48,6 +48,8 @@ struct LoadedProgram {
   };
   std::vector<Loaded> loaded;      // by runner
   std::vector<Step> steps;         // in order; all nodes
+  std::vector<Step> groups;        // those that a runner may do as one
+  std::vector<uint8_t> taken;      // of each of these: it is done as one, in runs with the present values
   std::vector<uint32_t> alone;     // of each node: the runner that does it alone
   std::vector<uint64_t> accepted;  // of each runner: its generation when `steps` were made
   bool tune = false;
@@ -63,6 +65,7 @@ struct LoadedProgram {
   bool updates = false;             // some node writes in place what outlives the run
   std::vector<bool> in_arena;
   std::vector<ir::Lifetime> lifetimes;
+  std::vector<ir::Lifetime> held;  // the same when the steps are done: what one does as one, lives through all of it
   std::vector<std::vector<uint32_t>> dead_after;  // of each node: temporaries that it is the last to touch
   size_t words = 0;                               // at most that many result words
 
@@ -72,6 +75,7 @@ struct LoadedProgram {
   std::vector<int64_t> values;   // of the symbols
   std::vector<uint64_t> nbytes;  // of the buffers
   bool evaluated = false;        // `values` are those of `params`
+  bool chosen = false;           // `steps` are those for `values`, and what the runners accept
   bool placed = false;           // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
   Layout layout;
   std::vector<Stage> stages;
@@ -90,8 +94,11 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
                                             std::span<const std::byte> bytes, bool tune);
 
-// Makes the steps again if a runner accepts more by now.
-void update_steps(LoadedProgram& program, const Runners& runners);
+// Looks at the groups again if a runner accepts more by now.
+void update_groups(LoadedProgram& program, const Runners& runners);
+
+// Which groups are done as one with the present values.
+void choose_steps(LoadedProgram& program);
 
 // Of a buffer of which nobody knows how large it is.
 inline constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();

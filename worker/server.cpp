@@ -208,9 +208,9 @@ Status Server::hello() {
   builder_.Clear();
   const auto description = builder_.CreateString(descriptions(on_.runners));
   const auto processor = builder_.CreateString(on_.device->description());
-  // Ops are run one by one: no targets, no groups.
-  const auto capabilities =
-      wire::CreateCapabilities(builder_, 0, 0, 0, memory_->limit(), processor_cores(), description);
+  const auto targets = builder_.CreateVectorOfStrings(on_.targets);
+  const auto capabilities = wire::CreateCapabilities(builder_, targets, on_.group_kinds, on_.dtypes, memory_->limit(),
+                                                     processor_cores(), description);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
                                          processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;

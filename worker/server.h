@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ir/status.h"
 #include "remote/transport/transport.h"
@@ -21,13 +22,18 @@ struct ServerOptions;
 struct OpenDevice {
   std::unique_ptr<Device> device;
   Runners runners;
+  // Of the runners that do groups; no targets: none does.
+  std::vector<std::string> targets;
+  uint32_t group_kinds = 0;
+  uint64_t dtypes = 0;
 };
 
 // `client_activity` outlives what is opened.
 using DeviceOpener = std::function<Status(remote::Transport& transport, const ServerOptions& options,
                                           std::function<tr_client()> client_activity, OpenDevice* opened)>;
 
-// This machine's memory, and the runner in the plugin.
+// This machine's memory, the runner in the plugin, and before it, if the options name a library that compiles, that of
+// compiled kernels.
 Status open_host_device(remote::Transport& transport, const ServerOptions& options,
                         std::function<tr_client()> client_activity, OpenDevice* opened);
 
@@ -35,6 +41,7 @@ struct ServerOptions {
   DeviceOpener open_device = open_host_device;
   const tr_runner_api* runner = nullptr;  // in the plugin
   Status unavailable;                     // not ok: there is no runner; clients are refused with this
+  std::string codegen;                    // path of the library that compiles kernels; empty: none are compiled
   int threads = 0;                        // of the runner; 0: its default
   bool inproc = false;                    // the process is the client's own
   bool trusted = false;  // the client started this process, or is it: its uploads are used where they lie

@@ -74,7 +74,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
 
 void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words,
                           FailurePtr* failure) {
-  update_steps(program, *runners_);
+  update_groups(program, *runners_);
   Run run{program, request, words};
   run.buffers.resize(program.graph.buffers.size());
   run.check = pending_check();
@@ -149,9 +149,10 @@ Status Session::prepare(Run& run) {
     Status status = ir::evaluate(graph, program.params.data(), &program.values);
     if (!status.ok()) return status;
     program.evaluated = true;
-    program.placed = false;
+    program.placed = program.chosen = false;
     for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
   }
+  choose_steps(program);
   nbytes_.resize(graph.buffers.size());
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].kind == ir::BufferKind::kInput) {
@@ -166,7 +167,7 @@ Status Session::prepare(Run& run) {
   program.placed = false;
   Status status = ir::check_extents(graph, program.values, nbytes_);
   if (!status.ok()) return status;
-  place(graph, program.lifetimes, program.in_arena, nbytes_, &program.layout);
+  place(graph, program.held, program.in_arena, nbytes_, &program.layout);
   program.nbytes = nbytes_;
   find_stages(program);
   program.placed = true;
@@ -257,6 +258,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   uint64_t* const times = profile_ ? times_of(run, first, last) : nullptr;
   error_.struct_size = sizeof(error_);
   error_.node = first;
+  error_.repeat = 0;
   bool good = true;
   if (last - first == 1) {
     good = call_runner(run, program.alone[first], first, last, times);
@@ -273,6 +275,10 @@ bool Session::call(Run& run, uint32_t first, uint32_t last) {
   if (!run.after.empty() || run.check) pass_on(run, first, end);
   run.next = last;
   if (good) return true;
+  if (error_.repeat != 0) {
+    run.next = end;
+    return false;
+  }
   run.next = end + 1;
   const FailurePtr failure = note(failure_of(program, program.values, end, runner_error(error_), run.request.sequence));
   skip(run, end, failure);

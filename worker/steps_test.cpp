@@ -48,6 +48,8 @@ class PartRunner final : public Runner {
   };
   std::vector<Ran> ran;
   bool groups = false;
+  int64_t takes_up_to = 1000;  // the first symbol's value, in groups
+  bool repeats = false;        // says of groups that their nodes are to be done one by one
   int loads = 0;
 
  private:
@@ -56,6 +58,9 @@ class PartRunner final : public Runner {
     PartProgram(PartRunner& runner, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
         : runner_(runner), inner_(std::move(inner)), graph_(graph) {}
     bool creates_buffer(uint32_t buffer) const override { return inner_->creates_buffer(buffer); }
+    bool takes(uint32_t, uint32_t, std::span<const int64_t> values) override {
+      return values[0] <= runner_.takes_up_to;
+    }
     bool run(tr_run& run, tr_error* error) override {
       std::set<uint32_t> missing;
       for (uint32_t n = run.first; n < run.last; ++n) {
@@ -64,6 +69,11 @@ class PartRunner final : public Runner {
         });
       }
       runner_.ran.push_back({run.first, run.last, missing.size()});
+      if (runner_.repeats && run.last - run.first > 1) {
+        error->node = run.first;
+        error->repeat = 1;
+        return false;
+      }
       return inner_->run(run, error);
     }
 
@@ -188,6 +198,36 @@ TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   EXPECT_EQ(part->loads, 2);
   for (const uint64_t base : {100, 200}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
   EXPECT_EQ(read(302, 2), (Floats{111, 882}));
+}
+
+// Whether a group is done as one may depend on sizes: it gets memory inside in those runs in which it is not.
+TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
+  start();
+  part->groups = true;
+  part->takes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}, {1, 3, 0}}));
+  EXPECT_EQ(part->loads, 1);
+  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  EXPECT_EQ(read(202, 2), (Floats{111, 882}));
+}
+
+// What a group cannot do as one in the end is done node by node, with the same results.
+TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
+  start();
+  part->groups = part->repeats = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));  // it gets its memory when it is needed
+  EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
 // Where one of a group's nodes must not run, those that can are done alone.

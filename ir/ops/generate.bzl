@@ -7,13 +7,14 @@ def op_table_files(name, outputs):
 
     Args:
       name: of the rule.
-      outputs: form ("header", "source", "json", "docs", "composed", "kernel_dtypes") to file name.
+      outputs: form ("header", "source", "json", "docs", "composed", "kernel_dtypes", "expansions") to file name.
     """
     matrix = ["//tests/ops:matrix.json"] if "docs" in outputs else []
     native.genrule(
         name = name,
         srcs = matrix + [
             "//ir:composed_ops.h",
+            "//ir:fusion.h",
             "//ir:op_table.h",
             "//ir:scalar_tree.h",
             "//ir/ops:conventions.toml",

@@ -11,7 +11,7 @@ from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
 OVERLOADS = load_overloads()
-LISTS = ("conventions.toml", "composed.toml", "kernel_dtypes.toml")
+LISTS = ("conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml")
 TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name not in LISTS]
 
 
@@ -236,3 +236,23 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
     assert "dtypes ['bits'] are unknown" in wrong(dtypes, row)
     assert "'bmmm' is not in native_functions" in wrong(dtypes, row.replace("bmm =", "bmmm ="))
+
+
+def test_expansions_are_of_known_ops_and_kinds(tmp_path):
+    ops = load_table(TABLES, OVERLOADS, VOCABULARY)
+    right = Path("ir/ops/fusion.toml").read_text(encoding="utf-8")
+
+    def wrong(before: str, after: str) -> str:
+        path = tmp_path / "list.toml"
+        path.write_text(right.replace(before, after))
+        with pytest.raises(TableError) as caught:
+            op_lists.expansions(path, "ir/op_table.h", ops)
+        return str(caught.value)
+
+    source = op_lists.expansions(Path("ir/ops/fusion.toml"), "ir/op_table.h", ops)
+    assert source.count("Expansion::kSoftmax,") == 1
+    assert source.count("    Expansion::k") == len(ops)
+    assert "differ in soft_max, softmax" in wrong("\nsoftmax = [", "\nsoft_max = [")
+    assert "'_softmaxx' is not in the op table" in wrong('"_softmax"', '"_softmaxx"')
+    assert "'relu' has an expression already" in wrong('"_softmax"', '"relu"')
+    assert "'mean' is named twice" in wrong('"_softmax"', '"mean"')

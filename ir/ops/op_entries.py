@@ -95,11 +95,11 @@ def camel(snake: str) -> str:
     return "".join(part.capitalize() for part in snake.split("_"))
 
 
-def _enum_names(header: str, enum: str) -> frozenset[str]:
+def enum_names(header: str, enum: str, path: str = "ir/op_table.h") -> frozenset[str]:
     body = re.search(rf"enum class {enum} : uint8_t {{(.*?)}};", header, re.DOTALL)
     if body is None:
         raise TableError(
-            f"ir/op_table.h: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form"
+            f"{path}: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form"
         )
     names = re.findall(r"\bk([A-Z]\w*)", re.sub(r"//.*", "", body.group(1)))
     return frozenset(re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in names)
@@ -111,7 +111,7 @@ def read_vocabulary(header_path: str, conventions_path: str) -> Vocabulary:
     with open(conventions_path, "rb") as file:
         conventions = tomllib.load(file)
     with open(os.path.join(os.path.dirname(header_path), "scalar_tree.h"), encoding="utf-8") as file:
-        scalar_ops = _enum_names(file.read(), "ScalarOp")
+        scalar_ops = enum_names(file.read(), "ScalarOp")
     functions = set(conventions["functions"])
     if functions != scalar_ops - _NODES - set(_OPERATORS.values()) - {"neg"}:
         raise TableError(
@@ -119,9 +119,9 @@ def read_vocabulary(header_path: str, conventions_path: str) -> Vocabulary:
             f"{', '.join(sorted(functions ^ (scalar_ops - _NODES - set(_OPERATORS.values()) - {'neg'})))}"
         )
     return Vocabulary(
-        families=_enum_names(header, "Family"),
-        shape_rules=_enum_names(header, "ShapeRule"),
-        shape_functions=_enum_names(header, "ShapeFunction"),
+        families=enum_names(header, "Family"),
+        shape_rules=enum_names(header, "ShapeRule"),
+        shape_functions=enum_names(header, "ShapeFunction"),
         scalar_ops=scalar_ops,
         structural_names=frozenset(conventions["roles"]["structural"]),
         ignored_names=frozenset(conventions["roles"]["ignored"]),

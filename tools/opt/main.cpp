@@ -57,7 +57,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->allow_extra_args(false)
       ->type_name("NAMES");
   app.add_option("--options", options->pass_options,
-                 "options of passes, and 0 for a pass that is not to run: group.limit=3,cse=0 (--list has all)")
+                 "options of passes, and 0 for a pass that is not to run: fuse.limit=3,cse=0 (--list has all)")
       ->type_name("OPTIONS");
   app.add_option("--group-kinds", options->group_kinds,
                  "kinds of groups that the worker is taken to do, with commas between; all: every kind")

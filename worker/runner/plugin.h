@@ -26,6 +26,9 @@ typedef struct tr_error {
   char kind[32];       // Python exception class: "RuntimeError", "IndexError", "OutOfMemoryError", ...
   char message[4000];  // NUL terminated
   uint32_t node;       // which node failed
+  // 1: the group that begins with `node` could not be done as one, and no memory that it reads has changed: its nodes
+  // are to be done one by one, and say what is wrong.
+  uint32_t repeat;
 } tr_error;
 
 // What the client's process does.

@@ -26,6 +26,10 @@ class RunnerProgram {
   // beforehand.
   virtual bool creates_buffer(uint32_t buffer) const = 0;
 
+  // Whether it does nodes [first, last), a group that it accepted, as one in runs with these values of the symbols.
+  // Asked when they change, and when the runner's generation does. Where it does not, its nodes are done one by one.
+  virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
+
   // Does nodes [run.first, run.last), all of them ones that it was loaded for. Returns when they are queued; what they
   // tell the host (`words`) is known by then. False with *error: nodes before error->node ran, that one did not, later
   // ones were not tried. What only data can tell on an asynchronous device comes as a LateFailure

@@ -1,0 +1,153 @@
+#include "codegen/lower/emitter.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace torch_remote::codegen {
+
+using ir::DType;
+using ir::ScalarOp;
+
+V Emitter::add_value(Value value) {
+  std::vector<Value>& values = launch_.kernel.values;
+  const auto found = std::ranges::find(values, value);
+  if (found != values.end()) return static_cast<V>(found - values.begin());
+  values.push_back(std::move(value));
+  return static_cast<V>(values.size() - 1);
+}
+
+V Emitter::constant(DType type, double number) {
+  Value value;
+  value.type = type;
+  value.number = number;
+  return ir::is_float(type) ? add_value(value) : constant_int(type, static_cast<int64_t>(number));
+}
+
+V Emitter::constant_int(DType type, int64_t number) {
+  if (ir::is_float(type)) return constant(type, static_cast<double>(number));
+  Value value;
+  value.type = type;
+  value.integer = number;
+  return add_value(value);
+}
+
+V Emitter::add_scalar(DType type, uint64_t bits, ir::Sym symbol) {
+  // The same symbol is one argument. Others are one each: two that are equal now may differ in the next run.
+  const auto known = std::ranges::find(launch_.scalar_symbols, symbol);
+  const auto at = static_cast<size_t>(known - launch_.scalar_symbols.begin());
+  const bool found = symbol != ir::kNoSym && at < launch_.scalars.size() && launch_.kernel.scalars[at] == type;
+  Value value;
+  value.kind = Kind::kScalar;
+  value.type = type;
+  value.a = static_cast<uint32_t>(found ? at : launch_.scalars.size());
+  if (!found) {
+    launch_.kernel.scalars.push_back(type);
+    launch_.scalars.push_back(bits);
+    launch_.scalar_symbols.push_back(symbol);
+  }
+  return add_value(value);
+}
+
+V Emitter::scalar_float(double number) {
+  return add_scalar(DType::kFloat64, std::bit_cast<uint64_t>(number), ir::kNoSym);
+}
+V Emitter::scalar_int(int64_t number) { return add_scalar(DType::kInt64, static_cast<uint64_t>(number), ir::kNoSym); }
+V Emitter::scalar_of(DType type, ir::Sym symbol, int64_t value) {
+  return add_scalar(type, static_cast<uint64_t>(value), symbol);
+}
+
+V Emitter::index(uint32_t dim) {
+  Value value;
+  value.kind = Kind::kIndex;
+  value.type = DType::kInt64;
+  value.a = dim;
+  return add_value(value);
+}
+
+V Emitter::load(uint32_t operand, std::vector<V> indices) {
+  Value value;
+  value.kind = Kind::kLoad;
+  value.type = compute_type(launch_.kernel.operands[operand].dtype);
+  value.operand = operand;
+  value.indices = std::move(indices);
+  return add_value(std::move(value));
+}
+
+V Emitter::convert(V a, DType type) {
+  if (this->type(a) == type) return a;
+  Value value;
+  value.kind = Kind::kConvert;
+  value.type = type;
+  value.a = a;
+  return add_value(value);
+}
+
+V Emitter::truth(V a) {
+  if (type(a) == DType::kBool) return a;
+  const Value& value = launch_.kernel.values[a];
+  if (value.kind == Kind::kConvert && type(value.a) == DType::kBool) return value.a;
+  return convert(a, DType::kBool);
+}
+
+V Emitter::op(ScalarOp op, V a, V b, V c) {
+  Value value;
+  value.kind = Kind::kScalarOp;
+  value.op = op;
+  value.a = a;
+  value.b = b;
+  value.c = c;
+  switch (op) {
+    case ScalarOp::kEq:
+    case ScalarOp::kNe:
+    case ScalarOp::kLt:
+    case ScalarOp::kLe:
+    case ScalarOp::kGt:
+    case ScalarOp::kGe:
+    case ScalarOp::kIsInf:
+    case ScalarOp::kIsNan:
+    case ScalarOp::kLogicalAnd:
+    case ScalarOp::kLogicalNot:
+    case ScalarOp::kLogicalOr:
+    case ScalarOp::kLogicalXor:
+      value.type = DType::kBool;
+      break;
+    case ScalarOp::kWhere:
+      value.type = type(b);
+      break;
+    default:
+      value.type = type(a);
+  }
+  return add_value(value);
+}
+
+V Emitter::columns(Reduction reduction, V a) {
+  Value value;
+  value.kind = Kind::kReduce;
+  value.type = reduction == Reduction::kArgMax || reduction == Reduction::kArgMin ? DType::kInt64 : type(a);
+  value.reduction = reduction;
+  value.over = Over::kColumns;
+  value.a = a;
+  return add_value(value);
+}
+
+V Emitter::rows(Reduction reduction, V a) {
+  Value value;
+  value.kind = Kind::kReduce;
+  value.type = type(a);
+  value.reduction = reduction;
+  value.over = Over::kRows;
+  value.a = a;
+  return add_value(value);
+}
+
+V Emitter::random(V seed, V offset, V number) {
+  Value value;
+  value.kind = Kind::kRandom;
+  value.type = DType::kInt32;
+  value.a = seed;
+  value.b = offset;
+  value.c = number;
+  return add_value(value);
+}
+
+}  // namespace torch_remote::codegen

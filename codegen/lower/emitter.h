@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "codegen/loop/loop_ir.h"
+#include "codegen/lower/lower.h"
+#include "ir/domain.h"
+
+// What the parts of the lowering share: a kernel under construction.
+namespace torch_remote::codegen {
+
+using V = uint32_t;  // a value of the kernel, or kNone
+
+// The type that kernels compute in for elements of a dtype.
+inline ir::DType compute_type(ir::DType dtype) {
+  return dtype == ir::DType::kFloat16 || dtype == ir::DType::kBFloat16 ? ir::DType::kFloat32 : dtype;
+}
+
+// Adds values to a launch's kernel. What is there already is not made again.
+class Emitter {
+ public:
+  explicit Emitter(Launch& launch) : launch_(launch) {}
+
+  ir::DType type(V value) const { return launch_.kernel.values[value].type; }
+
+  V constant(ir::DType type, double number);
+  V constant_int(ir::DType type, int64_t number);
+  // Arguments of the kernel.
+  V scalar_float(double number);
+  V scalar_int(int64_t number);
+  V scalar_of(ir::DType type, ir::Sym symbol, int64_t value);  // f64, i64 or bool
+  V index(uint32_t dim);
+  V load(uint32_t operand, std::vector<V> indices = {});
+  V convert(V value, ir::DType type);
+  V truth(V value);  // a bool: whether it is not 0
+  V op(ir::ScalarOp op, V a, V b = kNone, V c = kNone);
+  V columns(Reduction reduction, V value);
+  V rows(Reduction reduction, V value);
+  V random(V seed, V offset, V number);
+
+  V add(V a, V b) { return op(ir::ScalarOp::kAdd, a, b); }
+  V sub(V a, V b) { return op(ir::ScalarOp::kSub, a, b); }
+  V mul(V a, V b) { return op(ir::ScalarOp::kMul, a, b); }
+  V div(V a, V b) { return op(ir::ScalarOp::kDiv, a, b); }
+  V eq(V a, V b) { return op(ir::ScalarOp::kEq, a, b); }
+  V exp(V a) { return op(ir::ScalarOp::kExp, a); }
+  V where(V condition, V a, V b) { return op(ir::ScalarOp::kWhere, condition, a, b); }
+
+ private:
+  V add_value(Value value);
+  V add_scalar(ir::DType type, uint64_t bits, ir::Sym symbol);
+  Launch& launch_;
+};
+
+// One member of a domain while its values are made.
+class NodeEmitter {
+ public:
+  struct Group;  // what its neighbours made: lower.cpp
+
+  NodeEmitter(Group& group, const ir::Domain::Member& member, const ir::Node& node, uint32_t item);
+
+  Emitter& e;
+  const ir::Graph& graph;
+  const ir::Domain::Member& member;
+  const ir::Node& node;
+  const ir::OpDesc& desc;
+
+  // The symbol as an argument of the kernel.
+  V scalar_of(ir::DType type, ir::Sym symbol);
+  // The element or number of an argument, in its own type; kNone if it is not given, or no such argument.
+  V operand(size_t arg);
+  V operand(std::string_view name);
+  // The same, converted.
+  V operand(std::string_view name, ir::DType type);
+  const ir::Arg& arg(size_t index) const { return ir::item_of(node.args[index], item_); }
+  const ir::Arg* argument(std::string_view name) const;
+  bool flag(std::string_view name) const;          // a bool that is structural
+  int64_t whole(std::string_view name) const;      // an int of this run
+  double number(std::string_view name) const;      // a float of this run
+  int64_t symbol(ir::Sym symbol) const;            // its value in this run
+  int64_t space_points() const;                    // of the space that the node is computed over
+  std::optional<double> number(size_t arg) const;  // of this run, if the argument is one
+  bool has(std::string_view name) const;           // it is given
+  const ir::View* view(std::string_view name) const;
+
+  bool wants(size_t result) const;
+  ir::DType result_dtype(size_t result) const;
+  // Given as what kernels compute in.
+  void result(size_t index, V value);
+  // Of an op that fills its first argument, or works in place.
+  void fill(V value);
+
+  // How many points the member's reduction goes over, as an argument of the kernel.
+  V reduced_points(ir::DType type);
+  // The member's reduction of a value.
+  V reduce(Reduction reduction, V value);
+  // Where along an axis of its space the point is; i64. kNone if the kernel's dims do not tell.
+  V axis_index(uint32_t axis);
+  // The point's number, row-major.
+  V linear_index();
+  // The element of an operand whose first dim is where `index` says.
+  V indexed(std::string_view name, V index);
+
+ private:
+  V read(const ir::Domain::Access& access, std::vector<V> indices = {});
+  void write(uint32_t view, V value);
+  Group& group_;
+  const uint32_t item_;
+};
+
+// Makes the values of the member's results. False: not in this form.
+bool expand(NodeEmitter& node);
+// Of OpDesc::tree.
+bool expand_expression(NodeEmitter& node);
+
+}  // namespace torch_remote::codegen

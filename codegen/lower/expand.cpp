@@ -1,0 +1,288 @@
+#include <cmath>
+#include <numbers>
+
+#include "codegen/lower/emitter.h"
+
+// What kernels compute for ops that have no scalar tree (ir/fusion.h): the formulas. Sums of halves are sums of f32.
+namespace torch_remote::codegen {
+namespace {
+
+using ir::DType;
+using ir::Expansion;
+using ir::ScalarOp;
+
+// What torch computes in for elements of a float tensor.
+DType type_of(const NodeEmitter& node, std::string_view name) { return compute_type(node.view(name)->dtype); }
+
+bool copy(NodeEmitter& node) {
+  const ir::Arg& source = node.arg(1);
+  if (source.tag != ir::ArgTag::kView && source.tag != ir::ArgTag::kScalarTensor) return false;
+  node.fill(node.operand(size_t{1}));
+  return true;
+}
+
+bool fill(NodeEmitter& node) {
+  node.fill(node.node.args.size() > 1 ? node.operand(size_t{1}) : node.e.constant(node.result_dtype(0), 0));
+  return true;
+}
+
+const ir::Arg* approximate(const NodeEmitter& node) {
+  const ir::Arg* arg = node.argument("approximate");
+  return arg != nullptr && arg->tag == ir::ArgTag::kString ? arg : nullptr;
+}
+
+// x / 2 * (1 + erf(x / sqrt(2))); by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+bool gelu(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const ir::Arg* how = approximate(node);
+  if (!ir::is_float(type) || how == nullptr) return false;
+  const V x = node.operand("self", type);
+  const V half = e.mul(x, e.constant(type, 0.5));
+  V inner = kNone;
+  if (how->text == "none") {
+    inner = e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)));
+  } else {
+    const V cube = e.mul(e.mul(x, x), x);
+    const V sum = e.add(x, e.mul(e.constant(type, 0.044715), cube));
+    inner = e.op(ScalarOp::kTanh, e.mul(e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), sum));
+  }
+  node.fill(e.mul(half, e.add(e.constant(type, 1), inner)));
+  return true;
+}
+
+bool gelu_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const ir::Arg* how = approximate(node);
+  if (!ir::is_float(type) || how == nullptr) return false;
+  const V grad = node.operand("grad_output", type), x = node.operand("self", type);
+  const V one = e.constant(type, 1), half = e.constant(type, 0.5);
+  V slope = kNone;
+  if (how->text == "none") {
+    const V cdf = e.mul(half, e.add(one, e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)))));
+    const V density = e.mul(e.exp(e.mul(e.mul(x, x), e.constant(type, -0.5))),
+                            e.constant(type, std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2));
+    slope = e.add(cdf, e.mul(x, density));
+  } else {
+    const V beta = e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), kappa = e.constant(type, 0.044715);
+    const V square = e.mul(x, x);
+    const V tanh = e.op(ScalarOp::kTanh, e.mul(beta, e.add(x, e.mul(kappa, e.mul(square, x)))));
+    const V inner = e.mul(beta, e.add(one, e.mul(e.mul(e.constant(type, 3), kappa), square)));
+    const V right = e.mul(e.mul(e.mul(half, x), e.sub(one, e.mul(tanh, tanh))), inner);
+    slope = e.add(e.mul(half, e.add(one, tanh)), right);
+  }
+  node.fill(e.mul(grad, slope));
+  return true;
+}
+
+// An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it (worker/aten/random.cpp).
+bool dropout(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  const double p = node.number("p");
+  const ir::Arg* generator = node.argument("generator");
+  const V number = node.linear_index();
+  if (!ir::is_float(type) || number == kNone || generator == nullptr || !(p >= 0 && p <= 1)) return false;
+  const V word =
+      e.random(node.scalar_of(DType::kInt64, generator->a), node.scalar_of(DType::kInt64, generator->a + 1), number);
+  const V unsigned_word =
+      e.op(ScalarOp::kBitAnd, e.convert(word, DType::kInt64), e.constant_int(DType::kInt64, 0xFFFFFFFF));
+  const V keep = e.op(ScalarOp::kLt, unsigned_word, e.scalar_int(static_cast<int64_t>(std::ldexp(1 - p, 32))));
+  const V scale = e.convert(e.scalar_float(p == 1 ? 0 : 1 / (1 - p)), type);
+  node.result(0, e.mul(e.mul(node.operand("input", type), e.convert(keep, type)), scale));
+  node.result(1, keep);
+  return true;
+}
+
+enum Loss : int64_t { kNoReduction = 0, kMeanReduction = 1 };
+
+bool mse_loss(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const int64_t reduction = node.whole("reduction");
+  const V difference = e.sub(node.operand("self", type), node.operand("target", type));
+  V value = e.mul(difference, difference);
+  if (reduction != kNoReduction) value = node.reduce(Reduction::kSum, value);
+  if (reduction == kMeanReduction) value = e.div(value, node.reduced_points(type));
+  node.result(0, value);
+  return true;
+}
+
+bool mse_loss_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const double points = node.whole("reduction") == kMeanReduction ? static_cast<double>(node.space_points()) : 1;
+  const V difference = e.sub(node.operand("self", type), node.operand("target", type));
+  node.result(0,
+              e.mul(e.mul(e.convert(e.scalar_float(2 / points), type), difference), node.operand("grad_output", type)));
+  return true;
+}
+
+bool softmax(NodeEmitter& node, bool log) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("self", type);
+  const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
+  const V exp = e.exp(shifted);
+  const V sum = e.columns(Reduction::kSum, exp);
+  node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.div(exp, sum));
+  return true;
+}
+
+bool softmax_backward(NodeEmitter& node, bool log) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "output");
+  if (!ir::is_float(type)) return false;
+  const V grad = node.operand("grad_output", type), output = node.operand("output", type);
+  if (log) {
+    node.result(0, e.sub(grad, e.mul(e.exp(output), e.columns(Reduction::kSum, grad))));
+  } else {
+    node.result(0, e.mul(e.sub(grad, e.columns(Reduction::kSum, e.mul(grad, output))), output));
+  }
+  return true;
+}
+
+bool layer_norm(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("input", type), count = node.reduced_points(type);
+  const V mean = e.div(e.columns(Reduction::kSum, x), count);
+  const V centered = e.sub(x, mean);
+  const V variance = e.div(e.columns(Reduction::kSum, e.mul(centered, centered)), count);
+  const V eps = node.operand("eps", type);
+  const V rstd = e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, eps)));
+  V y = e.mul(centered, rstd);
+  if (node.has("weight")) y = e.mul(y, node.operand("weight", type));
+  if (node.has("bias")) y = e.add(y, node.operand("bias", type));
+  node.result(0, y);
+  node.result(1, mean);
+  node.result(2, rstd);
+  return true;
+}
+
+bool layer_norm_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
+  const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
+  if (node.wants(0)) {
+    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+    const V count = node.reduced_points(type);
+    const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
+    const V mean = e.div(e.columns(Reduction::kSum, scaled), count);
+    node.result(0, e.mul(e.sub(e.sub(scaled, mean), e.mul(normal, along)), rstd));
+  }
+  if (node.wants(1)) node.result(1, e.rows(Reduction::kSum, e.mul(grad, normal)));
+  if (node.wants(2)) node.result(2, e.rows(Reduction::kSum, grad));
+  return true;
+}
+
+// -grad (over the number of labels) at each row's label, zero elsewhere.
+bool nll_loss_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = compute_type(node.result_dtype(0));
+  const V here = node.axis_index(1);
+  if (here == kNone) return false;
+  const V label = node.operand("target", DType::kInt64);
+  V grad = node.operand("grad_output", type);
+  if (node.whole("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
+  const V counts =
+      e.op(ScalarOp::kLogicalAnd, e.eq(here, label), e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
+  node.result(0, e.where(counts, e.op(ScalarOp::kNeg, grad), e.constant(type, 0)));
+  return true;
+}
+
+bool reduction(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType result = compute_type(node.result_dtype(0));
+  const V x = node.operand("self");
+  switch (node.member.form.expansion) {
+    case Expansion::kSum:
+      node.result(0, node.reduce(Reduction::kSum, e.convert(x, result)));
+      return true;
+    case Expansion::kMean:
+      node.result(0, e.div(node.reduce(Reduction::kSum, e.convert(x, result)), node.reduced_points(result)));
+      return true;
+    case Expansion::kProduct:
+      node.result(0, node.reduce(Reduction::kProduct, e.convert(x, result)));
+      return true;
+    case Expansion::kMax:
+      node.result(0, node.reduce(Reduction::kMax, x));
+      return true;
+    case Expansion::kMin:
+      node.result(0, node.reduce(Reduction::kMin, x));
+      return true;
+    case Expansion::kAny:
+      node.result(0, node.reduce(Reduction::kMax, e.truth(x)));
+      return true;
+    case Expansion::kAll:
+      node.result(0, node.reduce(Reduction::kMin, e.truth(x)));
+      return true;
+    default: {
+      // Those that say where: over the columns of a row only.
+      if (node.member.reduces != ir::Reduces::kColumns) return false;
+      const Expansion what = node.member.form.expansion;
+      const bool largest = what == Expansion::kArgMax || what == Expansion::kMaxWithIndex;
+      const V at = e.columns(largest ? Reduction::kArgMax : Reduction::kArgMin, x);
+      const bool both = what == Expansion::kMaxWithIndex || what == Expansion::kMinWithIndex;
+      if (both) node.result(0, e.columns(largest ? Reduction::kMax : Reduction::kMin, x));
+      node.result(both ? 1 : 0, at);
+      return true;
+    }
+  }
+}
+
+bool embedding(NodeEmitter& node) {
+  node.result(0, node.indexed("weight", node.operand("indices", DType::kInt64)));
+  return true;
+}
+
+}  // namespace
+
+bool expand(NodeEmitter& node) {
+  switch (node.member.form.expansion) {
+    case Expansion::kNone:
+    case Expansion::kNllLoss:
+      return false;
+    case Expansion::kExpression:
+      return expand_expression(node);
+    case Expansion::kCopy:
+      return copy(node);
+    case Expansion::kFill:
+      return fill(node);
+    case Expansion::kGelu:
+      return gelu(node);
+    case Expansion::kGeluBackward:
+      return gelu_backward(node);
+    case Expansion::kDropout:
+      return dropout(node);
+    case Expansion::kMseLoss:
+      return mse_loss(node);
+    case Expansion::kMseLossBackward:
+      return mse_loss_backward(node);
+    case Expansion::kSoftmax:
+      return softmax(node, false);
+    case Expansion::kLogSoftmax:
+      return softmax(node, true);
+    case Expansion::kSoftmaxBackward:
+      return softmax_backward(node, false);
+    case Expansion::kLogSoftmaxBackward:
+      return softmax_backward(node, true);
+    case Expansion::kLayerNorm:
+      return layer_norm(node);
+    case Expansion::kLayerNormBackward:
+      return layer_norm_backward(node);
+    case Expansion::kNllLossBackward:
+      return nll_loss_backward(node);
+    case Expansion::kEmbedding:
+      return embedding(node);
+    default:
+      return reduction(node);
+  }
+}
+
+}  // namespace torch_remote::codegen

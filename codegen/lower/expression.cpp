@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <optional>
+
+#include "codegen/loop/scalar_ops.h"
+#include "codegen/lower/emitter.h"
+
+// Scalar trees of the op table.
+namespace torch_remote::codegen {
+namespace {
+
+using ir::DType;
+using ir::ScalarNode;
+using ir::ScalarOp;
+
+enum class Category : uint8_t { kBool, kInteger, kFloat };
+
+Category category(DType dtype) {
+  if (dtype == DType::kBool) return Category::kBool;
+  return ir::is_float(dtype) ? Category::kFloat : Category::kInteger;
+}
+
+// torch::promote_types of real dtypes.
+DType promoted(DType a, DType b) {
+  if (a == b) return a;
+  if (category(a) != category(b)) return category(a) > category(b) ? a : b;
+  if (category(a) == Category::kFloat) {
+    // float16 and bfloat16 meet in float32.
+    if (ir::item_size(a) == ir::item_size(b)) return DType::kFloat32;
+    return ir::item_size(a) > ir::item_size(b) ? a : b;
+  }
+  if (a == DType::kUInt8 || b == DType::kUInt8) {
+    const DType other = a == DType::kUInt8 ? b : a;
+    return other == DType::kInt8 ? DType::kInt16 : other;
+  }
+  return ir::item_size(a) > ir::item_size(b) ? a : b;
+}
+
+// torch::result_type: tensors with dims, then those without, then numbers, each heard only if of a higher category.
+class ResultType {
+ public:
+  void tensor(DType dtype, bool has_dims) { join(has_dims ? dims_ : zero_dims_, dtype); }
+  void number(DType dtype) { join(numbers_, dtype); }
+  std::optional<DType> get() const {
+    std::optional<DType> type = dims_;
+    for (const std::optional<DType>& other : {zero_dims_, numbers_}) {
+      if (!other) continue;
+      if (!type || category(*other) > category(*type)) type = other;
+    }
+    return type;
+  }
+
+ private:
+  static void join(std::optional<DType>& known, DType dtype) { known = known ? promoted(*known, dtype) : dtype; }
+  std::optional<DType> dims_, zero_dims_, numbers_;
+};
+
+class TreeEmitter {
+ public:
+  explicit TreeEmitter(NodeEmitter& node) : node_(node), e_(node.e) {}
+
+  bool run() {
+    const std::span<const ScalarNode> tree = node_.desc.tree;
+    if (!find_type()) return false;
+    std::vector<V> values;
+    for (const ScalarNode& n : tree) {
+      const V value = emit(n, values);
+      if (value == kNone) return false;
+      values.push_back(value);
+    }
+    node_.fill(values.back());
+    return true;
+  }
+
+ private:
+  bool find_type() {
+    ResultType found;
+    bool floats = false;  // a tensor has them
+    for (const ScalarNode& n : node_.desc.tree) {
+      if (n.op != ScalarOp::kArgument) continue;
+      const ir::Arg& arg = node_.arg(n.a);
+      const auto scalar = static_cast<DType>(arg.b & 0xFF);
+      switch (arg.tag) {
+        case ir::ArgTag::kView: {
+          const ir::View& view = node_.graph.views[arg.a];
+          found.tensor(view.dtype, !view.sizes.empty());
+          floats |= category(view.dtype) == Category::kFloat;
+          break;
+        }
+        case ir::ArgTag::kScalarTensor:
+          if ((arg.b >> 8 & 1) != 0) {
+            found.number(category(scalar) == Category::kFloat ? DType::kFloat32 : scalar);
+          } else {
+            found.tensor(scalar, false);
+            floats |= category(scalar) == Category::kFloat;
+          }
+          break;
+        case ir::ArgTag::kInt:
+          found.number(DType::kInt64);
+          break;
+        case ir::ArgTag::kFloat:
+          found.number(DType::kFloat32);
+          break;
+        case ir::ArgTag::kBool:
+          found.number(DType::kBool);
+          break;
+        default:
+          return false;
+      }
+    }
+    const DType result = node_.result_dtype(0);
+    // Without a tensor of floats, those of the result are the default dtype's.
+    const bool made_float = !floats && category(result) == Category::kFloat;
+    type_ = compute_type(made_float ? result : found.get().value_or(result));
+    result_ = compute_type(result);
+    return true;
+  }
+
+  V emit(const ScalarNode& n, const std::vector<V>& values) {
+    const auto at = [&](uint8_t operand) { return values[operand]; };
+    switch (n.op) {
+      case ScalarOp::kArgument:
+        return node_.operand(size_t{n.a});
+      case ScalarOp::kNumber:
+        return e_.constant(type_, n.number);
+      case ScalarOp::kToCompute:
+        return e_.convert(at(n.a), type_);
+      case ScalarOp::kToResult:
+        return e_.convert(at(n.a), result_);
+      case ScalarOp::kWhere:
+        return e_.where(e_.truth(at(n.a)), number(at(n.b)), number(at(n.c)));
+      case ScalarOp::kLogicalNot:
+        return e_.op(n.op, e_.truth(at(n.a)));
+      case ScalarOp::kLogicalAnd:
+      case ScalarOp::kLogicalOr:
+      case ScalarOp::kLogicalXor:
+        return e_.op(n.op, e_.truth(at(n.a)), e_.truth(at(n.b)));
+      case ScalarOp::kPow: {
+        const V simple = power(number(at(n.a)), n.b);
+        return simple != kNone ? simple : arithmetic(n, at);
+      }
+      case ScalarOp::kIsInf:
+      case ScalarOp::kIsNan:
+        return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant_int(DType::kBool, 0);
+      default:
+        return arithmetic(n, at);
+    }
+  }
+
+  // Powers that are a few products. The exponent is a number of the run: with another one the kernel is another.
+  V power(V base, uint8_t exponent) {
+    const ScalarNode& converted = node_.desc.tree[exponent];
+    if (category(type_) != Category::kFloat || converted.op != ScalarOp::kToCompute) return kNone;
+    const ScalarNode& given = node_.desc.tree[converted.a];
+    if (given.op != ScalarOp::kArgument) return kNone;
+    const std::optional<double> value = node_.number(given.a);
+    if (!value) return kNone;
+    if (*value == 1) return base;
+    if (*value == 2) return e_.mul(base, base);
+    if (*value == 3) return e_.mul(e_.mul(base, base), base);
+    if (*value == 0.5) return e_.op(ScalarOp::kSqrt, base);
+    if (*value == -1) return e_.div(e_.constant(type_, 1), base);
+    if (*value == -0.5) return e_.div(e_.constant(type_, 1), e_.op(ScalarOp::kSqrt, base));
+    if (*value == -2) return e_.div(e_.constant(type_, 1), e_.mul(base, base));
+    return kNone;
+  }
+
+  template <typename At>
+  V arithmetic(const ScalarNode& n, At&& at) {
+    if (type_ == DType::kBool) return of_bools(n, at);
+    const uint8_t arity = info(n.op).arity;
+    return e_.op(n.op, number(at(n.a)), arity > 1 ? number(at(n.b)) : kNone, arity > 2 ? number(at(n.c)) : kNone);
+  }
+
+  // Sums of bools are `or`, products `and`, as C++ has it after conversion back to bool.
+  template <typename At>
+  V of_bools(const ScalarNode& n, At&& at) {
+    const V a = at(n.a);
+    switch (n.op) {
+      case ScalarOp::kAdd:
+      case ScalarOp::kMax:
+      case ScalarOp::kBitOr:
+        return e_.op(ScalarOp::kLogicalOr, a, at(n.b));
+      case ScalarOp::kMul:
+      case ScalarOp::kMin:
+      case ScalarOp::kBitAnd:
+        return e_.op(ScalarOp::kLogicalAnd, a, at(n.b));
+      case ScalarOp::kBitXor:
+        return e_.op(ScalarOp::kLogicalXor, a, at(n.b));
+      case ScalarOp::kBitNot:
+        return e_.op(ScalarOp::kLogicalNot, a);
+      case ScalarOp::kEq:
+      case ScalarOp::kNe: {
+        const V differ = e_.op(ScalarOp::kLogicalXor, a, at(n.b));
+        return n.op == ScalarOp::kNe ? differ : e_.op(ScalarOp::kLogicalNot, differ);
+      }
+      default:
+        return kNone;
+    }
+  }
+
+  // Answers of comparisons take part as 0 and 1.
+  V number(V value) { return e_.convert(value, type_); }
+
+  NodeEmitter& node_;
+  Emitter& e_;
+  DType type_ = DType::kFloat32;
+  DType result_ = DType::kFloat32;
+};
+
+}  // namespace
+
+bool expand_expression(NodeEmitter& node) { return TreeEmitter(node).run(); }
+
+}  // namespace torch_remote::codegen

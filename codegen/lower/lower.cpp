@@ -1,0 +1,482 @@
+#include "codegen/lower/lower.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+
+#include "codegen/lower/emitter.h"
+#include "ir/domain.h"
+
+namespace torch_remote::codegen {
+
+using ir::DimMask;
+using ir::Domain;
+using ir::DType;
+
+namespace {
+
+// A row of a reduction of all has about so many elements.
+constexpr int64_t kPiece = 4096;
+
+Status unsupported(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
+
+// Dims of the domain that are one dim of the kernel: outer ones first.
+struct Merged {
+  std::vector<uint32_t> dims;
+  int64_t size = 1;
+  int64_t stride(const Domain::Access& access) const { return dims.empty() ? 0 : access.strides[dims.back()]; }
+};
+
+// Which dims the kernel has, in the order of memory, so that the last one is that of neighbours.
+class Arrangement {
+ public:
+  explicit Arrangement(const Domain& domain) : domain_(domain) {}
+
+  Status find() {
+    bool over_rows = false, over_all = false;
+    for (const Domain::Member& member : domain_.members()) {
+      over_all |= member.reduces == ir::Reduces::kAll;
+      over_rows |= member.reduces == ir::Reduces::kAll || member.reduces == ir::Reduces::kRows;
+      for (const Domain::Access& access : member.accesses) over_rows |= access.part.over_rows;
+    }
+    find_reference();
+    if (domain_.columns() != 0) {
+      columns = merge(domain_.columns());
+      outer = merge(domain_.all() & ~domain_.columns());
+    } else {
+      outer = merge(domain_.all());
+      if (!outer.empty()) {
+        columns = {outer.back()};
+        outer.pop_back();
+      }
+      if (over_all && outer.size() == 1 && columns.size() == 1) {
+        // Any two dims may be the columns.
+      } else if (over_all && outer.empty() && !columns.empty()) {
+        cut();
+      }
+    }
+    if (columns.size() > kMaxColumns) return unsupported("more than two dims of columns");
+    if (!outer.empty()) {
+      row = {outer.back()};
+      outer.pop_back();
+    }
+    if (over_rows && !outer.empty()) return unsupported("a reduction over rows of several dims");
+    return {};
+  }
+
+  std::vector<Merged> outer, row, columns;  // at most one row
+  int64_t piece = 0;                        // the columns are so many of the only dim, which the row goes along, too
+  int64_t rest = 0;
+
+ private:
+  // What is written most of, or read: memory is to be gone through in its order.
+  void find_reference() {
+    for (const bool writes : {true, false}) {
+      for (const Domain::Member& member : domain_.members()) {
+        for (const Domain::Access& access : member.accesses) {
+          if (access.part.writes != writes) continue;
+          if (reference_ == nullptr || std::popcount(access.dims) > std::popcount(reference_->dims))
+            reference_ = &access;
+        }
+      }
+    }
+  }
+
+  std::vector<Merged> merge(DimMask mask) const {
+    std::vector<uint32_t> dims;
+    for (uint32_t d = 0; d < domain_.sizes().size(); ++d) {
+      if ((mask >> d & 1) != 0) dims.push_back(d);
+    }
+    if (reference_ != nullptr) {
+      std::ranges::stable_sort(dims, [&](uint32_t a, uint32_t b) {
+        const int64_t of_a = reference_->strides[a], of_b = reference_->strides[b];
+        return of_a != 0 && of_b != 0 && of_a > of_b;
+      });
+    }
+    std::vector<Merged> merged;
+    for (const uint32_t d : dims) {
+      if (!merged.empty() && joins(merged.back(), d)) {
+        merged.back().dims.push_back(d);
+        merged.back().size *= domain_.sizes()[d];
+      } else {
+        merged.push_back({{d}, domain_.sizes()[d]});
+      }
+    }
+    return merged;
+  }
+
+  // Behind the last element along `d` comes the next one of the outer dim, in all views.
+  bool joins(const Merged& outer_dim, uint32_t d) const {
+    for (const Domain::Member& member : domain_.members()) {
+      for (const Domain::Access& access : member.accesses) {
+        if (outer_dim.stride(access) != access.strides[d] * domain_.sizes()[d]) return false;
+      }
+    }
+    return true;
+  }
+
+  // Makes rows of one line: one if it is short, so that long and short ones have the same kernel.
+  void cut() {
+    const int64_t size = columns[0].size;
+    piece = std::min(size, kPiece);
+    rest = size % piece;
+    row = {{columns[0].dims, size / piece}};
+    columns[0].size = piece;
+    outer = row;
+  }
+
+  const Domain& domain_;
+  const Domain::Access* reference_ = nullptr;
+};
+
+}  // namespace
+
+struct NodeEmitter::Group {
+  Group(const ir::Graph& graph, std::span<const int64_t> values, const Domain& domain, const Arrangement& dims,
+        Launch& launch)
+      : graph(graph), values(values), domain(domain), dims(dims), launch(launch), emitter(launch) {
+    Kernel& kernel = launch.kernel;
+    kernel.rows = static_cast<uint32_t>(dims.row.size());
+    kernel.columns = static_cast<uint32_t>(dims.columns.size());
+    for (const Merged& dim : dims.row) launch.sizes.push_back(dim.size);
+    for (const Merged& dim : dims.columns) launch.sizes.push_back(dim.size);
+    for (const Merged& dim : dims.outer) launch.outer.push_back(dim.size);
+    launch.rest = dims.rest;
+  }
+
+  uint32_t operand(const Domain::Access& access, uint32_t node) {
+    const ir::View& view = graph.views[access.part.view];
+    Operand operand;
+    operand.dtype = view.dtype;
+    Binding binding;
+    binding.buffer = view.buffer;
+    binding.offset = access.offset;
+    const auto add = [&](const Merged& dim, int64_t times) {
+      const int64_t stride = dim.stride(access) * times;
+      if (stride != 0) operand.dims |= 1u << binding.strides.size();
+      binding.strides.push_back(stride);
+      return stride;
+    };
+    for (const Merged& dim : dims.row) add(dim, dims.piece != 0 ? dims.piece : 1);
+    int64_t inner = 0;
+    for (const Merged& dim : dims.columns) inner = add(dim, 1);
+    const uint32_t last = static_cast<uint32_t>(binding.strides.size());
+    operand.strided = last != 0 && (operand.dims >> (last - 1) & 1) != 0 && !dims.columns.empty() && inner != 1;
+    for (const Merged& dim : dims.outer) binding.outer.push_back(dim.stride(access));
+    if (access.part.along == ir::Along::kIndexed) {
+      operand.indexed = 1;
+      binding.strides.push_back(access.indexed_stride);
+      binding.bounds.push_back(access.indexed_size);
+    }
+    for (uint32_t i = 0; i < launch.operands.size(); ++i) {
+      const Binding& known = launch.operands[i];
+      if (launch.kernel.operands[i] == operand && known.buffer == binding.buffer && known.offset == binding.offset &&
+          known.strides == binding.strides && known.outer == binding.outer && known.bounds == binding.bounds) {
+        return i;
+      }
+    }
+    launch.kernel.operands.push_back(operand);
+    launch.operands.push_back(std::move(binding));
+    launch.nodes.push_back(node);
+    return static_cast<uint32_t>(launch.operands.size() - 1);
+  }
+
+  // Values go to memory that somebody outside looks at; of several in the same place, the last one.
+  void store() {
+    for (const auto& [buffer, written] : made) {
+      if (graph.buffers[buffer].in_group) continue;
+      launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
+    }
+  }
+
+  struct Made {
+    V value = kNone;
+    const Domain::Access* access = nullptr;
+    uint32_t node = 0;
+  };
+
+  const ir::Graph& graph;
+  std::span<const int64_t> values;
+  const Domain& domain;
+  const Arrangement& dims;
+  Launch& launch;
+  Emitter emitter;
+  std::map<uint32_t, Made> made;  // by buffer
+};
+
+NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
+    : e(group.emitter),
+      graph(group.graph),
+      member(member),
+      node(node),
+      desc(ir::op_desc(node.opcode)),
+      group_(group),
+      item_(item) {}
+
+const ir::Arg* NodeEmitter::argument(std::string_view name) const {
+  for (size_t i = 0; i < desc.args.size(); ++i) {
+    if (desc.args[i].name == name) return &arg(i);
+  }
+  return nullptr;
+}
+
+// Whoever asks for a value makes something else of it: for another value, that must be made again.
+int64_t NodeEmitter::symbol(ir::Sym symbol) const {
+  group_.launch.depends.push_back(symbol);
+  return group_.values[symbol];
+}
+
+V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, symbol, group_.values[symbol]); }
+
+V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
+  const auto made = group_.made.find(graph.views[access.part.view].buffer);
+  if (made != group_.made.end()) return made->second.value;
+  return e.load(group_.operand(access, member.node), std::move(indices));
+}
+
+V NodeEmitter::operand(size_t index) {
+  const ir::Arg& given = arg(index);
+  switch (given.tag) {
+    case ir::ArgTag::kView:
+      for (const Domain::Access& access : member.accesses) {
+        if (access.part.view == given.a && access.part.reads) return read(access);
+      }
+      return kNone;
+    case ir::ArgTag::kScalarTensor: {
+      const auto dtype = static_cast<DType>(given.b & 0xFF);
+      if (dtype == DType::kBool) return scalar_of(DType::kBool, given.a);
+      const DType wide = ir::is_float(dtype) ? DType::kFloat64 : DType::kInt64;
+      return e.convert(scalar_of(wide, given.a), compute_type(dtype));
+    }
+    case ir::ArgTag::kInt:
+      return scalar_of(DType::kInt64, given.a);
+    case ir::ArgTag::kFloat:
+      return scalar_of(DType::kFloat64, given.a);
+    case ir::ArgTag::kBool:
+      return scalar_of(DType::kBool, given.a);
+    default:
+      return kNone;
+  }
+}
+
+V NodeEmitter::operand(std::string_view name) {
+  for (size_t i = 0; i < desc.args.size(); ++i) {
+    if (desc.args[i].name == name) return operand(i);
+  }
+  return kNone;
+}
+
+V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
+
+bool NodeEmitter::flag(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
+}
+
+int64_t NodeEmitter::whole(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kInt ? symbol(given->a) : 0;
+}
+
+double NodeEmitter::number(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  if (given == nullptr) return 0;
+  if (given->tag == ir::ArgTag::kInt) return static_cast<double>(symbol(given->a));
+  return given->tag == ir::ArgTag::kFloat ? std::bit_cast<double>(symbol(given->a)) : 0;
+}
+
+std::optional<double> NodeEmitter::number(size_t index) const {
+  const ir::Arg& given = arg(index);
+  const bool floats = given.tag == ir::ArgTag::kFloat ||
+                      (given.tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(given.b & 0xFF)));
+  if (floats) return std::bit_cast<double>(symbol(given.a));
+  if (given.tag != ir::ArgTag::kInt && given.tag != ir::ArgTag::kScalarTensor) return std::nullopt;
+  return static_cast<double>(symbol(given.a));
+}
+
+bool NodeEmitter::has(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag != ir::ArgTag::kNone;
+}
+
+const ir::View* NodeEmitter::view(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kView ? &graph.views[given->a] : nullptr;
+}
+
+bool NodeEmitter::wants(size_t result) const {
+  return ir::item_of(node.results[result], item_).tag == ir::ArgTag::kView;
+}
+
+DType NodeEmitter::result_dtype(size_t result) const {
+  if (!node.results.empty() && wants(result)) return graph.views[ir::item_of(node.results[result], item_).a].dtype;
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.writes) return graph.views[access.part.view].dtype;
+  }
+  return DType::kFloat32;
+}
+
+void NodeEmitter::write(uint32_t view, V value) {
+  const ir::View& to = graph.views[view];
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.view != view || !access.part.writes) continue;
+    group_.made[to.buffer] = {e.convert(value, compute_type(to.dtype)), &access, member.node};
+  }
+}
+
+void NodeEmitter::result(size_t index, V value) {
+  if (wants(index)) write(ir::item_of(node.results[index], item_).a, value);
+}
+
+void NodeEmitter::fill(V value) {
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.writes) write(access.part.view, value);
+  }
+}
+
+int64_t NodeEmitter::space_points() const {
+  int64_t points = 1;
+  for (const ir::Sym size : graph.views[member.form.space].sizes) points *= group_.values[size];
+  return points;
+}
+
+V NodeEmitter::reduced_points(DType type) {
+  const ir::View& space = graph.views[member.form.space];
+  int64_t points = 1;
+  for (size_t a = 0; a < space.sizes.size(); ++a) {
+    if ((member.form.reduced >> a & 1) != 0) points *= group_.values[space.sizes[a]];
+  }
+  return e.convert(e.scalar_float(static_cast<double>(points)), type);
+}
+
+V NodeEmitter::reduce(Reduction reduction, V value) {
+  if (member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll) {
+    value = e.columns(reduction, value);
+  }
+  if (member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll) value = e.rows(reduction, value);
+  return value;
+}
+
+V NodeEmitter::axis_index(uint32_t axis) {
+  uint32_t at = 0;
+  for (const std::vector<Merged>* list : {&group_.dims.row, &group_.dims.columns}) {
+    for (const Merged& dim : *list) {
+      DimMask mask = 0;
+      for (const uint32_t d : dim.dims) mask |= 1u << d;
+      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.piece == 0) return e.index(at);
+      ++at;
+    }
+  }
+  return kNone;
+}
+
+V NodeEmitter::linear_index() {
+  // In the order of memory, which must be that of the axes.
+  const Arrangement& dims = group_.dims;
+  if (!dims.outer.empty() || dims.piece != 0 || member.space != group_.domain.all()) return kNone;
+  std::vector<uint32_t> in_memory, in_order;
+  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
+    for (const Merged& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
+  }
+  for (const DimMask axis : member.axes) {
+    for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
+      if ((axis >> d & 1) != 0) in_order.push_back(d);
+    }
+  }
+  if (in_memory != in_order) return kNone;
+  V number = kNone;
+  uint32_t at = 0;
+  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
+    for (const Merged& dim : *list) {
+      const V here = e.index(at++);
+      number = number == kNone ? here : e.add(e.mul(number, e.scalar_int(dim.size)), here);
+    }
+  }
+  return number == kNone ? e.constant_int(DType::kInt64, 0) : number;
+}
+
+V NodeEmitter::indexed(std::string_view name, V index) {
+  const ir::Arg* given = argument(name);
+  for (const Domain::Access& access : member.accesses) {
+    if (given != nullptr && access.part.view == given->a && access.part.along == ir::Along::kIndexed) {
+      return e.load(group_.operand(access, member.node), {index});
+    }
+  }
+  return kNone;
+}
+
+namespace {
+
+// No item reads or writes what another one writes: each may be done for itself.
+bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
+  struct User {
+    uint32_t item = kNone;
+    bool writes = false;
+  };
+  std::map<uint32_t, User> users;  // of buffers
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    for (uint32_t item = 0; item < items; ++item) {
+      ir::Form form;
+      if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
+      for (const ir::Part& part : form.parts) {
+        User& user = users[graph.views[part.view].buffer];
+        if (user.item != kNone && user.item != item && (user.writes || part.writes)) return false;
+        user = {item, user.writes || part.writes};
+      }
+    }
+  }
+  return true;
+}
+
+// Elements of an operand that lie side by side are in different rows: one would be gathered from as many lines of the
+// cache as there are rows. ATen's kernels go through such memory in tiles.
+bool transposes(const Launch& launch) {
+  const Kernel& kernel = launch.kernel;
+  for (size_t i = 0; i < kernel.operands.size(); ++i) {
+    const std::vector<int64_t>& strides = launch.operands[i].strides;
+    if (kernel.operands[i].strided && kernel.rows != 0 && launch.sizes[0] > 16 && launch.sizes.back() > 16 &&
+        strides[0] != 0 && strides[0] < strides[kernel.dims() - 1]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
+                   std::vector<Launch>* launches) {
+  launches->clear();
+  const uint32_t items = ir::count_items(graph.nodes[group.first]);
+  if (items > 1 && !are_apart(graph, group, items)) return unsupported("tensors of one list share memory");
+  for (uint32_t item = 0; item < items; ++item) {
+    Domain domain(graph, values, item);
+    for (uint32_t n = group.first; n <= group.last; ++n) {
+      if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
+      if (!domain.add(n)) {
+        return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
+      }
+    }
+    Arrangement dims(domain);
+    if (Status status = dims.find(); !status.ok()) return status;
+    Launch launch;
+    NodeEmitter::Group made(graph, values, domain, dims, launch);
+    for (const Domain::Member& member : domain.members()) {
+      NodeEmitter node(made, member, graph.nodes[member.node], item);
+      if (!expand(node)) {
+        return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
+      }
+    }
+    made.store();
+    if (launch.kernel.stores.empty()) continue;
+    if (transposes(launch)) return unsupported("neighbours of one operand are no neighbours of another");
+    if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
+    launches->push_back(std::move(launch));
+  }
+  return {};
+}
+
+}  // namespace torch_remote::codegen

@@ -1,0 +1,258 @@
+#include "codegen/lower/lower.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <string>
+
+namespace torch_remote::codegen {
+namespace {
+
+// The kernels of a graph whose nodes are one group.
+std::string lowered(const std::string& text, std::vector<int64_t> params, std::vector<Launch>* launches = nullptr) {
+  ir::Graph graph;
+  Status status = ir::parse_graph(text, &graph);
+  if (status.ok()) status = ir::verify(graph);
+  std::vector<int64_t> values;
+  if (status.ok()) status = ir::evaluate(graph, params.data(), &values);
+  std::vector<Launch> made;
+  if (status.ok()) status = lower_group(graph, graph.groups.at(0), values, &made);
+  if (!status.ok()) return status.message();
+  std::string all = "\n";
+  for (const Launch& launch : made) all += print(launch.kernel);
+  if (launches != nullptr) *launches = std::move(made);
+  return all;
+}
+
+constexpr int64_t kBytes = 1 << 20;
+
+TEST(Lower, AChainOverMergedDims) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(R"(graph(s0..s5) {
+  b0: input survives
+  b1: fresh(s3) ssa in_group
+  b2: fresh(s3) survives ssa
+  b3: input survives
+  %0: f32[s0, s1]{s1, s4} @b0
+  group pointwise {
+  %1: f32[s0, s1]{s1, s4} @b1 = aten::relu(%0)
+  %2: bf16[s1]{s4} @b3
+  %3: f32[s0, s1]{s1, s4} @b2 = aten::mul.Tensor(%1, %2)
+  }
+}
+)",
+                    {8, 100, 0, kBytes, 1, 0}, &launches),
+            R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: bf16[j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = constant 0.0
+  %2: f32 = max %0, %1
+  %3: f32 = load a1
+  %4: f32 = mul %2, %3
+  store a2, %4
+}
+)");
+}
+
+TEST(Lower, Softmax) {
+  EXPECT_EQ(lowered(R"(graph(s0..s5) {
+  s6 = 1
+  b0: input survives
+  b1: fresh(s3) ssa in_group
+  b2: fresh(s3) survives ssa
+  %0: f16[s0, s1, s2]{s4, s2, s6} @b0
+  group pointwise {
+  %1: f16[s0, s1, s2]{s4, s2, s6} @b1 = aten::_softmax(%0, -1, false)
+  %2: f16[s0, s1, s2]{s4, s2, s6} @b2 = aten::mul.Scalar(%1, float(s5))
+  }
+}
+)",
+                    {8, 10, 100, kBytes, 1000, std::bit_cast<int64_t>(0.5)}),
+            R"(
+kernel(i0 | j0) {
+  s0: f64
+  a0: f16[i0, j0]
+  a1: f16[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = columns max %0
+  %2: f32 = sub %0, %1
+  %3: f32 = exp %2
+  %4: f32 = columns sum %3
+  %5: f32 = div %3, %4
+  %6: f64 = scalar s0
+  %7: f32 = convert %6
+  %8: f32 = mul %5, %7
+  store a1, %8
+}
+)");
+}
+
+TEST(Lower, LayerNormBackwardAfterAResidual) {
+  EXPECT_EQ(lowered(R"(graph(s0..s5) {
+  s6 = 1
+  b0: input survives
+  b1: input survives
+  b2: fresh(s3) ssa in_group
+  b3: input survives
+  b4: input survives
+  b5: input survives
+  b6: fresh(s3) survives ssa
+  b7: fresh(s3) survives ssa
+  b8: fresh(s3) survives ssa
+  %0: f32[s0, s1, s2]{s4, s2, s6} @b0
+  %1: f32[s0, s1, s2]{s4, s2, s6} @b1
+  group pointwise {
+  %2: f32[s0, s1, s2]{s4, s2, s6} @b2 = aten::add.Tensor(%0, %1, alpha=float(s5))
+  %3: f32[s0, s1, 1]{s1, s6, s6} @b3
+  %4: f32[s0, s1, 1]{s1, s6, s6} @b4
+  %5: f32[s2]{s6} @b5
+  %6: f32[s0, s1, s2]{s4, s2, s6} @b6, %7: f32[s2]{s6} @b7, %8: f32[s2]{s6} @b8 = aten::native_layer_norm_backward(%2, %0, [s2], %3, %4, %5, %5, [true, true, true])
+  }
+}
+)",
+                    {8, 10, 100, kBytes, 1000, std::bit_cast<int64_t>(1.0)}),
+            R"(
+kernel(i0 | j0) {
+  s0: f64
+  s1: f64
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0]
+  a3: f32[i0]
+  a4: f32[j0]
+  a5: f32[i0, j0]
+  a6: f32[j0]
+  a7: f32[j0]
+  %0: f32 = load a0
+  %1: f64 = scalar s0
+  %2: f32 = convert %1
+  %3: f32 = load a1
+  %4: f32 = mul %2, %3
+  %5: f32 = add %0, %4
+  %6: f32 = load a2
+  %7: f32 = load a3
+  %8: f32 = sub %0, %7
+  %9: f32 = mul %8, %6
+  %10: f32 = load a4
+  %11: f32 = mul %5, %10
+  %12: f64 = scalar s1
+  %13: f32 = convert %12
+  %14: f32 = mul %11, %9
+  %15: f32 = columns sum %14
+  %16: f32 = div %15, %13
+  %17: f32 = columns sum %11
+  %18: f32 = div %17, %13
+  %19: f32 = mul %9, %16
+  %20: f32 = sub %11, %18
+  %21: f32 = sub %20, %19
+  %22: f32 = mul %21, %6
+  %23: f32 = mul %5, %9
+  %24: f32 = rows sum %23
+  %25: f32 = rows sum %5
+  store a5, %22
+  store a6, %24
+  store a7, %25
+}
+)");
+}
+
+TEST(Lower, ReshapedInBetween) {
+  EXPECT_EQ(lowered(R"(graph(s0..s6) {
+  s7 = 1
+  b0: input survives
+  b1: fresh(s3) ssa in_group
+  b2: fresh(s3) survives ssa
+  b3: fresh(s3) survives ssa
+  %0: f32[s4, s2]{s2, s7} @b0
+  group pointwise {
+  %1: f32[s4, s2]{s2, s7} @b1 = aten::relu(%0)
+  %2: f32[s0, s1, s2]{s5, s2, s7} @b1
+  %3: f32[s0, s1, s2]{s2, s6, s7} @b2 = aten::neg(%2)
+  %4: f32[s0, s2, s1]{s5, s7, s2} @b1
+  %5: f32[s0, s2]{s2, s7} @b3 = aten::mean.dim(%4, [2], false)
+  }
+}
+)",
+                    {8, 10, 100, kBytes, 80, 1000, 800}),
+            R"(
+kernel(i0 | j0, j1) {
+  s0: f64
+  a0: f32[i0, j0, j1]
+  a1: f32[i0, j0, j1]
+  a2: f32[j0, j1]
+  %0: f32 = load a0
+  %1: f32 = constant 0.0
+  %2: f32 = max %0, %1
+  %3: f32 = neg %2
+  %4: f64 = scalar s0
+  %5: f32 = convert %4
+  %6: f32 = rows sum %2
+  %7: f32 = div %6, %5
+  store a1, %3
+  store a2, %7
+}
+)");
+}
+
+TEST(Lower, SumOfAll) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(R"(graph(s0..s2) {
+  s3 = 1
+  b0: input survives
+  b1: fresh(s1) ssa in_group
+  b2: fresh(s1) survives ssa
+  b3: fresh(s1) survives ssa
+  %0: f32[s0]{s3} @b0
+  group pointwise {
+  %1: f32[s0]{s3} @b1 = aten::abs(%0)
+  %2: f32[] @b2 = aten::sum(%1)
+  %3: f32[] @b3 = aten::sqrt(%2)
+  }
+}
+)",
+                    {100000, kBytes, 0}, &launches),
+            R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[]
+  a2: f32[]
+  %0: f32 = load a0
+  %1: f32 = abs %0
+  %2: f32 = columns sum %1
+  %3: f32 = rows sum %2
+  %4: f32 = sqrt %3
+  store a1, %3
+  store a2, %4
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{24, 4096}));
+  EXPECT_EQ(launches[0].rest, 100000 - 24 * 4096);
+}
+
+// What one loop nest cannot do is said, and is no kernel.
+TEST(Lower, WhatDoesNotFit) {
+  EXPECT_EQ(lowered(R"(graph(s0..s3) {
+  s4 = 1
+  b0: input survives
+  b1: fresh(s1) ssa in_group
+  b2: fresh(s1) survives ssa
+  b3: input survives
+  %0: f32[s0, s2]{s2, s4} @b0
+  group pointwise {
+  %1: f32[s0, s2]{s2, s4} @b1 = aten::neg(%0)
+  %2: f32[s2, s0]{s2, s4} @b1
+  %3: f32[s2, s0]{s2, s4} @b3
+  %4: f32[s2, s0]{s0, s4} @b2 = aten::mul.Tensor(%2, %3)
+  }
+}
+)",
+                    {4, kBytes, 5, 0}),
+            "aten::mul.Tensor is not at the same places");
+}
+
+}  // namespace
+}  // namespace torch_remote::codegen

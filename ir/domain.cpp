@@ -1,0 +1,306 @@
+#include "ir/domain.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace torch_remote::ir {
+namespace {
+
+DimMask split_mask(DimMask mask, uint32_t dim) {
+  const DimMask below = mask & ((2u << dim) - 1);
+  const DimMask above = (mask >> (dim + 1)) << (dim + 2);
+  return below | above | ((mask >> dim & 1) << (dim + 1));
+}
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+bool same_place(const Domain::Access& a, const Domain::Access& b) {
+  return a.offset == b.offset && a.strides == b.strides && a.part.along != Along::kIndexed &&
+         b.part.along != Along::kIndexed;
+}
+
+// Each point writes another element.
+bool is_injective(const Domain::Access& access, const std::vector<int64_t>& sizes) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (access.strides[d] != 0) dims.emplace_back(access.strides[d], sizes[d]);
+  }
+  std::ranges::sort(dims);
+  int64_t reach = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < reach) return false;
+    reach = stride * size;
+  }
+  return true;
+}
+
+}  // namespace
+
+// A stretch of places: of the domain, or along an axis of a node.
+struct Domain::Axis {
+  uint32_t index = 0;
+  int64_t size = 1;
+  int64_t stride = -1;  // -1: not to be compared
+};
+
+int64_t Domain::points() const { return product(sizes_); }
+
+bool Domain::add(uint32_t node) {
+  Domain tried = *this;
+  Member member;
+  member.node = node;
+  if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
+  std::vector<std::vector<uint32_t>> dims_of_axis;
+  if (!tried.map_axes(member.form, &dims_of_axis) || !tried.place(member, dims_of_axis) ||
+      !tried.find_level(member, dims_of_axis) || !tried.may_access(member)) {
+    return false;
+  }
+  tried.members_.push_back(std::move(member));
+  *this = std::move(tried);
+  return true;
+}
+
+// Finds the dims along which each axis of the node's space lies; splits dims where the space is finer.
+bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  const View& space = graph_->views[form.space];
+  int64_t points = 1;
+  std::vector<Axis> axes;
+  for (uint32_t a = 0; a < space.sizes.size(); ++a) {
+    const int64_t size = value(space.sizes[a]);
+    if (size <= 0) return false;
+    points *= size;
+    if (size != 1) axes.push_back({a, size, -1});
+  }
+  dims_of_axis->assign(space.sizes.size(), {});
+  if (members_.empty()) {
+    if (axes.size() > kMaxDomainDims) return false;
+    for (const Axis& axis : axes) {
+      (*dims_of_axis)[axis.index] = {static_cast<uint32_t>(sizes_.size())};
+      sizes_.push_back(axis.size);
+    }
+    return true;
+  }
+  if (map_by_operand(form, dims_of_axis)) return true;
+  if (points != this->points()) return false;
+  std::vector<Axis> dims;
+  for (uint32_t d = 0; d < sizes_.size(); ++d) dims.push_back({d, sizes_[d], -1});
+  return match(std::move(dims), std::move(axes), dims_of_axis);
+}
+
+// By an operand that an earlier member made: where strides are the same, so are the places. This also finds what was
+// transposed in between, and what has fewer dims than the domain.
+bool Domain::map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  const View& space = graph_->views[form.space];
+  std::vector<int> axes;
+  for (const Part& part : form.parts) {
+    if (!part.reads || !find_axes(*graph_, form, part, &axes)) continue;
+    const View& view = graph_->views[part.view];
+    const Access* made = nullptr;
+    for (const Member& member : members_) {
+      for (const Access& access : member.accesses) {
+        const View& other = graph_->views[access.part.view];
+        if (access.part.writes && other.buffer == view.buffer && other.dtype == view.dtype) made = &access;
+      }
+    }
+    if (made == nullptr) continue;
+    std::vector<Axis> wanted, dims;
+    for (uint32_t d = 0; d < axes.size(); ++d) {
+      if (axes[d] >= 0)
+        wanted.push_back({static_cast<uint32_t>(axes[d]), value(view.sizes[d]), value(view.strides[d])});
+    }
+    // All axes of the space that are not of one place must be found.
+    int64_t covered = 1, points = 1;
+    for (const Axis& axis : wanted) covered *= axis.size;
+    for (const Sym size : space.sizes) points *= value(size);
+    if (covered != points) continue;
+    for (uint32_t d = 0; d < sizes_.size(); ++d) {
+      if (made->strides[d] != 0) dims.push_back({d, sizes_[d], made->strides[d]});
+    }
+    const auto outer_first = [](const Axis& a, const Axis& b) { return a.stride > b.stride; };
+    std::ranges::sort(wanted, outer_first);
+    std::ranges::sort(dims, outer_first);
+    Domain before = *this;
+    if (match(std::move(dims), std::move(wanted), dims_of_axis)) return true;
+    *this = std::move(before);
+    dims_of_axis->assign(space.sizes.size(), {});
+  }
+  return false;
+}
+
+// Both lists name the same places, outer ones first. Where an axis ends inside of a dim, the dim is split.
+bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  while (!dims.empty() && !axes.empty()) {
+    Axis& dim = dims.back();
+    Axis& axis = axes.back();
+    if (dim.stride != axis.stride) return false;
+    std::vector<uint32_t>& found = (*dims_of_axis)[axis.index];
+    if (dim.size <= axis.size) {
+      if (axis.size % dim.size != 0) return false;
+      found.insert(found.begin(), dim.index);
+      const int64_t size = dim.size;
+      dims.pop_back();
+      axis.size /= size;
+      if (axis.stride > 0) axis.stride *= size;
+      if (axis.size == 1) axes.pop_back();
+      continue;
+    }
+    if (dim.size % axis.size != 0 || sizes_.size() == kMaxDomainDims) return false;
+    // The inner part is the axis's; the outer one goes on.
+    const uint32_t at = dim.index;
+    const int64_t size = axis.size;
+    split(at, size);
+    for (Axis& other : dims) other.index += other.index > at;
+    for (std::vector<uint32_t>& known : *dims_of_axis) {
+      for (uint32_t& d : known) d += d > at;
+    }
+    found.insert(found.begin(), at + 1);
+    dim.size /= size;
+    if (dim.stride > 0) dim.stride *= size;
+    axes.pop_back();
+  }
+  return axes.empty() && dims.empty();
+}
+
+// Makes of a dim an outer one and, behind it, an inner one of so many places.
+void Domain::split(uint32_t dim, int64_t inner) {
+  sizes_[dim] /= inner;
+  sizes_.insert(sizes_.begin() + dim + 1, inner);
+  columns_ = split_mask(columns_, dim);
+  for (Member& member : members_) {
+    member.space = split_mask(member.space, dim);
+    for (DimMask& axis : member.axes) axis = split_mask(axis, dim);
+    for (Access& access : member.accesses) {
+      access.dims = split_mask(access.dims, dim);
+      access.strides.insert(access.strides.begin() + dim + 1, access.strides[dim]);
+      access.strides[dim] *= inner;
+    }
+  }
+}
+
+// The strides of the node's views.
+bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+  const Form& form = member.form;
+  for (const auto& dims : dims_of_axis) {
+    DimMask axis = 0;
+    for (const uint32_t d : dims) axis |= 1u << d;
+    member.axes.push_back(axis);
+    member.space |= axis;
+  }
+  const View& space = graph_->views[form.space];
+  std::vector<int> axes;
+  for (const Part& part : form.parts) {
+    const View& view = graph_->views[part.view];
+    if (!find_axes(*graph_, form, part, &axes)) return false;
+    Access access{part, value(view.offset), std::vector<int64_t>(sizes_.size()), 0, 0, 0};
+    if (part.along == Along::kIndexed) {
+      access.indexed_size = value(view.sizes[0]);
+      access.indexed_stride = value(view.strides[0]);
+    }
+    for (size_t d = 0; d < axes.size(); ++d) {
+      if (axes[d] < 0) continue;
+      const int64_t size = value(view.sizes[d]);
+      if (size != value(space.sizes[axes[d]])) return false;
+      int64_t stride = value(view.strides[d]);
+      for (const uint32_t dim : std::vector(dims_of_axis[axes[d]].rbegin(), dims_of_axis[axes[d]].rend())) {
+        access.strides[dim] = stride;
+        if (stride != 0) access.dims |= 1u << dim;
+        stride *= sizes_[dim];
+      }
+    }
+    if (part.writes && (part.along == Along::kIndexed || !is_injective(access, sizes_))) return false;
+    member.accesses.push_back(std::move(access));
+  }
+  return true;
+}
+
+// Which reduction it is, and when its results are known.
+bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+  bool late = false, early = false;  // it reads what is known when all rows are done, or what other members make before
+  for (const Access& access : member.accesses) {
+    if (!access.part.reads) continue;
+    if (const Access* made = maker(access)) (made->finish ? late : early) = true;
+  }
+  DimMask reduced = 0;
+  for (size_t axis = 0; axis < dims_of_axis.size(); ++axis) {
+    if ((member.form.reduced >> axis & 1) == 0) continue;
+    for (const uint32_t dim : dims_of_axis[axis]) reduced |= 1u << dim;
+  }
+  if (member.form.reduced == 0) {
+    if (late && (early || (member.space & ~columns_) != 0)) return false;
+    for (Access& access : member.accesses) access.finish = late && access.part.writes;
+    return true;
+  }
+  if (late || reduced == 0) return false;
+  const bool plain = member.form.expansion >= Expansion::kSum || member.form.expansion == Expansion::kMseLoss;
+  if (plain && reduced == all() && member.space == all() && columns_ != all()) {
+    member.reduces = Reduces::kAll;
+  } else if (!choose_columns(member, reduced, plain)) {
+    return false;
+  } else if (reduced == columns_ && member.space == all()) {
+    member.reduces = Reduces::kColumns;
+  } else if (plain && reduced == (all() & ~columns_)) {
+    member.reduces = Reduces::kRows;
+  } else {
+    return false;
+  }
+  for (Access& access : member.accesses) {
+    access.finish = access.part.writes && (member.reduces != Reduces::kColumns || access.part.over_rows);
+  }
+  return true;
+}
+
+// The first reduction says which dims are columns: those it goes along, or if these are not the inner ones, the others.
+bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
+  if (columns_ != 0) return true;
+  if (member.space != all()) return false;
+  const auto of_space = std::ranges::find_if(member.accesses, [&](const Access& access) {
+    return access.part.view == member.form.space && access.part.along == Along::kLast;
+  });
+  if (of_space == member.accesses.end()) return false;
+  uint32_t inner = 0;
+  for (uint32_t d = 1; d < sizes_.size(); ++d) {
+    if (of_space->strides[d] != 0 && (of_space->strides[inner] == 0 || of_space->strides[d] < of_space->strides[inner]))
+      inner = d;
+  }
+  if ((reduced >> inner & 1) != 0) {
+    columns_ = reduced;
+  } else if (plain) {
+    columns_ = all() & ~reduced;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The access by which another member makes what is read.
+const Domain::Access* Domain::maker(const Access& access) const {
+  const Access* made = nullptr;
+  for (const Member& other : members_) {
+    for (const Access& known : other.accesses) {
+      if (known.part.writes && graph_->views[known.part.view].buffer == graph_->views[access.part.view].buffer)
+        made = &known;
+    }
+  }
+  return made;
+}
+
+// A buffer that a member writes is read and written at the same places only.
+bool Domain::may_access(const Member& member) const {
+  for (const Access& access : member.accesses) {
+    const View& view = graph_->views[access.part.view];
+    const auto clashes = [&](const Access& other) {
+      const View& known = graph_->views[other.part.view];
+      if (known.buffer != view.buffer || (!other.part.writes && !access.part.writes)) return false;
+      return known.dtype != view.dtype || !same_place(access, other);
+    };
+    for (const Member& other : members_) {
+      if (std::ranges::any_of(other.accesses, clashes)) return false;
+    }
+    if (std::ranges::any_of(member.accesses, clashes)) return false;
+  }
+  return true;
+}
+
+}  // namespace torch_remote::ir

@@ -1,0 +1,285 @@
+#include "ir/fusion.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace torch_remote::ir {
+namespace {
+
+class FormFinder {
+ public:
+  FormFinder(const Graph& graph, const Node& node, uint32_t item, Form* form)
+      : graph_(graph), node_(node), desc_(op_desc(node.opcode)), item_(item), form_(*form) {}
+
+  bool find() {
+    form_ = {};
+    form_.expansion = expansion_of(node_.opcode);
+    for (const ResultDesc& result : desc_.results) {
+      if (result.kind != ResultKind::kTensor && result.kind != ResultKind::kTensorList) return false;
+    }
+    if (!parts()) return false;
+    return std::ranges::all_of(form_.parts, [&](const Part& part) { return computable(graph_.views[part.view]); });
+  }
+
+ private:
+  static bool computable(const View& view) {
+    if (view.dynamic) return false;
+    switch (view.dtype) {
+      case DType::kBool:
+      case DType::kUInt8:
+      case DType::kInt8:
+      case DType::kInt16:
+      case DType::kInt32:
+      case DType::kInt64:
+      case DType::kFloat16:
+      case DType::kBFloat16:
+      case DType::kFloat32:
+      case DType::kFloat64:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool parts() {
+    switch (form_.expansion) {
+      case Expansion::kNone:
+      case Expansion::kNllLoss:  // alone it reads one element a row, not all of it
+        return false;
+      case Expansion::kExpression:
+      case Expansion::kCopy:
+      case Expansion::kFill:
+      case Expansion::kGelu:
+      case Expansion::kGeluBackward:
+        return pointwise();
+      case Expansion::kDropout:
+        return constant("train").value_or(0) != 0 && pointwise();
+      case Expansion::kMseLoss:
+        if (constant("reduction").value_or(-1) == 0) return pointwise();
+        return reads("self") && reads("target") && space("self") && reduces_all() && result(0, Along::kRest);
+      case Expansion::kMseLossBackward:
+        return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
+      case Expansion::kSoftmax:
+      case Expansion::kLogSoftmax:
+        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
+      case Expansion::kSoftmaxBackward:
+      case Expansion::kLogSoftmaxBackward:
+        return reads("grad_output") && reads("output") && space("output") && reduces_dim() && result(0, Along::kLast);
+      case Expansion::kLayerNorm:
+        return reads("input") && reads("weight") && reads("bias") && space("input") && reduces_last() &&
+               result(0, Along::kLast) && result(1, Along::kLast) && result(2, Along::kLast);
+      case Expansion::kLayerNormBackward:
+        return reads("grad_out") && reads("input") && reads("mean") && reads("rstd") && reads("weight") &&
+               space("input") && reduces_last() && result(0, Along::kLast) && result(1, Along::kLast, true) &&
+               result(2, Along::kLast, true);
+      case Expansion::kNllLossBackward:
+        return nll_loss_backward();
+      case Expansion::kSum:
+      case Expansion::kMean:
+      case Expansion::kMax:
+      case Expansion::kMin:
+      case Expansion::kProduct:
+      case Expansion::kAny:
+      case Expansion::kAll:
+      case Expansion::kArgMax:
+      case Expansion::kArgMin:
+      case Expansion::kMaxWithIndex:
+      case Expansion::kMinWithIndex:
+        return reduction();
+      case Expansion::kEmbedding:
+        return reads("weight", Along::kIndexed) && reads("indices", Along::kFirst) && result(0, Along::kLast) &&
+               space_of_result();
+    }
+    return false;
+  }
+
+  // Every tensor argument, broadcast, and the results.
+  bool pointwise() {
+    for (const ScalarNode& node : desc_.tree) {
+      if (node.op != ScalarOp::kArgument) continue;
+      const ArgTag tag = item_of(node_.args[node.a], item_).tag;
+      if (tag == ArgTag::kNone || tag == ArgTag::kComplex) return false;
+    }
+    bool any = false;
+    for (size_t i = 0; i < node_.args.size(); ++i) {
+      const ArgDesc& desc = desc_.args[i];
+      const Arg& arg = item_of(node_.args[i], item_);
+      if (desc.role != ArgRole::kOperand || arg.tag == ArgTag::kScalarTensor) continue;
+      if (arg.tag != ArgTag::kView) return false;
+      form_.parts.push_back({arg.a, Along::kLast, !desc.overwrites, desc.writes, false});
+      if (!desc.writes) continue;
+      form_.space = arg.a;
+      any = true;
+    }
+    for (const Arg& arg : node_.results) {
+      const Arg& result = item_of(arg, item_);
+      if (result.tag == ArgTag::kNone) continue;
+      if (result.tag != ArgTag::kView) return false;
+      form_.parts.push_back({result.a, Along::kLast, false, true, false});
+      form_.space = result.a;
+      any = true;
+    }
+    return any;
+  }
+
+  bool reduction() {
+    if (!reads("self") || !space("self")) return false;
+    const size_t rank = graph_.views[form_.space].sizes.size();
+    const Arg* dims = argument("dim");
+    if (dims == nullptr || dims->tag == ArgTag::kNone || (dims->tag == ArgTag::kList && dims->items.empty())) {
+      const bool finds = form_.expansion == Expansion::kArgMax || form_.expansion == Expansion::kArgMin;
+      if ((finds && rank > 1) || !reduces_all()) return false;
+    } else if (dims->tag == ArgTag::kList) {
+      for (const Arg& dim : dims->items) {
+        if (!reduces(dim)) return false;
+      }
+    } else if (!reduces(*dims)) {
+      return false;
+    }
+    const bool keeps = constant("keepdim").value_or(0) != 0;
+    for (size_t i = 0; i < node_.results.size(); ++i) {
+      if (!result(i, keeps ? Along::kLast : Along::kRest)) return false;
+    }
+    return true;
+  }
+
+  // Writes a number at each row's label, and zero elsewhere.
+  bool nll_loss_backward() {
+    const Arg* weight = argument("weight");
+    if (weight == nullptr || weight->tag != ArgTag::kNone) return false;
+    const bool whole = constant("reduction").value_or(0) != 0;
+    if (!reads("grad_output", whole ? Along::kLast : Along::kFirst) || !reads("target", Along::kFirst) ||
+        !reads("total_weight") || !result(0, Along::kLast)) {
+      return false;
+    }
+    return space_of_result() && graph_.views[form_.space].sizes.size() == 2;
+  }
+
+  // -- arguments by name
+
+  const Arg* argument(std::string_view name) const {
+    for (size_t i = 0; i < desc_.args.size(); ++i) {
+      if (desc_.args[i].name == name) return &node_.args[i];
+    }
+    return nullptr;
+  }
+
+  std::optional<int64_t> constant(std::string_view name) const {
+    const Arg* arg = argument(name);
+    int64_t value = 0;
+    if (arg == nullptr || (arg->tag != ArgTag::kInt && arg->tag != ArgTag::kBool)) return std::nullopt;
+    if (!graph_.is_constant(arg->a, &value)) return std::nullopt;
+    return value;
+  }
+
+  // An undefined tensor is no part.
+  bool reads(std::string_view name, Along along = Along::kLast) {
+    const Arg* arg = argument(name);
+    if (arg == nullptr) return false;
+    if (arg->tag == ArgTag::kNone) return true;
+    if (arg->tag != ArgTag::kView) return false;
+    form_.parts.push_back({arg->a, along, true, false, false});
+    return true;
+  }
+
+  bool result(size_t index, Along along, bool over_rows = false) {
+    const Arg& arg = node_.results[index];
+    if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, along, false, true, over_rows});
+    return arg.tag == ArgTag::kView || arg.tag == ArgTag::kNone;
+  }
+
+  bool space(std::string_view name) {
+    const Arg* arg = argument(name);
+    if (arg == nullptr || arg->tag != ArgTag::kView) return false;
+    form_.space = arg->a;
+    return !graph_.views[arg->a].dynamic;
+  }
+
+  bool space_of_result() {
+    form_.space = node_.results[0].a;
+    return node_.results[0].tag == ArgTag::kView;
+  }
+
+  // -- axes
+
+  bool reduces(const Arg& dim) {
+    int64_t value = 0;
+    if (dim.tag != ArgTag::kInt || !graph_.is_constant(dim.a, &value)) return false;
+    const auto rank = static_cast<int64_t>(graph_.views[form_.space].sizes.size());
+    if (value < 0) value += rank;
+    if (value < 0 || value >= rank) return false;
+    form_.reduced |= uint64_t{1} << value;
+    return true;
+  }
+
+  bool reduces_dim() {
+    const Arg* dim = argument("dim");
+    return dim != nullptr && reduces(*dim);
+  }
+
+  bool reduces_all() {
+    form_.reduced = (uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1;
+    return form_.reduced != 0;
+  }
+
+  bool reduces_last() {
+    const Arg* shape = argument("normalized_shape");
+    const size_t rank = graph_.views[form_.space].sizes.size();
+    if (shape == nullptr || shape->tag != ArgTag::kList || shape->items.empty() || shape->items.size() > rank) {
+      return false;
+    }
+    const uint64_t all = (uint64_t{1} << rank) - 1;
+    form_.reduced = all & ~((uint64_t{1} << (rank - shape->items.size())) - 1);
+    return true;
+  }
+
+  const Graph& graph_;
+  const Node& node_;
+  const OpDesc& desc_;
+  uint32_t item_;
+  Form& form_;
+};
+
+}  // namespace
+
+uint32_t count_items(const Node& node) {
+  const OpDesc& desc = op_desc(node.opcode);
+  if (desc.family != Family::kMultiTensor || node.args.empty() || node.args[0].tag != ArgTag::kList) return 1;
+  return static_cast<uint32_t>(node.args[0].items.size());
+}
+
+const Arg& item_of(const Arg& arg, uint32_t item) {
+  return arg.tag == ArgTag::kList && item < arg.items.size() ? arg.items[item] : arg;
+}
+
+bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form) {
+  return FormFinder(graph, node, item, form).find();
+}
+
+bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<int>* axes_out) {
+  const View& view = graph.views[part.view];
+  const auto rank = static_cast<int>(view.sizes.size());
+  const auto axes = static_cast<int>(graph.views[form.space].sizes.size());
+  axes_out->clear();
+  for (int d = 0, axis = 0; d < rank; ++d, ++axis) {
+    switch (part.along) {
+      case Along::kFirst:
+        break;
+      case Along::kRest:
+        while (axis < axes && (form.reduced >> axis & 1) != 0) ++axis;
+        break;
+      case Along::kLast:
+      case Along::kIndexed:
+        axis = axes - rank + d;
+        break;
+    }
+    const bool indexed = part.along == Along::kIndexed && d == 0;
+    int64_t size = 0;
+    const bool one = graph.is_constant(view.sizes[d], &size) && size == 1;
+    if (!indexed && !one && (axis < 0 || axis >= axes)) return false;
+    axes_out->push_back(indexed || one ? -1 : axis);
+  }
+  return true;
+}
+
+}  // namespace torch_remote::ir

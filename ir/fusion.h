@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ir/graph.h"
+
+// What kernels can do: for passes, which say what one kernel is to do, and for code generation, which makes it.
+namespace torch_remote::ir {
+
+// What a kernel computes for a node (ir/ops/fusion.toml).
+enum class Expansion : uint8_t {
+  kNone,        // no kernel does it
+  kExpression,  // OpDesc::tree
+  kCopy,
+  kFill,
+  kGelu,
+  kGeluBackward,
+  kDropout,
+  kMseLoss,
+  kMseLossBackward,
+  kSoftmax,
+  kLogSoftmax,
+  kSoftmaxBackward,
+  kLogSoftmaxBackward,
+  kLayerNorm,
+  kLayerNormBackward,
+  kNllLoss,
+  kNllLossBackward,
+  kSum,
+  kMean,
+  kMax,
+  kMin,
+  kProduct,
+  kAny,
+  kAll,
+  kArgMax,
+  kArgMin,
+  kMaxWithIndex,
+  kMinWithIndex,
+  kEmbedding,
+};
+Expansion expansion_of(Opcode opcode);
+
+// How dims of a view lie along the axes of the space that a node is computed over.
+enum class Along : uint8_t {
+  kLast,     // the last dim along the last axis, and so on; a dim of size 1 is every place (broadcasting)
+  kFirst,    // the first dim along the first axis, and so on
+  kRest,     // its dims, in order, along the axes that are not reduced
+  kIndexed,  // its first dim where an index says, the others as kLast
+};
+
+// A view that the node reads or writes.
+struct Part {
+  uint32_t view = 0;
+  Along along = Along::kLast;
+  bool reads = false;
+  bool writes = false;
+  bool over_rows =
+      false;  // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
+};
+
+// A node as a kernel sees it: at each point of a space something is computed from the parts' elements there, and over
+// some of its axes something may be reduced.
+struct Form {
+  Expansion expansion = Expansion::kNone;
+  uint32_t space = 0;    // the view whose sizes are those of the space
+  uint64_t reduced = 0;  // bit d: axis d
+  std::vector<Part> parts;
+};
+
+// The node's form; of an op over lists of tensors, that of their `item`-th. False: no kernel does this node.
+bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
+
+// How many tensors an op over lists does; 1 of any other op.
+uint32_t count_items(const Node& node);
+
+// Of an op over lists, the item-th of an argument that is a list; any other argument as it is.
+const Arg& item_of(const Arg& arg, uint32_t item);
+
+// The axes of the space that each dim of the part lies along; -1: none (it is indexed, or of size 1 and every place).
+// False if it does not fit.
+bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<int>* axes);
+
+}  // namespace torch_remote::ir

@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <vector>
+
+#include "ir/domain.h"
+#include "passes/pass.h"
+#include "passes/rewrite.h"
+#include "passes/shape_facts.h"
+
+// fuse: says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.
+//
+// Nodes are looked at in order. A node joins the group that makes one of its operands if one loop nest can do both
+// (ir::Domain) and if no node outside would have to come between; where it joins several, they become one. So a chain
+// of pointwise ops, what reduces it, and what goes on with the reduced rows are one group. Which elements are the same
+// is seen in the sizes of the run that the graph was recorded in (PassContext::sample): another run in which they
+// differ is done node by node, which the worker finds out.
+//
+// A group of one node stays only where a kernel of ours does it better than ATen. Rules and their effects:
+// docs/fusion.md.
+namespace torch_remote::passes {
+namespace {
+
+using ir::Domain;
+using ir::Graph;
+using ir::Group;
+using ir::GroupKind;
+using ir::kNoNode;
+using ir::Node;
+
+// A set of nodes of the graph.
+class Bits {
+ public:
+  explicit Bits(size_t count) : words_((count + 63) / 64) {}
+  void set(size_t i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
+  bool has(size_t i) const { return (words_[i / 64] >> (i % 64) & 1) != 0; }
+  void add(const Bits& other) {
+    for (size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
+  }
+  bool meets(const Bits& other) const {
+    for (size_t w = 0; w < words_.size(); ++w) {
+      if ((words_[w] & other.words_[w]) != 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+// Which nodes must come before which: who reads what another one writes, and the other way round.
+std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
+  struct Touched {
+    uint32_t writer = kNoNode;
+    std::vector<uint32_t> readers = {};  // since then
+  };
+  std::vector<Touched> buffers(graph.buffers.size());
+  std::vector<std::vector<uint32_t>> before(graph.nodes.size());
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    ir::for_each_view(node, [&](uint32_t view, bool writes) {
+      Touched& touched = buffers[graph.views[view].buffer];
+      if (touched.writer != kNoNode && touched.writer != n) before[n].push_back(touched.writer);
+      if (!writes) {
+        touched.readers.push_back(n);
+        return;
+      }
+      std::ranges::copy_if(touched.readers, std::back_inserter(before[n]),
+                           [&](uint32_t reader) { return reader != n; });
+      touched = {n, {}};
+    });
+    // What says something to the client, or may, stays behind all that came before it, and before what comes after.
+    if (!only_visible_effects(ir::op_desc(node.opcode))) {
+      before[n].resize(n);
+      std::iota(before[n].begin(), before[n].end(), 0);
+      for (Touched& touched : buffers) touched = {n, {}};
+    }
+    std::ranges::sort(before[n]);
+    const auto twice = std::ranges::unique(before[n]);
+    before[n].erase(twice.begin(), twice.end());
+  }
+  return before;
+}
+
+class Fuser {
+ public:
+  Fuser(Graph& graph, const PassContext& context, std::vector<int64_t> values)
+      : graph_(graph), context_(context), values_(std::move(values)), before_(find_dependencies(graph)) {}
+
+  void run() {
+    const auto count = static_cast<uint32_t>(graph_.nodes.size());
+    most_nodes_ = static_cast<size_t>(context_.option("fuse.nodes", 64));
+    cluster_of_.assign(count, kNoNode);
+    after_.assign(count, Bits(count));
+    for (uint32_t n = 0; n < count; ++n) {
+      after_[n].set(n);
+      for (const uint32_t b : before_[n]) after_[n].add(after_[b]);
+      if (may_be_fused(graph_.nodes[n])) join(n);
+    }
+    drop_small();
+    reorder();
+  }
+
+ private:
+  struct Cluster {
+    std::vector<uint32_t> nodes;
+    Domain domain;
+    uint32_t items = 1;
+  };
+
+  bool may_be_fused(const Node& node) const {
+    if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
+    bool dtypes = true;
+    ir::for_each_view(node, [&](uint32_t view, bool) {
+      dtypes &= !graph_.views[view].dynamic && context_.worker.does(graph_.views[view].dtype);
+    });
+    return dtypes;
+  }
+
+  // Adds the node to the groups that make its operands, as many as go together; else it begins one.
+  void join(uint32_t n) {
+    std::vector<uint32_t> makers;
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
+      for (const uint32_t b : before_[n]) {
+        const uint32_t cluster = cluster_of_[b];
+        if (cluster == kNoNode || std::ranges::count(makers, cluster) != 0 || !touches(b, graph_.views[view].buffer))
+          continue;
+        makers.push_back(cluster);
+      }
+    });
+    Cluster made{{n}, Domain(graph_, values_), ir::count_items(graph_.nodes[n])};
+    bool alone = true;
+    for (const uint32_t maker : makers) {
+      const Cluster& other = clusters_[maker];
+      if (other.items != made.items) continue;
+      std::vector<uint32_t> nodes;
+      std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
+      if (nodes.size() > most_nodes_ || comes_between(nodes)) continue;
+      Domain domain = alone ? other.domain : Domain(graph_, values_);
+      const auto added = alone ? std::vector<uint32_t>{n} : nodes;
+      if (!std::ranges::all_of(added, [&](uint32_t node) { return domain.add(node); })) continue;
+      for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
+      clusters_[maker].nodes.clear();
+      made = {std::move(nodes), std::move(domain), made.items};
+      alone = false;
+    }
+    if (alone && !made.domain.add(n)) return;
+    for (const uint32_t node : made.nodes) cluster_of_[node] = static_cast<uint32_t>(clusters_.size());
+    tie(made.nodes);
+    clusters_.push_back(std::move(made));
+  }
+
+  bool touches(uint32_t node, uint32_t buffer) const {
+    bool found = false;
+    ir::for_each_view(graph_.nodes[node], [&](uint32_t view, bool) { found |= graph_.views[view].buffer == buffer; });
+    return found;
+  }
+
+  // Whether a node outside would have to come after one of them and before another.
+  bool comes_between(const std::vector<uint32_t>& nodes) const {
+    Bits inside(graph_.nodes.size());
+    for (const uint32_t n : nodes) inside.set(n);
+    for (const uint32_t n : nodes) {
+      for (const uint32_t b : before_[n]) {
+        if (!inside.has(b) && after_[b].meets(inside)) return true;
+      }
+    }
+    return false;
+  }
+
+  // They are done at once: whatever comes after one of them comes after what any of them needs.
+  void tie(const std::vector<uint32_t>& nodes) {
+    if (nodes.size() == 1) return;
+    Bits inside(graph_.nodes.size()), all(graph_.nodes.size());
+    for (const uint32_t n : nodes) {
+      inside.set(n);
+      all.add(after_[n]);
+    }
+    for (uint32_t n = nodes.front(); n <= nodes.back(); ++n) {
+      if (after_[n].meets(inside)) after_[n].add(all);
+    }
+  }
+
+  // What one node alone gains is less memory traffic than ATen's kernel has, or vector code where ATen has none.
+  bool is_better_alone(const Node& node) const {
+    switch (ir::expansion_of(node.opcode)) {
+      case ir::Expansion::kGelu:
+      case ir::Expansion::kGeluBackward:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  void drop_small() {
+    for (Cluster& cluster : clusters_) {
+      const bool drop = cluster.nodes.empty() ||
+                        (cluster.nodes.size() == 1 && !is_better_alone(graph_.nodes[cluster.nodes[0]])) ||
+                        !context_.worker.does(kind_of(cluster));
+      if (!drop) continue;
+      for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;
+      cluster.nodes.clear();
+    }
+  }
+
+  static GroupKind kind_of(const Cluster& cluster) {
+    bool columns = false, totals = false;
+    for (const Domain::Member& member : cluster.domain.members()) {
+      columns |= member.reduces == ir::Reduces::kColumns;
+      totals |= member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll;
+    }
+    if (cluster.items > 1) return GroupKind::kMultiTensor;
+    return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
+  }
+
+  // Groups at the place of their last nodes, as far as what they need allows it.
+  void reorder() {
+    const auto count = static_cast<uint32_t>(graph_.nodes.size());
+    const int64_t limit = context_.option("fuse.limit", std::numeric_limits<int64_t>::max());
+    // A unit is a group or a node; it is named by its last node.
+    const auto unit_of = [&](uint32_t n) {
+      return cluster_of_[n] == kNoNode ? n : clusters_[cluster_of_[n]].nodes.back();
+    };
+    std::vector<std::vector<uint32_t>> next(count);
+    std::vector<uint32_t> waits(count);
+    for (uint32_t n = 0; n < count; ++n) {
+      for (const uint32_t b : before_[n]) {
+        if (unit_of(b) == unit_of(n)) continue;
+        next[unit_of(b)].push_back(unit_of(n));
+        ++waits[unit_of(n)];
+      }
+    }
+    std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> ready;
+    for (uint32_t n = 0; n < count; ++n) {
+      if (unit_of(n) == n && waits[n] == 0) ready.push(n);
+    }
+    std::vector<Node> nodes;
+    nodes.reserve(count);
+    while (!ready.empty()) {
+      const uint32_t unit = ready.top();
+      ready.pop();
+      const auto first = static_cast<uint32_t>(nodes.size());
+      if (cluster_of_[unit] == kNoNode) {
+        nodes.push_back(std::move(graph_.nodes[unit]));
+      } else {
+        const Cluster& cluster = clusters_[cluster_of_[unit]];
+        for (const uint32_t n : cluster.nodes) nodes.push_back(std::move(graph_.nodes[n]));
+        if (static_cast<int64_t>(graph_.groups.size()) < limit) {
+          graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind_of(cluster), 0});
+        }
+      }
+      for (const uint32_t other : next[unit]) {
+        if (--waits[other] == 0) ready.push(other);
+      }
+    }
+    graph_.nodes = std::move(nodes);
+  }
+
+  Graph& graph_;
+  const PassContext& context_;
+  const std::vector<int64_t> values_;
+  const std::vector<std::vector<uint32_t>> before_;
+  std::vector<Bits> after_;  // of each node: what must come before it, and itself
+  std::vector<uint32_t> cluster_of_;
+  std::vector<Cluster> clusters_;
+  size_t most_nodes_ = 0;
+};
+
+uint8_t hints_of(const Graph& graph, const Group& group) {
+  bool contiguous = true, aligned = true;
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    ir::for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
+      const ir::View& view = graph.views[index];
+      int64_t offset = 0;
+      contiguous &= is_contiguous(graph, view);
+      aligned &=
+          graph.is_constant(view.offset, &offset) && offset * static_cast<int64_t>(ir::item_size(view.dtype)) % 16 == 0;
+    });
+  }
+  return static_cast<uint8_t>((contiguous ? ir::kGroupContiguous : 0) | (aligned ? ir::kGroupAligned : 0));
+}
+
+// What only nodes of one group use, and what does not survive, needs no memory.
+void mark_buffers(Graph& graph) {
+  constexpr uint32_t kSeveral = kNoNode - 1;
+  std::vector<uint32_t> user(graph.buffers.size(), kNoNode);  // a group; kSeveral: others, too
+  size_t next = 0;
+  for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+    while (next < graph.groups.size() && graph.groups[next].last < i) ++next;
+    const bool grouped = next < graph.groups.size() && graph.groups[next].first <= i;
+    const uint32_t group = grouped ? static_cast<uint32_t>(next) : kSeveral;
+    ir::for_each_view(graph.nodes[i], [&](uint32_t view, bool) {
+      uint32_t& known = user[graph.views[view].buffer];
+      known = known == kNoNode || known == group ? group : kSeveral;
+    });
+  }
+  for (size_t b = 0; b < user.size(); ++b) {
+    ir::Buffer& buffer = graph.buffers[b];
+    buffer.in_group = user[b] < kSeveral && buffer.kind == ir::BufferKind::kFresh && !buffer.survives;
+  }
+}
+
+}  // namespace
+
+Status fuse(Graph& graph, const PassContext& context) {
+  graph.drop_groups();
+  if (!context.fusion || context.worker.group_kinds == 0 || context.sample.size() != graph.params) return {};
+  std::vector<int64_t> values;
+  if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
+  Fuser(graph, context, std::move(values)).run();
+  for (Group& group : graph.groups) group.hints = hints_of(graph, group);
+  mark_buffers(graph);
+  return {};
+}
+
+}  // namespace torch_remote::passes

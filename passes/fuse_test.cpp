@@ -1,0 +1,235 @@
+#include <algorithm>
+
+#include "gtest/gtest.h"
+#include "passes/testing/text_pass.h"
+
+namespace torch_remote::passes {
+namespace {
+
+constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
+constexpr uint32_t kEvery = (1u << ir::kGroupKinds) - 1;
+
+PassContext context(std::span<const int64_t> sample, uint32_t kinds = kEvery, uint64_t dtypes = ~uint64_t{0}) {
+  PassContext made;
+  made.worker.group_kinds = kinds;
+  made.worker.dtypes = dtypes;
+  made.sample = sample;
+  return made;
+}
+
+// The ops of the graph after the pass, in order; those of a group in braces.
+std::string fused(const std::string& text, const PassContext& with) {
+  ir::Graph graph;
+  EXPECT_TRUE(ir::parse_graph(testing::run_on_text(text, fuse, with), &graph).ok());
+  std::string ops;
+  auto group = graph.groups.begin();
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const bool grouped = group != graph.groups.end() && group->first <= n;
+    if (!ops.empty()) ops += ' ';
+    if (grouped && group->first == n) {
+      constexpr const char* kKinds[] = {"pointwise", "rowwise", "reduce", "transpose", "multi_tensor"};
+      ops += std::string(kKinds[static_cast<int>(group->kind)]) + "{";
+    }
+    ops += ir::op_desc(graph.nodes[n].opcode).name.substr(6);
+    if (grouped && group->last == n) {
+      ops += "}";
+      ++group;
+    }
+  }
+  return ops;
+}
+
+// Views of [s0, s1], and one of [s1].
+constexpr const char* kHead = R"(graph(s0, s1, s2) {
+  b0: input survives
+  b1: fresh(s2)
+  b2: fresh(s2)
+  b3: fresh(s2)
+  b4: fresh(s2) survives
+  b5: fresh(s2) survives
+  %0: f32[s0, s1]{s1, 1} @b0
+)";
+constexpr int64_t kSizes[] = {8, 100, 3200};
+
+std::string fused_after_head(const std::string& nodes, uint32_t kinds = kEvery) {
+  return fused(kHead + nodes + "}\n", context(kSizes, kinds));
+}
+
+TEST(Fuse, AChainIsOneGroup) {
+  const char* const chain = R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::sigmoid(%0)
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::tanh(%0)
+  %3: f32[s0, s1]{s1, 1} @b4 = aten::mul.Tensor(%1, %2)
+)";
+  EXPECT_EQ(fused_after_head(chain), "pointwise{sigmoid tanh mul.Tensor}");
+  EXPECT_EQ(fused_after_head(chain, bit(ir::GroupKind::kRowwise)), "sigmoid tanh mul.Tensor");
+  EXPECT_EQ(fused_after_head(chain, 0), "sigmoid tanh mul.Tensor");
+}
+
+TEST(Fuse, RowsAreReducedAndGoOn) {
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::_softmax(%1, 1, false)
+  %3: f32[s0, s1]{s1, 1} @b4 = aten::neg(%2)
+  %4: f32[s0] @b5 = aten::amax(%3, [1], false)
+)"),
+            "rowwise{relu _softmax neg amax}");
+}
+
+TEST(Fuse, WhatIsKnownWhenAllRowsAreDoneDoesNotGoBack) {
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
+  %2: f32[1, s1]{s1, 1} @b2 = aten::sum.dim_IntList(%1, [0], true)
+  %3: f32[1, s1]{s1, 1} @b3 = aten::neg(%2)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::mul.Tensor(%1, %3)
+)"),
+            "reduce{relu sum.dim_IntList neg} mul.Tensor");
+}
+
+TEST(Fuse, AViewInBetweenIsTheSamePlaces) {
+  EXPECT_EQ(fused(R"(graph(s0, s1, s2, s3) {
+  b0: input survives
+  b1: fresh(s3) ssa
+  b2: fresh(s3) survives ssa
+  %0: f32[s0, s1]{s1, 1} @b0
+  %1: f32[s0, s1]{s1, 1} @b1 = aten::cos(%0)
+  %2: f32[s2]{1} @b1
+  %3: f32[s2]{1} @b2 = aten::neg(%2)
+}
+)",
+                  context(std::array<int64_t, 4>{8, 100, 800, 3200})),
+            "pointwise{cos neg}");
+}
+
+// The product needs the sine and makes what is added: the addition cannot join them.
+TEST(Fuse, NothingComesBetween) {
+  EXPECT_EQ(fused(R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives ssa
+  b2: fresh(s1) ssa
+  b3: fresh(s1) survives ssa
+  b4: fresh(s1) survives ssa
+  %0: f32[s0, s0]{s0, 1} @b0
+  %1: f32[s0, s0]{s0, 1} @b1 = aten::sin(%0)
+  %2: f32[s0, s0]{s0, 1} @b2 = aten::mm(%1, %0)
+  %3: f32[s0, s0]{s0, 1} @b3 = aten::cos(%1)
+  %4: f32[s0, s0]{s0, 1} @b4 = aten::add.Tensor(%1, %2, alpha=1)
+}
+)",
+                  context(std::array<int64_t, 2>{10, 400})),
+            "pointwise{sin cos} mm add.Tensor");
+}
+
+// The copy changes what the cosine has read, so it comes later, and not at the same places. The product reads it as it
+// was written.
+TEST(Fuse, OrderOfMemoryIsKept) {
+  EXPECT_EQ(fused(R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) ssa
+  b2: fresh(s1) survives ssa
+  %0: f32[s0, s0]{s0, 1} @b0
+  %1: f32[s0, s0]{s0, 1} @b1 = aten::cos(%0)
+  %2: f32[s0, s0]{1, s0} @b0
+  aten::copy_(%2!, %1)
+  %3: f32[s0, s0]{s0, 1} @b2 = aten::mul.Tensor(%1, %0)
+}
+)",
+                  context(std::array<int64_t, 2>{10, 400})),
+            "cos pointwise{copy_ mul.Tensor}");
+}
+
+TEST(Fuse, ListsAreDoneTensorByTensor) {
+  EXPECT_EQ(fused(R"(graph(s0, s1, s2, s3) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) ssa
+  b3: fresh(s1) ssa
+  %0: f32[s0]{1} @b0
+  %1: f32[s2]{1} @b1
+  [%2: f32[s0]{1} @b2, %3: f32[s2]{1} @b3] = aten::_foreach_sqrt([%0, %1])
+  aten::_foreach_add_.List([%0!, %1!], [%2, %3], alpha=float(s3))
+}
+)",
+                  context(std::array<int64_t, 4>{8, 400, 100, 0})),
+            "multi_tensor{_foreach_sqrt _foreach_add_.List}");
+}
+
+TEST(Fuse, OnlyDTypesThatTheWorkerComputesIn) {
+  const std::string chain = std::string(kHead) + R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::cos(%0)
+  %2: f32[s0, s1]{s1, 1} @b4 = aten::neg(%1)
+}
+)";
+  const uint64_t f64 = uint64_t{1} << static_cast<uint32_t>(ir::DType::kFloat64);
+  EXPECT_EQ(fused(chain, context(kSizes, kEvery, f64)), "cos neg");
+  EXPECT_EQ(fused(chain, context({})), "cos neg");  // nobody knows sizes
+  PassContext off = context(kSizes);
+  off.fusion = false;
+  EXPECT_EQ(fused(chain, off), "cos neg");
+  ASSERT_TRUE(parse_options("fuse.limit=0", &(off = context(kSizes))).ok());
+  EXPECT_EQ(fused(chain, off), "cos neg");
+}
+
+TEST(Fuse, ABufferOfOneGroupOnlyIsMarked) {
+  const std::string text = testing::run_on_text(std::string(kHead) + R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::cos(%0)
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::neg(%1)
+  %3: f32[s0, s1]{s1, 1} @b4 = aten::exp(%2)
+  %4: f32[s0, s0]{s0, 1} @b5 = aten::mm(%2, %2)
+}
+)",
+                                                fuse, context(kSizes));
+  EXPECT_NE(text.find("b1: fresh(s2) in_group\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("b2: fresh(s2)\n"), std::string::npos) << text;
+}
+
+TEST(Fuse, HintsAreWhatHoldsForEveryRun) {
+  const auto hints = [](const std::string& view) {
+    const std::string text =
+        testing::run_on_text("graph(s0, s1, s2) {\n  b0: input survives\n  b1: fresh(s1) survives ssa\n  " + view +
+                                 "\n  %1: f32[s0, 4] @b1 = aten::gelu(%0, approximate=\"none\")\n}\n",
+                             fuse, context(std::array<int64_t, 3>{6, 96, 4}));
+    const size_t at = text.find("group pointwise") + 15;
+    return text.substr(at, text.find('{', at) - at);
+  };
+  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0"), " contiguous aligned ");
+  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + 4"), " contiguous aligned ");
+  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + 2"), " contiguous ");
+  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + s2"), " contiguous ");
+  EXPECT_EQ(hints("%0: f32[s0, 4]{s2, 1} @b0"), " aligned ");
+}
+
+TEST(PassOptions, OtherPassesForgetGroups) {
+  for (const Pass& pass : pipeline()) {
+    if (pass.name == "fuse" || pass.name == "plan") continue;
+    ir::Graph graph;
+    ASSERT_TRUE(ir::parse_graph(std::string(kHead) + R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::cos(%0)
+  %2: f32[s0, s1]{s1, 1} @b4 = aten::neg(%1)
+}
+)",
+                                &graph)
+                    .ok());
+    ASSERT_TRUE(fuse(graph, context(kSizes)).ok());
+    ASSERT_FALSE(graph.groups.empty());
+    ASSERT_TRUE(pass.run(graph, {}).ok());
+    EXPECT_TRUE(graph.groups.empty()) << pass.name;
+  }
+}
+
+TEST(PassOptions, AreRead) {
+  PassContext context;
+  ASSERT_TRUE(parse_options("", &context).ok());
+  ASSERT_TRUE(parse_options("cse=0,fuse.limit=12", &context).ok());
+  EXPECT_FALSE(context.wants("cse"));
+  EXPECT_TRUE(context.wants("dce"));
+  EXPECT_EQ(context.option("fuse.limit", 7), 12);
+  EXPECT_EQ(context.option("fuse.other", 7), 7);
+}
+
+TEST(PassOptions, WrongOnesNameWhatThereIs) {
+  PassContext context;
+  for (const char* wrong :
+       {"cse", "cse=2", "nothing=0", "fuse.limits=3", "fuse.limit=", "fuse.limit=3x", "cse=0 dce=0"}) {
+    const Status status = parse_options(wrong, &context);
+    EXPECT_NE(status.message().find("is no option of a pass; there are: lift=0 "), std::string::npos) << wrong;
+    EXPECT_NE(status.message().find(" fuse=0 fuse.limit=number"), std::string::npos) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::passes

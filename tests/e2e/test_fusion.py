@@ -1,0 +1,202 @@
+"""Compiled kernels do groups of ops: as exactly as torch does, for all sizes, with nothing compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+EPS = {torch.float64: 2.3e-16, torch.float32: 1.2e-7, torch.bfloat16: 7.9e-3, torch.float16: 9.8e-4}
+
+
+def cross_entropy(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.detach().requires_grad_()
+    loss = F.cross_entropy(x, torch.arange(x.shape[0], device=x.device) % x.shape[1])
+    loss.backward()
+    return loss.detach(), x.grad
+
+
+def layer_norm_backward(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    (F.layer_norm(x * 2, w.shape, w, w) * x).sum().backward()
+    return x.grad, w.grad
+
+
+def gelu_backward(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    (F.gelu(x * 1.5) + F.gelu(x, approximate="tanh")).sum().backward()
+    return x.grad
+
+
+def rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
+
+
+# Name: function, shapes of its operands for sizes n and m.
+CASES: dict[str, tuple[Callable, list[Callable]]] = {
+    "chain": (lambda x, y: F.gelu(torch.sigmoid(x) * torch.tanh(y)), [lambda n, m: (n, m)] * 2),
+    "swiglu": (lambda x, y: F.silu(x) * y, [lambda n, m: (n, m)] * 2),
+    "broadcast": (lambda x, b, c: (x + b) * c - 1, [lambda n, m: (n, m), lambda n, m: (m,), lambda n, m: (n, 1)]),
+    "four dims": (lambda x, b: (x * b).exp().sqrt(), [lambda n, m: (3, n, m, 5), lambda n, m: (1, n, 1, 5)]),
+    "transposed": (lambda x, y: (x.t() * 2 + 1) * y, [lambda n, m: (5, n), lambda n, m: (n, 5)]),
+    "strided": (lambda x, y: (x[:, ::2] * y[:, ::2]).relu() - 1, [lambda n, m: (n, 2 * m)] * 2),
+    "reshaped": (lambda x: (x.cos().reshape(-1, x.shape[-1]) * 2).abs(), [lambda n, m: (2, n, m)]),
+    "softmax": (lambda x: torch.softmax(x * 2, -1) * 3, [lambda n, m: (n, m)]),
+    "log_softmax": (lambda x: torch.log_softmax(x + 1, -1).neg(), [lambda n, m: (n, m)]),
+    "layer_norm": (lambda x, w: F.layer_norm(x + 1, w.shape, w, w), [lambda n, m: (2, n, m), lambda n, m: (m,)]),
+    "layer_norm backward": (layer_norm_backward, [lambda n, m: (n, m), lambda n, m: (m,)]),
+    "rms_norm": (
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
+        [lambda n, m: (n, m), lambda n, m: (m,)],
+    ),
+    "cross_entropy": (cross_entropy, [lambda n, m: (n, m)]),
+    "gelu backward": (gelu_backward, [lambda n, m: (n, m)]),
+    "column sums": (lambda x: (x * 2 + 1).sum(0), [lambda n, m: (n, m)]),
+    "row means": (lambda x: (x * x).mean(-1).sqrt(), [lambda n, m: (n, m)]),
+    "sum of all": (lambda x: (x * x).sum(), [lambda n, m: (n, m)]),
+    "largest": (lambda x: (x * 2).amax(-1) - (x + 1).amin(), [lambda n, m: (n, m)]),
+    "mse": (lambda x, y: F.mse_loss(x.tanh(), y), [lambda n, m: (n, m)] * 2),
+    "rope": (rope, [lambda n, m: (n, 2 * m), lambda n, m: (n, m)]),
+}
+
+
+def operands(shapes: list[Callable], n: int, m: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.randn(shape(n, m), dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def check_against_f64(function: Callable, given: list[torch.Tensor], remote: torch.device) -> None:
+    """No worse than eager by more than some units in the last place of the largest result."""
+    wanted = listed(function(*[x.double() for x in given]))
+    eager = listed(function(*given))
+    got = listed(function(*[x.to(remote) for x in given]))
+    for want, plain, ours in zip(wanted, eager, got, strict=True):
+        assert ours.dtype == plain.dtype
+        assert ours.stride() == plain.stride()
+        scale = want.abs().max().item()
+        error = (ours.cpu().double() - want).abs().max().item()
+        of_eager = (plain.double() - want).abs().max().item()
+        assert error <= 1.5 * of_eager + 4 * EPS[plain.dtype] * scale, (error, of_eager, scale)
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
+    function, shapes = CASES[name]
+    given = operands(shapes, 37, 130, dtype)
+    with counted() as c:
+        check_against_f64(function, given, remote)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] >= 1
+    with counted() as c:  # other sizes, one kernel
+        check_against_f64(function, operands(shapes, 64, 1000, dtype), remote)
+        check_against_f64(function, operands(shapes, 3, 17, dtype), remote)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] == 0
+    assert c["programs_built"] == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_the_same_each_time(remote, name):
+    function, shapes = CASES[name]
+    given = [x.to(remote) for x in operands(shapes, 300, 700, torch.float32)]
+    first = listed(function(*given))
+    for _ in range(3):
+        for a, b in zip(first, listed(function(*given)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_would_be_gathered_is_left_to_aten(remote, counted):
+    x, y = torch.randn(200, 300), torch.randn(300, 200)
+    with counted() as c:
+        got = x.to(remote).t() + y.to(remote) * 2
+        torch.testing.assert_close(got.cpu(), x.t() + y * 2)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] == 0
+
+
+def test_integers_are_exact(remote):
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        info = torch.iinfo(dtype)
+        x = torch.randint(info.min, info.max, (100, 33), dtype=dtype)
+        y = torch.randint(1, 100, (100, 33), dtype=dtype)
+
+        def function(x, y):
+            z = (x * y + x).bitwise_xor(y) - (x >> 1)
+            return z, (z > x).sum(0), torch.where(x < y, z, x).amax(-1), z.sum()
+
+        for a, b in zip(function(x, y), function(x.to(remote), y.to(remote)), strict=True):
+            assert torch.equal(a, b.cpu())
+
+
+def test_nan_and_infinity_go_through(remote):
+    x = torch.tensor([[float("nan"), 1.0, -0.0, 3.0], [float("inf"), -float("inf"), 0.0, 1e-45]])
+    for function in (
+        lambda x: (x * 2).relu().amax(-1),
+        lambda x: torch.maximum(x, -x).clamp(-1, 1),
+        lambda x: torch.softmax(x + 1, -1),
+        lambda x: (x * 1).isnan() | (x + 1).isinf(),
+        lambda x: torch.sign(x * 1.0) / (x + 0.0),
+    ):
+        torch.testing.assert_close(function(x.to(remote)).cpu(), function(x), equal_nan=True)
+
+
+def test_dropout_draws_what_it_draws_alone(remote):
+    x = torch.randn(64, 100, device=remote)
+    torch.manual_seed(3)
+    fused = F.dropout(x * 2, 0.3)
+    torch.manual_seed(3)
+    doubled = x * 2
+    torch.remote.synchronize()
+    assert torch.equal(fused.cpu(), F.dropout(doubled, 0.3).cpu())
+
+
+def test_optimizer_steps_are_one_kernel(remote, counted):
+    def train(device):
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(torch.randn(n, 7).to(device)) for n in (3, 50, 400)]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)
+        for step in range(5):
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            for p in parameters:
+                p.grad = torch.full_like(p, 0.5) * p.detach()
+            optimizer.step()
+        return [p.detach().cpu() for p in parameters]
+
+    with counted() as c:
+        got = train(remote)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] >= 1
+    for a, b in zip(train("cpu"), got, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+SWAP = """
+    import time, torch, torch_remote
+    def f(x):
+        return (x.exp() * 0.5).softmax(-1) + 1
+    x = torch.randn(64, 100)
+    want, y = f(x), x.to("remote")
+    deadline = time.time() + 60
+    while torch.remote.stats()["kernels_compiled"] == 0:
+        torch.testing.assert_close(f(y).cpu(), want)
+        torch.remote.synchronize()
+        assert time.time() < deadline
+    for _ in range(3):
+        torch.testing.assert_close(f(y).cpu(), want)
+    print("swapped", torch.remote.stats()["kernels_compiled"])
+"""
+
+
+def test_kernels_are_swapped_in_while_the_loop_goes_on(remote, script, tmp_path):
+    kernels = tmp_path / "kernels"
+    shown = script(SWAP, TORCH_REMOTE_WAIT_COMPILE="0", TORCH_REMOTE_KERNEL_CACHE=str(kernels))
+    assert "swapped 1" in shown.stdout, shown.stderr
+    assert len(list(kernels.iterdir())) == 1

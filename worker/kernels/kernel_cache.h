@@ -1,0 +1,95 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "codegen/cpu/call.h"
+#include "codegen/cpu/place.h"
+#include "codegen/loop/loop_ir.h"
+#include "ir/status.h"
+
+// Compiled kernels of one target, in memory and on disk. A kernel that is on neither is compiled by a thread of low
+// priority, while whoever asked does something else.
+namespace torch_remote::worker::kernels {
+
+// What a kernel is called with, beside its operands.
+struct Line {
+  uint32_t item_size = 4;
+  bool per_column = false;  // else it is one element
+  uint64_t neutral = 0;     // bits of what a reduction begins with
+};
+
+// Code, and what who calls it must know. Never moves and is never freed while the cache lives.
+struct CompiledKernel {
+  enum class State : uint8_t { kWaits, kReady, kFailed };
+  std::atomic<State> state = State::kWaits;
+  bool ready() const { return state.load(std::memory_order_acquire) == State::kReady; }
+
+  // From the kernel; known at once.
+  std::vector<Line> kept, totals;
+  bool has_rows = false;        // a row dim
+  bool splits_columns = false;  // a row's columns may be done in parts: no reduction over them, and no index of them
+  // When it is ready.
+  codegen::cpu::PlacedCode code;
+  codegen::cpu::RowsFunction rows = nullptr;
+  codegen::cpu::FinishFunction finish = nullptr;  // null if it has none
+  Status status;                                  // why it failed
+};
+
+struct CacheOptions {
+  std::string folder;          // on disk; empty: memory only. Made if it is not there
+  uint64_t limit = 256 << 20;  // bytes on disk; the oldest go first
+  std::string target;          // "x86-64-v4"
+  std::string version;         // of the compiler
+  // LoopIR's text to code; called by the cache's thread.
+  std::function<Status(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish)> compile;
+};
+
+// All functions may be called by any thread.
+class KernelCache {
+ public:
+  explicit KernelCache(CacheOptions options);
+  ~KernelCache();  // waits for what is being compiled now
+
+  // The kernel, ready or not; asks for it if nobody has. `text` is that of `kernel`.
+  CompiledKernel* get(const std::string& text, const codegen::Kernel& kernel);
+  // Returns when it is ready, or has failed.
+  void wait(const CompiledKernel& kernel);
+
+  // Grows with each kernel that becomes ready.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+  uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Job {
+    std::string text;
+    CompiledKernel* kernel = nullptr;
+  };
+  void work();
+  void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
+  std::string path_of(const std::string& text) const;
+  bool read(const std::string& text, CompiledKernel& kernel);
+  void write(const std::string& text, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
+  void prune();
+
+  const CacheOptions options_;
+  std::atomic<uint64_t> generation_{0}, compiled_{0};
+  std::mutex mutex_;  // of what follows
+  std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
+  std::deque<Job> jobs_;
+  std::condition_variable wake_, done_;
+  bool ends_ = false;
+  std::thread thread_;  // started by the first job
+};
+
+}  // namespace torch_remote::worker::kernels

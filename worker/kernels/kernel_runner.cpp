@@ -1,0 +1,205 @@
+#include "worker/kernels/kernel_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "codegen/lower/lower.h"
+#include "worker/kernels/launch.h"
+
+namespace torch_remote::worker::kernels {
+namespace {
+
+// A group of a program, as the last run that looked at it had it.
+struct BoundGroup {
+  ir::Group group;
+  std::vector<ir::Sym> places;   // symbols of its views
+  std::vector<ir::Sym> symbols;  // those and others that the launches depend on
+  std::vector<int64_t> values;   // theirs
+  bool bound = false;
+  bool fits = false;  // one loop nest does it with these values
+  std::vector<codegen::Launch> launches;
+  std::vector<CompiledKernel*> kernels;  // of each launch
+};
+
+void make_unique(std::vector<ir::Sym>& symbols) {
+  std::ranges::sort(symbols);
+  const auto twice = std::ranges::unique(symbols);
+  symbols.erase(twice.begin(), twice.end());
+}
+
+std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& group) {
+  std::vector<ir::Sym> symbols;
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    ir::for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
+      const ir::View& view = graph.views[index];
+      symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
+      symbols.insert(symbols.end(), view.strides.begin(), view.strides.end());
+      symbols.push_back(view.offset);
+    });
+  }
+  make_unique(symbols);
+  return symbols;
+}
+
+// CLOCK_MONOTONIC in ns.
+uint64_t now() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+class KernelProgram : public RunnerProgram {
+ public:
+  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph) : options_(options), graph_(graph) {
+    for (const ir::Group& group : graph.groups) {
+      groups_.emplace_back();
+      groups_.back().group = group;
+      groups_.back().places = symbols_of_views(graph, group);
+    }
+  }
+
+  bool creates_buffer(uint32_t) const override { return false; }
+
+  bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
+    BoundGroup& group = group_at(first);
+    if (!is_bound(group, values)) bind(group, values);
+    if (!group.fits) return false;
+    set_scalars(group, values);
+    for (CompiledKernel* kernel : group.kernels) {
+      if (options_.waits) options_.cache->wait(*kernel);
+      if (!kernel->ready()) return false;
+    }
+    return true;
+  }
+
+  bool run(tr_run& run, tr_error* error) override {
+    const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
+    for (uint32_t n = run.first; n < run.last;) {
+      const BoundGroup& group = group_at(n);
+      const uint64_t began = run.times != nullptr ? now() : 0;
+      codegen::cpu::IndexRecord failure;
+      for (size_t i = 0; i < group.launches.size(); ++i) {
+        kernels::run(group.launches[i], *group.kernels[i], buffers, options_.threads, &failure);
+      }
+      if (failure.operand != codegen::cpu::kNoFailure) {
+        std::snprintf(error->kind, sizeof(error->kind), "IndexError");
+        std::snprintf(error->message, sizeof(error->message),
+                      "index %lld is out of bounds for dimension with size %lld", static_cast<long long>(failure.index),
+                      static_cast<long long>(failure.bound));
+        error->node = group.group.first;
+        error->repeat = 1;
+        return false;
+      }
+      if (run.times != nullptr) note_times(run, group.group, began);
+      n = group.group.last + 1;
+    }
+    return true;
+  }
+
+ private:
+  // The group's time is its first node's.
+  static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
+    const uint64_t ended = now();
+    run.times[group.first - run.first] = began;
+    for (uint32_t n = group.first + 1; n <= group.last + 1; ++n) run.times[n - run.first] = ended;
+  }
+
+  BoundGroup& group_at(uint32_t first) {
+    return *std::ranges::lower_bound(groups_, first, {}, [](const BoundGroup& g) { return g.group.first; });
+  }
+
+  static bool is_bound(const BoundGroup& group, std::span<const int64_t> values) {
+    if (!group.bound) return false;
+    for (size_t i = 0; i < group.symbols.size(); ++i) {
+      if (group.values[i] != values[group.symbols[i]]) return false;
+    }
+    return true;
+  }
+
+  void bind(BoundGroup& group, std::span<const int64_t> values) {
+    group.bound = true;
+    group.kernels.clear();
+    group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
+    group.symbols = group.places;
+    for (const codegen::Launch& launch : group.launches) {
+      group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
+    }
+    make_unique(group.symbols);
+    group.values.clear();
+    for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
+    if (!group.fits) return;
+    for (const codegen::Launch& launch : group.launches) {
+      group.kernels.push_back(options_.cache->get(codegen::print(launch.kernel), launch.kernel));
+    }
+  }
+
+  // Numbers that are arguments as they are.
+  static void set_scalars(BoundGroup& group, std::span<const int64_t> values) {
+    for (codegen::Launch& launch : group.launches) {
+      for (size_t i = 0; i < launch.scalars.size(); ++i) {
+        const ir::Sym symbol = launch.scalar_symbols[i];
+        if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
+      }
+    }
+  }
+
+  const KernelRunnerOptions& options_;
+  const ir::Graph& graph_;
+  std::vector<BoundGroup> groups_;
+};
+
+class KernelRunner : public Runner {
+ public:
+  explicit KernelRunner(KernelRunnerOptions options) : options_(std::move(options)) {}
+
+  std::string description() const override { return options_.description; }
+  bool accepts(const ir::Graph&, uint32_t) override { return false; }
+  bool accepts_group(const ir::Graph&, const ir::Group& group) override {
+    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+  }
+  uint64_t generation() const override { return options_.cache->generation(); }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<KernelProgram>(options_, request.graph);
+    return {};
+  }
+  bool has_op(const char*) override { return false; }
+  uint64_t kernels_compiled() const override { return options_.cache->compiled(); }
+
+ private:
+  const KernelRunnerOptions options_;
+};
+
+constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
+constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
+
+}  // namespace
+
+std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
+  return std::make_unique<KernelRunner>(std::move(options));
+}
+
+uint32_t group_kinds() {
+  return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
+         bit(ir::GroupKind::kMultiTensor);
+}
+
+uint64_t dtypes() {
+  using enum ir::DType;
+  return bit(kBool) | bit(kUInt8) | bit(kInt8) | bit(kInt16) | bit(kInt32) | bit(kInt64) | bit(kFloat16) |
+         bit(kBFloat16) | bit(kFloat32) | bit(kFloat64);
+}
+
+std::string host_target() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
+  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
+#endif
+  return {};
+}
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "worker/kernels/kernel_cache.h"
+#include "worker/runner/runner.h"
+
+// The runner of compiled kernels on this machine's memory: it does groups, no node alone.
+namespace torch_remote::worker::kernels {
+
+struct KernelRunnerOptions {
+  std::shared_ptr<KernelCache> cache;
+  ParallelFor threads;  // null: its caller's thread
+  // A group is done as one from its first run on: runs wait until it is compiled (TORCH_REMOTE_WAIT_COMPILE).
+  bool waits = false;
+  std::string description;  // "kernels x86-64-v4, LLVM 19.1.7"
+};
+std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
+
+// The kinds of groups and the dtypes that it may be given, as bits of ir::Capabilities.
+uint32_t group_kinds();
+uint64_t dtypes();
+
+// The best target of this machine's processor, "x86-64-v4" or "x86-64-v3"; empty if kernels are not made for it.
+std::string host_target();
+
+}  // namespace torch_remote::worker::kernels
