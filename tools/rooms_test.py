@@ -70,7 +70,7 @@ TARGETS = targets()
 def room_of(package: str) -> str:
     """`ir/testing` is not a room; `tools/viz` belongs to `tools`."""
     parts = package.split("/")
-    return "/".join(parts[:2]) if parts[0] in ("frontend", "remote", "worker") else parts[0]
+    return "/".join(parts[:2]) if parts[0] in ("codegen", "frontend", "remote", "worker") else parts[0]
 
 
 def arrows() -> dict[str, set[str]]:

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codegen/loop/loop_ir.h"
-#include "codegen/lower/lower.h"
+#include "codegen/lower/launch.h"
 #include "ir/domain.h"
 
 // What the parts of the lowering share: a kernel under construction.

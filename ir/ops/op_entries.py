@@ -98,9 +98,7 @@ def camel(snake: str) -> str:
 def enum_names(header: str, enum: str, path: str = "ir/op_table.h") -> frozenset[str]:
     body = re.search(rf"enum class {enum} : uint8_t {{(.*?)}};", header, re.DOTALL)
     if body is None:
-        raise TableError(
-            f"{path}: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form"
-        )
+        raise TableError(f"{path}: there is no 'enum class {enum} : uint8_t'; adapt op_entries.py to its new form")
     names = re.findall(r"\bk([A-Z]\w*)", re.sub(r"//.*", "", body.group(1)))
     return frozenset(re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in names)
 

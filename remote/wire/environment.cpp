@@ -41,7 +41,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "options of passes, and 0 for one that is not to run: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
-     "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
+     "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or "
+     "`~/.cache`"},
     {"TORCH_REMOTE_CAPTURE", "",
      "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},

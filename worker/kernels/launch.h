@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "codegen/lower/lower.h"
+#include "codegen/lower/launch.h"
 #include "worker/device/buffer.h"
 #include "worker/device/strided_copy.h"
 #include "worker/kernels/kernel_cache.h"

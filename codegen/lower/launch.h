@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codegen/loop/loop_ir.h"
+#include "ir/graph.h"
+
+namespace torch_remote::codegen {
+
+// Where an operand's elements are.
+struct Binding {
+  uint32_t buffer = 0;           // of the graph
+  int64_t offset = 0;            // elements
+  std::vector<int64_t> strides;  // elements: of the kernel's dims, then the indexed ones
+  std::vector<int64_t> outer;    // of Launch::outer
+  std::vector<int64_t> bounds;   // of the indexed dims
+};
+
+// A kernel, and what one run calls it with. Dims that are not the kernel's are looped over by who calls.
+struct Launch {
+  Kernel kernel;               // one row dim at most
+  std::vector<int64_t> sizes;  // of its dims
+  std::vector<int64_t> outer;  // sizes of the dims around it, outer ones first; none if it has reductions over rows
+  std::vector<Binding> operands;
+  std::vector<uint64_t> scalars;
+  std::vector<ir::Sym> scalar_symbols;  // of each: the symbol that it is, or kNoSym
+  std::vector<ir::Sym> depends;         // on which symbols' values what is here depends, but for views and those
+  // Of a reduction of all: after the rows one more, of so many places in the last column dim; 0: none.
+  int64_t rest = 0;
+  std::vector<uint32_t> nodes;  // of the graph: that of each of the kernel's indexed operands, for messages
+};
+
+}  // namespace torch_remote::codegen
