@@ -6,6 +6,9 @@
 namespace torch_remote::ir {
 namespace {
 
+// So that no product of sizes and strides overflows.
+constexpr int64_t kMostPoints = int64_t{1} << 40;
+
 DimMask split_mask(DimMask mask, uint32_t dim) {
   const DimMask below = mask & ((2u << dim) - 1);
   const DimMask above = (mask >> (dim + 1)) << (dim + 2);
@@ -69,8 +72,8 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
   std::vector<Axis> axes;
   for (uint32_t a = 0; a < space.sizes.size(); ++a) {
     const int64_t size = value(space.sizes[a]);
-    if (size <= 0) return false;
-    points *= size;
+    // (Of what is expanded, sizes may be anything.)
+    if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMostPoints) return false;
     if (size != 1) axes.push_back({a, size, -1});
   }
   dims_of_axis->assign(space.sizes.size(), {});

@@ -38,7 +38,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor t
     return nullptr;
   }
   kernels::KernelRunnerOptions made;
-  made.description = "kernels for " + target;
+  made.description = "kernels";
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   made.threads = std::move(threads);
   made.waits = remote::is_set("TORCH_REMOTE_WAIT_COMPILE");

@@ -152,7 +152,6 @@ Status Session::prepare(Run& run) {
     program.placed = program.chosen = false;
     for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
   }
-  choose_steps(program);
   nbytes_.resize(graph.buffers.size());
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].kind == ir::BufferKind::kInput) {
@@ -163,10 +162,11 @@ Status Session::prepare(Run& run) {
       nbytes_[b] = static_cast<uint64_t>(size);
     }
   }
-  if (program.placed && nbytes_ == program.nbytes) return {};
+  if (program.placed && program.chosen && nbytes_ == program.nbytes) return {};
   program.placed = false;
   Status status = ir::check_extents(graph, program.values, nbytes_);
   if (!status.ok()) return status;
+  choose_steps(program);  // runners look at values that were checked
   place(graph, program.held, program.in_arena, nbytes_, &program.layout);
   program.nbytes = nbytes_;
   find_stages(program);

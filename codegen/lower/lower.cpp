@@ -18,6 +18,9 @@ using ir::DType;
 
 namespace {
 
+// What a compiler is given at once. Passes make smaller groups.
+constexpr uint32_t kMostNodes = 256;
+
 // A row of a reduction of all has about so many elements.
 constexpr int64_t kPiece = 4096;
 
@@ -450,6 +453,7 @@ bool transposes(const Launch& launch) {
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches) {
   launches->clear();
+  if (group.last - group.first >= kMostNodes) return unsupported("too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
   if (items > 1 && !are_apart(graph, group, items)) return unsupported("tensors of one list share memory");
   for (uint32_t item = 0; item < items; ++item) {

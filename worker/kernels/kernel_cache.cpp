@@ -24,6 +24,9 @@ namespace fs = std::filesystem;
 using codegen::Reduction;
 using ir::DType;
 
+// A group of 64 nodes has some hundred values; a program some hundred groups.
+constexpr size_t kMostValues = 4096, kMostKernels = 1 << 14;
+
 uint64_t hash(std::string_view text, uint64_t seed) {
   uint64_t value = seed ^ (text.size() * 0x9E3779B97F4A7C15);
   for (const char c : text) {
@@ -152,7 +155,9 @@ CompiledKernel* KernelCache::get(const std::string& text, const codegen::Kernel&
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = kernels_.find(text); found != kernels_.end()) return found->second.get();
+    if (kernels_.size() >= kMostKernels) return nullptr;
   }
+  if (kernel.values.size() > kMostValues) return nullptr;
   auto made = std::make_unique<CompiledKernel>();
   describe(kernel, *made);
   const bool on_disk = read(text, *made);

@@ -61,7 +61,8 @@ class KernelCache {
   explicit KernelCache(CacheOptions options);
   ~KernelCache();  // waits for what is being compiled now
 
-  // The kernel, ready or not; asks for it if nobody has. `text` is that of `kernel`.
+  // The kernel, ready or not; asks for it if nobody has. `text` is that of `kernel`. Null for one that is too large, or
+  // if there are too many: a client decides what is asked for.
   CompiledKernel* get(const std::string& text, const codegen::Kernel& kernel);
   // Returns when it is ready, or has failed.
   void wait(const CompiledKernel& kernel);

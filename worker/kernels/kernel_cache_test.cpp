@@ -189,6 +189,14 @@ TEST_F(KernelCacheTest, AKernelThatDoesNotCompileIsNoKernel) {
   EXPECT_TRUE(get(cache, kNegate)->ready());
 }
 
+TEST_F(KernelCacheTest, WhatIsTooLargeIsNotCompiled) {
+  codegen::Kernel kernel = parsed(kNegate);
+  kernel.values.resize(5000, kernel.values[0]);
+  KernelCache cache(options());
+  EXPECT_EQ(cache.get("large", kernel), nullptr);
+  EXPECT_EQ(compiled_, 0);
+}
+
 TEST_F(KernelCacheTest, SaysWhatCallersMustKnow) {
   KernelCache cache(options());
   const CompiledKernel* softmax = get(cache, kSoftmax);

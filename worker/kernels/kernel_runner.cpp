@@ -133,7 +133,9 @@ class KernelProgram : public RunnerProgram {
     for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
     if (!group.fits) return;
     for (const codegen::Launch& launch : group.launches) {
-      group.kernels.push_back(options_.cache->get(codegen::print(launch.kernel), launch.kernel));
+      CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
+      group.fits &= kernel != nullptr;
+      group.kernels.push_back(kernel);
     }
   }
 

@@ -14,7 +14,7 @@ struct KernelRunnerOptions {
   ParallelFor threads;  // null: its caller's thread
   // A group is done as one from its first run on: runs wait until it is compiled (TORCH_REMOTE_WAIT_COMPILE).
   bool waits = false;
-  std::string description;  // "kernels x86-64-v4, LLVM 19.1.7"
+  std::string description;  // "kernels"
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 

@@ -15,8 +15,9 @@ using codegen::Launch;
 using codegen::cpu::Call;
 using codegen::cpu::IndexRecord;
 
-constexpr int64_t kGrain = 1 << 14;  // points that are worth a thread's waking
-constexpr int64_t kMostChunks = 64;  // of rows whose totals are added up apart
+constexpr int64_t kGrain = 1 << 14;                    // points that are worth a thread's waking
+constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
+constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
 constexpr size_t kLineAlign = 64;
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
@@ -112,7 +113,8 @@ class Runner {
   // Rows chunk by chunk, each adding to lines of its own; then all chunks' lines are added up.
   void run_with_totals() {
     int64_t chunk = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_points_));
-    chunk = std::max(chunk, (rows_ + kMostChunks - 1) / kMostChunks);
+    const int64_t most = std::clamp(kMostTotals / std::max<int64_t>(1, row_points_), kLeastChunks, kMostChunks);
+    chunk = std::max(chunk, (rows_ + most - 1) / most);
     const int64_t full = (rows_ + chunk - 1) / chunk, chunks = full + (launch_.rest != 0 ? 1 : 0);
     std::vector<int64_t> sizes;
     std::vector<size_t> offsets;
