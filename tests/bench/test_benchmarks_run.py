@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 
+import kernels
 import pytest
 import run
 import steps
@@ -30,11 +31,17 @@ def test_zoo_speed(remote, capsys):
     assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) >= 3
 
 
+def test_kernels(remote, capsys):
+    kernels.table(["softmax", "bf16 chain"], 1, inductor=False)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows] == ["| kernel", "| softmax", "| bf16 chain", "| geometric mean"]
+
+
 def test_tables_of_the_page(monkeypatch, capsys):
     """Each names a program that takes its options, and is replaced alone."""
     page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
     known = tables.tables(page)
-    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled"}
+    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled", "kernels"}
     assert page.count("<!-- table ") == page.count("<!-- end -->") == len(known)
     for table in known:
         monkeypatch.setattr(sys, "argv", [table.program, *table.options, "--help"])

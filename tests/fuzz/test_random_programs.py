@@ -98,7 +98,7 @@ def test_programs_cut_by_plans_equal_cpu(device):
             assert failure is None, f"run {run}: {same(failure)}"
             flushes.append(torch.remote.stats()["flushes"] - before)
         more_pieces += flushes[2] - flushes[0]
-    assert more_pieces >= 40
+    assert more_pieces >= 30
 
 
 def test_a_wrong_result_is_found_and_minimised(monkeypatch):

@@ -39,6 +39,7 @@ struct Options {
   uint32_t program = 0;
   std::string pass_options;
   std::vector<std::string> group_kinds;
+  std::vector<int64_t> params;
   bool verify = false, before_all = false, after_all = false, time = false, list = false;
 };
 
@@ -64,6 +65,11 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("KINDS");
+  app.add_option("--params", options->params,
+                 "parameters of a run, with commas between: fuse makes groups for its sizes, and none without")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("NUMBERS");
   app.add_option("--program", options->program, "which program of a capture: its graph before the passes")
       ->type_name("N");
   app.add_option("--emit", options->emit, "form of the result: text, program or json")
@@ -186,6 +192,11 @@ int run(int argc, char** argv) {
   Clock::time_point begin = Clock::now();
   if (const Status status = load_graph(input, choice, &graph); !status.ok()) return fail(kName, status);
   timings.push_back({"(parse)", microseconds_since(begin)});
+  if (!options.params.empty() && options.params.size() != graph.params) {
+    return fail(kName, Status::invalid("--params has " + std::to_string(options.params.size()) +
+                                       " numbers; the graph has " + std::to_string(graph.params) + " parameters"));
+  }
+  context.sample = options.params;
   const size_t nodes = graph.nodes.size();
   if (const Status status = run_passes(chosen, options, context, graph, &timings); !status.ok()) {
     fail(kName, input.name + ": " + status.message());

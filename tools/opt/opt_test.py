@@ -10,7 +10,7 @@ from tool import output, perceptron, run
 OPT = "remote-opt"
 EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
 
-PASSES = ["lift", "canonicalize", "cse", "dce", "group", "plan"]
+PASSES = ["lift", "canonicalize", "cse", "dce", "fuse", "plan"]
 TWICE = """graph(s0..s2) {
   s3 = 4
   s4 = s0 * 4
@@ -74,7 +74,7 @@ def test_errors_point_at_their_place(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce group plan"),
+        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce fuse plan"),
         (["--emit", "yaml"], "yaml"),
         (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),
         (["--unknown"], "see remote-opt --help"),
@@ -114,14 +114,16 @@ def test_help_is_for_newcomers():
 
 
 def test_groups_of_a_worker_that_does_some():
+    run_of_100 = ("--params", "100,0,0", "--group-kinds", "pointwise")
     assert "group" not in output(OPT, stdin=TWICE)
-    text = output(OPT, "--group-kinds", "pointwise", "--verify", stdin=TWICE)
-    assert text.count("  group pointwise") == 2  # cse leaves two ops
+    assert "group" not in output(OPT, "--group-kinds", "pointwise", stdin=TWICE)
+    text = output(OPT, *run_of_100, "--verify", stdin=TWICE)
+    assert text.count("  group pointwise") == 1  # cse leaves two ops
     assert output(OPT, "--passes", "none", stdin=text) == text
     graph = json.loads(output(OPT, "--passes", "none", "--emit", "json", stdin=text))
-    assert [(group["kind"], group["nodes"]) for group in graph["groups"]] == [("pointwise", [0]), ("pointwise", [1])]
-    assert output(OPT, "--group-kinds", "pointwise", "--options", "group.limit=1", stdin=TWICE).count("  group") == 1
-    assert "group" not in output(OPT, "--group-kinds", "all", "--options", "group=0", stdin=TWICE)
+    assert [(group["kind"], group["nodes"]) for group in graph["groups"]] == [("pointwise", [0, 1])]
+    assert "group" not in output(OPT, *run_of_100, "--options", "fuse.limit=0", stdin=TWICE)
+    assert "group" not in output(OPT, *run_of_100, "--options", "fuse=0", stdin=TWICE)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,7 @@ def test_groups_of_a_worker_that_does_some():
     [
         (("--group-kinds", "pointy"), "there is no kind of group 'pointy'; there are: all pointwise rowwise"),
         (("--options", "cse=5"), "'cse=5' is no option of a pass; there are: lift=0"),
+        (("--params", "1,2"), "--params has 2 numbers; the graph has 3 parameters"),
     ],
 )
 def test_wrong_options_name_what_there_is(arguments, message):
