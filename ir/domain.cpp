@@ -87,8 +87,8 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
   }
   if (map_by_operand(form, dims_of_axis)) return true;
   if (points != this->points()) return false;
-  std::vector<Axis> dims;
-  for (uint32_t d = 0; d < sizes_.size(); ++d) dims.push_back({d, sizes_[d], -1});
+  std::vector<Axis> dims(sizes_.size());
+  for (uint32_t d = 0; d < sizes_.size(); ++d) dims[d] = {d, sizes_[d], -1};
   return match(std::move(dims), std::move(axes), dims_of_axis);
 }
 
@@ -237,10 +237,10 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   }
   if (late || reduced == 0) return false;
   const bool plain = member.form.expansion >= Expansion::kSum || member.form.expansion == Expansion::kMseLoss;
-  if (plain && reduced == all() && member.space == all() && columns_ != all()) {
+  const bool of_all = plain && reduced == all() && member.space == all() && columns_ != all();
+  if (!of_all && !choose_columns(member, reduced, plain)) return false;
+  if (of_all) {
     member.reduces = Reduces::kAll;
-  } else if (!choose_columns(member, reduced, plain)) {
-    return false;
   } else if (reduced == columns_ && member.space == all()) {
     member.reduces = Reduces::kColumns;
   } else if (plain && reduced == (all() & ~columns_)) {

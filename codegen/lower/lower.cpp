@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <string>
@@ -94,10 +95,17 @@ class Arrangement {
       if ((mask >> d & 1) != 0) dims.push_back(d);
     }
     if (reference_ != nullptr) {
-      std::ranges::stable_sort(dims, [&](uint32_t a, uint32_t b) {
+      // Those along which it varies, among each other; the others stay where they are.
+      std::vector<uint32_t> varying;
+      std::ranges::copy_if(dims, std::back_inserter(varying), [&](uint32_t d) { return reference_->strides[d] != 0; });
+      std::ranges::sort(varying, [&](uint32_t a, uint32_t b) {
         const int64_t of_a = reference_->strides[a], of_b = reference_->strides[b];
-        return of_a != 0 && of_b != 0 && of_a > of_b;
+        return of_a != of_b ? of_a > of_b : a < b;
       });
+      auto next = varying.begin();
+      for (uint32_t& d : dims) {
+        if (reference_->strides[d] != 0) d = *next++;
+      }
     }
     std::vector<Merged> merged;
     for (const uint32_t d : dims) {

@@ -140,8 +140,8 @@ class Runner {
         }
       }
     });
-    std::vector<void*> first;
-    for (const size_t offset : offsets) first.push_back(lines + offset);
+    std::vector<void*> first(offsets.size());
+    for (size_t t = 0; t < first.size(); ++t) first[t] = lines + offsets[t];
     Call finish = make_call(data_, columns_, first.data());
     finish.lines = sizes.data();
     IndexRecord record;
