@@ -41,6 +41,7 @@ bool Cuts::end_by_content() const {
 
 std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
   std::vector<uint64_t> hashes;
+  hashes.reserve(trace.records.size());
   uint64_t hash = began_;
   for (const TraceRecord& record : trace.records) {
     hashes.push_back(hash = extended(hash, mix(uint64_t{trace.code[record.code]} + 1)));

@@ -111,7 +111,7 @@ uint64_t footprint(const ir::Graph& graph, size_t words) {
     }
   }
   for (const ir::View& view : graph.views) dims += view.sizes.size();
-  for (const std::string& source : graph.sources) text += sizeof(source) + source.size();
+  for (const std::string& source : graph.sources) text += sizeof(std::string) + source.size();
   return kNumber + 32 * uint64_t{graph.params} + 64 * graph.exprs.size() + 320 * graph.buffers.size() +
          480 * graph.views.size() + 32 * dims + 1024 * graph.nodes.size() + 160 * args + 2 * text +
          sizeof(int64_t) * words;

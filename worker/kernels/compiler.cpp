@@ -17,9 +17,9 @@ class Library {
   Library(std::string path, std::string target) : path_(std::move(path)), target_(std::move(target)) {}
 
   Status compile(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish) {
-    if (api_ == nullptr) {
-      if (Status status = open(); !status.ok()) return status;
-    }
+    Status status;
+    if (api_ == nullptr) api_ = open(&status);
+    if (api_ == nullptr) return status;
     tr_code code{};
     code.struct_size = sizeof(code);
     code.context = bytes;
@@ -35,9 +35,11 @@ class Library {
   }
 
  private:
-  Status open() {
+  // Null: *status says why.
+  const tr_codegen_api* open(Status* status) const {
     const auto cannot = [&](const std::string& why) {
-      return Status{ErrorCode::kUnsupported, "remote: the worker cannot open " + path_ + ": " + why};
+      *status = {ErrorCode::kUnsupported, "remote: the worker cannot open " + path_ + ": " + why};
+      return nullptr;
     };
     void* library = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return cannot(dlerror());
@@ -48,8 +50,7 @@ class Library {
       return cannot("it has version " + std::to_string(api->abi) + " of its interface, the worker has " +
                     std::to_string(TR_CODEGEN_ABI) + "; install them from one package");
     }
-    api_ = api;
-    return {};
+    return api;
   }
 
   const std::string path_, target_;
