@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 #include "ir/domain.h"
 
@@ -260,7 +261,7 @@ V NodeEmitter::operand(size_t index) {
       const auto dtype = static_cast<DType>(given.b & 0xFF);
       if (dtype == DType::kBool) return scalar_of(DType::kBool, given.a);
       const DType wide = ir::is_float(dtype) ? DType::kFloat64 : DType::kInt64;
-      return e.convert(scalar_of(wide, given.a), compute_type(dtype));
+      return e.convert(scalar_of(wide, given.a), loaded_type(dtype));
     }
     case ir::ArgTag::kInt:
       return scalar_of(DType::kInt64, given.a);
@@ -281,11 +282,6 @@ V NodeEmitter::operand(std::string_view name) {
 }
 
 V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
-
-bool NodeEmitter::flag(std::string_view name) const {
-  const ir::Arg* given = argument(name);
-  return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
-}
 
 int64_t NodeEmitter::whole(std::string_view name) const {
   const ir::Arg* given = argument(name);
@@ -334,7 +330,7 @@ void NodeEmitter::write(uint32_t view, V value) {
   const ir::View& to = graph.views[view];
   for (const Domain::Access& access : member.accesses) {
     if (access.part.view != view || !access.part.writes) continue;
-    group_.made[to.buffer] = {e.convert(value, compute_type(to.dtype)), &access, member.node};
+    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node};
   }
 }
 
@@ -442,6 +438,22 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   return true;
 }
 
+// An index that is out of bounds is found when other rows are stored already; the group is then repeated node by node.
+// So nothing may be stored but to what the group makes.
+bool may_be_repeated(const ir::Graph& graph, const ir::Group& group, const Launch& launch) {
+  const Kernel& kernel = launch.kernel;
+  if (std::ranges::none_of(kernel.operands, [](const Operand& operand) { return operand.indexed != 0; })) return true;
+  return std::ranges::all_of(kernel.stores, [&](const Store& store) {
+    bool made = false;
+    for (uint32_t n = group.first; n <= group.last; ++n) {
+      ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
+        made |= access == ir::Access::kCreates && graph.views[view].buffer == launch.operands[store.operand].buffer;
+      });
+    }
+    return made;
+  });
+}
+
 // Elements of an operand that lie side by side are in different rows: one would be gathered from as many lines of the
 // cache as there are rows. ATen's kernels go through such memory in tiles.
 bool transposes(const Launch& launch) {
@@ -484,6 +496,7 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     }
     made.store();
     if (launch.kernel.stores.empty()) continue;
+    if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
     if (transposes(launch)) return unsupported("neighbours of one operand are no neighbours of another");
     if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
     launches->push_back(std::move(launch));

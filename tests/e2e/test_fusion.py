@@ -148,6 +148,29 @@ def test_nan_and_infinity_go_through(remote):
         torch.testing.assert_close(function(x.to(remote)).cpu(), function(x), equal_nan=True)
 
 
+def test_an_embedding_is_part_of_a_kernel(remote, counted):
+    table, places = torch.randn(50, 64), torch.randint(0, 50, (7, 9))
+    with counted() as c:
+        got = F.embedding(places.to(remote), table.to(remote)) * 2 + 1
+        assert torch.equal(got.cpu(), F.embedding(places, table) * 2 + 1)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] == 1
+
+
+def test_a_bad_index_is_an_error_and_changes_nothing(remote):
+    table = torch.randn(50, 64, device=remote)
+    places = torch.zeros(100, dtype=torch.int64)
+    places[99] = 1000
+    sums = torch.ones(100, 64, device=remote)
+    torch.remote.synchronize()
+    with pytest.raises(IndexError, match="index out of range in self"):
+        print(F.embedding(places.to(remote), table) * 2 + 1)
+    sums.add_(F.embedding(places.to(remote), table))
+    with pytest.raises(IndexError, match="index out of range in self"):
+        torch.remote.synchronize()
+    assert torch.equal(sums.cpu(), torch.ones(100, 64))
+
+
 def test_dropout_draws_what_it_draws_alone(remote):
     x = torch.randn(64, 100, device=remote)
     torch.manual_seed(3)
