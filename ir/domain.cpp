@@ -100,14 +100,8 @@ bool Domain::map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>
   for (const Part& part : form.parts) {
     if (!part.reads || !find_axes(*graph_, form, part, &axes)) continue;
     const View& view = graph_->views[part.view];
-    const Access* made = nullptr;
-    for (const Member& member : members_) {
-      for (const Access& access : member.accesses) {
-        const View& other = graph_->views[access.part.view];
-        if (access.part.writes && other.buffer == view.buffer && other.dtype == view.dtype) made = &access;
-      }
-    }
-    if (made == nullptr) continue;
+    const Access* const made = maker(view.buffer);
+    if (made == nullptr || graph_->views[made->part.view].dtype != view.dtype) continue;
     std::vector<Axis> wanted, dims;
     for (uint32_t d = 0; d < axes.size(); ++d) {
       if (axes[d] >= 0)
@@ -223,7 +217,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   bool late = false, early = false;  // it reads what is known when all rows are done, or what other members make before
   for (const Access& access : member.accesses) {
     if (!access.part.reads) continue;
-    if (const Access* made = maker(access)) (made->finish ? late : early) = true;
+    if (const Access* made = maker(graph_->views[access.part.view].buffer)) (made->finish ? late : early) = true;
   }
   DimMask reduced = 0;
   for (size_t axis = 0; axis < dims_of_axis.size(); ++axis) {
@@ -277,13 +271,12 @@ bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
   return true;
 }
 
-// The access by which another member makes what is read.
-const Domain::Access* Domain::maker(const Access& access) const {
+// The access by which a member makes, or has written last, what is in a buffer; null: none has.
+const Domain::Access* Domain::maker(uint32_t buffer) const {
   const Access* made = nullptr;
   for (const Member& other : members_) {
     for (const Access& known : other.accesses) {
-      if (known.part.writes && graph_->views[known.part.view].buffer == graph_->views[access.part.view].buffer)
-        made = &known;
+      if (known.part.writes && graph_->views[known.part.view].buffer == buffer) made = &known;
     }
   }
   return made;

@@ -68,7 +68,7 @@ class Domain {
   bool place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool choose_columns(const Member& member, DimMask reduced, bool plain);
-  const Access* maker(const Access& access) const;
+  const Access* maker(uint32_t buffer) const;
   bool may_access(const Member& member) const;
   int64_t value(Sym symbol) const { return values_[symbol]; }
 

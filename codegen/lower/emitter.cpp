@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "codegen/loop/scalar_ops.h"
+
 namespace torch_remote::codegen {
 
 using ir::DType;
@@ -67,7 +69,7 @@ V Emitter::index(uint32_t dim) {
 V Emitter::load(uint32_t operand, std::vector<V> indices) {
   Value value;
   value.kind = Kind::kLoad;
-  value.type = compute_type(launch_.kernel.operands[operand].dtype);
+  value.type = loaded_type(launch_.kernel.operands[operand].dtype);
   value.operand = operand;
   value.indices = std::move(indices);
   return add_value(std::move(value));
@@ -96,27 +98,7 @@ V Emitter::op(ScalarOp op, V a, V b, V c) {
   value.a = a;
   value.b = b;
   value.c = c;
-  switch (op) {
-    case ScalarOp::kEq:
-    case ScalarOp::kNe:
-    case ScalarOp::kLt:
-    case ScalarOp::kLe:
-    case ScalarOp::kGt:
-    case ScalarOp::kGe:
-    case ScalarOp::kIsInf:
-    case ScalarOp::kIsNan:
-    case ScalarOp::kLogicalAnd:
-    case ScalarOp::kLogicalNot:
-    case ScalarOp::kLogicalOr:
-    case ScalarOp::kLogicalXor:
-      value.type = DType::kBool;
-      break;
-    case ScalarOp::kWhere:
-      value.type = type(b);
-      break;
-    default:
-      value.type = type(a);
-  }
+  value.type = info(op).answers ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
   return add_value(value);
 }
 

@@ -16,11 +16,6 @@ namespace torch_remote::codegen {
 
 using V = uint32_t;  // a value of the kernel, or kNone
 
-// The type that kernels compute in for elements of a dtype.
-inline ir::DType compute_type(ir::DType dtype) {
-  return dtype == ir::DType::kFloat16 || dtype == ir::DType::kBFloat16 ? ir::DType::kFloat32 : dtype;
-}
-
 // Adds values to a launch's kernel. What is there already is not made again.
 class Emitter {
  public:
@@ -79,7 +74,6 @@ class NodeEmitter {
   V operand(std::string_view name, ir::DType type);
   const ir::Arg& arg(size_t index) const { return ir::item_of(node.args[index], item_); }
   const ir::Arg* argument(std::string_view name) const;
-  bool flag(std::string_view name) const;          // a bool that is structural
   int64_t whole(std::string_view name) const;      // an int of this run
   double number(std::string_view name) const;      // a float of this run
   int64_t symbol(ir::Sym symbol) const;            // its value in this run

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
 // What kernels compute for ops that have no scalar tree (ir/fusion.h): the formulas. Sums of halves are sums of f32.
@@ -12,7 +13,7 @@ using ir::Expansion;
 using ir::ScalarOp;
 
 // What torch computes in for elements of a float tensor.
-DType type_of(const NodeEmitter& node, std::string_view name) { return compute_type(node.view(name)->dtype); }
+DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
 
 bool copy(NodeEmitter& node) {
   const ir::Arg& source = node.arg(1);
@@ -184,7 +185,7 @@ bool layer_norm_backward(NodeEmitter& node) {
 // -grad (over the number of labels) at each row's label, zero elsewhere.
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = compute_type(node.result_dtype(0));
+  const DType type = loaded_type(node.result_dtype(0));
   const V here = node.axis_index(1);
   if (here == kNone) return false;
   const V label = node.operand("target", DType::kInt64);
@@ -198,7 +199,7 @@ bool nll_loss_backward(NodeEmitter& node) {
 
 bool reduction(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType result = compute_type(node.result_dtype(0));
+  const DType result = loaded_type(node.result_dtype(0));
   const V x = node.operand("self");
   switch (node.member.form.expansion) {
     case Expansion::kSum:

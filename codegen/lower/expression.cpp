@@ -110,8 +110,8 @@ class TreeEmitter {
     const DType result = node_.result_dtype(0);
     // Without a tensor of floats, those of the result are the default dtype's.
     const bool made_float = !floats && category(result) == Category::kFloat;
-    type_ = compute_type(made_float ? result : found.get().value_or(result));
-    result_ = compute_type(result);
+    type_ = loaded_type(made_float ? result : found.get().value_or(result));
+    result_ = loaded_type(result);
     return true;
   }
 
@@ -146,7 +146,8 @@ class TreeEmitter {
     }
   }
 
-  // Powers that are a few products. The exponent is a number of the run: with another one the kernel is another.
+  // Powers that torch's kernel computes otherwise than by pow (-infinity to 0.5 is NaN then). The exponent is a number
+  // of the run: with another one the kernel is another.
   V power(V base, uint8_t exponent) {
     const ScalarNode& converted = node_.desc.tree[exponent];
     if (category(type_) != Category::kFloat || converted.op != ScalarOp::kToCompute) return kNone;

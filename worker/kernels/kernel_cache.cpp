@@ -8,21 +8,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 
+#include "codegen/loop/scalar_math.h"
 #include "ir/dtype.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
 
 namespace fs = std::filesystem;
-using codegen::Reduction;
-using ir::DType;
 
 // A group of 64 nodes has some hundred values; a program some hundred groups.
 constexpr size_t kMostValues = 4096, kMostKernels = 1 << 14;
@@ -36,52 +33,6 @@ uint64_t hash(std::string_view text, uint64_t seed) {
   return value * 0x9E3779B97F4A7C15;
 }
 
-template <typename T>
-uint64_t bits_of(T value) {
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(value));
-  return bits;
-}
-
-template <typename T>
-uint64_t extreme(bool lowest) {
-  using Limits = std::numeric_limits<T>;
-  if constexpr (Limits::has_infinity) return bits_of<T>(lowest ? -Limits::infinity() : Limits::infinity());
-  return bits_of<T>(lowest ? Limits::lowest() : Limits::max());
-}
-
-uint64_t extreme(DType type, bool lowest) {
-  switch (type) {
-    case DType::kBool:
-      return lowest ? 0 : 1;
-    case DType::kUInt8:
-      return extreme<uint8_t>(lowest);
-    case DType::kInt8:
-      return extreme<int8_t>(lowest);
-    case DType::kInt16:
-      return extreme<int16_t>(lowest);
-    case DType::kInt32:
-      return extreme<int32_t>(lowest);
-    case DType::kInt64:
-      return extreme<int64_t>(lowest);
-    case DType::kFloat64:
-      return extreme<double>(lowest);
-    default:
-      return extreme<float>(lowest);
-  }
-}
-
-uint64_t neutral(Reduction reduction, DType type) {
-  switch (reduction) {
-    case Reduction::kSum:
-      return 0;
-    case Reduction::kProduct:
-      return type == DType::kFloat64 ? bits_of(1.0) : type == DType::kFloat32 ? bits_of(1.0f) : 1;
-    default:
-      return extreme(type, reduction == Reduction::kMax);
-  }
-}
-
 // What callers must know of a kernel.
 void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   codegen::Kernel kernel = source;
@@ -92,7 +43,7 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
     Line made;
     made.item_size = ir::item_size(kernel.values[value].type);
     made.per_column = (schedule.places[value].dims & kernel.column_dims()) != 0;
-    made.neutral = neutral(kernel.values[value].reduction, kernel.values[value].type);
+    made.neutral = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
     return made;
   };
   for (const uint32_t value : schedule.kept) compiled.kept.push_back(line(value));

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "codegen/loop/half.h"
+#include "codegen/loop/scalar_math.h"
 
 namespace torch_remote::codegen::cpu::testing {
 namespace {
@@ -155,22 +156,7 @@ namespace {
 // What a reduction begins with.
 Bytes neutral(const Value& value) {
   Bytes bytes(ir::item_size(value.type));
-  const bool largest = value.reduction == Reduction::kMin;
-  const bool plain = value.reduction == Reduction::kSum || value.reduction == Reduction::kProduct;
-  const int64_t small = value.reduction == Reduction::kProduct;
-  constexpr double kInf = std::numeric_limits<double>::infinity();
-  if (value.type == DType::kFloat64) {
-    put(bytes, 0, plain ? static_cast<double>(small) : largest ? kInf : -kInf);
-  } else if (value.type == DType::kFloat32) {
-    put(bytes, 0, static_cast<float>(plain ? static_cast<double>(small) : largest ? kInf : -kInf));
-  } else if (plain) {
-    std::memcpy(bytes.data(), &small, bytes.size());
-  } else if (value.type == DType::kBool || value.type == DType::kUInt8) {
-    bytes[0] = value.type == DType::kBool ? largest : largest ? 255 : 0;
-  } else {
-    std::fill(bytes.begin(), bytes.end(), largest ? 0xFF : 0);
-    bytes.back() ^= 0x80;
-  }
+  store_element(value.type, identity(value.reduction, value.type), bytes.data());
   return bytes;
 }
 
