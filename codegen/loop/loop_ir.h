@@ -49,7 +49,7 @@ enum class Kind : uint8_t {
   kScalarOp,  // `op` of a, b, c; all of one type, but for where's condition (bool); comparisons give bool
   kFma,       // a * b + c, rounded once
   kReduce,    // `reduction` of a over all columns, or all rows
-  kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as worker/aten/philox.h
+  kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
 };
 

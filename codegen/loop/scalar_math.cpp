@@ -8,6 +8,7 @@
 
 #include "codegen/loop/half.h"
 #include "codegen/loop/scalar_ops.h"
+#include "ir/philox.h"
 
 namespace torch_remote::codegen {
 
@@ -254,16 +255,7 @@ bool is_better(Reduction reduction, DType type, Cell best, Cell next) {
 }
 
 int32_t random_word(uint64_t seed, uint64_t offset, uint64_t number) {
-  const uint64_t block = number / 4;
-  std::array<uint32_t, 4> x = {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                               static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
-  auto low = static_cast<uint32_t>(seed), high = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round, low += 0x9E3779B9, high += 0xBB67AE85) {
-    const uint64_t first = uint64_t{x[0]} * 0xD2511F53, second = uint64_t{x[2]} * 0xCD9E8D57;
-    x = {static_cast<uint32_t>(second >> 32) ^ x[1] ^ low, static_cast<uint32_t>(second),
-         static_cast<uint32_t>(first >> 32) ^ x[3] ^ high, static_cast<uint32_t>(first)};
-  }
-  return static_cast<int32_t>(x[number % 4]);
+  return static_cast<int32_t>(ir::Philox(seed, offset).block(number / 4)[number % 4]);
 }
 
 }  // namespace torch_remote::codegen

@@ -8,8 +8,8 @@
 #include <bit>
 #include <unordered_set>
 
+#include "ir/philox.h"
 #include "worker/aten/norm.h"
-#include "worker/aten/philox.h"
 #include "worker/aten/pool.h"
 #include "worker/aten/schema.h"
 
@@ -353,7 +353,7 @@ void Operation::call_kernel(const c10::OperatorHandle& op, c10::Stack& stack) {
     op.redispatchBoxed(kCpu, &stack);
     return;
   }
-  const uint64_t seed = Philox(seed_, offset_).derived_seed();
+  const uint64_t seed = ir::Philox(seed_, offset_).derived_seed();
   if (own_generator_) {
     generator_.set_current_seed(seed);
     op.redispatchBoxed(kCpu, &stack);

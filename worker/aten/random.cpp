@@ -11,13 +11,15 @@
 #include <numbers>
 #include <unordered_map>
 
-#include "worker/aten/philox.h"
+#include "ir/philox.h"
 #include "worker/aten/special.h"
 
 // Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone: not
 // on threads, not on layout, not on what ran before.
 namespace torch_remote::worker::aten {
 namespace {
+
+using ir::Philox;
 
 constexpr int64_t kGrain = 1 << 14;  // elements worth a thread
 

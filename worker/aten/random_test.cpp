@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "worker/aten/philox.h"
+#include "ir/philox.h"
 #include "worker/aten/testing.h"
 
 // Random ops: the numbers depend on (seed, offset) and the element's place alone, and are distributed as they should
@@ -12,6 +12,7 @@ namespace torch_remote::worker::aten {
 namespace {
 
 using c10::IValue;
+using ir::Philox;
 
 TEST(Philox, KnownAnswers) {
   using Words = std::array<uint32_t, 4>;

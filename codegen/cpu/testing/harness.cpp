@@ -147,6 +147,7 @@ Arguments view_of(const Case& arguments, const std::vector<void*>& data) {
 
 Status run_interpreter(const Kernel& kernel, Case* arguments, IndexFailure* failure) {
   std::vector<void*> data;
+  data.reserve(arguments->data.size());
   for (Bytes& bytes : arguments->data) data.push_back(bytes.data());
   return interpret(kernel, view_of(*arguments, data), {}, failure);
 }

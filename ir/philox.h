@@ -5,7 +5,7 @@
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 // SC 2011).
-namespace torch_remote::worker::aten {
+namespace torch_remote::ir {
 
 // The random words of one op: a function of seed, offset and block number, nothing else. Four words a block.
 class Philox {
@@ -40,4 +40,4 @@ class Philox {
   uint64_t offset_;
 };
 
-}  // namespace torch_remote::worker::aten
+}  // namespace torch_remote::ir
