@@ -1,0 +1,24 @@
+"""What NVIDIA's packages in .venv have: @cuda//:nvjitlink, the library that makes machine code of PTX. No GPU is needed for it."""
+
+_LIBRARY = "libnvJitLink.so.13"
+
+_FIND = """
+import importlib.metadata as m
+print(*(f.locate() for f in m.files("nvidia-nvjitlink") if f.name == "%s"))
+""" % _LIBRARY
+
+_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+filegroup(name = "nvjitlink", srcs = ["{library}"])
+"""
+
+def _impl(ctx):
+    stamp = ctx.path(Label("@torch_remote_src//:.venv/stamp"))  # a new environment makes Bazel evaluate this rule again
+    result = ctx.execute([stamp.dirname.get_child("bin").get_child("python"), "-c", _FIND])
+    if result.return_code or not result.stdout.strip():
+        fail("nvidia-nvjitlink is missing in .venv: run ./bazelw once\n" + result.stderr)
+    ctx.symlink(result.stdout.strip(), _LIBRARY)
+    ctx.file("BUILD.bazel", _BUILD.format(library = _LIBRARY))
+
+cuda_repository = repository_rule(implementation = _impl, local = True)
