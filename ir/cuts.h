@@ -93,7 +93,7 @@ class Cuts {
 // What a plan knows of each record of a trace.
 struct RecordCosts {
   // Bytes that live across a cut after it and do not outlive the trace: what later records touch, and what the script
-  // still held there.
+  // still held there. Nothing is cut where they are beyond all counting: inside of what one kernel may do.
   std::vector<uint64_t> live;
   std::vector<double> time;  // that the worker needs for it, as estimated, in us
 };

@@ -83,7 +83,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
   passes::PipelineOptions options;
   options.verify = verify;
   if (request.worker != nullptr) options.context.worker = *request.worker;
-  if (request.trace != nullptr) options.context.sample = request.trace->params;
+  options.context.sample = request.sample;
   if (Status status = read_switches(&options.context); !status) return status;
   options.observe = [&](std::string_view name, const ir::Graph&) {
     if (name != "input") steps.done(name);

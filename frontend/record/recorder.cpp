@@ -217,7 +217,8 @@ Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> param
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
   if (!graph.program || graph.session != encoder_.session()) {
-    if (status = worker->load(graph.graph, graph.sources, graph.options, &graph.program); !status) return status;
+    if (status = worker->load(graph.graph, graph.sources, params, graph.options, &graph.program); !status)
+      return status;
     graph.session = encoder_.session();
   }
   if (tracing_) {

@@ -75,9 +75,9 @@ class Client {
   virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
 
   // Has a graph built and sent, off this thread: a program for `run`. `sources` has one for each record that the nodes
-  // name. The graph must verify.
+  // name; `sample` has the parameters of a run as most will be. The graph must verify.
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
-                      const ProgramOptions& options, ProgramPtr* program) = 0;
+                      std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) = 0;
   // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
   virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
                      uint64_t* ticket = nullptr) = 0;

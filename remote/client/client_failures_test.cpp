@@ -58,7 +58,7 @@ TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
 
 TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, {}, &program).ok());
   worker->on_run([](const FakeWorker::Message&) {
     return FakeWorker::Failure{{ErrorCode::kOpFailed, "too bad", "ValueError"}, 0};
   });
@@ -76,7 +76,7 @@ TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
   hold_builds();
   fail_build = true;
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, {}, &program).ok());
   const int64_t params[] = {1};
   const uint64_t inputs[] = {9};
   uint64_t made;

@@ -208,7 +208,7 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
 }
 
 Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
-                        const ProgramOptions& options, ProgramPtr* program) {
+                        std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
@@ -216,6 +216,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   if (options.low_latency) transport_->busy_wait(kBusyWait);
   auto job = std::make_unique<BuildJob>();
   job->graph = std::move(graph);
+  job->sample.assign(sample.begin(), sample.end());
   job->load_sequence = ++sequence_;
   replies_.sending(job->load_sequence, 0);
   outbox_.build(std::move(job), header(wire::Type::kLoadProgram, sequence_, 0), *program);

@@ -39,8 +39,8 @@ class ClientImpl final : public Client {
   Status hello(const KeepWaiting& keep_waiting);
 
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
-  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options,
-              ProgramPtr* program) override;
+  Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
+              std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) override;
   Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
              uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;

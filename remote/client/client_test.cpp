@@ -159,7 +159,7 @@ TEST_P(ClientTest, ResultsOfARunComeBack) {
 
 TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   ProgramPtr program;
-  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, &program).ok());
+  ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, {}, &program).ok());
   uint64_t base;
   TraceWriter(trace).op(0, 5, 10, true);
   flush(&base);

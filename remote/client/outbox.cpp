@@ -162,9 +162,11 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
     request.worker = &worker_;
     if (job.graph) {
       request.graph = job.graph.get();
+      request.sample = job.sample;
       request.sources = run.program->sources;  // they never change
     } else {
       request.trace = &job.trace;
+      request.sample = job.trace.params;
       request.survivors = &job.survivors;
       request.sources = job.trace.sources;
     }

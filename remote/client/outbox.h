@@ -29,6 +29,7 @@ struct BuildJob {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
   std::shared_ptr<const ir::Graph> graph;  // null: the trace
+  std::vector<int64_t> sample;             // of the graph
   uint64_t load_sequence = 0;              // of its LoadProgram message
 };
 

@@ -40,6 +40,7 @@ struct BuildRequest {
   const ir::Trace* trace = nullptr;
   const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
   const ir::Graph* graph = nullptr;                  // instead of a trace
+  std::span<const int64_t> sample;                   // parameters of the first run
   std::span<const ir::SourceRef> sources;            // one a record
   const ir::Capabilities* worker = nullptr;          // whom it is for
 };

@@ -113,6 +113,26 @@ def test_results_are_the_same_each_time(remote, name):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("name", ["gelu backward", "layer_norm", "softmax", "rope"])
+def test_compiled_graphs_are_fused(remote, counted, name):
+    torch._dynamo.reset()
+    plain, shapes = CASES[name]
+
+    def function(*given):  # so that no other test made the same kernel
+        return tuple((result * 3).atan() - 1 for result in listed(plain(*given)))
+
+    compiled = torch.compile(function, backend="remote", dynamic=True)
+    for sizes, least in (((37, 130), 1), ((64, 1000), 0), ((5, 17), 0)):
+        given = operands(shapes, *sizes, torch.float32)
+        with counted() as c:
+            got = listed(compiled(*[x.to(remote) for x in given]))
+            for a, b in zip(listed(function(*given)), got, strict=True):
+                torch.testing.assert_close(b.cpu(), a)
+            torch.remote.synchronize()
+        assert c["kernels_compiled"] >= least
+        assert least or (c["kernels_compiled"], c["programs_built"]) == (0, 0)
+
+
 def test_what_would_be_gathered_is_left_to_aten(remote, counted):
     x, y = torch.randn(200, 300), torch.randn(300, 200)
     with counted() as c:

@@ -77,7 +77,7 @@ Status Device::load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded)
   for (const ir::Node& node : graph->nodes) records = std::max(records, node.source + 1);
   std::vector<ir::SourceRef> sources(std::min(records, kMaxRecords));
   for (uint32_t record = 0; record < sources.size(); ++record) sources[record].code = record + 1;
-  return client_->load(std::move(graph), std::move(sources), {}, &loaded->program);
+  return client_->load(std::move(graph), std::move(sources), {}, {}, &loaded->program);
 }
 
 Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
