@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -43,10 +44,11 @@ class Interpreter {
   const IndexFailure& failure() const { return failure_; }
 
  private:
-  // A reduction over rows: what the chunk has, and the chunks before it.
+  // A reduction over rows: what the chunk has, and in each lane the chunks before it.
   struct Total {
     uint32_t value;
-    std::vector<Cell> chunk, all;
+    std::vector<Cell> chunk;
+    std::vector<std::vector<Cell>> lanes;
   };
 
   bool over_columns(DimSet dims) const { return (dims & kernel_.column_dims()) != 0; }
@@ -103,7 +105,7 @@ class Interpreter {
       const Value& value = kernel_.values[i];
       if (value.kind != Kind::kReduce || value.over != Over::kRows || !uses_.finish[i]) continue;
       const std::vector<Cell> none(cells_[i].size(), identity(value.reduction, value.type));
-      totals_.push_back({i, none, none});
+      totals_.push_back({i, none, std::vector(order_.folds, none)});
     }
     for (int64_t row = 0; row < count; ++row) {
       int64_t rest = row;
@@ -113,7 +115,7 @@ class Interpreter {
       }
       stores(false);
       for (Total& total : totals_) add(total);
-      if ((row + 1) % order_.chunk == 0 || row + 1 == count) end_chunk();
+      if ((row + 1) % order_.chunk == 0 || row + 1 == count) end_chunk(row / order_.chunk);
       if (failure_.operand != kNone) failed_before_ = true;
     }
   }
@@ -126,19 +128,37 @@ class Interpreter {
     }
   }
 
-  void end_chunk() {
+  void end_chunk(int64_t number) {
     for (Total& total : totals_) {
       const Value& value = kernel_.values[total.value];
-      for (size_t i = 0; i < total.all.size(); ++i) {
-        total.all[i] = combine(value.reduction, value.type, total.all[i], total.chunk[i]);
+      std::vector<Cell>& lane = total.lanes[static_cast<size_t>(number % order_.folds)];
+      for (size_t i = 0; i < lane.size(); ++i) {
+        lane[i] = combine(value.reduction, value.type, lane[i], total.chunk[i]);
         total.chunk[i] = identity(value.reduction, value.type);
       }
     }
   }
 
+  // Of lanes that stand `stride` apart, the upper half is added to the lower one until there is one, the first one.
+  template <typename Step>
+  static void fold(size_t first, size_t stride, size_t count, Step&& step) {
+    for (size_t half = count / 2; half > 0; half /= 2) {
+      for (size_t lane = 0; lane < half; ++lane) step(first + lane * stride, first + (lane + half) * stride);
+    }
+  }
+
   void finish() {
     place_ = {};
-    for (const Total& total : totals_) cells_[total.value] = total.all;
+    for (Total& total : totals_) {
+      const Value& value = kernel_.values[total.value];
+      fold(0, 1, order_.folds, [&](size_t lower, size_t upper) {
+        for (size_t i = 0; i < total.chunk.size(); ++i) {
+          Cell& sum = total.lanes[lower][i];
+          sum = combine(value.reduction, value.type, sum, total.lanes[upper][i]);
+        }
+      });
+      cells_[total.value] = total.lanes[0];
+    }
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
       const bool total = kernel_.values[i].kind == Kind::kReduce;
       if (uses_.finish[i] && !total) compute(i);
@@ -211,8 +231,12 @@ class Interpreter {
         for (uint32_t lane = 0; lane < order_.lanes; ++lane) step(lanes[lane], block[lane]);
       }
     }
-    for (uint32_t half = order_.lanes / 2; half > 0; half /= 2) {
-      for (uint32_t lane = 0; lane < half; ++lane) step(lanes[lane], lanes[lane + half]);
+    size_t left = 1;  // lanes that were added up are the first one of so many
+    for (const size_t group : {size_t{order_.groups[0]}, size_t{order_.groups[1]}, size_t{order_.lanes}}) {
+      for (size_t first = 0; first < order_.lanes; first += group) {
+        fold(first, left, group / left, [&](size_t lower, size_t upper) { step(lanes[lower], lanes[upper]); });
+      }
+      left = group;
     }
     return lanes[0];
   }
@@ -299,9 +323,13 @@ class Interpreter {
 Status interpret(const Kernel& kernel, const Arguments& arguments, const Order& order, IndexFailure* failure) {
   if (failure != nullptr) *failure = {};
   if (Status status = verify(kernel); !status.ok()) return status;
-  const bool power = order.lanes != 0 && (order.lanes & (order.lanes - 1)) == 0;
-  if (!power || order.block == 0 || order.block % order.lanes != 0 || order.chunk <= 0) {
-    return Status::invalid("interpret: lanes must be a power of two, block a multiple of them, chunk 1 or more");
+  const bool powers = std::has_single_bit(order.lanes) && std::has_single_bit(order.folds) &&
+                      std::has_single_bit(order.groups[0]) && std::has_single_bit(order.groups[1]);
+  const bool ascend = order.groups[0] <= order.groups[1] && order.groups[1] <= order.lanes;
+  if (!powers || !ascend || order.block == 0 || order.block % order.lanes != 0 || order.chunk <= 0) {
+    return Status::invalid(
+        "interpret: lanes, groups and folds must be powers of two, groups ascend up to lanes, block be a multiple of "
+        "lanes, chunk 1 or more");
   }
   Interpreter interpreter(kernel, arguments, order);
   if (Status status = interpreter.run(); !status.ok()) return status;

@@ -164,12 +164,16 @@ struct IndexFailure {
 
 // In which order a target reduces. Over columns: element k of the last column dim goes to lane k % lanes; a lane adds
 // up its elements of up to `block` consecutive k, beginning with 0 (sums), and these block sums one after the other; at
-// the end the upper half of the lanes is added to the lower one until one lane is left. Over rows: `chunk` rows are
-// added one by one, then the chunks.
+// the end the lanes are added up. Over rows: `chunk` rows are added one by one; chunk k goes to lane k % folds, a lane
+// adds up its chunks, and at the end the lanes are added up.
+// Lanes are added up by halves, the upper one to the lower one, until one is left: those of each groups[0] neighbours
+// first, then what is left of each groups[1], then all that is left.
 struct Order {
-  uint32_t lanes = 32;    // a power of two
-  uint32_t block = 4096;  // a multiple of `lanes`
+  uint32_t lanes = 32;                      // a power of two
+  uint32_t block = 4096;                    // a multiple of `lanes`
+  std::array<uint32_t, 2> groups = {1, 1};  // powers of two, ascending up to `lanes`
   int64_t chunk = 64;
+  uint32_t folds = 1;  // a power of two
 };
 
 // Computes it plainly, value by value, with libm. Sizes of 0 are right too. kOpFailed (IndexError) is not an error of
