@@ -474,8 +474,55 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
   EXPECT_EQ(Call(text, {1, 4, 1}).operand(x).run(), "interpret: a size for each dim is wanted");
   EXPECT_EQ(Call(text, {1, 4}).run(), "interpret: data, strides, bounds or scalars are not as many as the kernel has");
   EXPECT_EQ(Call(text, {1, -4}).operand(x).run(), "interpret: a size is negative");
-  EXPECT_EQ(Call(text, {1, 4}).operand(x).run({.lanes = 3}),
-            "interpret: lanes must be a power of two, block a multiple of them, chunk 1 or more");
+  EXPECT_EQ(
+      Call(text, {1, 4}).operand(x).run({.lanes = 3}),
+      "interpret: lanes, groups and folds must be powers of two, groups ascend up to lanes, block be a multiple of "
+      "lanes, chunk 1 or more");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.lanes = 4, .groups = {4, 2}}), "");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.folds = 3}), "");
+}
+
+// 2^24 swallows a 1 that comes alone, and keeps two that come together.
+TEST(Interpret, NeighboursOfAGroupComeFirst) {
+  const float big = 0x1p24f;
+  std::vector<float> x = {big, 1, 0, 1}, out(1);
+  const auto sum = [&](const Order& order) {
+    Call call(R"(kernel(i0 | j0) {
+      a0: f32[j0]
+      a1: f32[i0]
+      %0: f32 = load a0
+      %1: f32 = columns sum %0
+      store a1, %1
+    })",
+              {1, 4});
+    EXPECT_EQ(call.operand(x).operand(out).run(order), "");
+    return out[0];
+  };
+  EXPECT_EQ(sum({.lanes = 4}), big + 2);                    // (big + 0) + (1 + 1)
+  EXPECT_EQ(sum({.lanes = 4, .groups = {2, 4}}), big);      // (big + 1) + (0 + 1)
+  EXPECT_EQ(sum({.lanes = 4, .groups = {1, 2}}), big);      // likewise
+  EXPECT_EQ(sum({.lanes = 2, .groups = {2, 2}}), big + 2);  // as lanes of two: big + 0, 1 + 1
+}
+
+TEST(Interpret, ChunksAreAddedInLanes) {
+  const float big = 0x1p24f;
+  std::vector<float> x = {big, 1, 0, 1}, out(1);
+  const auto sum = [&](const Order& order) {
+    Call call(R"(kernel(i0 |) {
+      a0: f32[i0]
+      a1: f32[]
+      %0: f32 = load a0
+      %1: f32 = rows sum %0
+      store a1, %1
+    })",
+              {4});
+    EXPECT_EQ(call.operand(x).operand(out).run(order), "");
+    return out[0];
+  };
+  EXPECT_EQ(sum({.chunk = 1}), big);
+  EXPECT_EQ(sum({.chunk = 1, .folds = 2}), big + 2);
+  EXPECT_EQ(sum({.chunk = 1, .folds = 4}), big + 2);
+  EXPECT_EQ(sum({.chunk = 2, .folds = 4}), big);  // (big + 1) + (0 + 1)
 }
 
 bool order_matters(const Kernel& kernel) {
