@@ -34,10 +34,10 @@ namespace {
 struct Target {
   std::string_view name;
   const char* features;  // beyond those of the processor of that name
-  bool masks_narrow;     // masked loads and stores of 8 and 16 bits
+  Features has;
 };
 // Tuning of x86-64-v4 avoids wide registers for code that is not vectors throughout.
-constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit", true}, {"x86-64-v3", "", false}};
+constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit", {.avx512 = true}}, {"x86-64-v3", "", {}}};
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 
 Status unknown(std::string_view name) {
@@ -119,7 +119,7 @@ class Compiler {
     Kernel expanded = kernel;
     expand_functions(expanded);
     times.expand = watch.lap();
-    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(expanded, target->masks_narrow, context_);
+    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(expanded, target->has, context_);
     times.emit = watch.lap();
     if (options.mlir != nullptr) *options.mlir = text_of(**module);
     llvm::LLVMContext llvm_context;

@@ -355,6 +355,34 @@ constexpr const char* kGelu = R"(kernel(i0 | j0) {
 
 TEST(Compile, Gelu) { check(kGelu); }
 
+// Vectors and scalars; results from 0 over denormals to infinity.
+TEST(Compile, PowersOfTwo) {
+  check(R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f64[i0, j0]
+  a2: f32[i0, j0]
+  a3: f64[i0, j0]
+  a4: f32[i0]
+  a5: f64[i0]
+  %0: f32 = load a0
+  %1: f64 = load a1
+  %2: f32 = constant 24.0
+  %3: f64 = constant 190.0
+  %4: f32 = mul %0, %2
+  %5: f64 = mul %1, %3
+  %6: f32 = exp %4
+  %7: f64 = exp2 %5
+  %8: f32 = columns min %4
+  %9: f64 = columns min %5
+  %10: f32 = exp2 %8
+  %11: f64 = exp %9
+  store a2, %6
+  store a3, %7
+  store a4, %10
+  store a5, %11
+})");
+}
+
 TEST(Compile, UsesWideRegistersAndCallsNothing) {
   for (const char* text : {kChain, kGelu}) {
     std::string wide, narrow;

@@ -24,10 +24,10 @@ static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.lanes ==
 class FunctionEmitter {
  public:
   FunctionEmitter(mlir::ImplicitLocOpBuilder& builder, const Kernel& kernel, const Schedule& schedule, const Plan& plan,
-                  mlir::Block* entry, bool masks_narrow)
-      : ops_(builder),
+                  mlir::Block* entry, const Features& features)
+      : ops_(builder, features),
         reductions_(ops_),
-        memory_(ops_, kernel, entry->getArgument(0), entry, masks_narrow),
+        memory_(ops_, kernel, entry->getArgument(0), entry),
         kernel_(kernel),
         schedule_(schedule),
         plan_(plan),
@@ -274,6 +274,8 @@ class FunctionEmitter {
         return ops_.bits(get(value.a), type(value.a), value.type);
       case Kind::kFma:
         return ops_.fma(get(value.a), get(value.b), get(value.c));
+      case Kind::kLdexp:
+        return ops_.ldexp(get(value.a), get(value.b), value.type);
       case Kind::kRandom:
         return ops_.random(get(value.a), get(value.b), get(value.c));
       default: {
@@ -354,7 +356,7 @@ class FunctionEmitter {
 };
 
 void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,
-                   const Schedule& schedule, const Plan& plan, bool masks_narrow) {
+                   const Schedule& schedule, const Plan& plan, const Features& features) {
   const mlir::Type pointer = ll::LLVMPointerType::get(builder.getContext()), i64 = builder.getI64Type();
   llvm::SmallVector<mlir::Type, 3> arguments{pointer, i64};
   if (!plan.finish) arguments.push_back(i64);
@@ -363,7 +365,7 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, c
   mlir::OpBuilder::InsertionGuard guard(builder);
   mlir::Block* entry = function.addEntryBlock(builder);
   mlir::Block* start = builder.createBlock(&function.getBody(), function.getBody().end());
-  FunctionEmitter(builder, kernel, schedule, plan, entry, masks_narrow).run();
+  FunctionEmitter(builder, kernel, schedule, plan, entry, features).run();
   builder.create<ll::ReturnOp>(mlir::ValueRange());
   builder.setInsertionPointToEnd(entry);
   builder.create<ll::BrOp>(start);
@@ -371,14 +373,14 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, c
 
 }  // namespace
 
-mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, bool masks_narrow, mlir::MLIRContext& context) {
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, mlir::MLIRContext& context) {
   mlir::ImplicitLocOpBuilder builder(mlir::UnknownLoc::get(&context), &context);
   mlir::OwningOpRef<mlir::ModuleOp> module = builder.create<mlir::ModuleOp>();
   builder.setInsertionPointToEnd(module->getBody());
   const Schedule schedule = codegen::schedule(kernel);
-  emit_function(builder, kRowsName, kernel, schedule, plan_rows(kernel, schedule), masks_narrow);
+  emit_function(builder, kRowsName, kernel, schedule, plan_rows(kernel, schedule), features);
   const Plan finish = plan_finish(kernel, schedule);
-  if (!finish.empty()) emit_function(builder, kFinishName, kernel, schedule, finish, masks_narrow);
+  if (!finish.empty()) emit_function(builder, kFinishName, kernel, schedule, finish, features);
   return module;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "codegen/cpu/ops.h"
 #include "codegen/loop/loop_ir.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/OwningOpRef.h"
@@ -10,8 +11,8 @@ inline constexpr const char* kRowsName = "rows";
 inline constexpr const char* kFinishName = "finish";
 
 // A module of the LLVM dialect with RowsFunction and, if the kernel needs one, FinishFunction. The kernel verifies, has
-// at most one row dim, and no function that `expand_functions` would expand. `masks_narrow`: the target has masked
-// loads and stores of elements of 8 and 16 bits.
-mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, bool masks_narrow, mlir::MLIRContext& context);
+// at most one row dim, and no function that `expand_functions` would expand. `features`: of the
+// target.
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, mlir::MLIRContext& context);
 
 }  // namespace torch_remote::codegen::cpu

@@ -16,8 +16,8 @@ bool is_vector(MlirValue x) { return llvm::isa<mlir::VectorType>(x.getType()); }
 
 }  // namespace
 
-Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry, bool masks_narrow)
-    : ops_(ops), kernel_(kernel), call_(call), entry_(entry), masks_narrow_(masks_narrow) {
+Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry)
+    : ops_(ops), kernel_(kernel), call_(call), entry_(entry) {
   uint32_t strides = 0, bounds = 0;
   for (const Operand& operand : kernel.operands) {
     first_stride_.push_back(strides);
@@ -175,7 +175,7 @@ MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
   if (!at.mask) return ops_.from_memory(ops_.load(type, pointer, dtype), dtype);
   MlirValue zero = llvm::isa<mlir::FloatType>(ops_.memory_type(dtype)) ? ops_.number(type, 0) : ops_.integer(type, 0);
   MlirValue raw;
-  if (masks_narrow_ || ir::item_size(dtype) >= 4) {
+  if (ops_.features.avx512 || ir::item_size(dtype) >= 4) {
     raw = ops_.b.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
   } else {
     ops_.store(zero, scratch(), dtype);
@@ -188,7 +188,7 @@ MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
 void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const Point& at) {
   MlirValue raw = ops_.to_memory(value, dtype);
   if (!at.mask) return ops_.store(raw, pointer, dtype);
-  if (masks_narrow_ || ir::item_size(dtype) >= 4) {
+  if (ops_.features.avx512 || ir::item_size(dtype) >= 4) {
     ops_.b.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
   } else {
     ops_.store(raw, scratch(), dtype);

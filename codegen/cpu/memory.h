@@ -20,8 +20,7 @@ struct Point {
 class Memory {
  public:
   // `call` is the function's argument, `entry` its first block: what is read from the call is read there.
-  // `masks_narrow`: the target has masked loads and stores of elements of 8 and 16 bits, too.
-  Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry, bool masks_narrow);
+  Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry);
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
@@ -66,7 +65,6 @@ class Memory {
   const Kernel& kernel_;
   MlirValue call_;
   mlir::Block* entry_;
-  const bool masks_narrow_;
   MlirValue scratch_;
   std::vector<uint32_t> first_stride_, first_bound_;  // of each operand
   std::map<size_t, MlirValue> fields_;

@@ -305,6 +305,46 @@ MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   return select(far, zero, result);
 }
 
+// -- Powers of two ----------------------------------------------------------------------------------------------------
+
+// One instruction, or two products of which the first one is exact.
+MlirValue Ops::ldexp(MlirValue x, MlirValue power, DType dtype) {
+  const bool single = dtype == DType::kFloat32;
+  if (features.avx512 && llvm::isa<mlir::VectorType>(x.getType())) return scale_vector(x, power, single);
+  const mlir::Type word = same_width(x.getType(), single ? b.getI32Type() : b.getI64Type());
+  const int64_t mantissa = single ? 23 : 52, bias = single ? 127 : 1023;
+  // The low bits of the sum are the power and twice the bias.
+  MlirValue magic = number(x.getType(), (single ? 0x1.8p23 : 0x1.8p52) + 2 * static_cast<double>(bias));
+  MlirValue sum = b.create<ll::BitcastOp>(word, MlirValue(b.create<ll::FAddOp>(power, magic)));
+  MlirValue half = b.create<ll::AShrOp>(sum, integer(word, 1)), shift = integer(word, mantissa);
+  const auto factor = [&](MlirValue exponent) -> MlirValue {
+    return b.create<ll::BitcastOp>(x.getType(), MlirValue(b.create<ll::ShlOp>(exponent, shift)));
+  };
+  return b.create<ll::FMulOp>(MlirValue(b.create<ll::FMulOp>(x, factor(half))), factor(sub(sum, half)));
+}
+
+// By vscalefps and vscalefpd; the latter take 8 numbers at a time.
+MlirValue Ops::scale_vector(MlirValue x, MlirValue power, bool single) {
+  constexpr int64_t kAsIsRounded = 4;  // the current rounding direction
+  const auto call = [&](llvm::StringRef name, MlirValue part, MlirValue by, mlir::Type mask) -> MlirValue {
+    MlirValue arguments[] = {part, by, part, integer(mask, -1), integer(b.getI32Type(), kAsIsRounded)};
+    return b.create<ll::CallIntrinsicOp>(part.getType(), name, arguments).getResult(0);
+  };
+  if (single) return call("llvm.x86.avx512.mask.scalef.ps.512", x, power, b.getI16Type());
+  llvm::SmallVector<int32_t, kLanes> low, high, all;
+  for (int32_t lane = 0; lane < kLanes; ++lane) {
+    (lane < kLanes / 2 ? low : high).push_back(lane);
+    all.push_back(lane);
+  }
+  const auto part = [&](MlirValue of, llvm::ArrayRef<int32_t> lanes) -> MlirValue {
+    return b.create<ll::ShuffleVectorOp>(of, of, lanes);
+  };
+  const auto scaled = [&](llvm::ArrayRef<int32_t> lanes) {
+    return call("llvm.x86.avx512.mask.scalef.pd.512", part(x, lanes), part(power, lanes), b.getI8Type());
+  };
+  return b.create<ll::ShuffleVectorOp>(scaled(low), scaled(high), all);
+}
+
 // -- Conversions ------------------------------------------------------------------------------------------------------
 
 // Towards zero; frozen, as LLVM may not assume anything about what is out of range: it may become an index. Narrow

@@ -14,14 +14,21 @@ namespace torch_remote::codegen::cpu {
 
 inline constexpr int64_t kLanes = 16;  // of a vector
 
+// What not every target has.
+struct Features {
+  bool avx512 = false;  // masked loads and stores of 8 and 16 bits, and scaling by powers of two, are instructions
+};
+
 using MlirValue = mlir::Value;
 using MlirValues = llvm::SmallVector<mlir::Value, 4>;
 
 class Ops {
  public:
-  explicit Ops(mlir::ImplicitLocOpBuilder& builder) : b(builder) {}
+  // `features`: of the target.
+  explicit Ops(mlir::ImplicitLocOpBuilder& builder, Features features = {}) : b(builder), features(features) {}
 
   mlir::ImplicitLocOpBuilder& b;
+  const Features features;
 
   // -- Types: of a value (bool is i1), and of an element in memory (bool is i8, halves are i16).
   mlir::Type type(ir::DType dtype);
@@ -42,6 +49,7 @@ class Ops {
   // `dtype` is that of the operands (of `where`: of the second one).
   MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);
   MlirValue fma(MlirValue x, MlirValue y, MlirValue z);
+  MlirValue ldexp(MlirValue x, MlirValue power, ir::DType dtype);
   MlirValue convert(MlirValue x, ir::DType from, ir::DType to);
   MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
@@ -77,6 +85,7 @@ class Ops {
   void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
 
  private:
+  MlirValue scale_vector(MlirValue x, MlirValue power, bool single);
   MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is
   MlirValue float_op(ir::ScalarOp op, MlirValue x, MlirValue y);
   MlirValue integer_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);

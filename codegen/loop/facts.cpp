@@ -20,6 +20,9 @@ Inputs inputs(const Value& value) {
     case Kind::kReduce:
       add(value.a);
       break;
+    case Kind::kLdexp:
+      add(value.a), add(value.b);
+      break;
     case Kind::kFma:
     case Kind::kRandom:
       add(value.a), add(value.b), add(value.c);

@@ -108,6 +108,7 @@ Term fma(Term a, Term b, Term c);
 Term fma(Term a, Number b, Term c);
 Term fma(Term a, Term b, Number c);
 Term fma(Term a, Number b, Number c);
+Term ldexp(Term a, Term b);  // a * 2^b
 Term where(Term condition, Term b, Term c);
 Term where(Term condition, Number b, Term c);
 Term where(Term condition, Term b, Number c);
@@ -169,15 +170,9 @@ struct Split {
 Split split(const Format& format, Term x, double scale, int offset);
 // 2 to the number in the low bits of `sum`, which holds the bias already.
 Term power_of_two(const Format& format, Term sum);
-// 2^n, of n in the low bits of `sum`, which holds twice the bias already.
-struct Factors {
-  Term first, second;
-};
-Factors two_factors(const Format& format, Term sum);
-// The product of all three is e^x; of x in the range where that is neither 0 nor infinite, or a little beyond.
+// value * 2^exponent is e^x; of x in the range where that is neither 0 nor infinite, or a little beyond.
 struct Scaled {
-  Term value;
-  Factors factors;
+  Term value, exponent;
 };
 Scaled scaled_exp(const Format& format, Term x);
 // x where |x| < bound: where a formula loses the sign of 0 or bits of tiny numbers.

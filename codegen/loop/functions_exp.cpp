@@ -50,39 +50,29 @@ Term power_of_two(const Format& format, Term sum) {
   return (sum.bits(format.integer) << format.mantissa).bits(format.type);
 }
 
-// 2^n is a product of two factors that are in range even where the result is denormal or overflows.
-Factors two_factors(const Format& format, Term sum) {
-  const Term bits = sum.bits(format.integer);
-  const Term half = bits >> 1;
-  return {(half << format.mantissa).bits(format.type), ((bits - half) << format.mantissa).bits(format.type)};
-}
-
 Scaled scaled_exp(const Format& format, Term x) {
   using namespace tables;
-  const Split n = split(format, x, kLog2E, 2 * format.bias);
+  const Split n = split(format, x, kLog2E, 0);
   const Ln2& parts = ln2(format);
   const Term r = fma(n.whole, -parts.low, fma(n.whole, -parts.high, x));
   const auto q = pick(format, kExp32, kExpMid, kExp64);
-  return {fma(polynomial(1.0, q, r), r, 1.0), two_factors(format, n.sum)};
+  return {fma(polynomial(1.0, q, r), r, 1.0), n.whole};
 }
 
 Term exp(const Format& format, Term x) {
   const auto [least, most] = is_single(format) ? std::pair(-104.0, 89.0) : std::pair(-746.0, 710.0);
   const Scaled e = scaled_exp(format, at_least(at_most(x, most), least));
-  return e.value * e.factors.first * e.factors.second;
+  return ldexp(e.value, e.exponent);
 }
 
 Term exp2(const Format& format, Pair x) {
   using namespace tables;
   const auto [least, most] = is_single(format) ? std::pair(-151.0, 129.0) : std::pair(-1076.0, 1025.0);
   const Term high = at_least(at_most(x.high, most), least);
-  const double magic = format.magic + 2 * format.bias;
-  const Term sum = high + magic;
-  Term r = high - (sum - magic);
+  const Term whole = round(high);
+  Term r = high - whole;
   if (x.low.builder != nullptr) r = r + x.low;
-  const Factors factors = two_factors(format, sum);
-  const Term p = polynomial(1.0, pick(format, kExp2_32, kExp2Mid, kExp2_64), r);
-  return p * factors.first * factors.second;
+  return ldexp(polynomial(1.0, pick(format, kExp2_32, kExp2Mid, kExp2_64), r), whole);
 }
 
 Term exp2(const Format& format, Term x) { return exp2(format, Pair{x, {}}); }
@@ -101,7 +91,7 @@ Term expm1(const Format& format, Term x) {
 // keep their precision and errors of q count little.
 Term sigmoid(const Format& format, Term x) {
   const Scaled e = scaled_exp(format, at_least(-abs(x), is_single(format) ? -104.0 : -746.0));
-  const Term power = e.value * e.factors.first * e.factors.second;
+  const Term power = ldexp(e.value, e.exponent);
   const Term base = where(x < 0.0, power, 1.0);
   return fma(base, power / (-1.0 - power), base);
 }
@@ -127,7 +117,7 @@ namespace {
 // exp(a) / 2.
 Term half_exp(const Format& format, Term a) {
   const Scaled e = scaled_exp(format, at_most(a, is_single(format) ? 90.0 : 711.0));
-  return e.value * (e.factors.first * 0.5) * e.factors.second;
+  return ldexp(e.value, e.exponent - 1.0);
 }
 
 }  // namespace

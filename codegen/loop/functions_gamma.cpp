@@ -14,21 +14,21 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Term erfc_middle(const Format& format, Term a) {
   const Term t = 3.0 / (a + 3.0);
   const Scaled e = scaled_exp(format, -(a * a));
-  return polynomial(tables::kErfcMid, fma(t, 2.0, -1.0)) * t * e.value * e.factors.first * e.factors.second;
+  return ldexp(polynomial(tables::kErfcMid, fma(t, 2.0, -1.0)) * t * e.value, e.exponent);
 }
 
-// e^(high + low): a pair times two factors.
+// e^(high + low): a pair times 2^exponent.
 struct LongScaled {
   Pair value;
-  Factors factors;
+  Term exponent;
 };
 LongScaled long_exp(const Format& format, Pair x) {
-  const Split n = split(format, x.high, 0x1.71547652b82fep+0, 2 * format.bias);
+  const Split n = split(format, x.high, 0x1.71547652b82fep+0, 0);
   const Term high = fma(n.whole, -0x1.62e42fefap-1, x.high);  // exact
   const Pair r = exact_sum(high, fma(n.whole, -0x1.cf79abc9e3b3ap-40, x.low));
   const Pair less = quick_sum(r.high, r.high * r.high * polynomial(tables::kExp64, r.high));
   const Pair e = quick_sum(r.high.constant(1), less.high);
-  return {{e.high, fma(r.low, e.high, e.low + less.low)}, two_factors(format, n.sum)};
+  return {{e.high, fma(r.low, e.high, e.low + less.low)}, n.whole};
 }
 
 // With t, the square and the exponential in pairs. What t was rounded by moves a, and the derivative of
@@ -46,7 +46,7 @@ Term erfc_double(const Format& format, Term a) {
   const Term g_low = fma(below.high * t_low * -0.25, slope, g.low);
   const Pair square = exact_product(a, a);
   const LongScaled e = long_exp(format, {-square.high, -square.low});
-  return multiply(e.value, {g.high, g_low}).high * e.factors.first * e.factors.second;
+  return ldexp(multiply(e.value, {g.high, g_low}).high, e.exponent);
 }
 
 // log |gamma(a)| of a > 0: near 1 and 2 polynomials with these zeros, below log(a) is subtracted, up to 8 the logarithm

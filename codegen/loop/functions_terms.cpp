@@ -143,6 +143,15 @@ Term fma(Term a, Term b, Term c) {
   value.c = c.id;
   return a.builder->make(value);
 }
+Term ldexp(Term a, Term b) {
+  Value value;
+  value.kind = Kind::kLdexp;
+  value.type = a.type();
+  value.a = a.id;
+  value.b = b.id;
+  return a.builder->make(value);
+}
+
 Term fma(Term a, Number b, Term c) { return fma(a, a.constant(b.value), c); }
 Term fma(Term a, Term b, Number c) { return fma(a, b, a.constant(c.value)); }
 Term fma(Term a, Number b, Number c) { return fma(a, a.constant(b.value), a.constant(c.value)); }

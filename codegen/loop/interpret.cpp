@@ -207,6 +207,8 @@ class Interpreter {
       }
       case Kind::kFma:
         return fused_multiply_add(value.type, input(value.a), input(value.b), input(value.c));
+      case Kind::kLdexp:
+        return scaled(value.type, input(value.a), input(value.b));
       case Kind::kRandom:
         return to_cell(int64_t{random_word(input(value.a).bits, input(value.b).bits, input(value.c).bits)});
       case Kind::kReduce:

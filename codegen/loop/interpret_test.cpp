@@ -304,6 +304,18 @@ TEST(Interpret, TheLargerOne) {
   EXPECT_EQ(result(ScalarOp::kFmin, 1, 2), 1);
 }
 
+TEST(Interpret, PowersOfTwo) {
+  const auto single = [](float a, float b) { return from_cell<float>(scaled(DType::kFloat32, to_cell(a), to_cell(b))); };
+  EXPECT_EQ(single(1.25f, 3), 10);
+  EXPECT_EQ(single(0x1.000002p0f, -149), 0x1p-149f) << "rounded once";
+  EXPECT_EQ(single(0x1.800002p0f, -150), 0x1p-149f);
+  EXPECT_EQ(single(1.5f, -400), 0);
+  EXPECT_EQ(single(-1.5f, 128), -kInf);
+  EXPECT_EQ(single(kInf, -300), kInf);
+  EXPECT_TRUE(std::isnan(single(kNan, 1)));
+  EXPECT_EQ(from_cell<double>(scaled(DType::kFloat64, to_cell(1.5), to_cell(-1073.0))), 0x1.8p-1073);
+}
+
 TEST(Interpret, IntegersWrapAround) {
   using ir::ScalarOp;
   const auto result = [](ScalarOp op, DType type, int64_t a, int64_t b) {

@@ -255,7 +255,7 @@ class Parser {
     const std::string_view what = word();
     uint32_t* inputs[] = {&value.a, &value.b, &value.c};
     for (const Kind kind : {Kind::kConstant, Kind::kScalar, Kind::kIndex, Kind::kLoad, Kind::kConvert, Kind::kBits,
-                            Kind::kFma, Kind::kRandom}) {
+                            Kind::kFma, Kind::kLdexp, Kind::kRandom}) {
       if (what == name(kind)) value.kind = kind;
     }
     if (what == name(value.kind)) {
@@ -268,8 +268,13 @@ class Parser {
           return dim(&value.a);
         case Kind::kLoad:
           return place(&value.operand, &value.indices);
+        case Kind::kConvert:
+        case Kind::kBits:
+          return values(1, inputs);
+        case Kind::kLdexp:
+          return values(2, inputs);
         default:
-          return values(value.kind == Kind::kConvert || value.kind == Kind::kBits ? 1 : 3, inputs);
+          return values(3, inputs);
       }
     }
     if (what == "columns" || what == "rows") {

@@ -68,6 +68,8 @@ std::string definition(const Kernel& kernel, const Value& value) {
     case Kind::kConvert:
     case Kind::kBits:
       return kind + " " + value_name(value.a);
+    case Kind::kLdexp:
+      return kind + " " + list({value.a, value.b});
     case Kind::kFma:
     case Kind::kRandom:
       return kind + " " + list({value.a, value.b, value.c});
@@ -94,8 +96,8 @@ bool Value::operator==(const Value& other) const {
 }
 
 std::string_view name(Kind kind) {
-  static constexpr std::string_view kNames[] = {"constant", "scalar",    "index", "load",   "convert",
-                                                "bits",     "scalar_op", "fma",   "reduce", "random"};
+  static constexpr std::string_view kNames[] = {"constant",  "scalar", "index", "load",   "convert", "bits",
+                                                "scalar_op", "fma",    "ldexp", "reduce", "random"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -1,5 +1,6 @@
 #include "codegen/loop/scalar_math.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -203,6 +204,13 @@ Cell apply(ScalarOp op, DType type, Cell a, Cell b, Cell c) {
 Cell fused_multiply_add(DType type, Cell a, Cell b, Cell c) {
   return type == DType::kFloat32 ? to_cell(std::fma(from_cell<float>(a), from_cell<float>(b), from_cell<float>(c)))
                                  : to_cell(std::fma(from_cell<double>(a), from_cell<double>(b), from_cell<double>(c)));
+}
+
+Cell scaled(DType type, Cell a, Cell b) {
+  static constexpr double kMost = 1 << 14;  // beyond all exponents
+  const auto exponent = [](double b) { return b != b ? 0 : static_cast<int>(std::clamp(b, -kMost, kMost)); };
+  return type == DType::kFloat32 ? to_cell(std::ldexp(from_cell<float>(a), exponent(from_cell<float>(b))))
+                                 : to_cell(std::ldexp(from_cell<double>(a), exponent(from_cell<double>(b))));
 }
 
 Cell identity(Reduction reduction, DType type) {

@@ -29,6 +29,8 @@ Cell bits_as(ir::DType to, Cell cell);
 // Of operands of that type; for `where`, of b and c, while a is bool.
 Cell apply(ir::ScalarOp op, ir::DType type, Cell a, Cell b, Cell c);
 Cell fused_multiply_add(ir::DType type, Cell a, Cell b, Cell c);
+// a * 2^b.
+Cell scaled(ir::DType type, Cell a, Cell b);
 
 // Sum, product, max, min: what they begin with, and one step.
 Cell identity(Reduction reduction, ir::DType type);

@@ -181,6 +181,7 @@ class Scheduler {
       case Kind::kConvert:
       case Kind::kBits:
       case Kind::kFma:
+      case Kind::kLdexp:
         return 1;
       case Kind::kScalarOp:
         return cost(value.op);

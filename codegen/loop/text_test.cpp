@@ -79,6 +79,7 @@ constexpr std::string_view kEverything = R"(kernel(i0, i1 | j0, j1) {
   %26: i64 = constant -9223372036854775808
   %27: i64 = scalar s1
   %28: bool = is_nan %25
+  %29: f32 = ldexp %20, %22
   store a4, %13
   store a5, %16
   store a7[%27], %5 adds

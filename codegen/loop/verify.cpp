@@ -142,6 +142,9 @@ class Verifier {
       case Kind::kFma:
         return (accepts(Takes::kFloats, value.type) || fail("fma is of f32 or f64")) && input(value.a, value.type) &&
                input(value.b, value.type) && input(value.c, value.type);
+      case Kind::kLdexp:
+        return (accepts(Takes::kFloats, value.type) || fail("ldexp is of f32 or f64")) && input(value.a, value.type) &&
+               input(value.b, value.type);
       case Kind::kReduce:
         return reduce(value);
       case Kind::kRandom:

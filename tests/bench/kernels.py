@@ -1,12 +1,13 @@
-"""Chains of ops that one kernel does: the device beside CPU eager and Inductor, in turn in one process; a markdown
-table for docs/benchmarks.md.
+"""Chains of ops that one kernel does: CPU eager, the device op by op, the device with fused kernels, and Inductor, in
+turn in one process; a markdown table for docs/benchmarks.md.
 
 bazel run //tests/bench:kernels
 bazel run //tests/bench:kernels -- --only swiglu softmax --rounds 21 --no-inductor
 
 Every side computes a batch of calls whose results are all kept, so that nothing is left out and no memory is used
-again; then the device is synchronized. Kernels are compiled before. The share of a copy's rate counts each operand and
-result once, against a clone of a tensor.
+again; then the device is synchronized. Kernels are compiled before, and all sides have the same number of threads. The
+share of a copy's rate counts each operand and result once, against a clone of a tensor on the same device. The device
+op by op is another worker, whose programs are built without fusion.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 # Threads of the side that rests must not compute: read when OpenMP loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -30,18 +32,62 @@ import torch_remote  # noqa: F401
 
 BATCH = 8  # calls at a time
 N, M = 2048, 1024
-F32 = torch.float32
+SIDES = {"cpu": "cpu", "nodes": "remote:1", "remote": "remote:0", "inductor": "cpu"}
 
 
 class Kernel:
-    """A function of tensors, these, and what the table demands against eager."""
+    """A function of tensors, its operands, and how much faster than eager the table wants it."""
 
-    def __init__(self, target: float, function: Callable[..., Tensor], *shapes: tuple, dtype: torch.dtype = F32):
+    def __init__(
+        self,
+        target: float,
+        function: Callable[..., Any],
+        *shapes: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        index: int = 0,
+        random: bool = False,
+    ):
         self.target, self.function, self.shapes, self.dtype = target, function, shapes, dtype
+        self.index = index  # the last operand is so many indices of the first one's rows
+        self.random = random  # no two sides give the same
 
     def operands(self) -> list[Tensor]:
         torch.manual_seed(0)
-        return [torch.randn(shape).to(self.dtype) for shape in self.shapes]
+        made = [torch.randn(shape).to(self.dtype) for shape in self.shapes]
+        if self.index:
+            made.append(torch.randint(made[0].shape[0], (self.index,)))
+        return made
+
+    def make(self, operands: list[Tensor], compiled: bool) -> Callable[[], Any]:
+        function = torch.compile(self.function) if compiled else self.function
+        return lambda: function(*operands)
+
+    def bytes(self, operands: list[Tensor]) -> int:
+        return sum(x.nbytes for x in operands) + self.function(*operands).nbytes
+
+
+class Optimizer(Kernel):
+    """Steps of AdamW over a hundred tensors, as a small transformer has them."""
+
+    def __init__(self, target: float, **path: bool):
+        super().__init__(target, lambda *x: x[0], *[(256, 256), (256,), (256, 64), (64,)] * 25)
+        self.path = path
+
+    def make(self, operands: list[Tensor], compiled: bool) -> Callable[[], Any]:
+        parameters = [x.clone() for x in operands]
+        for x in parameters:
+            x.grad = x * 0.1
+        step = torch.optim.AdamW(parameters, lr=1e-4, **self.path).step
+        step = torch.compile(step) if compiled else step
+
+        def run() -> Tensor:
+            step()
+            return parameters[0]
+
+        return run
+
+    def bytes(self, operands: list[Tensor]) -> int:
+        return sum(x.nbytes for x in operands) * 7  # four are read, three are written
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -52,6 +98,12 @@ def cross_entropy(x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     F.cross_entropy(x, torch.arange(x.shape[0], device=x.device) % x.shape[1]).backward()
     return x.grad
+
+
+def embedding(w: Tensor, at: Tensor) -> Tensor:
+    w = w.detach().requires_grad_()
+    (F.embedding(at, w) * 0.5).sum().backward()
+    return w.grad
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -67,21 +119,27 @@ KERNELS = {
     "rms norm": Kernel(3, rms_norm, (N, M), (M,)),
     "cross entropy": Kernel(1.5, cross_entropy, (N, M)),
     "column sums": Kernel(1.2, lambda x: (x * 2).sum(0), (N, M)),
+    "argmax": Kernel(1, lambda x: (x * 2).argmax(-1), (N, M)),
+    "cumsum": Kernel(1, lambda x: torch.cumsum(x * 0.5, -1), (N, M)),
     "transpose, add": Kernel(1.5, lambda x, y: x.t() + y, (M, N), (N, M)),
     "rope": Kernel(1.5, rope, (16, 128, 1024), (128, 1024), (128, 1024)),
+    "dropout, add": Kernel(1, lambda x, y: F.dropout(x, 0.1) + y, (N, M), (N, M), random=True),
+    "embedding, gradient": Kernel(1, embedding, (N, M), index=N),
     "bf16 chain": Kernel(3, lambda x, y: (x * y + x).tanh() * y, (N, M), (N, M), dtype=torch.bfloat16),
+    "AdamW": Optimizer(3),
+    "AdamW, foreach": Optimizer(3, foreach=True),
+    "AdamW, fused": Optimizer(1, fused=True),
 }
 
 
-def batch(function: Callable[..., Tensor], operands: list[Tensor]) -> Callable[[], float]:
+def batch(call: Callable[[], Any], device: str) -> Callable[[], float]:
     """Seconds of a call, among BATCH of them."""
-    waits = operands[0].device.type == "remote"
 
     def run() -> float:
         began = time.perf_counter()
-        kept = [function(*operands) for _ in range(BATCH)]
-        if waits:
-            torch.remote.synchronize()
+        kept = [call() for _ in range(BATCH)]
+        if device != "cpu":
+            torch.remote.synchronize(device)
         took = time.perf_counter() - began
         del kept
         return took / BATCH
@@ -89,50 +147,58 @@ def batch(function: Callable[..., Tensor], operands: list[Tensor]) -> Callable[[
     return run
 
 
-def measure(kernel: Kernel, rounds: int, inductor: bool) -> dict[str, float]:
+def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, float]:
+    """The median of each side, and how many bytes a call reads and writes."""
     cpu = kernel.operands()
-    remote = [x.to("remote") for x in cpu]
-    sides = {"cpu": batch(kernel.function, cpu), "remote": batch(kernel.function, remote)}
-    if inductor:
+    runs = {}
+    for side, device in sides.items():
+        # Programs are built in the rounds that are not counted.
+        os.environ["TORCH_REMOTE_FUSION"] = "0" if side == "nodes" else "1"
         torch._dynamo.reset()
-        sides["inductor"] = batch(torch.compile(kernel.function), cpu)
-    torch.testing.assert_close(kernel.function(*remote).cpu(), kernel.function(*cpu), rtol=0.05, atol=0.05)
+        call = kernel.make([x.to(device) for x in cpu], side == "inductor")
+        if side == "remote" and not kernel.random:
+            torch.testing.assert_close(call().cpu(), kernel.make(cpu, False)(), rtol=0.05, atol=0.05)
+        runs[side] = batch(call, device)
+        for _ in range(3):
+            runs[side]()
     times: dict[str, list[float]] = {side: [] for side in sides}
-    for i in range(rounds + 3):
-        for side, run in sides.items():
-            took = run()
-            if i >= 3:
-                times[side].append(took)
+    for _ in range(rounds):
+        for side, run in runs.items():
+            times[side].append(run())
     middle = {side: sorted(taken)[len(taken) // 2] for side, taken in times.items()}
-    middle["bytes"] = sum(x.nbytes for x in cpu) + kernel.function(*cpu).nbytes
+    middle["bytes"] = kernel.bytes(cpu)
     return middle
 
 
 def copy_rate(rounds: int) -> float:
     """Bytes a second, read and written, of a copy on the worker."""
-    x = torch.zeros(N, M).to("remote")
-    run = batch(lambda x: x.clone(), [x])
+    x = torch.zeros(N, M).to("remote:0")
+    run = batch(x.clone, "remote:0")
     return 2 * x.nbytes / sorted(run() for _ in range(rounds + 3))[rounds // 2]
 
 
-def table(names: list[str], rounds: int, inductor: bool) -> None:
+def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
     rate = copy_rate(rounds)
-    print("| kernel | CPU eager | Inductor | remote | over eager | target | over Inductor | share of a copy's rate |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    over_eager, over_inductor = [], []
+    print(
+        "| kernel | CPU eager | Inductor | op by op | fused | over eager | target | over op by op | over Inductor "
+        f"| share of a copy's {rate / 1e9:.1f} GB/s |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    ratios: dict[str, list[float]] = {side: [] for side in sides}
     for name in names:
-        took = measure(KERNELS[name], rounds, inductor)
-        over_eager.append(took["cpu"] / took["remote"])
-        if inductor:
-            over_inductor.append(took["inductor"] / took["remote"])
-        shown = [f"{1e3 * took[side]:.2f} ms" if side in took else "" for side in ("cpu", "inductor", "remote")]
-        target = KERNELS[name].target
-        eager = f"{over_eager[-1]:.2f}" + ("" if over_eager[-1] >= target else " **missed**")
-        against = f"{over_inductor[-1]:.2f}" if inductor else ""
-        share = f"{took['bytes'] / took['remote'] / rate:.0%}"
-        print("| " + " | ".join([name, *shown, eager, str(target), against, share]) + " |", flush=True)
-    mean = f"{geomean(over_inductor):.2f}" if inductor else ""
-    print(f"| geometric mean | | | | {geomean(over_eager):.2f} | | {mean} | |")
+        took = measure(KERNELS[name], sides, rounds)
+        for side in sides:
+            ratios[side].append(took[side] / took["remote"])
+        over = {side: f"{of[-1]:.2f}" for side, of in ratios.items()}
+        if ratios["cpu"][-1] < KERNELS[name].target:
+            over["cpu"] += " **missed**"
+        shown = [f"{1e3 * took[s]:.2f} ms" if s in took else "" for s in ("cpu", "inductor", "nodes", "remote")]
+        shown += [over["cpu"], f"{KERNELS[name].target:g}", over.get("nodes", ""), over.get("inductor", "")]
+        print("| " + " | ".join([name, *shown, f"{took['bytes'] / took['remote'] / rate:.0%}"]) + " |", flush=True)
+    means = {side: f"{geomean(of):.2f}" for side, of in ratios.items()}
+    print(
+        f"| geometric mean | | | | | {means['cpu']} | | {means.get('nodes', '')} | {means.get('inductor', '')} | |",
+        flush=True,
+    )
 
 
 def main() -> int:
@@ -141,7 +207,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-inductor", action="store_true")
     args = parser.parse_args()
-    table(args.only, args.rounds, not args.no_inductor)
+    os.environ.setdefault("TORCH_REMOTE_WORKER", "local,local")
+    sides = dict(SIDES)
+    if args.no_inductor:
+        del sides["inductor"]
+    if torch.remote.device_count() < 2:
+        del sides["nodes"]
+    table(args.only, args.rounds, sides)
     return 0
 
 

@@ -23,6 +23,7 @@ struct BoundGroup {
   bool fits = false;  // one loop nest does it with these values
   std::vector<codegen::Launch> launches;
   std::vector<CompiledKernel*> kernels;  // of each launch
+  Launches prepared;
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -79,12 +80,10 @@ class KernelProgram : public RunnerProgram {
   bool run(tr_run& run, tr_error* error) override {
     const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
     for (uint32_t n = run.first; n < run.last;) {
-      const BoundGroup& group = group_at(n);
+      BoundGroup& group = group_at(n);
       const uint64_t began = run.times != nullptr ? now() : 0;
       codegen::cpu::IndexRecord failure;
-      for (size_t i = 0; i < group.launches.size(); ++i) {
-        kernels::run(group.launches[i], *group.kernels[i], buffers, options_.threads, &failure);
-      }
+      group.prepared.run(buffers, options_.threads, &failure);
       if (failure.operand != codegen::cpu::kNoFailure) {
         std::snprintf(error->kind, sizeof(error->kind), "IndexError");
         std::snprintf(error->message, sizeof(error->message),
@@ -123,6 +122,7 @@ class KernelProgram : public RunnerProgram {
   void bind(BoundGroup& group, std::span<const int64_t> values) {
     group.bound = true;
     group.kernels.clear();
+    group.prepared.clear();
     group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
     group.symbols = group.places;
     for (const codegen::Launch& launch : group.launches) {
@@ -136,6 +136,7 @@ class KernelProgram : public RunnerProgram {
       CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
       group.fits &= kernel != nullptr;
       group.kernels.push_back(kernel);
+      if (kernel != nullptr) group.prepared.add(launch, *kernel);
     }
   }
 

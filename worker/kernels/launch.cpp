@@ -1,6 +1,7 @@
 #include "worker/kernels/launch.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -19,6 +20,7 @@ constexpr int64_t kGrain = 1 << 14;                    // points that are worth 
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
 constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
 constexpr size_t kLineAlign = 64;
+constexpr int64_t kPiece = 64;  // columns are dealt in multiples of it: results stay aligned
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
 
@@ -41,42 +43,48 @@ class Scratch {
   size_t size_ = 0;
 };
 
-class Runner {
+// Pointers of a call: on the stack while they are few.
+class Pointers {
  public:
-  Runner(const Launch& launch, const CompiledKernel& kernel, std::span<const tr_buffer> buffers,
-         const ParallelFor& parallel, IndexRecord* failure)
-      : launch_(launch), kernel_(kernel), parallel_(parallel), failure_(failure) {
-    rows_ = kernel.has_rows ? launch.sizes[0] : 1;
-    columns_ = std::span(launch.sizes).subspan(kernel.has_rows ? 1 : 0);
-    for (const int64_t size : columns_) row_points_ *= size;
-    for (const int64_t size : launch.outer) lines_ *= size;
-    for (size_t i = 0; i < launch.operands.size(); ++i) {
-      const Binding& binding = launch.operands[i];
-      item_sizes_.push_back(ir::item_size(launch.kernel.operands[i].dtype));
-      data_.push_back(static_cast<std::byte*>(buffers[binding.buffer].data) + binding.offset * item_sizes_.back());
-      strides_.insert(strides_.end(), binding.strides.begin(), binding.strides.end());
-      bounds_.insert(bounds_.end(), binding.bounds.begin(), binding.bounds.end());
-    }
+  explicit Pointers(size_t count) {
+    if (count > few_.size()) many_.resize(count);
+    data_ = count > few_.size() ? many_.data() : few_.data();
   }
+  Pointers(const Pointers&) = delete;
+  Pointers& operator=(const Pointers&) = delete;
+  void*& operator[](size_t i) { return data_[i]; }
+  void* const* data() const { return data_; }
+
+ private:
+  std::array<void*, 24> few_;
+  std::vector<void*> many_;
+  void** data_ = nullptr;
+};
+
+void* moved(void* data, int64_t elements, uint32_t item_size) {
+  return static_cast<std::byte*>(data) + elements * static_cast<int64_t>(item_size);
+}
+
+}  // namespace
+
+// One run of the launches.
+class LaunchRun {
+ public:
+  using Prepared = Launches::Prepared;
+
+  LaunchRun(const Launches& launches, const ParallelFor& parallel, IndexRecord* failure)
+      : launches_(launches), parallel_(parallel), failure_(failure) {}
 
   void run() {
-    if (!kernel_.totals.empty()) return run_with_totals();
-    if (rows_ * lines_ == 1 && kernel_.splits_columns) return run_columns();
-    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_points_));
-    for_parts(rows_ * lines_, grain, [&](int64_t begin, int64_t end) {
-      std::vector<void*> data(data_.size());
-      while (begin < end) {
-        const int64_t line = begin / rows_, row = begin % rows_;
-        const int64_t last = std::min(rows_, row + end - begin);
-        at_line(line, data);
-        call(data, columns_, nullptr, row, last);
-        begin += last - row;
-      }
-    });
+    for (const Prepared& p : launches_.list_) {
+      if (!p.kernel->totals.empty()) run_with_totals(p);
+    }
+    for_parts(launches_.dealt_points_, kGrain, [this](int64_t begin, int64_t end) { run_points(begin, end); });
   }
 
  private:
-  void for_parts(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) const {
+  template <typename Body>
+  void for_parts(int64_t count, int64_t grain, const Body& body) const {
     if (parallel_ && count > grain) {
       parallel_(count, grain, body);
     } else if (count > 0) {
@@ -84,148 +92,216 @@ class Runner {
     }
   }
 
-  // The operands at one place of the outer dims.
-  void at_line(int64_t line, std::vector<void*>& data) const {
-    for (size_t i = 0; i < data.size(); ++i) data[i] = data_[i];
-    for (size_t d = launch_.outer.size(); d-- > 0;) {
-      const int64_t place = line % launch_.outer[d];
-      line /= launch_.outer[d];
-      for (size_t i = 0; i < data.size(); ++i) {
-        data[i] = static_cast<std::byte*>(data[i]) + place * launch_.operands[i].outer[d] * item_sizes_[i];
+  void* const* data(const Prepared& p) const { return launches_.data_.data() + p.first_operand; }
+
+  // The units whose first points are among these, of all launches that have some.
+  void run_points(int64_t begin, int64_t end) const {
+    const auto& dealt = launches_.dealt_;
+    const auto first_of = [&](uint32_t i) { return launches_.list_[i].first_point; };
+    auto at = std::ranges::upper_bound(dealt, begin, {}, first_of);
+    if (at != dealt.begin()) --at;
+    for (; at != dealt.end() && first_of(*at) < end; ++at) {
+      const Prepared& p = launches_.list_[*at];
+      const auto unit = [&](int64_t point) {
+        return std::clamp<int64_t>((point - p.first_point + p.unit_points - 1) / p.unit_points, 0, p.units);
+      };
+      const int64_t first = begin <= p.first_point ? 0 : unit(begin), last = unit(end);
+      if (first >= last) continue;
+      if (p.by_columns) {
+        run_columns(p, first * kPiece, std::min(last * kPiece, p.columns.empty() ? 1 : p.columns[0]));
+      } else {
+        run_rows(p, first, last);
       }
     }
   }
 
-  // A single row, in parts.
-  void run_columns() const {
-    for_parts(columns_.empty() ? 1 : columns_[0], kGrain, [&](int64_t begin, int64_t end) {
-      std::vector<void*> data(data_.size());
-      const int64_t size = end - begin;
-      for (size_t i = 0; i < data.size(); ++i) {
-        const Binding& binding = launch_.operands[i];
-        const int64_t stride = columns_.empty() ? 0 : binding.strides[kernel_.has_rows ? 1 : 0];
-        data[i] = static_cast<std::byte*>(data_[i]) + begin * stride * item_sizes_[i];
+  void run_rows(const Prepared& p, int64_t begin, int64_t end) const {
+    if (p.launch->outer.empty()) return call(p, data(p), p.columns, nullptr, begin, end);
+    Pointers pointers(p.item_sizes.size());
+    while (begin < end) {
+      const int64_t line = begin / p.rows, row = begin % p.rows;
+      const int64_t last = std::min(p.rows, row + end - begin);
+      at_line(p, line, pointers);
+      call(p, pointers.data(), p.columns, nullptr, row, last);
+      begin += last - row;
+    }
+  }
+
+  // The operands at one place of the outer dims.
+  void at_line(const Prepared& p, int64_t line, Pointers& pointers) const {
+    const Launch& launch = *p.launch;
+    for (size_t i = 0; i < p.item_sizes.size(); ++i) pointers[i] = data(p)[i];
+    for (size_t d = launch.outer.size(); d-- > 0;) {
+      const int64_t place = line % launch.outer[d];
+      line /= launch.outer[d];
+      for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+        pointers[i] = moved(pointers[i], place * launch.operands[i].outer[d], p.item_sizes[i]);
       }
-      call(data, columns_.empty() ? columns_ : std::span(&size, 1), nullptr, 0, 1);
-    });
+    }
+  }
+
+  // A part of a single row.
+  void run_columns(const Prepared& p, int64_t begin, int64_t end) const {
+    Pointers pointers(p.item_sizes.size());
+    const int64_t size = end - begin;
+    for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+      const Binding& binding = p.launch->operands[i];
+      const int64_t stride = p.columns.empty() ? 0 : binding.strides[p.kernel->has_rows ? 1 : 0];
+      pointers[i] = moved(data(p)[i], begin * stride, p.item_sizes[i]);
+    }
+    call(p, pointers.data(), p.columns.empty() ? p.columns : std::span(&size, 1), nullptr, 0, 1);
   }
 
   // Rows chunk by chunk, each adding to lines of its own; then all chunks' lines are added up.
-  void run_with_totals() {
-    int64_t chunk = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_points_));
-    const int64_t most = std::clamp(kMostTotals / std::max<int64_t>(1, row_points_), kLeastChunks, kMostChunks);
-    chunk = std::max(chunk, (rows_ + most - 1) / most);
-    const int64_t full = (rows_ + chunk - 1) / chunk, chunks = full + (launch_.rest != 0 ? 1 : 0);
-    std::vector<int64_t> sizes;
+  void run_with_totals(const Prepared& p) const {
+    int64_t chunk = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, p.row_points));
+    const int64_t most = std::clamp(kMostTotals / std::max<int64_t>(1, p.row_points), kLeastChunks, kMostChunks);
+    chunk = std::max(chunk, (p.rows + most - 1) / most);
+    const int64_t full = (p.rows + chunk - 1) / chunk, chunks = full + (p.launch->rest != 0 ? 1 : 0);
+    const std::vector<Line>& totals = p.kernel->totals;
     std::vector<size_t> offsets;
+    std::vector<int64_t> sizes;
     size_t bytes = 0;
-    for (const Line& line : kernel_.totals) {
-      sizes.push_back(static_cast<int64_t>(aligned(size_t{line.item_size} * (line.per_column ? row_points_ : 1))));
+    for (const size_t line : p.total_lines) {
       offsets.push_back(bytes);
-      bytes += static_cast<size_t>(sizes.back() * chunks);
+      sizes.push_back(static_cast<int64_t>(line));
+      bytes += line * static_cast<size_t>(chunks);
     }
     thread_local Scratch memory;
     std::byte* const lines = memory.get(bytes);
     for_parts(chunks, 1, [&](int64_t begin, int64_t end) {
+      Pointers at(totals.size());
       for (int64_t c = begin; c < end; ++c) {
-        std::vector<void*> totals;
-        for (size_t t = 0; t < sizes.size(); ++t) {
-          totals.push_back(lines + offsets[t] + c * sizes[t]);
-          clear(kernel_.totals[t], static_cast<std::byte*>(totals.back()));
+        for (size_t t = 0; t < totals.size(); ++t) {
+          at[t] = lines + offsets[t] + static_cast<size_t>(c) * p.total_lines[t];
+          clear(totals[t], totals[t].per_column ? p.row_points : 1, static_cast<std::byte*>(at[t]));
         }
         if (c < full) {
-          call(data_, columns_, totals.data(), c * chunk, std::min(rows_, (c + 1) * chunk));
+          call(p, data(p), p.columns, at.data(), c * chunk, std::min(p.rows, (c + 1) * chunk));
         } else {
-          call_rest(totals.data());
+          call_rest(p, at.data());
         }
       }
     });
-    std::vector<void*> first(offsets.size());
-    for (size_t t = 0; t < first.size(); ++t) first[t] = lines + offsets[t];
-    Call finish = make_call(data_, columns_, first.data());
+    Pointers first(totals.size());
+    for (size_t t = 0; t < totals.size(); ++t) first[t] = lines + offsets[t];
+    Call finish = make_call(p, data(p), p.columns, first.data());
     finish.lines = sizes.data();
-    IndexRecord record;
-    finish.failure = &record;
-    Kept kept(*this, finish);
-    kernel_.finish(&finish, chunks);
-    note(record);
+    with_kept(p, finish, [&] { p.kernel->finish(&finish, chunks); });
   }
 
-  void call_rest(void* const* totals) const {
-    std::vector<void*> data(data_.size());
-    for (size_t i = 0; i < data.size(); ++i) {
-      data[i] = static_cast<std::byte*>(data_[i]) + rows_ * launch_.operands[i].strides[0] * item_sizes_[i];
+  void call_rest(const Prepared& p, void* const* totals) const {
+    Pointers pointers(p.item_sizes.size());
+    for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+      pointers[i] = moved(data(p)[i], p.rows * p.launch->operands[i].strides[0], p.item_sizes[i]);
     }
-    call(data, std::span(&launch_.rest, 1), totals, 0, 1);
+    call(p, pointers.data(), std::span(&p.launch->rest, 1), totals, 0, 1);
   }
 
-  void clear(const Line& line, std::byte* data) const {
-    const int64_t count = line.per_column ? row_points_ : 1;
-    for (int64_t i = 0; i < count; ++i) std::memcpy(data + i * line.item_size, &line.neutral, line.item_size);
+  static void clear(const Line& line, int64_t count, std::byte* data) {
+    const auto size = static_cast<size_t>(count) * line.item_size;
+    if (line.neutral == 0) {
+      std::memset(data, 0, size);
+      return;
+    }
+    // What is filled already is copied: twice as much each time.
+    std::memcpy(data, &line.neutral, std::min<size_t>(size, line.item_size));
+    for (size_t done = line.item_size; done < size; done *= 2) {
+      std::memcpy(data + done, data, std::min(done, size - done));
+    }
   }
 
-  Call make_call(const std::vector<void*>& data, std::span<const int64_t> columns, void* const* totals) const {
+  static Call make_call(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals) {
     Call call{};
-    call.data = data.data();
+    call.data = data;
     call.sizes = columns.data();
-    call.strides = strides_.data();
-    call.bounds = bounds_.data();
-    call.scalars = launch_.scalars.data();
+    call.strides = p.strides.data();
+    call.bounds = p.bounds.data();
+    call.scalars = p.launch->scalars.data();
     call.totals = totals;
     return call;
   }
 
-  // Lines of this thread for the values that a row keeps.
-  struct Kept {
-    Kept(const Runner& runner, Call& call) {
-      if (runner.kernel_.kept.empty()) return;
-      size_t bytes = 0;
-      std::vector<size_t> offsets;
-      for (const Line& line : runner.kernel_.kept) {
-        offsets.push_back(bytes);
-        bytes += aligned(size_t{line.item_size} * runner.row_points_);
-      }
-      thread_local Scratch memory;
-      std::byte* const data = memory.get(bytes);
-      for (const size_t offset : offsets) lines.push_back(data + offset);
+  // With lines of this thread for the values that a row keeps, and a record of its own.
+  template <typename Work>
+  void with_kept(const Prepared& p, Call& call, const Work& work) const {
+    thread_local Scratch memory;
+    Pointers lines(p.kept.size());
+    if (!p.kept.empty()) {
+      std::byte* const data = memory.get(p.kept_bytes);
+      for (size_t i = 0; i < p.kept.size(); ++i) lines[i] = data + p.kept[i];
       call.kept = lines.data();
     }
-    std::vector<void*> lines;
-  };
-
-  void call(const std::vector<void*>& data, std::span<const int64_t> columns, void* const* totals, int64_t begin,
-            int64_t end) const {
-    Call call = make_call(data, columns, totals);
     IndexRecord record;
     call.failure = &record;
-    const Kept kept(*this, call);
-    kernel_.rows(&call, begin, end);
-    note(record);
-  }
-
-  void note(const IndexRecord& record) const {
+    work();
     if (record.operand == codegen::cpu::kNoFailure) return;
     const std::lock_guard lock(mutex_);
     if (failure_->operand == codegen::cpu::kNoFailure) *failure_ = record;
   }
 
-  const Launch& launch_;
-  const CompiledKernel& kernel_;
+  void call(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals, int64_t begin,
+            int64_t end) const {
+    Call call = make_call(p, data, columns, totals);
+    with_kept(p, call, [&] { p.kernel->rows(&call, begin, end); });
+  }
+
+  const Launches& launches_;
   const ParallelFor& parallel_;
   IndexRecord* const failure_;
   mutable std::mutex mutex_;  // of *failure_
-  int64_t rows_ = 1, lines_ = 1, row_points_ = 1;
-  std::span<const int64_t> columns_;
-  std::vector<uint32_t> item_sizes_;
-  std::vector<void*> data_;
-  std::vector<int64_t> strides_, bounds_;
 };
 
-}  // namespace
+void Launches::clear() {
+  list_.clear();
+  dealt_.clear();
+  data_.clear();
+  dealt_points_ = 0;
+}
 
-void run(const Launch& launch, const CompiledKernel& kernel, std::span<const tr_buffer> buffers,
-         const ParallelFor& parallel, IndexRecord* failure) {
-  Runner(launch, kernel, buffers, parallel, failure).run();
+void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
+  Prepared p;
+  p.launch = &launch;
+  p.kernel = &kernel;
+  p.first_operand = data_.size();
+  data_.resize(data_.size() + launch.operands.size());
+  p.rows = kernel.has_rows ? launch.sizes[0] : 1;
+  p.columns = std::span(launch.sizes).subspan(kernel.has_rows ? 1 : 0);
+  for (const int64_t size : p.columns) p.row_points *= size;
+  int64_t lines = 1;
+  for (const int64_t size : launch.outer) lines *= size;
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Binding& binding = launch.operands[i];
+    p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
+    p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
+    p.bounds.insert(p.bounds.end(), binding.bounds.begin(), binding.bounds.end());
+  }
+  for (const Line& line : kernel.kept) {
+    p.kept.push_back(p.kept_bytes);
+    p.kept_bytes += aligned(size_t{line.item_size} * static_cast<size_t>(p.row_points));
+  }
+  for (const Line& line : kernel.totals) {
+    p.total_lines.push_back(aligned(size_t{line.item_size} * static_cast<size_t>(line.per_column ? p.row_points : 1)));
+  }
+  if (kernel.totals.empty()) {
+    p.by_columns = p.rows * lines == 1 && kernel.splits_columns;
+    p.units = p.by_columns ? ((p.columns.empty() ? 1 : p.columns[0]) + kPiece - 1) / kPiece : p.rows * lines;
+    p.unit_points = p.by_columns ? kPiece : std::max<int64_t>(1, p.row_points);
+    p.first_point = dealt_points_;
+    dealt_points_ += p.units * p.unit_points;
+    dealt_.push_back(static_cast<uint32_t>(list_.size()));
+  }
+  list_.push_back(std::move(p));
+}
+
+void Launches::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel, IndexRecord* failure) {
+  for (const Prepared& p : list_) {
+    for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+      const Binding& binding = p.launch->operands[i];
+      data_[p.first_operand + i] = moved(buffers[binding.buffer].data, binding.offset, p.item_sizes[i]);
+    }
+  }
+  LaunchRun(*this, parallel, failure).run();
 }
 
 }  // namespace torch_remote::worker::kernels

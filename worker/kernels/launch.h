@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "codegen/lower/launch.h"
 #include "worker/device/buffer.h"
@@ -9,9 +11,41 @@
 
 namespace torch_remote::worker::kernels {
 
-// Runs a kernel that is ready. `buffers` are those of the graph. What it is cut into depends on sizes only, so that
-// sums do too: `parallel` decides nothing but who does what. An index out of its bounds: *failure says which.
-void run(const codegen::Launch& launch, const CompiledKernel& kernel, std::span<const tr_buffer> buffers,
-         const ParallelFor& parallel, codegen::cpu::IndexRecord* failure);
+// Launches none of which touches what another one writes, with all that a run of them needs beside buffers: made when
+// sizes or strides change, used in each run.
+class Launches {
+ public:
+  void clear();
+  // Both stay where they are; of the launch only scalars may change.
+  void add(const codegen::Launch& launch, const CompiledKernel& kernel);
+
+  // Runs them; all kernels are ready. `buffers` are those of the graph. What a launch is cut into depends on sizes
+  // only, so that sums do too: `parallel` decides nothing but who does what. Launches without sums over rows are dealt
+  // to threads all at once. An index out of its bounds: *failure says which.
+  void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel, codegen::cpu::IndexRecord* failure);
+
+ private:
+  friend class LaunchRun;
+
+  struct Prepared {
+    const codegen::Launch* launch = nullptr;
+    const CompiledKernel* kernel = nullptr;
+    int64_t rows = 1, row_points = 1;
+    std::span<const int64_t> columns;
+    // What it is dealt in: rows, of all places of the outer dims, or the columns of a single row.
+    bool by_columns = false;
+    int64_t units = 0, unit_points = 1;
+    int64_t first_point = 0;  // of all launches that are dealt at once, before this one
+    size_t first_operand = 0;
+    std::vector<uint32_t> item_sizes;       // of operands
+    std::vector<int64_t> strides, bounds;   // as Call has them
+    std::vector<size_t> kept, total_lines;  // where lines of kept values begin; bytes of a chunk's line of each total
+    size_t kept_bytes = 0;
+  };
+  std::vector<Prepared> list_;
+  std::vector<uint32_t> dealt_;  // those that are dealt at once
+  int64_t dealt_points_ = 0;
+  std::vector<void*> data_;  // of all operands: the element at place 0; of the run that goes on
+};
 
 }  // namespace torch_remote::worker::kernels

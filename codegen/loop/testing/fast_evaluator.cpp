@@ -1,10 +1,12 @@
 #include "codegen/loop/testing/fast_evaluator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 namespace torch_remote::codegen::testing {
@@ -175,6 +177,17 @@ void whole_op(ScalarOp op, const T* a, const T* b, T* out) {
   }
 }
 
+// a * 2^b, in two steps, of which the first one is exact.
+template <typename Word, int kMantissa, typename T>
+void scale(const T* a, const T* b, T* out) {
+  constexpr Word kBias = std::numeric_limits<T>::max_exponent - 1;
+  for (size_t i = 0; i < kBlock; ++i) {
+    const Word power = static_cast<Word>(b[i]), half = power >> 1;
+    const T first = std::bit_cast<T>((half + kBias) << kMantissa);
+    out[i] = a[i] * first * std::bit_cast<T>((power - half + kBias) << kMantissa);
+  }
+}
+
 // Like of[a] ? b : c, for elements of a width.
 template <typename U>
 void select(const uint8_t* condition, const U* b, const U* c, U* out) {
@@ -223,6 +236,10 @@ void FastEvaluator::compute(const Value& value, size_t place) {
       return fma_block(block(value.a, 0.0F), block(value.b, 0.0F), block(value.c, 0.0F), block(to, 0.0F));
     }
     return fma_block(block(value.a, 0.0), block(value.b, 0.0), block(value.c, 0.0), block(to, 0.0));
+  }
+  if (value.kind == Kind::kLdexp) {
+    if (type == DType::kFloat32) return scale<int32_t, 23>(block(value.a, 0.0F), block(value.b, 0.0F), block(to, 0.0F));
+    return scale<int64_t, 52>(block(value.a, 0.0), block(value.b, 0.0), block(to, 0.0));
   }
   if (value.kind != Kind::kScalarOp) fail("kind", static_cast<int>(value.kind));
   if (value.op == ScalarOp::kWhere) {
