@@ -28,6 +28,7 @@ class Target:
     hdrs: list[str] = field(default_factory=list)
     deps: list[str] = field(default_factory=list)
     test: bool = False
+    library: bool = False
 
 
 def tracked(*patterns: str) -> list[str]:
@@ -59,7 +60,8 @@ def targets() -> dict[str, Target]:
             name = "".join(strings(of["name"])) or f"line {call.lineno}"
             deps = [label(package, d) for key in ("deps", "data", "package") for d in strings(of.get(key))]
             test = call.func.id.endswith("_test") or "testonly" in of or call.func.id not in LIBRARIES
-            target = Target(package, name, strings(of.get("srcs")), strings(of.get("hdrs")), deps, test)
+            library = call.func.id == "cc_library"
+            target = Target(package, name, strings(of.get("srcs")), strings(of.get("hdrs")), deps, test, library)
             found[f"//{package}:{name}"] = target
     return found
 
@@ -74,12 +76,13 @@ def room_of(package: str) -> str:
 
 
 def arrows() -> dict[str, set[str]]:
-    """The rooms that each room uses, by BUILD files."""
+    """The rooms that each room uses, by BUILD files. What is only for tests counts in rooms that have nothing else."""
     found: dict[str, set[str]] = defaultdict(set)
+    ships = {room_of(t.package) for t in TARGETS.values() if not t.test}
     for target in TARGETS.values():
-        if target.test or APART.search(target.package):
-            continue
         room = room_of(target.package)
+        if APART.search(target.package) or (target.test and (room in ships or not target.library)):
+            continue
         found[room] |= set()
         for dep in target.deps:
             package = dep.removeprefix("//").split(":")[0]

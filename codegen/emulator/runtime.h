@@ -1,0 +1,33 @@
+#pragma once
+
+#include <span>
+
+// What compiled kernels call.
+namespace torch_remote::codegen::emulator {
+
+// Names in compiled code. Types are those of runtime.cpp.
+inline constexpr const char* kRegistersFunction = "emulator.registers";
+inline constexpr const char* kBarrierFunction = "emulator.barrier";
+inline constexpr const char* kWarpFunction = "emulator.warp";
+inline constexpr const char* kAccessFunction = "emulator.access";
+inline constexpr const char* kLocalFunction = "emulator.local";
+inline constexpr const char* kFenceFunction = "emulator.fence";
+inline constexpr const char* kTurnFunction = "emulator.turn";
+inline constexpr const char* kYieldFunction = "emulator.yield";
+inline constexpr const char* kExitFunction = "emulator.exit";
+inline constexpr const char* kTrapFunction = "emulator.trap";
+inline constexpr const char* kFlushFunction = "emulator.flush";
+inline constexpr const char* kDirected32Function = "emulator.directed.f32";
+inline constexpr const char* kDirected64Function = "emulator.directed.f64";
+
+// Arithmetic that is rounded in another direction than to the nearest.
+enum class Directed : unsigned { kAdd, kMul, kDiv, kFma, kSqrt, kRcp };
+
+struct RuntimeSymbol {
+  const char* name;
+  void* address;
+};
+// These, what code generation makes of conversions, and the C library's functions that it makes of intrinsics.
+std::span<const RuntimeSymbol> runtime_symbols();
+
+}  // namespace torch_remote::codegen::emulator

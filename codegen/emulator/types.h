@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace torch_remote::codegen::emulator {
+
+struct Dim3 {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct LaunchOptions {
+  // In which order the threads of a block go on after a barrier or a warp operation, and in which order blocks are
+  // done. 0: as they are numbered.
+  uint64_t seed = 0;
+  uint32_t host_threads = 1;  // that do blocks; checked mode has one
+  // Looks at each access and each turn of a loop, and says what is wrong: races whatever the order, accesses out of
+  // bounds, misaligned, or to what was never written. Forty times as slow.
+  bool checked = false;
+  // A launch that takes longer is wrong: an endless loop, or one that waits for what cannot come.
+  double seconds = 20;
+  uint64_t turns = uint64_t{1} << 26;  // of loops, that one thread may take in checked mode
+};
+
+// What a kernel needs, as cuFuncGetAttribute tells it.
+struct KernelFacts {
+  size_t shared_bytes = 0;      // static
+  uint32_t max_threads = 1024;  // of a block
+  bool switches = false;        // its threads meet: at barriers or in warp operations
+};
+
+}  // namespace torch_remote::codegen::emulator
