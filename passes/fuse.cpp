@@ -83,6 +83,85 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   return before;
 }
 
+// Bytes that a buffer has; of an input, those that the graph reaches.
+std::vector<uint64_t> find_sizes(const Graph& graph, const std::vector<int64_t>& values) {
+  std::vector<uint64_t> sizes(graph.buffers.size(), 0);
+  for (size_t b = 0; b < sizes.size(); ++b) {
+    const ir::Sym nbytes = graph.buffers[b].nbytes;
+    if (nbytes != ir::kNoSym) sizes[b] = static_cast<uint64_t>(std::max<int64_t>(values[nbytes], 0));
+  }
+  for (const ir::View& view : graph.views) {
+    if (view.dynamic || graph.buffers[view.buffer].nbytes != ir::kNoSym) continue;
+    int64_t last = values[view.offset];
+    for (size_t d = 0; d < view.sizes.size(); ++d) last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+    const int64_t bytes = (last + 1) * static_cast<int64_t>(ir::item_size(view.dtype));
+    sizes[view.buffer] = std::max(sizes[view.buffer], static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+  }
+  return sizes;
+}
+
+// Nodes that are done at once.
+using Unit = std::vector<uint32_t>;
+
+// How much memory an order of units needs.
+class Memory {
+ public:
+  Memory(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), sizes_(find_sizes(graph, values)) {}
+
+  // At most so many bytes live at once, beside those that live from before to after.
+  uint64_t most(const std::vector<Unit>& units) {
+    last_.assign(sizes_.size(), kNoNode);
+    first_.assign(sizes_.size(), kNoNode);
+    std::vector<int64_t> change(units.size() + 1, 0);
+    for (uint32_t u = 0; u < units.size(); ++u) {
+      for (const uint32_t n : units[u]) {
+        ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
+          const uint32_t b = graph_.views[view].buffer;
+          if (first_[b] == kNoNode) first_[b] = u;
+          last_[b] = u;
+        });
+      }
+    }
+    for (size_t b = 0; b < sizes_.size(); ++b) {
+      const ir::Buffer& buffer = graph_.buffers[b];
+      if (first_[b] == kNoNode || (buffer.kind == ir::BufferKind::kInput && buffer.survives)) continue;
+      if (buffer.kind == ir::BufferKind::kInput) first_[b] = 0;
+      const bool inner = first_[b] == last_[b] && units[last_[b]].size() > 1 && !buffer.survives;
+      if (inner && buffer.kind == ir::BufferKind::kFresh) continue;
+      change[first_[b]] += static_cast<int64_t>(sizes_[b]);
+      if (!buffer.survives) change[last_[b] + 1] -= static_cast<int64_t>(sizes_[b]);
+    }
+    int64_t now = 0, most = -1;
+    for (uint32_t u = 0; u < units.size(); ++u) {
+      now += change[u];
+      if (now <= most) continue;
+      most = now;
+      at_ = u;
+    }
+    return static_cast<uint64_t>(std::max<int64_t>(most, 0));
+  }
+
+  // Of the order that was asked for last: the unit of several nodes for which most of that memory waits; kNoNode: none.
+  uint32_t waits_for(const std::vector<Unit>& units) const {
+    std::vector<uint64_t> waiting(units.size(), 0);
+    for (size_t b = 0; b < sizes_.size(); ++b) {
+      if (last_[b] == kNoNode || graph_.buffers[b].survives || first_[b] > at_ || last_[b] < at_) continue;
+      waiting[last_[b]] += sizes_[b];
+    }
+    uint32_t found = kNoNode;
+    for (uint32_t u = at_; u < units.size(); ++u) {
+      if (units[u].size() > 1 && waiting[u] != 0 && (found == kNoNode || waiting[u] > waiting[found])) found = u;
+    }
+    return found;
+  }
+
+ private:
+  const Graph& graph_;
+  const std::vector<uint64_t> sizes_;
+  std::vector<uint32_t> first_, last_;
+  uint32_t at_ = 0;
+};
+
 class Fuser {
  public:
   Fuser(Graph& graph, const PassContext& context, std::vector<int64_t> values)
@@ -99,7 +178,7 @@ class Fuser {
       if (may_be_fused(graph_.nodes[n])) join(n);
     }
     drop_small();
-    reorder();
+    reorder(order_within_memory());
   }
 
  private:
@@ -187,6 +266,10 @@ class Fuser {
     switch (ir::expansion_of(node.opcode)) {
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
+      case ir::Expansion::kSoftmax:
+      case ir::Expansion::kLogSoftmax:
+      case ir::Expansion::kSoftmaxBackward:
+      case ir::Expansion::kLogSoftmaxBackward:
         return true;
       default:
         return false;
@@ -214,10 +297,43 @@ class Fuser {
     return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
   }
 
+  // A group waits for all that it needs, and keeps it: where that takes more memory than the nodes one by one, it
+  // becomes two.
+  std::vector<Unit> order_within_memory() {
+    constexpr int kMostCuts = 64;
+    constexpr uint64_t kLittle = 1 << 20;
+    Memory memory(graph_, values_);
+    std::vector<Unit> units(graph_.nodes.size());
+    for (uint32_t n = 0; n < units.size(); ++n) units[n] = {n};
+    const uint64_t alone = memory.most(units), allowed = alone + std::max(alone / 32, kLittle);
+    units = order();
+    for (int cuts = 0; cuts < kMostCuts && memory.most(units) > allowed; ++cuts) {
+      const uint32_t unit = memory.waits_for(units);
+      if (unit == kNoNode) break;
+      halve(clusters_[cluster_of_[units[unit].back()]]);
+      units = order();
+    }
+    return units;
+  }
+
+  // (The second half comes after the first one, and nothing that needs the second one before it: so there is an order.)
+  void halve(Cluster& cluster) {
+    const Unit all = std::exchange(cluster.nodes, {});
+    const uint32_t items = cluster.items;
+    for (const uint32_t n : all) cluster_of_[n] = kNoNode;
+    const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+    for (const Unit& half : {Unit(all.begin(), middle), Unit(middle, all.end())}) {
+      Cluster made{half, Domain(graph_, values_), items};
+      const auto fits = [&](uint32_t n) { return made.domain.add(n); };
+      if (half.size() == 1 || !std::ranges::all_of(half, fits) || !context_.worker.does(kind_of(made))) continue;
+      for (const uint32_t n : half) cluster_of_[n] = static_cast<uint32_t>(clusters_.size());
+      clusters_.push_back(std::move(made));
+    }
+  }
+
   // Groups at the place of their last nodes, as far as what they need allows it.
-  void reorder() {
+  std::vector<Unit> order() const {
     const auto count = static_cast<uint32_t>(graph_.nodes.size());
-    const int64_t limit = context_.option("fuse.limit", std::numeric_limits<int64_t>::max());
     // A unit is a group or a node; it is named by its last node.
     const auto unit_of = [&](uint32_t n) {
       return cluster_of_[n] == kNoNode ? n : clusters_[cluster_of_[n]].nodes.back();
@@ -235,24 +351,28 @@ class Fuser {
     for (uint32_t n = 0; n < count; ++n) {
       if (unit_of(n) == n && waits[n] == 0) ready.push(n);
     }
-    std::vector<Node> nodes;
-    nodes.reserve(count);
+    std::vector<Unit> units;
     while (!ready.empty()) {
       const uint32_t unit = ready.top();
       ready.pop();
-      const auto first = static_cast<uint32_t>(nodes.size());
-      if (cluster_of_[unit] == kNoNode) {
-        nodes.push_back(std::move(graph_.nodes[unit]));
-      } else {
-        const Cluster& cluster = clusters_[cluster_of_[unit]];
-        for (const uint32_t n : cluster.nodes) nodes.push_back(std::move(graph_.nodes[n]));
-        if (static_cast<int64_t>(graph_.groups.size()) < limit) {
-          graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind_of(cluster), 0});
-        }
-      }
+      units.push_back(cluster_of_[unit] == kNoNode ? Unit{unit} : clusters_[cluster_of_[unit]].nodes);
       for (const uint32_t other : next[unit]) {
         if (--waits[other] == 0) ready.push(other);
       }
+    }
+    return units;
+  }
+
+  void reorder(const std::vector<Unit>& units) {
+    const int64_t limit = context_.option("fuse.limit", std::numeric_limits<int64_t>::max());
+    std::vector<Node> nodes;
+    nodes.reserve(graph_.nodes.size());
+    for (const Unit& unit : units) {
+      const auto first = static_cast<uint32_t>(nodes.size());
+      for (const uint32_t n : unit) nodes.push_back(std::move(graph_.nodes[n]));
+      const uint32_t cluster = cluster_of_[unit.back()];
+      if (cluster == kNoNode || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
+      graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind_of(clusters_[cluster]), 0});
     }
     graph_.nodes = std::move(nodes);
   }

@@ -194,6 +194,35 @@ TEST(Fuse, HintsAreWhatHoldsForEveryRun) {
   EXPECT_EQ(hints("%0: f32[s0, 4]{s2, 1} @b0"), " aligned ");
 }
 
+// Sums what eight ops make that no kernel does.
+std::string sum_of_eight(int64_t rows) {
+  std::string text = "graph(s0, s1, s2) {\n  b0: input survives\n";
+  for (int b = 1; b <= 16; ++b) text += "  b" + std::to_string(b) + ": fresh(s2)" + (b == 16 ? " survives\n" : "\n");
+  const std::string type = ": f32[s0, s1]{s1, 1} @b";
+  text += "  %0" + type + "0\n";
+  const auto add = [&](int made, const std::string& op) {
+    const std::string name = std::to_string(made);
+    text.append("  %").append(name).append(type).append(name).append(" = aten::").append(op).append("\n");
+  };
+  add(1, "flip(%0, [0])");
+  for (int k = 0; k < 7; ++k) {
+    add(2 + 2 * k, "flip(%0, [0])");
+    add(3 + 2 * k, "add.Tensor(%" + std::to_string(1 + 2 * k) + ", %" + std::to_string(2 + 2 * k) + ", alpha=1)");
+  }
+  add(16, "neg(%15)");
+  const int64_t sizes[] = {rows, 1000, rows * 4000};
+  return fused(text + "}\n", context(sizes));
+}
+
+TEST(Fuse, AGroupDoesNotKeepMoreThanItsNodesAlone) {
+  EXPECT_NE(sum_of_eight(10).find("pointwise{add.Tensor add.Tensor add.Tensor add.Tensor add.Tensor add.Tensor "
+                                  "add.Tensor neg}"),
+            std::string::npos);
+  EXPECT_EQ(sum_of_eight(1000),
+            "flip flip add.Tensor flip add.Tensor flip add.Tensor flip add.Tensor flip add.Tensor flip add.Tensor "
+            "flip pointwise{add.Tensor neg}");
+}
+
 TEST(PassOptions, OtherPassesForgetGroups) {
   for (const Pass& pass : pipeline()) {
     if (pass.name == "fuse" || pass.name == "plan") continue;

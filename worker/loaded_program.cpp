@@ -9,7 +9,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kStageBytes = 8 << 20;
+constexpr uint64_t kLarge = 128 << 10;  // bytes: what is done with so many takes longer than a block's coming and going
 
 void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
                       std::string* out) {
@@ -209,7 +209,7 @@ void apply_steps(LoadedProgram& program) {
   program.steps = make_steps(program);
   program.held = program.lifetimes;
   program.created.assign(graph.buffers.size(), false);
-  program.in_arena.assign(graph.buffers.size(), false);
+  program.temporary.assign(graph.buffers.size(), false);
   program.placed = false;
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
     const ir::Buffer& buffer = graph.buffers[b];
@@ -226,7 +226,7 @@ void apply_steps(LoadedProgram& program) {
       if (first->whole) life.first = first->first;
       if (last->whole) life.last = last->last - 1;
     }
-    program.in_arena[b] =
+    program.temporary[b] =
         buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
   }
 }
@@ -352,38 +352,72 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
   return step->last;
 }
 
-void find_stages(LoadedProgram& program) {
-  const auto count = static_cast<uint32_t>(program.graph.nodes.size());
-  std::vector<std::vector<uint32_t>> dying(count), born(count);
+namespace {
+
+void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
+  const ir::Graph& graph = program.graph;
+  const auto count = static_cast<uint32_t>(graph.nodes.size());
+  std::vector<std::vector<uint32_t>> born(count), dying(count), last_read(count);
   program.stages.assign(1, {});
   for (uint32_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
-    if (!program.graph.buffers[b].survives && program.lifetimes[b].last != ir::kNoNode) {
-      dying[program.lifetimes[b].last].push_back(i);
+    if (!graph.buffers[b].survives && program.held[b].last != ir::kNoNode) {
+      last_read[program.held[b].last].push_back(i);
     }
   }
   for (const uint32_t b : program.survivors) {
     if (program.created[b]) continue;
-    if (program.lifetimes[b].first == ir::kNoNode) {
-      program.stages[0].allocate.push_back(b);
+    if (program.held[b].first == ir::kNoNode) {
+      program.stages[0].allocate.push_back({b});
     } else {
-      born[program.lifetimes[b].first].push_back(b);
+      born[program.held[b].first].push_back(b);
     }
   }
+  for (uint32_t b = 0; b < in_block.size(); ++b) {
+    if (!in_block[b]) continue;
+    born[program.held[b].first].push_back(b);
+    dying[program.held[b].last].push_back(b);
+  }
+  std::vector<bool> owns = in_block;  // its memory goes when it is dead
   uint64_t dead = 0;
   for (uint32_t n = 0; n < count; ++n) {
-    if (dead >= kStageBytes && next_cut(program, n) == n) {
-      program.stages.push_back({n, n, {}, {}});
+    const auto is_large = [&](uint32_t b) { return program.nbytes[b] >= kLarge; };
+    if (dead >= kLarge && std::ranges::any_of(born[n], is_large) && next_cut(program, n) == n) {
+      program.stages.push_back({n, n, {}, {}, {}});
       dead = 0;
     }
     Stage& stage = program.stages.back();
     stage.last = n + 1;
-    stage.allocate.insert(stage.allocate.end(), born[n].begin(), born[n].end());
-    for (const uint32_t i : dying[n]) {
-      stage.release.push_back(i);
+    for (const uint32_t b : born[n]) {
+      const uint32_t from = graph.buffers[b].reuses;
+      const bool takes_over = in_block[b] && from != ir::kNoBuffer && owns[from] && program.held[from].last == n &&
+                              program.nbytes[b] <= program.nbytes[from];
+      if (takes_over) owns[from] = false;
+      stage.allocate.push_back({b, takes_over ? from : ir::kNoBuffer});
+    }
+    for (const uint32_t b : dying[n]) {
+      if (!owns[b]) continue;
+      stage.release.push_back(b);
+      dead += program.nbytes[b];
+    }
+    for (const uint32_t i : last_read[n]) {
+      stage.erase.push_back(i);
       dead += program.nbytes[program.inputs[i]];
     }
   }
+}
+
+}  // namespace
+
+void place_buffers(LoadedProgram& program) {
+  std::vector<bool> in_block(program.temporary.size(), false), in_arena = program.temporary;
+  for (uint32_t b = 0; b < in_block.size(); ++b) {
+    if (!in_arena[b] || program.nbytes[b] < kLarge || program.held[b].first == ir::kNoNode) continue;
+    in_block[b] = true;
+    in_arena[b] = false;
+  }
+  place(program.graph, program.held, in_arena, program.nbytes, &program.layout);
+  find_stages(program, in_block);
 }
 
 // Bytes that the program's views of a buffer reach, for one whose size nobody knows.

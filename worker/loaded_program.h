@@ -15,11 +15,16 @@
 
 namespace torch_remote::worker {
 
-// A part of a run, after which memory can be given back.
+// A part of a run, before which memory is taken and after which it is given back.
 struct Stage {
-  uint32_t first = 0, last = 0;    // nodes [first, last)
-  std::vector<uint32_t> allocate;  // survivors that are first touched here
-  std::vector<uint32_t> release;   // indices into `inputs` of those that are dead afterwards
+  struct Block {
+    uint32_t buffer = 0;
+    uint32_t from = ir::kNoBuffer;  // whose memory it takes over
+  };
+  uint32_t first = 0, last = 0;   // nodes [first, last)
+  std::vector<Block> allocate;    // survivors and large temporaries that are first touched here
+  std::vector<uint32_t> release;  // large temporaries that are dead afterwards
+  std::vector<uint32_t> erase;    // indices into `inputs` of those that are dead afterwards
 };
 
 // Nodes [first, last), and who does them.
@@ -63,7 +68,7 @@ struct LoadedProgram {
   std::vector<bool> created;        // the runner makes its memory
   std::vector<bool> outlives;       // the run; or what it is an older value of does
   bool updates = false;             // some node writes in place what outlives the run
-  std::vector<bool> in_arena;
+  std::vector<bool> temporary;      // has memory, which nobody but the steps needs
   std::vector<ir::Lifetime> lifetimes;
   std::vector<ir::Lifetime> held;  // the same when the steps are done: what one does as one, lives through all of it
   std::vector<std::vector<uint32_t>> dead_after;  // of each node: temporaries that it is the last to touch
@@ -77,14 +82,15 @@ struct LoadedProgram {
   bool evaluated = false;        // `values` are those of `params`
   bool chosen = false;           // `steps` are those for `values`, and what the runners accept
   bool placed = false;           // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
-  Layout layout;
+  Layout layout;                 // of the small temporaries
   std::vector<Stage> stages;
   uint32_t piece = 8;  // nodes after which a long run looks whether it is to go on
 };
 
-// Cuts a run where many bytes of inputs that do not outlive it (activations, in a backward pass) are dead, so that what
-// comes after can have their memory.
-void find_stages(LoadedProgram& program);
+// Says where temporaries lie, for `values` and `nbytes`: small ones in an arena, each large one in a block of its own.
+// Cuts the run where something large is made and something large is dead by then (a temporary, or an input that does
+// not outlive the run: activations, in a backward pass), so that it can have that memory.
+void place_buffers(LoadedProgram& program);
 
 // The first place at `node` or behind it where a run may be cut.
 uint32_t next_cut(const LoadedProgram& program, uint32_t node);

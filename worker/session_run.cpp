@@ -167,9 +167,8 @@ Status Session::prepare(Run& run) {
   Status status = ir::check_extents(graph, program.values, nbytes_);
   if (!status.ok()) return status;
   choose_steps(program);  // runners look at values that were checked
-  place(graph, program.held, program.in_arena, nbytes_, &program.layout);
   program.nbytes = nbytes_;
-  find_stages(program);
+  place_buffers(program);
   program.placed = true;
   return {};
 }
@@ -193,7 +192,7 @@ void Session::unshare_written(Run& run) {
   }
 }
 
-// Memory for the temporaries that the runner does not make itself. False if there is not enough.
+// Memory for the small temporaries that the runner does not make itself. False if there is not enough.
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
@@ -209,12 +208,20 @@ bool Session::allocate_arena(Run& run) {
 bool Session::execute(Run& run) {
   const LoadedProgram& program = run.program;
   for (const Stage& stage : program.stages) {
-    for (const uint32_t b : stage.allocate) {
-      if (!memory_->allocate(program.nbytes[b], &run.buffers[b])) return false;
+    for (const auto& [b, from] : stage.allocate) {
+      if (from != ir::kNoBuffer) {
+        run.buffers[b] = run.buffers[from];
+        run.buffers[b].nbytes = program.nbytes[b];
+        run.buffers[from] = borrowed(run.buffers[from].data, run.buffers[from].nbytes);
+      } else if (!memory_->allocate(program.nbytes[b], &run.buffers[b],
+                                    program.temporary[b] ? Reach::kOwn : Reach::kShared)) {
+        return false;
+      }
     }
     if (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last)) return false;
+    for (const uint32_t b : stage.release) release(run.buffers[b]);
     if (run.aliased || &stage == &program.stages.back()) continue;
-    for (const uint32_t i : stage.release) {
+    for (const uint32_t i : stage.erase) {
       buffers_.erase(program.bindings.ids[i]);
       run.buffers[program.inputs[i]] = {};
     }
