@@ -47,6 +47,7 @@ class FormFinder {
       case Expansion::kNllLoss:  // alone it reads one element a row, not all of it
         return false;
       case Expansion::kExpression:
+        return !divides_integers_by_elements() && pointwise();
       case Expansion::kCopy:
       case Expansion::kFill:
       case Expansion::kGelu:
@@ -91,6 +92,24 @@ class FormFinder {
                space_of_result();
     }
     return false;
+  }
+
+  // Division of integers by zero is an error, which kernels do not tell. (Numbers of a run are looked at when it is
+  // lowered.)
+  bool divides_integers_by_elements() const {
+    bool divides = false, floats = false;
+    for (const ScalarNode& node : desc_.tree) {
+      if (node.op == ScalarOp::kArgument) {
+        const Arg& arg = item_of(node_.args[node.a], item_);
+        floats |= arg.tag == ArgTag::kFloat || (arg.tag == ArgTag::kView && is_float(graph_.views[arg.a].dtype)) ||
+                  (arg.tag == ArgTag::kScalarTensor && is_float(static_cast<DType>(arg.b & 0xFF)));
+      }
+      if (node.op != ScalarOp::kFloorDiv && node.op != ScalarOp::kFmod && node.op != ScalarOp::kRemainder) continue;
+      const ScalarNode* divisor = &desc_.tree[node.b];
+      if (divisor->op == ScalarOp::kToCompute) divisor = &desc_.tree[divisor->a];
+      divides |= divisor->op != ScalarOp::kArgument || item_of(node_.args[divisor->a], item_).tag == ArgTag::kView;
+    }
+    return divides && !floats;
   }
 
   // Every tensor argument, broadcast, and the results.
@@ -244,8 +263,9 @@ class FormFinder {
 
 uint32_t count_items(const Node& node) {
   const OpDesc& desc = op_desc(node.opcode);
-  if (desc.family != Family::kMultiTensor || node.args.empty() || node.args[0].tag != ArgTag::kList) return 1;
-  return static_cast<uint32_t>(node.args[0].items.size());
+  if (desc.family != Family::kMultiTensor) return 1;
+  const auto list = std::ranges::find(node.args, ArgTag::kList, &Arg::tag);
+  return list != node.args.end() ? static_cast<uint32_t>(list->items.size()) : 1;
 }
 
 const Arg& item_of(const Arg& arg, uint32_t item) {

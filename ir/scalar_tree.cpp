@@ -147,14 +147,15 @@ T real(T x, F&& function) {
   }
 }
 
+// Of two that are equal (zeros) the second one, as in LoopIR.
 template <typename T>
 T larger(T a, T b) {
-  return is_nan(a) ? a : is_nan(b) ? b : std::max(a, b);
+  return is_nan(a) ? a : is_nan(b) ? b : std::max(b, a);
 }
 
 template <typename T>
 T smaller(T a, T b) {
-  return is_nan(a) ? a : is_nan(b) ? b : std::min(a, b);
+  return is_nan(a) ? a : is_nan(b) ? b : std::min(b, a);
 }
 
 template <typename T>
@@ -267,9 +268,9 @@ T apply(ScalarOp op, T a, T b, T c) {
     case ScalarOp::kIsNan:
       return is_nan(a);
     case ScalarOp::kFmax:
-      return is_nan(a) ? b : is_nan(b) ? a : std::max(a, b);
+      return is_nan(a) ? b : is_nan(b) ? a : std::max(b, a);
     case ScalarOp::kFmin:
-      return is_nan(a) ? b : is_nan(b) ? a : std::min(a, b);
+      return is_nan(a) ? b : is_nan(b) ? a : std::min(b, a);
     case ScalarOp::kMax:
       return larger(a, b);
     case ScalarOp::kMin:

@@ -27,20 +27,34 @@ TEST(Pipeline, IsFoundByName) {
   EXPECT_EQ(names, "input lift canonicalize cse dce fuse plan ");
 }
 
+// For a worker that makes kernels of all kinds; the graph's parameters are these in one run.
+PassContext with_kernels(std::span<const int64_t> sample) {
+  PassContext context;
+  context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
+  context.worker.dtypes = ~uint64_t{0};
+  context.sample = sample;
+  return context;
+}
+
 // Any valid graph, with sizes that mean nothing.
 TEST(Pipeline, EveryPassKeepsGraphsValidAndIsIdempotent) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     Rng rng(seed);
     Graph graph = ir::testing::random_graph(rng);
+    std::vector<int64_t> sample(graph.params);
+    for (int64_t& value : sample) value = static_cast<int64_t>(rng() % 4);
+    std::vector<int64_t> values;
+    if (!ir::evaluate(graph, sample.data(), &values).ok()) sample.clear();  // a division by zero in its sizes
+    const PassContext context = with_kernels(sample);
     for (const Pass& pass : pipeline()) {
       const std::string before = names_of(graph);
-      ASSERT_TRUE(pass.run(graph, {}).ok());
+      ASSERT_TRUE(pass.run(graph, context).ok());
       const Status valid = ir::verify(graph);
       ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n"
                               << before << "became\n"
                               << names_of(graph);
       Graph again = graph;
-      ASSERT_TRUE(pass.run(again, {}).ok());
+      ASSERT_TRUE(pass.run(again, context).ok());
       ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
       ASSERT_EQ(again, graph);
     }
@@ -76,6 +90,7 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
   size_t before_nodes = 0;
   size_t after_nodes = 0;
   size_t reuses = 0;
+  size_t grouped = 0, inside = 0;  // nodes in groups, buffers without memory
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     Rng rng(seed);
     const ir::Trace trace = testing::random_program(rng, 1 + static_cast<uint32_t>(rng() % 25));
@@ -87,13 +102,14 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
     status = testing::interpret(graph, trace.params, inputs, &expected);
     ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status.message() << "\n" << names_of(graph);
     before_nodes += graph.nodes.size();
+    const PassContext context = with_kernels(trace.params);
     for (const Pass& pass : pipeline()) {
       const std::string before = names_of(graph);
-      ASSERT_TRUE(pass.run(graph, {}).ok());
+      ASSERT_TRUE(pass.run(graph, context).ok());
       const Status valid = ir::verify(graph);
       ASSERT_TRUE(valid.ok()) << "seed " << seed << ", " << pass.name << ": " << valid.message() << "\n" << before;
       Graph again = graph;
-      ASSERT_TRUE(pass.run(again, {}).ok());
+      ASSERT_TRUE(pass.run(again, context).ok());
       ASSERT_EQ(names_of(again), names_of(graph)) << "seed " << seed << ", " << pass.name;
       std::vector<Bytes> actual;
       status = testing::interpret(graph, trace.params, inputs, &actual);
@@ -103,10 +119,16 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
                                                   << names_of(graph);
     }
     after_nodes += graph.nodes.size();
-    for (const ir::Buffer& buffer : graph.buffers) reuses += buffer.reuses != ir::kNoBuffer;
+    for (const ir::Buffer& buffer : graph.buffers) {
+      reuses += buffer.reuses != ir::kNoBuffer;
+      inside += buffer.in_group;
+    }
+    for (const ir::Group& group : graph.groups) grouped += group.last + 1 - group.first;
   }
   EXPECT_LT(after_nodes, before_nodes * 9 / 10);  // else the programs give the passes nothing to do
   EXPECT_GT(reuses, 500u);
+  EXPECT_GT(grouped, 1000u);
+  EXPECT_GT(inside, 100u);
 }
 
 TEST(Pipeline, ProgramsKeepWhatThePassesMade) {

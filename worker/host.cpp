@@ -33,15 +33,16 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor t
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
   cache.target = target;
+  cache.urgent = remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());
     return nullptr;
   }
   kernels::KernelRunnerOptions made;
+  made.waits = cache.urgent;
   made.description = "kernels";
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   made.threads = std::move(threads);
-  made.waits = remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
   return kernels::make_kernel_runner(std::move(made));
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "codegen/loop/scalar_ops.h"
 
@@ -100,6 +102,44 @@ V Emitter::op(ScalarOp op, V a, V b, V c) {
   value.c = c;
   value.type = info(op).answers ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
   return add_value(value);
+}
+
+V Emitter::fma(V a, V b, V c) {
+  Value value;
+  value.kind = Kind::kFma;
+  value.a = a;
+  value.b = b;
+  value.c = c;
+  value.type = type(a);
+  return add_value(value);
+}
+
+V Emitter::bits(V a, DType type) {
+  Value value;
+  value.kind = Kind::kBits;
+  value.a = a;
+  value.type = type;
+  return add_value(value);
+}
+
+V Emitter::rounded(V x, DType half) {
+  const auto whole = [&](int64_t number) { return constant_int(DType::kInt32, number); };
+  const auto number = [&](double value) { return constant(DType::kFloat32, value); };
+  // To the nearest one that has zeros in the bits that are cut off, halves to even.
+  const int64_t cut = half == DType::kBFloat16 ? 16 : 13;
+  const V word = bits(x, DType::kInt32);
+  const V odd = op(ScalarOp::kBitAnd, op(ScalarOp::kShiftRight, word, whole(cut)), whole(1));
+  const V sum = add(add(word, whole((int64_t{1} << (cut - 1)) - 1)), odd);
+  V result = bits(op(ScalarOp::kBitAnd, sum, whole(-(int64_t{1} << cut))), DType::kFloat32);
+  if (half == DType::kFloat16) {
+    const V size = op(ScalarOp::kAbs, x);
+    // Below 2^-14 neighbours are 2^-24 apart, as those of 0.5 are.
+    const V small = op(ScalarOp::kCopysign, sub(add(size, number(0.5)), number(0.5)), x);
+    const V infinite = op(ScalarOp::kCopysign, number(std::numeric_limits<double>::infinity()), x);
+    result = where(op(ScalarOp::kGe, size, number(65520)), infinite, result);
+    result = where(op(ScalarOp::kLt, size, number(std::ldexp(1.0, -14))), small, result);
+  }
+  return where(op(ScalarOp::kIsNan, x), x, result);
 }
 
 V Emitter::columns(Reduction reduction, V a) {

@@ -34,6 +34,10 @@ class Emitter {
   V convert(V value, ir::DType type);
   V truth(V value);  // a bool: whether it is not 0
   V op(ir::ScalarOp op, V a, V b = kNone, V c = kNone);
+  V fma(V a, V b, V c);  // a * b + c, rounded once
+  V bits(V value, ir::DType type);
+  // An f32 as a half type has it.
+  V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
   V random(V seed, V offset, V number);

@@ -110,7 +110,13 @@ class TreeEmitter {
     const DType result = node_.result_dtype(0);
     // Without a tensor of floats, those of the result are the default dtype's.
     const bool made_float = !floats && category(result) == Category::kFloat;
-    type_ = loaded_type(made_float ? result : found.get().value_or(result));
+    common_ = made_float ? result : found.get().value_or(result);
+    type_ = loaded_type(common_);
+    // Ops whose results are integers take numbers as such (addcmul, threshold, masked_fill), but those that answer.
+    const ScalarNode& last = node_.desc.tree.back();
+    const ScalarOp root = last.op == ScalarOp::kToResult ? node_.desc.tree[last.a].op : last.op;
+    const bool rounds = category(result) == Category::kInteger && category(type_) == Category::kFloat;
+    if (rounds && !is_answer(root)) type_ = result;
     result_ = loaded_type(result);
     return true;
   }
@@ -123,7 +129,7 @@ class TreeEmitter {
       case ScalarOp::kNumber:
         return e_.constant(type_, n.number);
       case ScalarOp::kToCompute:
-        return e_.convert(at(n.a), type_);
+        return to_compute(n.a, at(n.a));
       case ScalarOp::kToResult:
         return e_.convert(at(n.a), result_);
       case ScalarOp::kWhere:
@@ -138,12 +144,35 @@ class TreeEmitter {
         const V simple = power(number(at(n.a)), n.b);
         return simple != kNone ? simple : arithmetic(n, at);
       }
+      case ScalarOp::kAdd:
+      case ScalarOp::kSub: {
+        const V once = contracted(n, values);
+        return once != kNone ? once : arithmetic(n, at);
+      }
+      case ScalarOp::kFloorDiv:
+      case ScalarOp::kFmod:
+      case ScalarOp::kRemainder:
+        return may_divide_by(n.b) ? arithmetic(n, at) : kNone;
       case ScalarOp::kIsInf:
       case ScalarOp::kIsNan:
         return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant_int(DType::kBool, 0);
       default:
         return arithmetic(n, at);
     }
+  }
+
+  // Integers of tensors meet those of a half type as such; with numbers of Python it computes in f32.
+  V to_compute(uint8_t operand, V value) {
+    const V converted = e_.convert(value, type_);
+    const ScalarNode& given = node_.desc.tree[operand];
+    const bool tensor = given.op == ScalarOp::kArgument && node_.arg(given.a).tag == ir::ArgTag::kView;
+    const bool wide = category(e_.type(value)) == Category::kInteger && ir::item_size(e_.type(value)) > 1;
+    return tensor && wide && is_half(common_) ? e_.rounded(converted, common_) : converted;
+  }
+
+  static bool is_answer(ScalarOp op) {
+    return info(op).answers || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
+           op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
   }
 
   // Powers that torch's kernel computes otherwise than by pow (-infinity to 0.5 is NaN then). The exponent is a number
@@ -155,14 +184,38 @@ class TreeEmitter {
     if (given.op != ScalarOp::kArgument) return kNone;
     const std::optional<double> value = node_.number(given.a);
     if (!value) return kNone;
+    const bool by_pow = node_.result_dtype(0) == DType::kFloat16;  // there the kernel takes roots by pow
     if (*value == 1) return base;
     if (*value == 2) return e_.mul(base, base);
     if (*value == 3) return e_.mul(e_.mul(base, base), base);
-    if (*value == 0.5) return e_.op(ScalarOp::kSqrt, base);
+    if (*value == 0.5 && !by_pow) return e_.op(ScalarOp::kSqrt, base);
     if (*value == -1) return e_.div(e_.constant(type_, 1), base);
-    if (*value == -0.5) return e_.div(e_.constant(type_, 1), e_.op(ScalarOp::kSqrt, base));
+    if (*value == -0.5 && !by_pow) return e_.div(e_.constant(type_, 1), e_.op(ScalarOp::kSqrt, base));
     if (*value == -2) return e_.div(e_.constant(type_, 1), e_.mul(base, base));
     return kNone;
+  }
+
+  // A sum with a product is rounded once, as in torch's vector code: infinity - 2.5 * (largest number) is infinity.
+  V contracted(const ScalarNode& n, const std::vector<V>& values) {
+    if (category(type_) != Category::kFloat) return kNone;
+    const auto product = [&](uint8_t operand) {
+      const ScalarNode& node = node_.desc.tree[operand];
+      return node.op == ScalarOp::kMul ? &node : nullptr;
+    };
+    const bool minus = n.op == ScalarOp::kSub;
+    const auto of = [&](uint8_t operand) { return number(values[operand]); };
+    const auto negative = [&](V value) { return minus ? e_.op(ScalarOp::kNeg, value) : value; };
+    if (const ScalarNode* right = product(n.b)) return e_.fma(negative(of(right->a)), of(right->b), of(n.a));
+    if (const ScalarNode* left = product(n.a)) return e_.fma(of(left->a), of(left->b), negative(of(n.b)));
+    return kNone;
+  }
+
+  // A division of integers by zero is an error that kernels do not tell. Of a number it is known that it is none.
+  bool may_divide_by(uint8_t divisor) const {
+    if (category(type_) == Category::kFloat) return true;
+    const ScalarNode& converted = node_.desc.tree[divisor];
+    if (converted.op != ScalarOp::kToCompute || node_.desc.tree[converted.a].op != ScalarOp::kArgument) return false;
+    return node_.number(node_.desc.tree[converted.a].a).value_or(0) != 0;
   }
 
   template <typename At>
@@ -204,7 +257,8 @@ class TreeEmitter {
 
   NodeEmitter& node_;
   Emitter& e_;
-  DType type_ = DType::kFloat32;
+  DType common_ = DType::kFloat32;  // of the operands
+  DType type_ = DType::kFloat32;    // what is computed in
   DType result_ = DType::kFloat32;
 };
 

@@ -208,6 +208,7 @@ struct NodeEmitter::Group {
     V value = kNone;
     const Domain::Access* access = nullptr;
     uint32_t node = 0;
+    bool rounds = false;  // who reads it gets what a store of it would leave
   };
 
   const ir::Graph& graph;
@@ -245,7 +246,10 @@ V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, 
 
 V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
   const auto made = group_.made.find(graph.views[access.part.view].buffer);
-  if (made != group_.made.end()) return made->second.value;
+  if (made != group_.made.end()) {
+    const Group::Made& known = made->second;
+    return known.rounds ? e.rounded(known.value, graph.views[access.part.view].dtype) : known.value;
+  }
   return e.load(group_.operand(access, member.node), std::move(indices));
 }
 
@@ -328,9 +332,16 @@ DType NodeEmitter::result_dtype(size_t result) const {
 
 void NodeEmitter::write(uint32_t view, V value) {
   const ir::View& to = graph.views[view];
+  // A chain of ops on half types is rounded at its end, but a conversion to one is meant to round.
+  bool rounds = false;
+  if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
+    rounds = std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+      return access.part.reads && graph.views[access.part.view].dtype != to.dtype;
+    });
+  }
   for (const Domain::Access& access : member.accesses) {
     if (access.part.view != view || !access.part.writes) continue;
-    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node};
+    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
   }
 }
 

@@ -47,8 +47,8 @@ kernel(i0 | j0) {
   a0: f32[i0, j0]
   a1: bf16[j0]
   a2: f32[i0, j0]
-  %0: f32 = load a0
-  %1: f32 = constant 0.0
+  %0: f32 = constant 0.0
+  %1: f32 = load a0
   %2: f32 = max %0, %1
   %3: f32 = load a1
   %4: f32 = mul %2, %3
@@ -131,7 +131,7 @@ kernel(i0 | j0) {
   %2: f32 = convert %1
   %3: f32 = load a1
   %4: f32 = mul %2, %3
-  %5: f32 = add %0, %4
+  %5: f32 = fma %2, %3, %0
   %6: f32 = load a2
   %7: f32 = load a3
   %8: f32 = sub %0, %7
@@ -183,8 +183,8 @@ kernel(i0 | j0, j1) {
   a0: f32[i0, j0, j1]
   a1: f32[i0, j0, j1]
   a2: f32[j0, j1]
-  %0: f32 = load a0
-  %1: f32 = constant 0.0
+  %0: f32 = constant 0.0
+  %1: f32 = load a0
   %2: f32 = max %0, %1
   %3: f32 = neg %2
   %4: f64 = scalar s0
@@ -231,6 +231,87 @@ kernel(i0 | j0) {
   ASSERT_EQ(launches.size(), 1u);
   EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{24, 4096}));
   EXPECT_EQ(launches[0].rest, 100000 - 24 * 4096);
+}
+
+// As in torch's vector code; so infinity - 2.5 * (largest number) is infinity.
+TEST(Lower, ASumWithAProductIsRoundedOnce) {
+  EXPECT_EQ(lowered(R"(graph(s0..s4) {
+  s5 = 1
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives ssa
+  %0: f32[s0]{s5} @b0
+  %1: f32[s0]{s5} @b1
+  group pointwise {
+  %2: f32[s0]{s5} @b2 = aten::sub.Tensor(%0, %1, alpha=float(s2))
+  }
+}
+)",
+                    {100, kBytes, std::bit_cast<int64_t>(2.5), 0}),
+            R"(
+kernel(| j0) {
+  s0: f64
+  a0: f32[j0]
+  a1: f32[j0]
+  a2: f32[j0]
+  %0: f32 = load a0
+  %1: f64 = scalar s0
+  %2: f32 = convert %1
+  %3: f32 = load a1
+  %4: f32 = mul %2, %3
+  %5: f32 = neg %2
+  %6: f32 = fma %5, %3, %0
+  store a2, %6
+}
+)");
+}
+
+// Division of integers by zero is an error, and no kernel tells it: divisors are numbers, and not zero.
+TEST(Lower, DivisionOfIntegers) {
+  const auto divided = [](const char* divisor, int64_t number) {
+    return lowered(R"(graph(s0..s3) {
+  s4 = 1
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives ssa
+  %0: i32[s0]{s4} @b0
+  %1: i32[s0]{s4} @b1
+  group pointwise {
+  %2: i32[s0]{s4} @b2 = aten::remainder.Tensor(%0, )" +
+                       std::string(divisor) + R"()
+  }
+}
+)",
+                   {100, kBytes, number});
+  };
+  EXPECT_NE(divided("number(s2: i64)", 3).find("= remainder"), std::string::npos);
+  EXPECT_EQ(divided("number(s2: i64)", 0), "no kernel for this form of aten::remainder.Tensor");
+  EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor is not at the same places");
+}
+
+// A conversion to a half type rounds, though the group goes on; other ops of half types are rounded at its end.
+TEST(Lower, ConversionsRound) {
+  const auto kernel = [](const char* first) {
+    return lowered(R"(graph(s0..s3) {
+  s4 = 1
+  b0: input survives
+  b1: fresh(s1) ssa in_group
+  b2: fresh(s1) survives ssa
+  %0: f32[s0]{s4} @b0
+  %3: bf16[s0]{s4} @b0
+  group pointwise {
+  %1: bf16[s0]{s4} @b1
+  )" + std::string(first) +
+                       R"(
+  %2: f32[s0]{s4} @b2
+  aten::copy_(%2!, %1)
+  }
+}
+)",
+                   {100, kBytes, 0});
+  };
+  EXPECT_NE(kernel("aten::copy_(%1!, %0)").find("bits"), std::string::npos);
+  EXPECT_EQ(kernel("aten::copy_(%1!, %3)").find("bits"), std::string::npos);
 }
 
 // What one loop nest cannot do is said, and is no kernel.

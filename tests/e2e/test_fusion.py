@@ -156,6 +156,43 @@ def test_integers_are_exact(remote):
             assert torch.equal(a, b.cpu())
 
 
+def test_division_of_integers_by_zero_is_torchs_error(remote):
+    x, zeros = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+    for function in (
+        lambda x, y: (x * 1) // y + 1,
+        lambda x, y: (x * 1) % y + 1,
+        lambda x, y: torch.fmod(x * 1, y) + 1,
+        lambda x, y: (x * 1) // 0 + 1,
+        lambda x, y: (x * 1) % 0 + 1,
+    ):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            function(x, zeros)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            print(function(x.to(remote), zeros.to(remote)))
+    by = {k: ((x.to(remote) * 1) // k + 1).cpu() for k in (2, -3, 1)}  # a number is seen when it is one that divides
+    assert all(torch.equal(got, x // k + 1) for k, got in by.items())
+
+
+def test_a_conversion_to_a_half_type_rounds(remote):
+    """What is left when a number is cut in halves is exact: sums of bfloat16 do float32's work so."""
+    x = torch.randn(64, 33)
+
+    def parts(x):
+        high = x.to(torch.bfloat16)
+        rest = x - high.float()
+        return high, rest, rest.to(torch.float16).float() * 2
+
+    for want, got in zip(parts(x), parts(x.to(remote)), strict=True):
+        assert torch.equal(got.cpu(), want)
+
+
+def test_lists_behind_a_number_are_whole(remote):
+    tensors = [torch.rand(700), torch.rand(100)]
+    got = torch._foreach_pow(0.75, [x.to(remote) for x in tensors])
+    for x, power in zip(tensors, [y * 1 for y in got], strict=True):
+        torch.testing.assert_close(power.cpu(), 0.75**x)
+
+
 def test_nan_and_infinity_go_through(remote):
     x = torch.tensor([[float("nan"), 1.0, -0.0, 3.0], [float("inf"), -float("inf"), 0.0, 1e-45]])
     for function in (

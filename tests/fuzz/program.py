@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -50,10 +51,11 @@ class TensorState:
     requires_grad: bool
     on_device: bool  # not on CPU, or wherever else
     exact: bool  # its values are, on CPU
+    coarse: bool  # they went through a half type, and ops are fused
     values: torch.Tensor
 
     @staticmethod
-    def of(t: torch.Tensor, first_version: int, home: torch.device, exact: bool) -> TensorState:
+    def of(t: torch.Tensor, first_version: int, home: torch.device, exact: bool, coarse: bool) -> TensorState:
         return TensorState(
             t.dtype,
             tuple(t.shape),
@@ -65,9 +67,15 @@ class TensorState:
             t.requires_grad,
             t.device.type == home.type,
             exact,
+            coarse,
             t.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format),
         )
 
+
+# Kernels of ours round a chain of ops on half types at its end only: what went through one is compared with the
+# tolerance of such types where it is finite, and integers that are made of it are not compared at all.
+FUSED = os.environ.get("TORCH_REMOTE_FUSION", "1") != "0"
+HALVES = (torch.float16, torch.bfloat16)
 
 # What of it is compared besides the values.
 SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
@@ -224,6 +232,9 @@ class Session:
         # Storages whose values may depend on the order of a sum.
         self.inexact: set[int] = set()
         self.step_is_inexact = False
+        # Those whose values went through a half type.
+        self.coarse: set[int] = set()
+        self.step_is_coarse = False
         self.draws: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         # How often an op wrote its own result before returning it is its own affair.
         self.first_versions: dict[int, tuple[torch.Tensor, int]] = {}
@@ -301,11 +312,17 @@ class Session:
 
     def _read(self, value: Any) -> None:
         shown = value.clone() if isinstance(value, torch.Tensor) else value
-        self.observations.append(("read", (shown, not self.step_is_inexact)))
+        self.observations.append(("read", (shown, not self.step_is_inexact, self.step_is_coarse)))
 
     def _check(self, *tensors: torch.Tensor) -> None:
         states = [
-            TensorState.of(t, self.first_versions.get(id(t), (t, t._version))[1], self.device, self._is_exact(t))
+            TensorState.of(
+                t,
+                self.first_versions.get(id(t), (t, t._version))[1],
+                self.device,
+                self._is_exact(t),
+                self._is_coarse(t),
+            )
             for t in tensors
         ]
         self.observations.append(("check", states))
@@ -313,18 +330,28 @@ class Session:
     def _is_exact(self, t: torch.Tensor) -> bool:
         return t.untyped_storage()._cdata not in self.inexact
 
+    def _is_coarse(self, t: torch.Tensor) -> bool:
+        return FUSED and (t.dtype in HALVES or t.untyped_storage()._cdata in self.coarse)
+
     def _spread(self, step: Step, used: list[torch.Tensor]) -> None:
-        """Whatever a step makes from inexact values is inexact."""
+        """Whatever a step makes from inexact values is inexact; so with coarse ones."""
         made = [t for name in step.defines if isinstance(t := self.variables.get(name), torch.Tensor)]
-        if not self.step_is_inexact:
-            self.inexact.difference_update(t.untyped_storage()._cdata for t in made)
+        for spreads, storages in ((self.step_is_inexact, self.inexact), (self.step_is_coarse, self.coarse)):
+            self._spread_to(step, made, used, spreads, storages)
+
+    def _spread_to(
+        self, step: Step, made: list[torch.Tensor], used: list[torch.Tensor], spreads: bool, storages: set[int]
+    ) -> None:
+        if not spreads:
+            storages.difference_update(t.untyped_storage()._cdata for t in made)
             return
+        made = list(made)
         if step.mutates:
             made += used
         if "backward(" in step.code:
             tensors = [t for t in self.variables.values() if isinstance(t, torch.Tensor)]
             made += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
-        self.inexact.update(t.untyped_storage()._cdata for t in made)
+        storages.update(t.untyped_storage()._cdata for t in made)
 
     def _same_storage(self, *tensors: torch.Tensor) -> None:
         """Observes which of the tensors share storage, and which are the same object."""
@@ -337,6 +364,7 @@ class Session:
         """Runs one step; a Python exception of it is an observation, and returned. `wait` for those of the worker."""
         used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
         self.step_is_inexact = step.inexact or not all(map(self._is_exact, used))
+        self.step_is_coarse = any(map(self._is_coarse, used))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -407,9 +435,17 @@ TOLERANCES = {
 }
 
 
-def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool) -> bool:
+def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool, coarse: bool = False) -> bool:
     if expected.dtype != got.dtype or expected.shape != got.shape:
         return False
+    if coarse:
+        if not expected.dtype.is_floating_point:
+            return True
+        finite = expected.isfinite() & got.isfinite()
+        e, g = expected[finite].double(), got[finite].double()
+        tolerance = TOLERANCES[torch.bfloat16]
+        scale = max(e.abs().max().item(), 1.0) if e.numel() else 1.0
+        return torch.allclose(e, g, rtol=tolerance, atol=tolerance * scale)
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return torch.equal(expected, got)
     if expected.dtype.is_complex:
@@ -419,8 +455,12 @@ def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool) -> boo
         e, g = expected[~nan], got[~nan]
         if torch.equal(e, g) and (inexact or torch.equal(e.signbit(), g.signbit())):
             return True
-        tolerance = TOLERANCES[expected.dtype]
-        return inexact and torch.allclose(e.double(), g.double(), rtol=tolerance, atol=tolerance)
+        tolerance = scaled = TOLERANCES[expected.dtype]
+        if FUSED:  # what float64 has may have been float32 in between, and differences may have been divided
+            tolerance = max(tolerance, TOLERANCES[torch.float32])
+            finite = e[e.isfinite()].double().abs()
+            scaled = tolerance * max(finite.max().item() if finite.numel() else 1.0, 1.0)
+        return inexact and torch.allclose(e.double(), g.double(), rtol=tolerance, atol=scaled)
     return False
 
 
@@ -435,18 +475,18 @@ def difference(expected: Observation, got: Observation) -> str | None:
             for name in SEEN:
                 if getattr(a, name) != getattr(b, name):
                     return f"tensor {i}: {name} is {getattr(b, name)}, expected {getattr(a, name)}"
-            if not same_values(a.values, b.values, not a.exact):
+            if not same_values(a.values, b.values, not a.exact, a.coarse):
                 return f"tensor {i}: values are\n{b.values}\nexpected\n{a.values}"
         return None
     if kind == "read":
-        (want, exact), (have, _) = want, have
+        (want, exact, coarse), (have, *_) = want, have
         inexact = not exact
     if kind == "read" and isinstance(want, torch.Tensor):
-        return None if same_values(want, have, inexact) else f"read\n{have}\nexpected\n{want}"
+        return None if same_values(want, have, inexact, coarse) else f"read\n{have}\nexpected\n{want}"
     if kind == "read" and not isinstance(want, str):
         if type(want) is not type(have):
             return f"read {have!r} of {type(have)}, expected {want!r} of {type(want)}"
-        same = same_values(torch.tensor(want), torch.tensor(have), inexact)
+        same = same_values(torch.tensor(want), torch.tensor(have), inexact, coarse)
         return None if same else f"read {have!r}, expected {want!r}"
     return None if want == have else f"{kind}: {have}, expected {want}"
 

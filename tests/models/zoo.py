@@ -75,6 +75,65 @@ class ResNet(nn.Module):
         return F.cross_entropy(self.head(self.blocks(self.enter(images)).mean((2, 3))), labels)
 
 
+class Bottleneck(nn.Module):
+    """Of ResNet-50: narrow, 3x3, four times as wide."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+        if stride == 1 and inputs == 4 * width:
+            self.shortcut = nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
+
+
+class ResNet50(nn.Module):
+    """As in the paper with depths (3, 4, 6, 3) and width 64."""
+
+    def __init__(self, depths: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        blocks: list[nn.Module] = [nn.MaxPool2d(3, 2, 1)]
+        inputs = width
+        for stage, depth in enumerate(depths):
+            for block in range(depth):
+                blocks.append(Bottleneck(inputs, width << stage, 2 if stage > 0 and block == 0 else 1))
+                inputs = 4 * (width << stage)
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.blocks(self.enter(images)).mean((2, 3))), labels)
+
+
+class Dlrm(nn.Module):
+    """Clicks: bags of categories and some numbers, each pair of which is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(50 * (i + 1), 16, mode="sum") for i in range(3))
+        self.bottom = nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(16 + 6, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, numbers: Tensor, bags: Tensor, offsets: Tensor, clicks: Tensor) -> Tensor:
+        dense = self.bottom(numbers)
+        vectors = torch.stack([dense, *(table(bags, offsets) for table in self.tables)], 1)
+        first, second = torch.tril_indices(4, 4, -1, device=dense.device)
+        pairs = torch.bmm(vectors, vectors.transpose(1, 2))[:, first, second]
+        return F.binary_cross_entropy_with_logits(self.top(torch.cat([dense, pairs], 1)).squeeze(1), clicks)
+
+
 @dataclass(frozen=True)
 class Model:
     make: Callable[[], nn.Module]
@@ -106,6 +165,15 @@ def images(count: int, length: int) -> dict[str, Tensor]:
 
 def labelled(count: int, length: int) -> dict[str, Tensor]:
     return images(count, length) | {"labels": torch.randint(0, 10, (count,))}
+
+
+def visits(count: int, length: int) -> dict[str, Tensor]:
+    return {
+        "numbers": torch.randn(count, 13),
+        "bags": torch.randint(0, 50, (count * length,)),
+        "offsets": torch.arange(0, count * length, length),
+        "clicks": torch.randint(0, 2, (count,)).float(),
+    }
 
 
 def _models() -> dict[str, Model]:
@@ -173,3 +241,18 @@ def _models() -> dict[str, Model]:
 
 
 MODELS = _models()
+
+
+def _fixed_models() -> dict[str, Model]:
+    mamba = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2)
+    return {
+        # A loop over the tokens.
+        "mamba": Model(lambda: transformers.MambaForCausalLM(mamba), tokens),
+        # Batch norm of a few elements: another rounding is another loss when sizes change.
+        "resnet50": Model(lambda: ResNet50((1, 1, 1, 1), 8), labelled),
+        "dlrm": Model(Dlrm, visits),
+    }
+
+
+# For batches of one size.
+FIXED_MODELS = MODELS | _fixed_models()

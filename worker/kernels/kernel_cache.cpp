@@ -128,9 +128,9 @@ void KernelCache::wait(const CompiledKernel& kernel) {
 }
 
 void KernelCache::work() {
-  // What it takes is what nobody else wants.
+  // What it takes is what nobody else wants. (On a busy machine that may be nothing for long.)
   const sched_param none{};
-  ::sched_setscheduler(0, SCHED_IDLE, &none);
+  if (!options_.urgent) ::sched_setscheduler(0, SCHED_IDLE, &none);
   std::unique_lock lock(mutex_);
   bool wrote = false;
   for (;;) {

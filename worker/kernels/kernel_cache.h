@@ -51,6 +51,7 @@ struct CacheOptions {
   uint64_t limit = 256 << 20;  // bytes on disk; the oldest go first
   std::string target;          // "x86-64-v4"
   std::string version;         // of the compiler
+  bool urgent = false;         // somebody waits for kernels: they are compiled with normal priority
   // LoopIR's text to code; called by the cache's thread.
   std::function<Status(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish)> compile;
 };

@@ -1,0 +1,387 @@
+"""Calls of the ops that fusion takes, on values where they change: zeros, limits of types, NaN, and random bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from op_table import ops, overload
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def unchanged(x: torch.Tensor) -> torch.Tensor:
+    """A neighbour in a group, which leaves its values alone."""
+    return x & True if x.dtype == torch.bool else x * 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of tensors. `sums`: it adds up elements, so errors are measured by its largest result."""
+
+    name: str
+    dtype: torch.dtype
+    form: str  # numbers and other dtypes: what makes two cases of an op different
+    function: Callable[..., Any] = field(compare=False)
+    tensors: tuple[Any, ...] = field(compare=False)
+    sums: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {str(self.dtype)[6:]} {self.form}".strip()
+
+    @property
+    def entry(self) -> str:
+        row = ops().get(f"aten::{self.name}")
+        return row["entry"] if row else self.name
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def edges(dtype: torch.dtype) -> list[float]:
+    if dtype == torch.bool:
+        return [False, True]
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        numbers = [0, 1, 2, 3, 7, 12, 30, 63, 64, 100, info.max, info.max - 1]
+        return numbers if dtype == torch.uint8 else [*numbers, -1, -2, -7, info.min, info.min + 1]
+    info = torch.finfo(dtype)
+    numbers = [0.0, 0.5, 1.0, 1 + info.eps, 1 - info.eps / 2, 2.0, 2.5, 3.0, 6.0, 0.1, 1e-4, 9.5, 30.0, 88.5, 1000.7]
+    numbers += [info.max, info.tiny, info.tiny * info.eps, info.tiny * 0.75, math.pi / 2, math.inf]
+    return [*numbers, *(-x for x in numbers), math.nan]
+
+
+def randoms(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Half of them are small, half are any bits."""
+    if dtype == torch.bool:
+        return torch.rand(count, generator=generator) < 0.5
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        few = torch.randint(max(info.min, -20), 20, (count,), generator=generator)
+        many = torch.randint(info.min, info.max, (count,), generator=generator)
+        return torch.where(torch.rand(count, generator=generator) < 0.5, few, many).to(dtype)
+    bits = BITS[torch.finfo(dtype).bits // 8]
+    info = torch.iinfo(bits)
+    any_bits = torch.randint(info.min, info.max, (count,), generator=generator).to(bits).view(dtype)
+    near = (torch.randn(count, dtype=torch.float64, generator=generator) * 3).to(dtype)
+    return torch.where(torch.rand(count, generator=generator) < 0.5, near, any_bits)
+
+
+COLUMNS = 51  # vectors have a rest
+
+
+def operands(dtypes: list[torch.dtype], seed: int = 0) -> list[torch.Tensor]:
+    """Every pair of edges (of three operands, some of the triples), and random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    grids = [torch.tensor(edges(d), dtype=torch.float64 if d.is_floating_point else torch.int64) for d in dtypes]
+    if len(dtypes) <= 2:
+        places = torch.cartesian_prod(*(torch.arange(len(g)) for g in grids)).reshape(-1, len(grids)).t()
+    else:
+        places = torch.stack([torch.randint(len(g), (2000,), generator=generator) for g in grids])
+    count = 700 + COLUMNS - (places.shape[1] + 700) % COLUMNS
+    return [
+        torch.cat([grid[at].to(dtype), randoms(dtype, count, generator)]).reshape(-1, COLUMNS)
+        for grid, at, dtype in zip(grids, places, dtypes, strict=True)
+    ]
+
+
+# -- ops with expressions ----------------------------------------------------------------------------------------------
+
+NUMBERS: dict[str, list[float]] = {
+    "exponent": [2, 3, -1, 0.5, -0.5, 0, 1, 2.5, -2, 10],
+    "alpha": [1, 2.5],
+    "value": [0.75, -2.0],
+    "weight": [0.25, 0.75, -3.0],
+    "beta": [1.0, 2.5],
+    "threshold": [20.0, 0.5],
+    "min_val": [-1.0, 0.0],
+    "max_val": [1.5, 6.0],
+    "lambd": [0.5],
+    "negative_slope": [0.01, -0.5],
+    "scale": [1.05],
+    "input_scale": [1.0],
+}
+OTHERS = [0.625, -3.0, 2, math.inf, math.nan, 0.0]
+BOOLS = ("mask", "condition")
+
+
+def numbers(name: str, dtype: torch.dtype) -> list[float]:
+    known = NUMBERS.get(name, OTHERS)
+    if dtype.is_floating_point:
+        return known
+    if name == "alpha":
+        return [2]
+    if name == "value":
+        return [2, 0.5]
+    return [*(int(x) for x in known if math.isfinite(x) and x == int(x)), 2.5]
+
+
+def schema_calls(name: str) -> Iterator[Case]:
+    """An overload in each dtype, a few times with other numbers."""
+    function = overload(name)
+    arguments = function._schema.arguments
+    short = name.removeprefix("aten::")
+    tensors = [a.name for a in arguments if a.type.kind() == "TensorType" and not a.is_out]
+    given = [a for a in arguments if a.type.kind() != "TensorType"]
+    given = [a for a in given if not a.has_default_value() or a.name in NUMBERS]
+    for dtype in DTYPES:
+        made = operands([torch.bool if n in BOOLS else dtype for n in tensors])
+        choices = [numbers(a.name, dtype) if a.type.kind() == "NumberType" else [0.5] for a in given]
+        for i in range(max(map(len, choices), default=1)):
+            chosen = {a.name: c[i % len(c)] for a, c in zip(given, choices, strict=True)}
+            chosen.update({a.name: i % 2 == 1 for a in given if a.type.kind() == "BoolType"})
+
+            def call(*given_tensors: torch.Tensor, chosen: dict[str, Any] = chosen) -> Any:
+                values = dict(zip(tensors, given_tensors, strict=True)) | chosen
+                positional = [values[a.name] for a in arguments if a.name in values and not a.kwarg_only]
+                return function(
+                    *positional, **{a.name: values[a.name] for a in arguments if a.name in values and a.kwarg_only}
+                )
+
+            form = ", ".join(f"{n}={v}" for n, v in chosen.items())
+            yield Case(short, dtype, form, call, tuple(made))
+
+
+def expressions() -> Iterator[Case]:
+    """All overloads that make a result, or work in place, with an expression."""
+    for name, op in ops().items():
+        if not op["expression"] or op["family"] == "multi_tensor" or "Out" in op["flags"] or op["family"] == "factory":
+            continue
+        yield from schema_calls(name)
+
+
+def foreach() -> Iterator[Case]:
+    """Ops over lists: two tensors of other sizes."""
+    for name, op in ops().items():
+        if not op["expression"] or op["family"] != "multi_tensor" or "Out" in op["flags"] or op["single"] is None:
+            continue
+        function = overload(name)
+        arguments = function._schema.arguments
+        lists = [a.name for a in arguments if str(a.type) == "List[Tensor]"]
+        if any(str(a.type) == "Tensor" for a in arguments):
+            continue  # a tensor without dims: numbers are the same code
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
+            flat = [t.reshape(-1) for t in operands([dtype] * len(lists))]
+            made = tuple(part for t in flat for part in (t[: t.numel() - 100], t[-100:]))
+
+            call = functools.partial(call_on_lists, function, lists, 0.75 if dtype.is_floating_point else 2)
+            yield Case(name.removeprefix("aten::"), dtype, "", call, made)
+
+
+def call_on_lists(function: Any, lists: list[str], number: float, *tensors: torch.Tensor) -> Any:
+    """Each list has two of the tensors, with neighbours; numbers are `number`, or that and twice that."""
+    arguments = function._schema.arguments
+    values: dict[str, Any] = {n: torch._foreach_mul(tensors[2 * i : 2 * i + 2], 1) for i, n in enumerate(lists)}
+    for a in arguments:
+        if a.name not in values and (not a.has_default_value() or a.name == "alpha"):
+            values[a.name] = [number, 2 * number] if "List" in str(a.type) else number
+    positional = [values[a.name] for a in arguments if a.name in values and not a.kwarg_only]
+    result = function(*positional, **{a.name: values[a.name] for a in arguments if a.name in values and a.kwarg_only})
+    if arguments[0].name not in lists:
+        return result  # neighbours of each: a group of lists begins with one
+    return torch._foreach_mul(result if result is not None else values[arguments[0].name], 1)
+
+
+PAIRS = (
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor maximum where.self pow.Tensor_Tensor eq.Tensor lt.Tensor atan2 "
+    "fmod.Tensor"
+).split()
+
+
+def larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > y, x, y)
+
+
+def two_dtypes() -> Iterator[Case]:
+    """What is promoted, and a tensor without dims, which counts less."""
+    for name in PAIRS:
+        function = overload(f"aten::{name}")
+        for a, b in itertools.permutations(DTYPES, 2):
+            first, second = operands([a, b])
+            call = larger if name == "where.self" else function
+            yield Case(name, a, f"with {str(b)[6:]}", call, (first, second))
+            if a.is_floating_point != b.is_floating_point and name in ("add.Tensor", "mul.Tensor", "pow.Tensor_Tensor"):
+                yield Case(name, a, f"with one {str(b)[6:]}", call, (first, torch.tensor(3, dtype=b)))
+
+
+# -- ops that kernels have formulas for --------------------------------------------------------------------------------
+
+
+def conversions() -> Iterator[Case]:
+    for a, b in itertools.permutations(DTYPES, 2):
+        (x,) = operands([a])
+        if a.is_floating_point and not b.is_floating_point and b != torch.bool:
+            x = x.nan_to_num(0, 0, 0).clamp(0 if b == torch.uint8 else -100, 100)  # others are undefined
+        yield Case("copy_", a, f"to {str(b)[6:]}", lambda x, b=b: x.to(b), (x,))
+        if a.is_floating_point and b.is_floating_point:
+            yield Case("copy_", a, f"to {str(b)[6:]} and back", lambda x, a=a, b=b: x.to(b).to(a), (x,))
+    for dtype in DTYPES:
+        (x,) = operands([dtype])
+        yield Case("fill_", dtype, "", lambda x: x.add(x).fill_(3), (x,))
+        yield Case("zero_", dtype, "", lambda x: x.add(x).zero_(), (x,))
+
+
+def spread(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Numbers whose sums do not overflow, with some that are equal; some rows have NaN, infinities or only zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        if dtype == torch.bool:
+            return torch.rand(shape, generator=generator) < 0.97
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max, shape, generator=generator).to(dtype)
+    x = (torch.randn(shape, dtype=torch.float64, generator=generator) * 2).to(dtype)
+    x[..., 1] = x[..., 0]
+    rows = x.view(-1, shape[-1])
+    if rows.shape[0] > 5:
+        rows[1, 3] = math.nan
+        rows[2, 2] = math.inf
+        rows[3, 2], rows[3, 4] = math.inf, -math.inf
+        rows[4] = 0.0
+        rows[4, 1] = -0.0
+        rows[5] = -math.inf
+    return x
+
+
+def tame(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2).to(dtype)
+
+
+DIMS: list[tuple[int, ...] | None] = [(2,), (0,), (0, 1), (1, 2), (0, 1, 2), None]
+
+
+def reductions() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for shape in ((5, 7, 37), (2, 3, 1030)):
+            x = spread(dtype, shape)
+            for name in ("sum", "mean", "amax", "amin", "any", "all"):
+                for dims in DIMS:
+                    if dims is None and name in ("amax", "amin"):
+                        continue
+                    for keepdim in (False, True) if dims is not None else (False,):
+                        options = {} if dims is None else {"dim": dims, "keepdim": keepdim}
+                        function = functools.partial(
+                            lambda x, name, options: getattr(torch, name)(x, **options), name=name, options=options
+                        )
+                        yield Case(name, dtype, f"{shape} {options}", function, (x,), name in ("sum", "mean"))
+            for name in ("max", "min", "argmax", "argmin", "prod"):
+                for dim in (2, 0, None):
+                    options = {} if dim is None else {"dim": dim}
+                    function = functools.partial(
+                        lambda x, name, options: getattr(torch, name)(x, **options), name=name, options=options
+                    )
+                    y = x
+                    if name == "prod" and dtype.is_floating_point:
+                        y = 1 + tame(dtype, shape) / 64
+                    yield Case(name, dtype, f"{shape} {options}", function, (y,), name == "prod")
+    for dtype in INTEGERS:
+        yield Case(
+            "sum", dtype, "as float32", lambda x: x.sum(-1, dtype=torch.float32), (spread(dtype, (5, 37)),), True
+        )
+
+
+def rows() -> Iterator[Case]:
+    """Softmax, norms and losses, and their gradients."""
+    for dtype in FLOATS:
+        for shape in ((6, 37), (3, 7, 1030)):
+            x, g = spread(dtype, shape), tame(dtype, shape, 1)
+            w, b = tame(dtype, shape[-1:], 2), tame(dtype, shape[-1:], 3)
+            y = tame(dtype, shape, 4)
+            form = str(shape)
+            for name in ("softmax", "log_softmax"):
+                function = getattr(torch, name)
+                yield Case(f"_{name}", dtype, form, lambda x, f=function: f(x, -1), (x,), True)
+                backward = overload(f"aten::_{name}_backward_data")
+                yield Case(
+                    f"_{name}_backward_data",
+                    dtype,
+                    form,
+                    lambda g, y, f=backward, t=dtype: f(g, y, -1, y.dtype),
+                    (g, function(y, -1)),
+                    True,
+                )
+            for weights in ((w, b), (w,), ()):
+                yield Case(
+                    "native_layer_norm",
+                    dtype,
+                    f"{form} {len(weights)}",
+                    lambda x, *w, n=shape[-1:]: torch.native_layer_norm(
+                        x, n, w[0] if w else None, w[1] if len(w) > 1 else None, 1e-5
+                    ),
+                    (y, *weights),
+                    True,
+                )
+            backward = overload("aten::native_layer_norm_backward")
+
+            def layer_norm_backward(g: Any, y: Any, w: Any, n: Any = shape[-1:], f: Any = backward) -> Any:
+                _, mean, rstd = torch.native_layer_norm(y, n, w, w, 1e-5)
+                return f(g, y, n, mean, rstd, w, w, [True, True, True])
+
+            yield Case("native_layer_norm_backward", dtype, form, layer_norm_backward, (g, y, w), True)
+            for how in ("none", "tanh"):
+                (z,) = operands([dtype])
+                yield Case("gelu", dtype, how, lambda x, h=how: torch.nn.functional.gelu(x, approximate=h), (z,))
+                pair = operands([dtype, dtype])
+                yield Case(
+                    "gelu_backward",
+                    dtype,
+                    how,
+                    lambda g, x, h=how: torch.ops.aten.gelu_backward(g, x, approximate=h),
+                    tuple(pair),
+                )
+            for reduction in ("none", "mean", "sum"):
+                yield Case(
+                    "mse_loss",
+                    dtype,
+                    f"{form} {reduction}",
+                    lambda x, y, r=reduction: torch.nn.functional.mse_loss(x, y, reduction=r),
+                    (y, g),
+                    True,
+                )
+                yield Case(
+                    "mse_loss_backward",
+                    dtype,
+                    f"{form} {reduction}",
+                    lambda x, y, r=reduction: torch.ops.aten.mse_loss_backward(
+                        x if r == "none" else x.sum(), x, y, {"none": 0, "mean": 1, "sum": 2}[r]
+                    ),
+                    (y, g),
+                    True,
+                )
+        labels = torch.arange(6) * 5
+        labels[3] = -100
+
+        def cross_entropy(x: Any, labels: Any, r: str = "mean") -> Any:
+            x = x.detach().requires_grad_()
+            torch.nn.functional.cross_entropy(x * 1, labels, reduction=r).sum().backward()
+            return x.grad
+
+        for reduction in ("mean", "sum", "none"):
+            yield Case(
+                "nll_loss_backward",
+                dtype,
+                reduction,
+                functools.partial(cross_entropy, r=reduction),
+                (tame(dtype, (6, 37)), labels),
+                True,
+            )
+        table = operands([dtype])[0]
+        places = torch.randint(0, table.shape[0], (7, 9), generator=torch.Generator().manual_seed(0))
+        yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "expressions": expressions,
+    "foreach": foreach,
+    "two_dtypes": two_dtypes,
+    "conversions": conversions,
+    "reductions": reductions,
+    "rows": rows,
+}
