@@ -37,7 +37,7 @@ struct Target {
   Features has;
 };
 // Tuning of x86-64-v4 avoids wide registers for code that is not vectors throughout.
-constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit", {.avx512 = true}}, {"x86-64-v3", "", {}}};
+constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true}}, {"x86-64-v3", "", {}}};
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 
 Status unknown(std::string_view name) {

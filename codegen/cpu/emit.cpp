@@ -38,6 +38,7 @@ class FunctionEmitter {
   void run() {
     memory_.enter_row({});
     define(plan_.before);
+    look_ahead();
     if (plan_.finish) return row({});
     ops_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
       row(index);
@@ -60,6 +61,39 @@ class FunctionEmitter {
     }
     for (const uint32_t total : plan_.totals) add_to_total(total, scalar(totalled(total)), {});
     for (const uint32_t s : plan_.stores) store(kernel_.stores[s], {});
+  }
+
+  // -- What comes next -----------------------------------------------------------------------------------------------
+
+  // Where a row is gone through several times, memory would rest in all loops but the first one, and what computes in
+  // the first. So the longest of the others fetches what the next row reads, and what this row is written to, as long
+  // as it is not there yet.
+  void look_ahead() {
+    if (plan_.finish || kernel_.rows == 0 || kernel_.columns != 1 || plan_.loops.size() < 2) return;
+    ahead_ = 1;
+    for (uint32_t loop = 2; loop < plan_.loops.size(); ++loop) {
+      if (plan_.loops[loop].vectors.size() > plan_.loops[ahead_].vectors.size()) ahead_ = loop;
+    }
+    std::vector<bool> known(kernel_.operands.size());
+    for (const LoopPlan& loop : plan_.loops) {
+      for (const uint32_t v : loop.vectors) {
+        const Value& value = kernel_.values[v];
+        if (value.kind != Kind::kLoad || known[value.operand] || !memory_.has_lines(value.operand)) continue;
+        known[value.operand] = true;
+        reads_next_.push_back(value.operand);
+      }
+    }
+    for (const uint32_t s : plan_.loops.back().stores) {
+      const uint32_t operand = kernel_.stores[s].operand;
+      if (!known[operand] && memory_.has_lines(operand)) writes_next_.push_back(operand);
+    }
+  }
+
+  void fetch_ahead(const LoopPlan& loop, MlirValue column) {
+    if (loop.number != ahead_) return;
+    const bool is_last = ahead_ + 1 == plan_.loops.size();
+    for (const uint32_t operand : reads_next_) memory_.prefetch(operand, column, true, false);
+    for (const uint32_t operand : writes_next_) memory_.prefetch(operand, column, is_last, true);
   }
 
   // -- A loop over the columns of a row -----------------------------------------------------------------------------
@@ -114,6 +148,7 @@ class FunctionEmitter {
     MlirValues results = ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
       const size_t half = before.size() / kHalves;
       const Point low = {outer_, column, {}}, high = {outer_, ops_.add(column, ops_.i64(kLanes)), {}};
+      fetch_ahead(loop, column);
       MlirValues after = compute(loop, 0, low, before.take_front(half));
       after.append(compute(loop, 1, high, before.drop_front(half)));
       write(loop, 0, low);
@@ -351,8 +386,10 @@ class FunctionEmitter {
   const Plan& plan_;
   mlir::Block* entry_;
   MlirValue row_, outer_;
-  std::vector<MlirValue> scalars_;           // of each value that is a scalar where the code is
-  std::vector<MlirValue> vectors_[kHalves];  // of each value, as the vectors of the places where the code is
+  uint32_t ahead_ = kNone;                          // the loop that fetches
+  std::vector<uint32_t> reads_next_, writes_next_;  // operands
+  std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
+  std::vector<MlirValue> vectors_[kHalves];         // of each value, as the vectors of the places where the code is
 };
 
 void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,

@@ -12,6 +12,9 @@ using Int = ll::ICmpPredicate;
 
 namespace {
 
+constexpr int64_t kCacheLine = 64;
+constexpr int64_t kLongRow = 1 << 17;  // bytes
+
 bool is_vector(MlirValue x) { return llvm::isa<mlir::VectorType>(x.getType()); }
 
 }  // namespace
@@ -165,6 +168,39 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
     put(offsetof(IndexRecord, index), index);
     put(offsetof(IndexRecord, bound), bound);
   });
+}
+
+// -- What comes next
+// ---------------------------------------------------------------------------------------------------
+
+bool Memory::has_lines(uint32_t operand) const {
+  const Operand& of = kernel_.operands[operand];
+  return along_columns(operand) && !of.strided && of.indexed == 0 && (of.dims & kernel_.row_dims()) != 0;
+}
+
+// 0 for rows that are too long to be in the cache while they wait.
+MlirValue Memory::next_row_bytes(uint32_t operand) {
+  MlirValue& found = next_rows_[operand];
+  if (!found) {
+    const int64_t item = ir::item_size(kernel_.operands[operand].dtype);
+    MlirValue step = stride(operand, 0), columns = size(kernel_.columns - 1);
+    mlir::OpBuilder::InsertionGuard guard(ops_.b);
+    ops_.b.setInsertionPointToEnd(entry_);
+    MlirValue is_short = ops_.compare(Int::sle, columns, ops_.i64(kLongRow / item));
+    found = ops_.select(is_short, ops_.mul(step, ops_.i64(item)), ops_.i64(0));
+  }
+  return found;
+}
+
+void Memory::prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes) {
+  const DType dtype = kernel_.operands[operand].dtype;
+  const mlir::Type byte = ops_.b.getI8Type();
+  MlirValue pointer = ops_.at(pointers_[operand], ops_.memory_type(dtype), column);
+  if (next_row) pointer = ops_.at(pointer, byte, next_row_bytes(operand));
+  constexpr uint32_t kNearest = 3, kData = 1;
+  for (int64_t line = 0; line < 2 * kLanes * int64_t{ir::item_size(dtype)}; line += kCacheLine) {
+    ops_.b.create<ll::Prefetch>(ops_.at(pointer, byte, ops_.i64(line)), writes ? 1 : 0, kNearest, kData);
+  }
 }
 
 // -- Elements ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ class Memory {
   MlirValue load(uint32_t operand, mlir::ValueRange indices, const Point& at);
   void store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at);
 
+  // Whether a row of the operand lies side by side, and other rows elsewhere.
+  bool has_lines(uint32_t operand) const;
+  // Fetches what such an operand has at the columns from `column` on, as far as a pair of vectors goes: of this row or
+  // of the next one.
+  void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
+
   // Elements that lie side by side, from a pointer to the first one. (A scalar, if `at` has no column.) Lanes that are
   // places come first.
   MlirValue load_line(MlirValue pointer, ir::DType dtype, const Point& at);
@@ -60,6 +66,7 @@ class Memory {
   MlirValue stride(uint32_t operand, uint32_t dim);
   MlirValue both(MlirValue x, MlirValue y);
   bool along_columns(uint32_t operand) const;
+  MlirValue next_row_bytes(uint32_t operand);
 
   Ops& ops_;
   const Kernel& kernel_;
@@ -68,6 +75,7 @@ class Memory {
   MlirValue scratch_;
   std::vector<uint32_t> first_stride_, first_bound_;  // of each operand
   std::map<size_t, MlirValue> fields_;
+  std::map<uint32_t, MlirValue> next_rows_;
   std::map<std::pair<size_t, uint32_t>, MlirValue> elements_;
   std::vector<MlirValue> row_pointers_, pointers_;
 };

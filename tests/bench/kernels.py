@@ -4,10 +4,11 @@ turn in one process; a markdown table for docs/benchmarks.md.
 bazel run //tests/bench:kernels
 bazel run //tests/bench:kernels -- --only swiglu softmax --rounds 21 --no-inductor
 
-Every side computes a batch of calls whose results are all kept, so that nothing is left out and no memory is used
-again; then the device is synchronized. Kernels are compiled before, and all sides have the same number of threads. The
-share of a copy's rate counts each operand and result once, against a clone of a tensor on the same device. The device
-op by op is another worker, whose programs are built without fusion.
+Every side computes a batch of calls, each of operands of its own (else one kernel would do all of them), whose results
+are all kept, so that nothing is left out and no memory is used again; then the device is synchronized. Kernels are
+compiled before, and all sides have the same number of threads. The share of a copy's rate counts each operand and
+result once, against a clone of a tensor on the same device. The device op by op is another worker, whose programs are
+built without fusion.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ class Kernel:
         self.index = index  # the last operand is so many indices of the first one's rows
         self.random = random  # no two sides give the same
 
-    def operands(self) -> list[Tensor]:
-        torch.manual_seed(0)
+    def operands(self, call: int) -> list[Tensor]:
+        torch.manual_seed(call)
         made = [torch.randn(shape).to(self.dtype) for shape in self.shapes]
         if self.index:
             made.append(torch.randint(made[0].shape[0], (self.index,)))
         return made
 
-    def make(self, operands: list[Tensor], compiled: bool) -> Callable[[], Any]:
+    def make(self, operands: list[list[Tensor]], compiled: bool) -> Callable[[int], Any]:
         function = torch.compile(self.function) if compiled else self.function
-        return lambda: function(*operands)
+        return lambda call: function(*operands[call])
 
     def bytes(self, operands: list[Tensor]) -> int:
         return sum(x.nbytes for x in operands) + self.function(*operands).nbytes
@@ -73,14 +74,14 @@ class Optimizer(Kernel):
         super().__init__(target, lambda *x: x[0], *[(256, 256), (256,), (256, 64), (64,)] * 25)
         self.path = path
 
-    def make(self, operands: list[Tensor], compiled: bool) -> Callable[[], Any]:
-        parameters = [x.clone() for x in operands]
+    def make(self, operands: list[list[Tensor]], compiled: bool) -> Callable[[int], Any]:
+        parameters = [x.clone() for x in operands[0]]
         for x in parameters:
             x.grad = x * 0.1
         step = torch.optim.AdamW(parameters, lr=1e-4, **self.path).step
         step = torch.compile(step) if compiled else step
 
-        def run() -> Tensor:
+        def run(_: int) -> Tensor:
             step()
             return parameters[0]
 
@@ -132,12 +133,12 @@ KERNELS = {
 }
 
 
-def batch(call: Callable[[], Any], device: str) -> Callable[[], float]:
+def batch(call: Callable[[int], Any], device: str) -> Callable[[], float]:
     """Seconds of a call, among BATCH of them."""
 
     def run() -> float:
         began = time.perf_counter()
-        kept = [call() for _ in range(BATCH)]
+        kept = [call(i) for i in range(BATCH)]
         if device != "cpu":
             torch.remote.synchronize(device)
         took = time.perf_counter() - began
@@ -149,15 +150,15 @@ def batch(call: Callable[[], Any], device: str) -> Callable[[], float]:
 
 def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, float]:
     """The median of each side, and how many bytes a call reads and writes."""
-    cpu = kernel.operands()
+    cpu = [kernel.operands(call) for call in range(BATCH)]
     runs = {}
     for side, device in sides.items():
         # Programs are built in the rounds that are not counted.
         os.environ["TORCH_REMOTE_FUSION"] = "0" if side == "nodes" else "1"
         torch._dynamo.reset()
-        call = kernel.make([x.to(device) for x in cpu], side == "inductor")
+        call = kernel.make([[x.to(device) for x in operands] for operands in cpu], side == "inductor")
         if side == "remote" and not kernel.random:
-            torch.testing.assert_close(call().cpu(), kernel.make(cpu, False)(), rtol=0.05, atol=0.05)
+            torch.testing.assert_close(call(0).cpu(), kernel.make(cpu, False)(0), rtol=0.05, atol=0.05)
         runs[side] = batch(call, device)
         for _ in range(3):
             runs[side]()
@@ -166,15 +167,15 @@ def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, flo
         for side, run in runs.items():
             times[side].append(run())
     middle = {side: sorted(taken)[len(taken) // 2] for side, taken in times.items()}
-    middle["bytes"] = kernel.bytes(cpu)
+    middle["bytes"] = kernel.bytes(cpu[0])
     return middle
 
 
 def copy_rate(rounds: int) -> float:
     """Bytes a second, read and written, of a copy on the worker."""
-    x = torch.zeros(N, M).to("remote:0")
-    run = batch(x.clone, "remote:0")
-    return 2 * x.nbytes / sorted(run() for _ in range(rounds + 3))[rounds // 2]
+    x = [torch.zeros(N, M).to("remote:0") for _ in range(BATCH)]
+    run = batch(lambda call: x[call].clone(), "remote:0")
+    return 2 * x[0].nbytes / sorted(run() for _ in range(rounds + 3))[rounds // 2]
 
 
 def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:

@@ -34,7 +34,13 @@ def test_zoo_speed(remote, capsys):
 def test_kernels(remote, capsys):
     kernels.table(["softmax", "bf16 chain", "AdamW"], 1, {"cpu": "cpu", "remote": "remote:0"})
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[0] for row in rows] == ["| kernel", "| softmax", "| bf16 chain", "| AdamW", "| geometric mean"]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| kernel",
+        "| softmax",
+        "| bf16 chain",
+        "| AdamW",
+        "| geometric mean",
+    ]
 
 
 def test_tables_of_the_page(monkeypatch, capsys):

@@ -1,7 +1,6 @@
 #include "worker/runner/plugin.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
 
@@ -14,6 +13,7 @@
 #include "worker/aten/aten_program.h"
 #include "worker/aten/errors.h"
 #include "worker/aten/host_memory.h"
+#include "worker/aten/parallel.h"
 #include "worker/aten/schema.h"
 #include "worker/aten/special.h"
 #include "worker/aten/threads.h"
@@ -92,7 +92,7 @@ int creates_buffer(const tr_program* program, uint32_t buffer) { return program-
 void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
   runner->threads.set(count >= 2 * grain);
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+  in_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 int has_op(tr_runner* runner, const char* name) {

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "worker/aten/guard.h"
 #include "worker/aten/schema.h"
@@ -597,6 +600,17 @@ TEST(Plugin, OffersItsThreads) {
   EXPECT_EQ(times, std::vector<int>(1000, 4));
   runner.api->parallel_for(runner.runner, 0, 1, body, &times);
   EXPECT_EQ(times, std::vector<int>(1000, 4));
+
+  // Two parts that wait for each other, on two threads.
+  std::atomic<int> there{0};
+  const auto meet = [](void* context, int64_t, int64_t) {
+    auto& count = *static_cast<std::atomic<int>*>(context);
+    ++count;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (count < 2 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    EXPECT_GE(count, 2) << "the other part has not begun";
+  };
+  runner.api->parallel_for(runner.runner, 2, 1, meet, &there);
 }
 
 TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {

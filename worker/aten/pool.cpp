@@ -1,12 +1,13 @@
 #include "worker/aten/pool.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <vector>
+
+#include "worker/aten/parallel.h"
 
 // Max pooling without indices: along rows first, then across them, so that a window costs kernel height + width
 // comparisons, and each is done for many windows at once. Of equal values (zeros of both signs) the first counts, as in
@@ -103,13 +104,12 @@ void run(const SpecialCall& call) {
   if (values.numel() == 0) return;
   const float* const from = self.const_data_ptr<float>();
   float* const to = values.mutable_data_ptr<float>();
-  at::parallel_for(0, values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)),
-                   [&](int64_t begin, int64_t end) {
-                     std::vector<float> rows(static_cast<size_t>(height.input * width.output));
-                     for (int64_t i = begin; i < end; ++i) {
-                       pool_plane(from + i * in, to + i * out, rows.data(), height, width);
-                     }
-                   });
+  in_parallel(values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)), [&](int64_t begin, int64_t end) {
+    std::vector<float> rows(static_cast<size_t>(height.input * width.output));
+    for (int64_t i = begin; i < end; ++i) {
+      pool_plane(from + i * in, to + i * out, rows.data(), height, width);
+    }
+  });
 }
 
 }  // namespace

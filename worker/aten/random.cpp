@@ -1,6 +1,5 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Dispatch_v2.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 
 #include "ir/philox.h"
+#include "worker/aten/parallel.h"
 #include "worker/aten/special.h"
 
 // Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone: not
@@ -42,7 +42,7 @@ void fill(const at::Tensor& self, const Philox& philox, F&& make) {
   const int64_t n = self.numel();
   with_packed<T>(self, [&](T* data) {
     const int64_t blocks = (n + kPerBlock - 1) / kPerBlock;
-    at::parallel_for(0, blocks, kGrain / kPerBlock, [&](int64_t begin, int64_t end) {
+    in_parallel(blocks, kGrain / kPerBlock, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const auto words = philox.block(static_cast<uint64_t>(block));
         const int64_t first = block * kPerBlock;
@@ -94,7 +94,7 @@ void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
   const int64_t n = self.numel();
   with_packed<T>(self, [&](T* data) {
     const int64_t blocks = (n + kPerBlock - 1) / kPerBlock;
-    at::parallel_for(0, blocks, kGrain / kPerBlock / 4, [&](int64_t begin, int64_t end) {
+    in_parallel(blocks, kGrain / kPerBlock / 4, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const auto words = philox.block(static_cast<uint64_t>(block));
         C values[4];

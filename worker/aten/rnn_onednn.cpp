@@ -1,7 +1,6 @@
 #include "worker/aten/rnn_onednn.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
@@ -14,6 +13,7 @@
 #include <optional>
 
 #include "ir/rnn.h"
+#include "worker/aten/parallel.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -48,7 +48,7 @@ int64_t workspace_offset(const Tensor& cx) {
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t count) {
-  at::parallel_for(0, count, 256 << 10, [&](int64_t begin, int64_t end) {
+  in_parallel(count, 256 << 10, [&](int64_t begin, int64_t end) {
     std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
   });
 }
