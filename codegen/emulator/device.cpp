@@ -95,6 +95,11 @@ Status run_launch(DeviceState& device, Launch& launch) {
   const bool checked = launch.options.checked;
   const uint64_t most = checked ? 1 : std::max<uint32_t>(launch.options.host_threads, 1);
   const size_t threads = std::min(most, launch.grid.count());
+  if (checked) {
+    device.memory.assume_written();
+  } else {
+    device.memory.plain_launch();
+  }
   while (device.workers.size() < threads) device.workers.push_back(std::make_unique<Worker>(device.memory));
   for (size_t i = 0; i < threads; ++i) {
     if (Status status = device.workers[i]->prepare(launch, checked ? &device.checker : nullptr); !status) return status;

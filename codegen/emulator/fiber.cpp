@@ -6,6 +6,7 @@ namespace torch_remote::codegen::emulator {
 namespace {
 
 constexpr size_t kGuard = 4096;
+constexpr size_t kColors = 13, kColorBytes = 192;
 constexpr size_t kSaved = 6;  // registers that the switch keeps on the stack it leaves
 
 }  // namespace
@@ -51,11 +52,13 @@ bool Stacks::resize(size_t count) {
 }
 
 void* Stacks::prepare(size_t stack, void (*start)()) {
+  // Stacks begin at different places of their pages, or all would want the same lines of the cache.
+  const size_t color = stack % kColors * kColorBytes;
   // Where a function begins, the stack pointer is 8 off a multiple of 16, as if it had been called.
-  auto** top = reinterpret_cast<void**>(stacks_[stack] + kGuard + kBytes) - 2;
+  auto** top = reinterpret_cast<void**>(stacks_[stack] + kGuard + kBytes - color) - 2;
   top[0] = reinterpret_cast<void*>(start);
   top[1] = nullptr;
-  return top - kSaved;
+  return static_cast<void*>(top - kSaved);
 }
 
 bool Stacks::contains(size_t stack, const void* address) const {

@@ -58,7 +58,7 @@ Status DeviceMemory::allocate(size_t bytes, void** address, std::string name, bo
   }
   char* begin = pages + touched - rounded;
   std::memset(begin, 0xFF, rounded);
-  allocations_[begin] = {bytes, pages, touched + kPage, std::move(name)};
+  allocations_[begin] = {bytes, pages, touched + kPage, std::move(name), plain_launches_};
   mark(begin, bytes, kUninitialised);
   *address = begin;
   return {};
@@ -129,6 +129,23 @@ std::string DeviceMemory::describe_locked(const void* address) const {
 
 void DeviceMemory::mark(const void* address, size_t bytes, uint32_t writer) {
   std::fill_n(cells(address), bytes, Cell{writer, kNobody});
+}
+
+void DeviceMemory::plain_launch() {
+  const std::lock_guard lock(mutex_);
+  ++plain_launches_;
+}
+
+void DeviceMemory::assume_written() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [begin, allocation] : allocations_) {
+    if (allocation.known == plain_launches_) continue;
+    allocation.known = plain_launches_;
+    for (size_t i = 0; i < allocation.bytes; ++i) {
+      Cell& cell = cells(begin)[i];
+      if (cell.writer == kUninitialised) cell.writer = kHost;
+    }
+  }
 }
 
 void DeviceMemory::forget_accesses() {

@@ -47,6 +47,9 @@ class DeviceMemory {
   void mark(const void* address, size_t bytes, uint32_t writer);
   // Forgets who accessed what: all that was written was written by the host.
   void forget_accesses();
+  // A plain launch says nothing of what it writes. Later, `assume_written` takes it that it wrote all that it could.
+  void plain_launch();
+  void assume_written();
 
  private:
   struct Allocation {
@@ -54,6 +57,7 @@ class DeviceMemory {
     char* pages = nullptr;  // where its pages begin
     size_t page_bytes = 0;  // with the one behind that nobody can touch
     std::string name;
+    uint64_t known = 0;  // of the plain launches
   };
   // The allocation that has these bytes.
   Status find(const void* address, size_t bytes) const;
@@ -64,7 +68,8 @@ class DeviceMemory {
   char* base_ = nullptr;
   Cell* cells_ = nullptr;
   mutable std::mutex mutex_;
-  char* unused_ = nullptr;              // addresses from here on were never used
+  char* unused_ = nullptr;  // addresses from here on were never used
+  uint64_t plain_launches_ = 0;
   std::multimap<size_t, char*> freed_;  // pages by their number of bytes
   std::map<const char*, Allocation> allocations_;
 };

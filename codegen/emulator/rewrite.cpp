@@ -9,6 +9,7 @@
 #include "codegen/emulator/spaces.h"
 #include "llvm/ADT/StringSet.h"
 #include "llvm/IR/Constants.h"
+#include "llvm/IR/DebugInfo.h"
 #include "llvm/IR/InstIterator.h"
 #include "llvm/IR/TypeFinder.h"
 #include "llvm/Support/MathExtras.h"
@@ -83,6 +84,7 @@ class Rewriter {
     if (checked_) add_checks(module_, sites_, structs_);
     for (const auto& [function, threads] : kernels_) add_wrapper(*function);
     result_->sites = sites_.take();
+    llvm::StripDebugInfo(module_);  // sites have the lines
     return {};
   }
 

@@ -221,6 +221,12 @@ TEST_P(Right, TheLastBlockReadsWhatOthersWrote) {
   EXPECT_EQ(out.read(), expected);
 }
 
+TEST_P(Right, OneThreadWaitsForAnother) {
+  Buffer<int> flag(device(), std::vector<int>{0}, "flag"), out(device(), 2, "out");
+  launch("handshake", {1}, {64}, {flag.argument(), out.argument()});
+  EXPECT_EQ(out.read(), (std::vector<int>{42, 41}));
+}
+
 TEST_P(Right, BarriersThatCount) {
   std::vector<int> x(70, 1);
   x[3] = x[69] = 2;
@@ -230,6 +236,21 @@ TEST_P(Right, BarriersThatCount) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Right, ::testing::Range(size_t{0}, size_t{5}));
+
+// A plain launch does not tell what it writes, but it is known that it may have.
+TEST(Launch, CheckedOnesFollowPlainOnes) {
+  int columns = 64;
+  Buffer<float> x(device(), floats(64, 6), "x"), y(device(), 64, "y"), z(device(), 64, "z");
+  void* first[] = {x.argument(), y.argument(), &columns};
+  void* second[] = {y.argument(), z.argument(), &columns};
+  must(module().launch("softmax", {1}, {64}, 0, first));
+  must(module().launch("softmax", {1}, {64}, 0, second, {.checked = true}));
+  Buffer<float> fresh(device(), 64, "fresh");
+  void* third[] = {fresh.argument(), z.argument(), &columns};
+  const Status status = module().launch("softmax", {1}, {64}, 0, third, {.checked = true});
+  EXPECT_NE(status.message().find("reads what was never written: byte 0 of 'fresh' (256 bytes)"), std::string::npos)
+      << status.message();
+}
 
 TEST(Facts, AreThoseOfTheKernel) {
   KernelFacts facts;

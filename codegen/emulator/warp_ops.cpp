@@ -63,7 +63,7 @@ uint32_t reduce(WarpOp op, uint32_t a, uint32_t b) {
 
 // `there`: the lanes that take part.
 uint64_t Worker::warp_result(Thread& thread, uint32_t there) {
-  const Thread* lanes = &threads_[thread.index / kWarp * kWarp];
+  const Thread* lanes = &thread - thread.registers.lane;
   const auto lanes_with = [&](auto condition) {
     uint32_t result = 0;
     for (uint32_t i = 0; i < kWarp; ++i) {

@@ -1,6 +1,7 @@
 #include "codegen/emulator/worker.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -15,11 +16,7 @@ constexpr uint64_t kSharedBuffer = kMaxShared + (64 << 10);
 constexpr uint64_t kTurnsAtOnce = 1024;
 constexpr size_t kMostNamed = 24;  // threads in a message
 
-thread_local Worker* current_worker = nullptr;
-
 }  // namespace
-
-Worker* Worker::current() { return current_worker; }
 
 Status Worker::prepare(Launch& launch, Checker* checker) {
   launch_ = &launch;
@@ -39,7 +36,9 @@ Status Worker::prepare(Launch& launch, Checker* checker) {
     return {ErrorCode::kOutOfMemory, "emulator: no memory for the stacks of " + std::to_string(count) + " threads"};
   }
   threads_.assign(count, {});
-  ready_.assign(count, nullptr);
+  warps_.assign((count + kWarp - 1) / kWarp, {});
+  ready_.assign(std::bit_ceil(count), nullptr);
+  ready_mask_ = static_cast<uint32_t>(ready_.size()) - 1;
   for (uint32_t i = 0; i < count; ++i) {
     Thread& thread = threads_[i];
     const Dim3 tid = split(i, launch.block), &ntid = launch.block, &nctaid = launch.grid;
@@ -67,7 +66,9 @@ void Worker::fill_shared() {
 void Worker::start_threads(bool fibers) {
   const Dim3 place = split(block_, launch_->grid);
   ready_head_ = ready_count_ = 0;
+  warps_.assign(warps_.size(), {});
   for (Thread& thread : threads_) {
+    warps_[thread.registers.warp].running |= 1U << thread.registers.lane;
     thread.registers.ctaid[0] = place.x;
     thread.registers.ctaid[1] = place.y;
     thread.registers.ctaid[2] = place.z;
@@ -81,7 +82,7 @@ void Worker::start_threads(bool fibers) {
 
 void Worker::run(uint64_t block) {
   const bool fibers = launch_->kernel->fibers;
-  current_worker = this;
+  current_ = this;
   block_ = block;
   random_.seed(static_cast<uint32_t>(launch_->options.seed * 0x9E3779B97F4A7C15u >> 32) + static_cast<uint32_t>(block) +
                1);
@@ -92,13 +93,13 @@ void Worker::run(uint64_t block) {
   start_threads(fibers);
   next();
   self_ = nullptr;
-  current_worker = nullptr;
+  current_ = nullptr;
   if (!launch_->stop && alive_ != 0) launch_->found(stuck());
 }
 
 // Begins on a stack of its own, and ends by leaving it.
 void Worker::thread_main() {
-  Worker& worker = *current_worker;
+  Worker& worker = *current_;
   const Launch& launch = *worker.launch_;
   if (launch.kernel->fibers) {
     launch.kernel->run(launch.arguments);
@@ -119,7 +120,13 @@ void Worker::thread_main() {
 
 void Worker::push(Thread& thread) {
   thread.state = Thread::State::kReady;
-  ready_[(ready_head_ + ready_count_++) % ready_.size()] = &thread;
+  ready_[(ready_head_ + ready_count_++) & ready_mask_] = &thread;
+}
+
+void Worker::push_front(Thread& thread) {
+  thread.state = Thread::State::kReady;
+  ++ready_count_;
+  ready_[--ready_head_ & ready_mask_] = &thread;
 }
 
 // Leaves the stack that this is on for that of a thread that can go on, or for the scheduler's if there is none.
@@ -130,10 +137,10 @@ void Worker::next() {
     return;
   }
   if (launch_->options.seed != 0) {
-    std::swap(ready_[ready_head_], ready_[(ready_head_ + random_() % ready_count_) % ready_.size()]);
+    const auto chosen = static_cast<uint32_t>(random_() % ready_count_);
+    std::swap(ready_[ready_head_ & ready_mask_], ready_[(ready_head_ + chosen) & ready_mask_]);
   }
-  Thread* to = ready_[ready_head_];
-  ready_head_ = (ready_head_ + 1) % ready_.size();
+  Thread* to = ready_[ready_head_++ & ready_mask_];
   --ready_count_;
   if (to == self_) return;
   self_ = to;
@@ -152,9 +159,10 @@ void Worker::leave() {
   --alive_;
   // Those that wait need not wait for this one any more.
   release_barrier();
-  const uint32_t first = thread.index / kWarp * kWarp;
-  for (uint32_t i = first; i < std::min<size_t>(first + kWarp, threads_.size()); ++i) {
-    if (threads_[i].state == Thread::State::kAtWarpOp) release_warp(first, threads_[i].mask);
+  const uint32_t warp = thread.registers.warp;
+  warps_[warp].running &= ~(1U << thread.registers.lane);
+  for (uint32_t lane = 0; lane < kWarp && warps_[warp].waiting != 0; ++lane) {
+    if ((warps_[warp].waiting >> lane & 1) != 0) release_warp(warp, threads_[warp * kWarp + lane].mask);
   }
   next();
   __builtin_unreachable();
@@ -225,33 +233,36 @@ uint64_t Worker::warp(uint32_t site, WarpOp op, uint32_t mask, uint64_t value, u
   thread.value = value;
   thread.lane = lane;
   thread.clamp = clamp;
-  release_warp(thread.index / kWarp * kWarp, mask);
+  warps_[thread.registers.warp].waiting |= 1U << thread.registers.lane;
+  release_warp(thread.registers.warp, mask);
   next();
   return thread.result;
 }
 
 // If all of the mask's threads that still run are there.
-void Worker::release_warp(uint32_t first, uint32_t mask) {
-  const uint32_t count = std::min<uint32_t>(kWarp, static_cast<uint32_t>(threads_.size()) - first);
-  uint32_t there = 0;
-  const Thread* one = nullptr;
-  for (uint32_t i = 0; i < count; ++i) {
-    const Thread& thread = threads_[first + i];
-    if ((mask >> i & 1) == 0 || thread.state == Thread::State::kDone) continue;
-    if (thread.state != Thread::State::kAtWarpOp || thread.mask != mask) return;
-    if (one != nullptr && one->op != thread.op) return;
-    one = &thread;
-    there |= 1u << i;
+void Worker::release_warp(uint32_t warp, uint32_t mask) {
+  WarpState& state = warps_[warp];
+  const uint32_t there = mask & state.running, first = warp * kWarp;
+  if (there == 0 || (there & ~state.waiting) != 0) return;
+  const WarpOp op = threads_[first + static_cast<uint32_t>(std::countr_zero(there))].op;
+  for (uint32_t rest = there; rest != 0; rest &= rest - 1) {
+    const Thread& thread = threads_[first + static_cast<uint32_t>(std::countr_zero(rest))];
+    if (thread.mask != mask || thread.op != op) return;
   }
-  if (one == nullptr) return;
-  const bool sync = one->op == WarpOp::kSync;
-  for (uint32_t i = 0; i < count; ++i) {
-    if ((there >> i & 1) != 0) threads_[first + i].result = warp_result(threads_[first + i], there);
+  for (uint32_t rest = there; rest != 0; rest &= rest - 1) {
+    Thread& thread = threads_[first + static_cast<uint32_t>(std::countr_zero(rest))];
+    thread.result = warp_result(thread, there);
   }
-  if (sync && checker_ != nullptr) checker_->warp_sync(first, there);
-  for (uint32_t i = 0; i < count; ++i) {
-    if ((there >> i & 1) != 0) push(threads_[first + i]);
+  state.waiting &= ~there;
+  // The warp goes on at once, unless a seed chooses: its stacks are in the cache.
+  const bool at_once = launch_->options.seed == 0;
+  for (uint32_t rest = there; rest != 0;) {
+    const auto lane = static_cast<uint32_t>(at_once ? std::bit_width(rest) - 1 : std::countr_zero(rest));
+    rest &= ~(1U << lane);
+    Thread& thread = threads_[first + lane];
+    at_once ? push_front(thread) : push(thread);
   }
+  if (op == WarpOp::kSync && checker_ != nullptr) checker_->warp_sync(first, there);
 }
 
 // -- What else threads do ---------------------------------------------------------------------------------------------

@@ -62,6 +62,12 @@ struct Thread {
   uint64_t turns = 0;  // of loops
 };
 
+// Lanes of a warp, a bit each.
+struct WarpState {
+  uint32_t running = 0;
+  uint32_t waiting = 0;  // in a warp operation
+};
+
 // A host thread that does blocks, one after the other. Its stacks and its shared memory serve one launch after the
 // other.
 class Worker {
@@ -76,7 +82,7 @@ class Worker {
   // -- What a thread of the block that is being done calls ----------------------------------------------------------
 
   // Of the calling host thread; null outside of `run`.
-  static Worker* current();
+  static Worker* current() { return current_; }
   Thread& self() { return *self_; }
   uint32_t barrier(uint32_t site, BarrierOp op, bool predicate);
   uint64_t warp(uint32_t site, WarpOp op, uint32_t mask, uint64_t value, uint32_t lane, uint32_t clamp);
@@ -99,11 +105,12 @@ class Worker {
   static void thread_main();
   void fill_shared();
   void start_threads(bool fibers);
+  // To the end of those that can go on, or to the front.
   void push(Thread& thread);
-  void wake(Thread& thread);
+  void push_front(Thread& thread);
   void next();
   void release_barrier();
-  void release_warp(uint32_t first, uint32_t mask);
+  void release_warp(uint32_t warp, uint32_t mask);
   void leave();
   uint64_t warp_result(Thread& thread, uint32_t there);
   std::string where(uint32_t thread) const;
@@ -116,12 +123,14 @@ class Worker {
   Stacks stacks_;
   char* shared_ = nullptr;
   std::vector<Thread> threads_;
-  std::vector<Thread*> ready_;  // a ring
-  size_t ready_head_ = 0, ready_count_ = 0;
+  std::vector<WarpState> warps_;
+  std::vector<Thread*> ready_;  // a ring; its size is a power of two
+  uint32_t ready_mask_ = 0, ready_head_ = 0, ready_count_ = 0;
   uint64_t block_ = 0;
   uint32_t alive_ = 0, at_barrier_ = 0, barrier_site_ = 0, barrier_true_ = 0;
   Thread* self_ = nullptr;
   void* scheduler_ = nullptr;
+  static inline thread_local Worker* current_ = nullptr;
   std::minstd_rand random_;
 };
 

@@ -119,6 +119,12 @@ TEST_P(Wrong, IsNamedByItsFinding) {
   }
 }
 
+TEST_P(Wrong, IsFoundInTheSameWayWithTheSameSeed) {
+  const std::string kernel = "wrong_" + std::string(GetParam().name);
+  const LaunchOptions options = {.seed = 5, .checked = true, .turns = 100000};
+  EXPECT_EQ(launch(kernel, options).message(), launch(kernel, options).message());
+}
+
 TEST_P(Wrong, RightVersionHasNoFinding) {
   for (const uint64_t seed : {0, 1, 2, 3}) {
     for (const bool checked : {false, true}) {

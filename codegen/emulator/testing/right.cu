@@ -175,6 +175,19 @@ KERNEL last_block(const int* x, int* partial, int* out) {
   out[TID] = sum;
 }
 
+// The first thread waits for one of another warp, without a barrier.
+KERNEL handshake(volatile int* flag, int* out) {
+  if (TID == 0) {
+    while (*flag == 0) __nvvm_nanosleep(100);
+    fence();
+    out[0] = out[1] + 1;
+  } else if (TID == 40) {
+    out[1] = 41;
+    fence();
+    *flag = 1;
+  }
+}
+
 KERNEL barriers(int rounds) {
   for (int i = 0; i < rounds; ++i) __syncthreads();
 }
