@@ -276,10 +276,34 @@ class Fuser {
     }
   }
 
+  // Whether neighbours of one operand are far apart in another one: a kernel packs these, ATen's loops mostly do not.
+  static bool lies_across(const Domain& domain) {
+    constexpr int64_t kMany = 64;
+    std::vector<const Domain::Access*> accesses;
+    for (const Domain::Member& member : domain.members()) {
+      for (const Domain::Access& access : member.accesses) accesses.push_back(&access);
+    }
+    const auto runs_along = [&](const Domain::Access& access, uint32_t dim, const Domain::Access& other) {
+      return domain.sizes()[dim] >= kMany && access.strides[dim] == 1 && other.strides[dim] >= kMany;
+    };
+    for (const Domain::Access* x : accesses) {
+      for (const Domain::Access* y : accesses) {
+        bool x_runs = false, y_runs = false;
+        for (uint32_t d = 0; d < domain.sizes().size(); ++d) {
+          x_runs |= runs_along(*x, d, *y);
+          y_runs |= runs_along(*y, d, *x);
+        }
+        if (x_runs && y_runs) return true;
+      }
+    }
+    return false;
+  }
+
   void drop_small() {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
-                        (cluster.nodes.size() == 1 && !is_better_alone(graph_.nodes[cluster.nodes[0]])) ||
+                        (cluster.nodes.size() == 1 && !is_better_alone(graph_.nodes[cluster.nodes[0]]) &&
+                         !lies_across(cluster.domain)) ||
                         !context_.worker.does(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;

@@ -99,6 +99,22 @@ TEST(Fuse, AViewInBetweenIsTheSamePlaces) {
 }
 
 // The product needs the sine and makes what is added: the addition cannot join them.
+TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
+  EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::relu(%0)\n"), "relu");
+  EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::gelu(%0, approximate=\"none\")\n"),
+            "pointwise{gelu}");
+  EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::_log_softmax(%0, 1, false)\n"),
+            "rowwise{_log_softmax}");
+  // What lies across, if there is much of it.
+  const std::string across = std::string(kHead) + R"(  %1: f32[s1, s0]{1, s1} @b0
+  %2: f32[s1, s0]{s0, 1} @b4 = aten::relu(%1)
+}
+)";
+  const int64_t large[] = {128, 64, 8192};
+  EXPECT_EQ(fused(across, context(large)), "pointwise{relu}");
+  EXPECT_EQ(fused(across, context(kSizes)), "relu");
+}
+
 TEST(Fuse, NothingComesBetween) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives

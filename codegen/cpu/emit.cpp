@@ -67,10 +67,13 @@ class FunctionEmitter {
 
   // Where a row is gone through several times, memory would rest in all loops but the first one, and what computes in
   // the first. So the longest of the others fetches what the next row reads, and what this row is written to, as long
-  // as it is not there yet.
+  // as it is not there yet. (One loop that only reads, and so waits for memory alone, fetches for itself: the processor
+  // does so only up to the end of a page.)
   void look_ahead() {
-    if (plan_.finish || kernel_.rows == 0 || kernel_.columns != 1 || plan_.loops.size() < 2) return;
-    ahead_ = 1;
+    if (plan_.finish || kernel_.rows == 0 || kernel_.columns != 1 || plan_.loops.empty()) return;
+    const bool reduces = !plan_.loops[0].reduces.empty() || !plan_.loops[0].totals.empty();
+    if (plan_.loops.size() == 1 && !reduces) return;
+    ahead_ = plan_.loops.size() == 1 ? 0 : 1;
     for (uint32_t loop = 2; loop < plan_.loops.size(); ++loop) {
       if (plan_.loops[loop].vectors.size() > plan_.loops[ahead_].vectors.size()) ahead_ = loop;
     }

@@ -128,7 +128,8 @@ bool softmax(NodeEmitter& node, bool log) {
   const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
   const V exp = e.exp(shifted);
   const V sum = e.columns(Reduction::kSum, exp);
-  node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.div(exp, sum));
+  // One division a row: the sum is 1 at least, so its reciprocal is a normal number.
+  node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.mul(exp, e.div(e.constant(type, 1), sum)));
   return true;
 }
 

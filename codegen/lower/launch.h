@@ -15,6 +15,9 @@ struct Binding {
   std::vector<int64_t> strides;  // elements: of the kernel's dims, then the indexed ones
   std::vector<int64_t> outer;    // of Launch::outer
   std::vector<int64_t> bounds;   // of the indexed dims
+  // Its elements lie across: who calls copies those of some rows side by side first. The kernel has one row dim and one
+  // column dim, only loads them, and finds their columns 1 apart.
+  bool packed = false;
 };
 
 // A kernel, and what one run calls it with. Dims that are not the kernel's are looped over by who calls.

@@ -23,6 +23,9 @@ namespace {
 // What a compiler is given at once. Passes make smaller groups.
 constexpr uint32_t kMostNodes = 256;
 
+// Columns of a row that is packed as a whole.
+constexpr int64_t kMostPacked = 1 << 15;
+
 // A row of a reduction of all has about so many elements.
 constexpr int64_t kPiece = 4096;
 
@@ -465,18 +468,35 @@ bool may_be_repeated(const ir::Graph& graph, const ir::Group& group, const Launc
   });
 }
 
-// Elements of an operand that lie side by side are in different rows: one would be gathered from as many lines of the
-// cache as there are rows. ATen's kernels go through such memory in tiles.
-bool transposes(const Launch& launch) {
-  const Kernel& kernel = launch.kernel;
+// Whether columns may be done apart from each other.
+bool is_pointwise(const Kernel& kernel) {
+  return std::ranges::none_of(kernel.values,
+                              [&](const Value& value) {
+                                return value.kind == Kind::kReduce ||
+                                       (value.kind == Kind::kIndex && value.a >= kernel.rows);
+                              }) &&
+         std::ranges::all_of(kernel.stores, [&](const Store& store) {
+           return (kernel.operands[store.operand].dims & kernel.column_dims()) != 0;
+         });
+}
+
+// Where elements of an operand that lie side by side are in different rows, they would be gathered from as many lines
+// of the cache as there are columns: they are packed. False: they cannot be; ATen's kernels go through such memory in
+// tiles.
+bool pack_transposed(Launch& launch) {
+  Kernel& kernel = launch.kernel;
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
     const std::vector<int64_t>& strides = launch.operands[i].strides;
     if (kernel.operands[i].strided && kernel.rows != 0 && launch.sizes[0] > 16 && launch.sizes.back() > 16 &&
         strides[0] != 0 && strides[0] < strides[kernel.dims() - 1]) {
-      return true;
+      const bool stored = std::ranges::any_of(kernel.stores, [&](const Store& store) { return store.operand == i; });
+      const bool fits = kernel.columns == 1 && (launch.sizes.back() <= kMostPacked || is_pointwise(kernel));
+      if (stored || kernel.operands[i].indexed != 0 || !fits) return false;
+      kernel.operands[i].strided = false;
+      launch.operands[i].packed = true;
     }
   }
-  return false;
+  return true;
 }
 
 }  // namespace
@@ -508,7 +528,7 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     made.store();
     if (launch.kernel.stores.empty()) continue;
     if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
-    if (transposes(launch)) return unsupported("neighbours of one operand are no neighbours of another");
+    if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
     if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
     launches->push_back(std::move(launch));
   }

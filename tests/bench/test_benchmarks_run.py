@@ -32,12 +32,12 @@ def test_zoo_speed(remote, capsys):
 
 
 def test_kernels(remote, capsys):
-    kernels.table(["softmax", "bf16 chain", "AdamW"], 1, {"cpu": "cpu", "remote": "remote:0"})
+    kernels.table(["softmax", "transpose, add", "AdamW"], 1, {"cpu": "cpu", "remote": "remote:0"})
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows] == [
         "| kernel",
         "| softmax",
-        "| bf16 chain",
+        "| transpose, add",
         "| AdamW",
         "| geometric mean",
     ]

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "worker/kernels/pack.h"
+
 namespace torch_remote::worker::kernels {
 namespace {
 
@@ -20,6 +22,8 @@ constexpr int64_t kGrain = 1 << 14;                    // points that are worth 
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
 constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
 constexpr size_t kLineAlign = 64;
+constexpr int64_t kPackedRows = 32, kPackedColumns = 1024;
+constexpr size_t kMostItem = 8;
 constexpr int64_t kPiece = 64;  // columns are dealt in multiples of it: results stay aligned
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
@@ -242,6 +246,37 @@ class LaunchRun {
 
   void call(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals, int64_t begin,
             int64_t end) const {
+    if (p.packed.empty()) return call_rows(p, data, columns, totals, begin, end);
+    for (int64_t row = begin; row < end; row += kPackedRows) {
+      for (int64_t column = 0; column < columns[0]; column += p.packed_columns) {
+        const int64_t count = std::min(p.packed_columns, columns[0] - column);
+        call_packed(p, data, row, std::min(end, row + kPackedRows), column, count, totals);
+      }
+    }
+  }
+
+  // Some rows and columns, for which operands that lie across are packed.
+  void call_packed(const Prepared& p, void* const* data, int64_t begin, int64_t end, int64_t column, int64_t count,
+                   void* const* totals) const {
+    thread_local Scratch memory;
+    const size_t bytes = static_cast<size_t>(kPackedRows * p.packed_line) * kMostItem;
+    std::byte* lines = memory.get(bytes * p.packed.size());
+    Pointers pointers(p.item_sizes.size());
+    for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+      pointers[i] = moved(data[i], column * p.strides[p.first_stride[i] + 1], p.item_sizes[i]);
+    }
+    for (const uint32_t i : p.packed) {
+      const std::vector<int64_t>& apart = p.launch->operands[i].strides;
+      const void* const source = moved(data[i], begin * apart[0] + column * apart[1], p.item_sizes[i]);
+      pack({source, apart[0], apart[1], lines, p.packed_line, end - begin, count}, p.item_sizes[i]);
+      pointers[i] = moved(lines, -begin * p.packed_line, p.item_sizes[i]);
+      lines += bytes;
+    }
+    call_rows(p, pointers.data(), std::span(&count, 1), totals, begin, end);
+  }
+
+  void call_rows(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals,
+                 int64_t begin, int64_t end) const {
     Call call = make_call(p, data, columns, totals);
     with_kept(p, call, [&] { p.kernel->rows(&call, begin, end); });
   }
@@ -273,8 +308,19 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const Binding& binding = launch.operands[i];
     p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
+    p.first_stride.push_back(p.strides.size());
     p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
+    if (binding.packed) p.packed.push_back(static_cast<uint32_t>(i));
     p.bounds.insert(p.bounds.end(), binding.bounds.begin(), binding.bounds.end());
+  }
+  if (!p.packed.empty()) {
+    p.packed_columns = kernel.splits_columns ? std::min(kPackedColumns, p.columns[0]) : p.columns[0];
+    // Lines of a power of two would be in the same places of the cache.
+    p.packed_line = (p.packed_columns + kPiece - 1) / kPiece * kPiece + kPiece / 4;
+    for (const uint32_t i : p.packed) {
+      p.strides[p.first_stride[i]] = p.packed_line;
+      p.strides[p.first_stride[i] + 1] = 1;
+    }
   }
   for (const Line& line : kernel.kept) {
     p.kept.push_back(p.kept_bytes);

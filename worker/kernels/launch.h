@@ -41,6 +41,10 @@ class Launches {
     std::vector<int64_t> strides, bounds;   // as Call has them
     std::vector<size_t> kept, total_lines;  // where lines of kept values begin; bytes of a chunk's line of each total
     size_t kept_bytes = 0;
+    // Operands that are packed, of so many rows and columns at a time.
+    std::vector<uint32_t> packed;
+    std::vector<size_t> first_stride;  // of each operand, in `strides`
+    int64_t packed_columns = 0, packed_line = 0;
   };
   std::vector<Prepared> list_;
   std::vector<uint32_t> dealt_;  // those that are dealt at once

@@ -1,0 +1,59 @@
+"""Kernels of operands that lie across: columns of one are rows of another. Such operands are packed in pieces, so sizes
+are on both sides of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+SIZES = [(17, 19), (64, 64), (70, 130), (128, 1024), (33, 2100), (2100, 65)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8]
+
+# Of x [m, n] and y [n, m].
+CASES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "alone": lambda x, y: x.t() + y,
+    "chain": lambda x, y: (x.t() * y + y) * x.t(),
+    "two": lambda x, y: x.t() + (x * 2).t() * y,
+    "rows": lambda x, y: (x.t() + y).sum(-1),
+    "columns": lambda x, y: (x.t() + y).sum(0),
+    "places": lambda x, y: (x.t() * 2 + y).argmax(-1),
+    "batch": lambda x, y: x.t().expand(3, -1, -1) + torch.stack((y, y + 1, y)),
+}
+
+
+def operands(n: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(n * m)
+    return torch.randint(0, 9, (m, n)).to(dtype), torch.randint(0, 9, (n, m)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_operands_that_lie_across(remote: torch.device, name: str, dtype: torch.dtype) -> None:
+    """Small whole numbers: sums of them are exact, in any order (bf16 adds up in f32, and rounds once)."""
+    for n, m in SIZES:
+        x, y = operands(n, m, dtype)
+        got = CASES[name](x.to(remote), y.to(remote)).cpu()
+        expected = CASES[name](x, y)
+        if dtype == torch.bfloat16:
+            expected = CASES[name](x.float(), y.float()).to(expected.dtype)
+        assert torch.equal(got, expected), (n, m)
+
+
+def test_softmax_of_what_lies_across(remote: torch.device) -> None:
+    for n, m in SIZES:
+        x = torch.randn(m, n)
+        got = torch.softmax(x.to(remote).t() * 2, -1).cpu()
+        torch.testing.assert_close(got, torch.softmax(x.t() * 2, -1), rtol=1e-6, atol=1e-7)
+
+
+def test_a_kernel_does_one_op_alone(remote: torch.device) -> None:
+    """ATen would go through such memory element by element."""
+    x, y = (each.to(remote) for each in operands(777, 333, torch.float32))
+    torch.remote.synchronize()
+    before = torch.remote.stats()["kernels_compiled"]
+    result = torch.atan2(x.t(), y)
+    torch.remote.synchronize()
+    assert torch.remote.stats()["kernels_compiled"] == before + 1
+    torch.testing.assert_close(result.cpu(), torch.atan2(x.cpu().t(), y.cpu()))
