@@ -1,5 +1,6 @@
 #include <xmmintrin.h>
 
+#include <limits>
 #include <optional>
 
 #include "codegen/emulator/calls.h"
@@ -29,7 +30,10 @@ Value* Calls::math(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> opera
   if (has(parts, "xorsign") || has(parts, "sat") || has(parts, "relu")) return nullptr;
   const auto flush = [&](Value* value) -> Value* {
     if (!has(parts, "ftz") || !value->getType()->isFloatTy()) return value;
-    return b_.runtime(kFlushFunction, value->getType(), {value}, Effect::kNone);
+    Value* size = b_.CreateUnaryIntrinsic(intrinsic::fabs, value);
+    Value* zero = b_.CreateBinaryIntrinsic(intrinsic::copysign, llvm::ConstantFP::get(value->getType(), 0), value);
+    Value* least = llvm::ConstantFP::get(value->getType(), std::numeric_limits<float>::min());
+    return b_.CreateSelect(b_.CreateFCmpOLT(size, least), zero, value);
   };
   llvm::SmallVector<Value*> flushed;
   for (Value* operand : operands) flushed.push_back(flush(operand));
@@ -159,7 +163,7 @@ Value* Calls::bits(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> x) {
   if (op == "prmt" && x.size() == 3) {  // byte i is the one of b:a that four bits say, or eight times its sign
     Value* source = b_.CreateOr(b_.CreateShl(b_.CreateZExt(x[1], i64), 32), b_.CreateZExt(x[0], i64));
     Value* value = b_.getInt32(0);
-    for (unsigned i = 0; i < 4; ++i) {
+    for (uint64_t i = 0; i < 4; ++i) {
       Value* selected = b_.CreateLShr(x[2], 4 * i);
       Value* shift = b_.CreateZExt(b_.CreateShl(b_.CreateAnd(selected, 7), 3), i64);
       Value* byte = b_.CreateTrunc(b_.CreateLShr(source, shift), b_.getInt8Ty());

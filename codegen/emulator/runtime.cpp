@@ -39,8 +39,6 @@ void yield() { Worker::current()->yield(); }
 void exit_thread() { Worker::current()->exit(); }
 void trap(uint32_t site) { Worker::current()->trap(site); }
 
-float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
-
 // The processor's rounding mode while it lives: as _MM_SET_ROUNDING_MODE has them.
 class Rounding {
  public:
@@ -141,7 +139,6 @@ std::span<const RuntimeSymbol> runtime_symbols() {
       {kYieldFunction, address(yield)},
       {kExitFunction, address(exit_thread)},
       {kTrapFunction, address(trap)},
-      {kFlushFunction, address(flush)},
       {kDirected32Function, address(directed<float>)},
       {kDirected64Function, address(directed<double>)},
       {"__truncsfbf2", address(to_bf16)},

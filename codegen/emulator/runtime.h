@@ -16,7 +16,6 @@ inline constexpr const char* kTurnFunction = "emulator.turn";
 inline constexpr const char* kYieldFunction = "emulator.yield";
 inline constexpr const char* kExitFunction = "emulator.exit";
 inline constexpr const char* kTrapFunction = "emulator.trap";
-inline constexpr const char* kFlushFunction = "emulator.flush";
 inline constexpr const char* kDirected32Function = "emulator.directed.f32";
 inline constexpr const char* kDirected64Function = "emulator.directed.f64";
 

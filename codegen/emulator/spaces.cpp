@@ -130,8 +130,8 @@ Status Spaces::replace_device_variable(llvm::GlobalVariable& variable, std::vect
   GlobalFacts facts = {name, "emulator.image." + number, "emulator.place." + number,
                        module_.getDataLayout().getTypeAllocSize(variable.getValueType()),
                        variable.getAlign().valueOrOne().value()};
-  auto* place = new llvm::GlobalVariable(module_, b_.getPtrTy(), false, llvm::GlobalValue::ExternalLinkage,
-                                         llvm::ConstantPointerNull::get(b_.getPtrTy()), facts.place);
+  auto* place = llvm::cast<llvm::GlobalVariable>(module_.getOrInsertGlobal(facts.place, b_.getPtrTy()));
+  place->setInitializer(llvm::ConstantPointerNull::get(b_.getPtrTy()));
   place->setExternallyInitialized(true);
   replace_uses(variable, [&]() -> llvm::Value* { return b_.CreateLoad(b_.getPtrTy(), place); });
   variable.setLinkage(llvm::GlobalValue::ExternalLinkage);

@@ -16,7 +16,7 @@ struct LaunchOptions {
   uint64_t seed = 0;
   uint32_t host_threads = 1;  // that do blocks; checked mode has one
   // Looks at each access and each turn of a loop, and says what is wrong: races whatever the order, accesses out of
-  // bounds, misaligned, or to what was never written. Forty times as slow.
+  // bounds, misaligned, or to what was never written. Twice as slow where threads meet often, else up to thirty times.
   bool checked = false;
   // A launch that takes longer is wrong: an endless loop, or one that waits for what cannot come.
   double seconds = 20;
