@@ -80,10 +80,24 @@ void Profile::ops(const LoadedProgram& program, const std::vector<int64_t>& valu
     return;
   }
   const uint32_t variant = variant_of(program, values);
+  const std::vector<ir::Group>& groups = program.graph.groups;
   for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
+    const auto group = std::ranges::lower_bound(groups, n, {}, &ir::Group::first);
+    if (group != groups.end() && group->first == n && group->last < last && ran_as_one(*group, first)) {
+      const auto number = static_cast<uint32_t>(program.graph.nodes.size() + (group - groups.begin()));
+      add({times_[n - first], times_[n - first + 1], sequence, variant, number});
+      n = group->last;
+      continue;
+    }
     const uint64_t end = times_[n - first + 1];  // 0: the node failed
     add({times_[n - first], end ? end : now, sequence, variant, n});
   }
+}
+
+bool Profile::ran_as_one(const ir::Group& group, uint32_t first) const {
+  const auto times = std::span(times_).subspan(group.first - first + 1, group.last - group.first + 1);
+  return times.size() > 1 && times[0] != 0 &&
+         std::ranges::all_of(times, [&](uint64_t time) { return time == times[0]; });
 }
 
 uint32_t Profile::variant_of(const LoadedProgram& program, const std::vector<int64_t>& values) {
@@ -122,6 +136,14 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
                                                         ? describe_node(program->graph, node, values)
                                                         : std::string(ir::op_desc(node.opcode).name)));
         records.push_back(node.source);
+      }
+      for (const ir::Group& group : program->graph.groups) {
+        std::string label = "kernel: ";
+        for (uint32_t n = group.first; n <= group.last && builder.GetSize() < kMaxLabelBytes; ++n) {
+          label += (n > group.first ? "; " : "") + describe_node(program->graph, program->graph.nodes[n], values);
+        }
+        labels.push_back(builder.CreateSharedString(label));
+        records.push_back(program->graph.nodes[group.first].source);
       }
     }
     const auto label_vector = builder.CreateVector(labels);

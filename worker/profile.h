@@ -67,6 +67,8 @@ class Profile {
   };
 
   void add(const wire::ProfileEvent& event);
+  // Whether the group was one kernel: all its time is its first node's (tr_run::times); `first` is that of times_.
+  bool ran_as_one(const ir::Group& group, uint32_t first) const;
   uint32_t variant_of(const LoadedProgram& program, const std::vector<int64_t>& values);
 
   const size_t limit_;

@@ -108,6 +108,9 @@ class TreeEmitter {
       }
     }
     const DType result = node_.result_dtype(0);
+    // True times a number is an error, which ATen tells.
+    const ir::Arg* alpha = node_.argument("alpha");
+    if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return false;
     // Without a tensor of floats, those of the result are the default dtype's.
     const bool made_float = !floats && category(result) == Category::kFloat;
     common_ = made_float ? result : found.get().value_or(result);

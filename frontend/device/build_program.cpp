@@ -54,7 +54,8 @@ class BuildSteps {
   uint64_t began_ = 0;
 };
 
-// TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES.
+}  // namespace
+
 Status read_switches(passes::PassContext* context) {
   const char* fusion = std::getenv("TORCH_REMOTE_FUSION");
   context->fusion = fusion == nullptr || *fusion == '\0' || remote::is_set("TORCH_REMOTE_FUSION");
@@ -65,8 +66,6 @@ Status read_switches(passes::PassContext* context) {
   }
   return {};
 }
-
-}  // namespace
 
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program) {

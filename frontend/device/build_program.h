@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "passes/pass.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/client/client.h"
 
@@ -17,5 +18,8 @@ Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer);
 // `capture`, if not null, gets the graph before the passes.
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program);
+
+// What TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES say.
+Status read_switches(passes::PassContext* context);
 
 }  // namespace torch_remote::frontend

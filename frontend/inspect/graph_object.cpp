@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "frontend/device/build_program.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/storages.h"
@@ -72,6 +73,11 @@ std::unique_ptr<GraphObject> GraphObject::optimized() const {
   ir::Graph graph = graph_;
   passes::PipelineOptions options;
   options.verify = true;
+  // A graph belongs to no worker: as for one that makes kernels of all kinds.
+  options.context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
+  options.context.worker.dtypes = ~uint64_t{0};
+  options.context.sample = params_;
+  check(read_switches(&options.context));
   check(passes::run_pipeline(graph, options));
   return std::make_unique<GraphObject>(std::move(graph), sources_, params_);
 }

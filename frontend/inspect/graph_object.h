@@ -24,7 +24,7 @@ class GraphObject {
 
   std::string to_text() const;
   pybind11::bytes to_program() const;
-  // After the passes.
+  // After the passes; with groups, if its params are known and fusion is on.
   std::unique_ptr<GraphObject> optimized() const;
   // By name: how often each op is there, in the order of the first ones.
   std::vector<std::pair<std::string, size_t>> ops() const;

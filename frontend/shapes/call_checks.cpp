@@ -328,6 +328,13 @@ void renorm(const OpEntry& op, const IValue* args) {
 }
 
 // logit_(self, eps)
+void heaviside(const OpEntry&, const IValue* args) {
+  const at::Tensor &self = tensor_at(args, 0), &values = tensor_at(args, 1);
+  if (self.is_complex() || values.is_complex()) return;  // the kernel says something else
+  TORCH_CHECK(self.scalar_type() == values.scalar_type(),
+              "heaviside is not yet implemented for tensors with different dtypes.");
+}
+
 void logit(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
   TORCH_CHECK(out == nullptr || !c10::isIntegralType(out->scalar_type(), true), "result type ",
@@ -457,6 +464,7 @@ constexpr CallCheckRow kRows[] = {
     {"argmax", kUnlessRuled, argmax},
     {"argmin", kUnlessRuled, argmax},
     {"renorm", kAlways, renorm},
+    {"heaviside", kAlways, heaviside},
     {"logit", kAlways, logit},
     {"flip", kAlways, flip},
     {"trace", kAlways, trace},

@@ -51,7 +51,7 @@ class Graph:
         return values + self._native.to_text()
 
     def optimized(self) -> Graph:
-        """The graph after the passes."""
+        """The graph after the passes, with the groups that kernels do."""
         return Graph(self._native.optimized())
 
     def save(self, path: str | os.PathLike[str]) -> None:

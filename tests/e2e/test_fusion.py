@@ -258,6 +258,62 @@ def test_optimizer_steps_are_one_kernel(remote, counted):
         torch.testing.assert_close(a, b)
 
 
+def test_profiles_and_explanations_name_kernels(remote):
+    x = torch.randn(500, 600, device=remote)
+    torch.remote.synchronize()
+
+    def function():
+        return (torch.softmax(x.exp() * 0.5, -1) + 1).sum(0).cpu()
+
+    function()
+    with torch.remote.profile() as profile:
+        function()
+    name = "kernel: exp, mul.Tensor, _softmax, 2 more"
+    (kernel,) = [op for worker in profile.recording.workers for op in worker.ops if op.end > op.begin]
+    assert kernel.name == name
+    assert kernel.ops == [f"aten::{op}" for op in ("exp", "mul.Tensor", "_softmax", "add.Tensor", "sum.dim_IntList")]
+    assert "test_fusion.py" in kernel.line
+    assert name in profile.summary()
+    explanation = torch.remote.explain(function)
+    assert explanation.kernels == {name: 2}
+    assert explanation.ops["aten::_softmax"] == 2
+    assert f"fused: 2 {name}" in str(explanation)
+
+
+GROUP = "\n  group "  # begins one in a graph's text
+
+
+def test_graphs_show_their_groups(remote, monkeypatch):
+    x = torch.randn(50, 60, device=remote)
+    with torch.remote.trace() as trace:
+        y = torch.softmax(x.exp() * 0.5, -1) + 1  # noqa: F841 (lives, so that it is computed)
+    (graph,) = trace.graphs
+    assert GROUP not in str(graph)
+    assert str(graph.optimized()).count(GROUP) == 1
+    monkeypatch.setenv("TORCH_REMOTE_FUSION", "0")
+    assert GROUP not in str(graph.optimized())
+
+
+def test_a_limit_of_groups_finds_the_wrong_one(remote, monkeypatch):
+    """`fuse.limit` is read when a program is built, and counts groups from the first one."""
+    x, w = torch.randn(50, 60, device=remote), torch.randn(60, 60, device=remote)
+    torch.remote.synchronize()
+
+    def kernels(limit: int) -> list[str]:
+        monkeypatch.setenv("TORCH_REMOTE_PASSES", f"fuse.limit={limit}")
+        with torch.remote.trace() as trace:
+            a = x.exp() * 2
+            b = (a @ w).tanh() * 3
+            c = (b @ w).sin() * 4  # noqa: F841 (lives, so that it is computed)
+        (graph,) = trace.graphs
+        groups = str(graph.optimized()).split(GROUP)[1:]
+        return [next(op for op in ("exp", "tanh", "sin") if f"aten::{op}(" in group) for group in groups]
+
+    assert [kernels(limit) for limit in range(5)] == [
+        [], ["exp"], ["exp", "tanh"], ["exp", "tanh", "sin"], ["exp", "tanh", "sin"]
+    ]  # fmt: skip
+
+
 SWAP = """
     import time, torch, torch_remote
     def f(x):

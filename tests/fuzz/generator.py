@@ -82,6 +82,13 @@ class Generator:
                 live[:] = [v for v in live if isinstance(self.session.variables.get(v), torch.Tensor)]
         return error is None
 
+    def is_leaf(self, name: str) -> bool | None:
+        """None: torch cannot tell, of a view of something that was written since."""
+        try:
+            return self.tensor(name).is_leaf
+        except RuntimeError:
+            return None
+
     def too_large(self, code: str, uses: tuple[str, ...]) -> bool:
         """Whether a step would make far more of large tensors."""
         tensors = [t for v in uses if isinstance(t := self.session.variables.get(v), torch.Tensor)]
@@ -788,8 +795,8 @@ class Generator:
 
     def gradient(self) -> None:
         """A gradient in the middle of the program."""
-        wants = [v for v in self.live if self.tensor(v).requires_grad and not self.tensor(v).is_leaf]
-        leaves = [v for v in self.live if self.tensor(v).requires_grad and self.tensor(v).is_leaf]
+        wants = [v for v in self.live if self.tensor(v).requires_grad and self.is_leaf(v) is False]
+        leaves = [v for v in self.live if self.tensor(v).requires_grad and self.is_leaf(v)]
         if not wants or not leaves:
             return
         self.inexact()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,6 +77,11 @@ class TensorState:
 # tolerance of such types where it is finite, and integers that are made of it are not compared at all.
 FUSED = os.environ.get("TORCH_REMOTE_FUSION", "1") != "0"
 HALVES = (torch.float16, torch.bfloat16)
+# So is what jumps, of numbers that are rounded otherwise.
+JUMPS = re.compile(
+    r"remainder|fmod|floor|ceil|round|trunc|frac|sign|heaviside|to_int|index\(|hardshrink|median|where"
+    r"|[!=<>]=|[<>] |\.(eq|ne|lt|le|gt|ge)_?\b"
+)
 
 # What of it is compared besides the values.
 SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
@@ -365,6 +371,7 @@ class Session:
         used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
         self.step_is_inexact = step.inexact or not all(map(self._is_exact, used))
         self.step_is_coarse = any(map(self._is_coarse, used))
+        self.step_is_coarse |= FUSED and self.step_is_inexact and JUMPS.search(step.code) is not None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -445,7 +452,9 @@ def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool, coarse
         e, g = expected[finite].double(), got[finite].double()
         tolerance = TOLERANCES[torch.bfloat16]
         scale = max(e.abs().max().item(), 1.0) if e.numel() else 1.0
-        return torch.allclose(e, g, rtol=tolerance, atol=tolerance * scale)
+        # Some may have been rounded to the other side of a jump.
+        wrong = (e - g).abs() > tolerance * (e.abs() + scale)
+        return int(wrong.sum()) <= max(1, wrong.numel() // 20)
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return torch.equal(expected, got)
     if expected.dtype.is_complex:

@@ -78,19 +78,20 @@ def randoms(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch
 COLUMNS = 51  # vectors have a rest
 
 
-def operands(dtypes: list[torch.dtype], seed: int = 0) -> list[torch.Tensor]:
+@functools.cache
+def operands(*dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Every pair of edges (of three operands, some of the triples), and random numbers."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     grids = [torch.tensor(edges(d), dtype=torch.float64 if d.is_floating_point else torch.int64) for d in dtypes]
     if len(dtypes) <= 2:
         places = torch.cartesian_prod(*(torch.arange(len(g)) for g in grids)).reshape(-1, len(grids)).t()
     else:
         places = torch.stack([torch.randint(len(g), (2000,), generator=generator) for g in grids])
     count = 700 + COLUMNS - (places.shape[1] + 700) % COLUMNS
-    return [
+    return tuple(
         torch.cat([grid[at].to(dtype), randoms(dtype, count, generator)]).reshape(-1, COLUMNS)
         for grid, at, dtype in zip(grids, places, dtypes, strict=True)
-    ]
+    )
 
 
 # -- ops with expressions ----------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def schema_calls(name: str) -> Iterator[Case]:
     given = [a for a in arguments if a.type.kind() != "TensorType"]
     given = [a for a in given if not a.has_default_value() or a.name in NUMBERS]
     for dtype in DTYPES:
-        made = operands([torch.bool if n in BOOLS else dtype for n in tensors])
+        made = operands(*(torch.bool if n in BOOLS else dtype for n in tensors))
         choices = [numbers(a.name, dtype) if a.type.kind() == "NumberType" else [0.5] for a in given]
         for i in range(max(map(len, choices), default=1)):
             chosen = {a.name: c[i % len(c)] for a, c in zip(given, choices, strict=True)}
@@ -147,7 +148,7 @@ def schema_calls(name: str) -> Iterator[Case]:
                 )
 
             form = ", ".join(f"{n}={v}" for n, v in chosen.items())
-            yield Case(short, dtype, form, call, tuple(made))
+            yield Case(short, dtype, form, call, made)
 
 
 def expressions() -> Iterator[Case]:
@@ -169,7 +170,7 @@ def foreach() -> Iterator[Case]:
         if any(str(a.type) == "Tensor" for a in arguments):
             continue  # a tensor without dims: numbers are the same code
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
-            flat = [t.reshape(-1) for t in operands([dtype] * len(lists))]
+            flat = [t.reshape(-1) for t in operands(*[dtype] * len(lists))]
             made = tuple(part for t in flat for part in (t[: t.numel() - 100], t[-100:]))
 
             call = functools.partial(call_on_lists, function, lists, 0.75 if dtype.is_floating_point else 2)
@@ -205,7 +206,7 @@ def two_dtypes() -> Iterator[Case]:
     for name in PAIRS:
         function = overload(f"aten::{name}")
         for a, b in itertools.permutations(DTYPES, 2):
-            first, second = operands([a, b])
+            first, second = operands(a, b)
             call = larger if name == "where.self" else function
             yield Case(name, a, f"with {str(b)[6:]}", call, (first, second))
             if a.is_floating_point != b.is_floating_point and name in ("add.Tensor", "mul.Tensor", "pow.Tensor_Tensor"):
@@ -217,14 +218,14 @@ def two_dtypes() -> Iterator[Case]:
 
 def conversions() -> Iterator[Case]:
     for a, b in itertools.permutations(DTYPES, 2):
-        (x,) = operands([a])
+        (x,) = operands(a)
         if a.is_floating_point and not b.is_floating_point and b != torch.bool:
             x = x.nan_to_num(0, 0, 0).clamp(0 if b == torch.uint8 else -100, 100)  # others are undefined
         yield Case("copy_", a, f"to {str(b)[6:]}", lambda x, b=b: x.to(b), (x,))
         if a.is_floating_point and b.is_floating_point:
             yield Case("copy_", a, f"to {str(b)[6:]} and back", lambda x, a=a, b=b: x.to(b).to(a), (x,))
     for dtype in DTYPES:
-        (x,) = operands([dtype])
+        (x,) = operands(dtype)
         yield Case("fill_", dtype, "", lambda x: x.add(x).fill_(3), (x,))
         yield Case("zero_", dtype, "", lambda x: x.add(x).zero_(), (x,))
 
@@ -326,9 +327,9 @@ def rows() -> Iterator[Case]:
 
             yield Case("native_layer_norm_backward", dtype, form, layer_norm_backward, (g, y, w), True)
             for how in ("none", "tanh"):
-                (z,) = operands([dtype])
+                (z,) = operands(dtype)
                 yield Case("gelu", dtype, how, lambda x, h=how: torch.nn.functional.gelu(x, approximate=h), (z,))
-                pair = operands([dtype, dtype])
+                pair = operands(dtype, dtype)
                 yield Case(
                     "gelu_backward",
                     dtype,
@@ -372,7 +373,7 @@ def rows() -> Iterator[Case]:
                 (tame(dtype, (6, 37)), labels),
                 True,
             )
-        table = operands([dtype])[0]
+        table = operands(dtype)[0]
         places = torch.randint(0, table.shape[0], (7, 9), generator=torch.Generator().manual_seed(0))
         yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))
 

@@ -77,6 +77,7 @@ def cases_of(op: OpInfo, dtype: torch.dtype, first: int) -> Iterator[Case]:
         yield Case(name, dtype, f"sample {i}", call, tuple(leaves[k].detach() for k in at), True)
 
 
-def samples(dtype: torch.dtype, first: int = 2) -> Iterator[Case]:
-    for op in ops_for(dtype):
+def samples(dtype: torch.dtype, first: int = 2, begin: int = 0, every: int = 1) -> Iterator[Case]:
+    """Of each `every`-th op."""
+    for op in ops_for(dtype)[begin::every]:
         yield from cases_of(op, dtype, first)

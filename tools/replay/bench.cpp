@@ -80,10 +80,12 @@ Status bench_program(Device& device, const remote::RunEvent& run, const Inputs& 
   if (!status || failed) return status;
 
   std::vector<uint64_t> runs;
-  std::vector<std::vector<uint64_t>> nodes(graph.nodes.size());
+  std::vector<std::vector<uint64_t>> nodes(graph.nodes.size()), groups(graph.groups.size());  // those done as one
   for (const wire::ProfileEvent& event : profile.events) {
     if (event.program != wire::ProfileEvent::kMessage) {
+      const size_t group = event.node - nodes.size();
       if (event.node < nodes.size()) nodes[event.node].push_back(event.end - event.begin);
+      if (event.node >= nodes.size() && group < groups.size()) groups[group].push_back(event.end - event.begin);
     } else if (event.node == static_cast<uint32_t>(wire::Type::kRun)) {
       runs.push_back(event.end - event.begin);
     }
@@ -92,7 +94,20 @@ Status bench_program(Device& device, const remote::RunEvent& run, const Inputs& 
   if (status = ir::evaluate(graph, run.params.data(), &values); !status) return status;
   const std::string what = std::to_string(nodes.size()) + (nodes.size() == 1 ? " op" : " ops");
   rows->push_back({run.program->number, -1, what, "", percentiles(runs)});
+  // A kernel's row is its first node's.
+  const auto kernel = [&](uint32_t first) -> const ir::Group* {
+    const auto group = std::ranges::find(graph.groups, first, &ir::Group::first);
+    return group != graph.groups.end() && !groups[group - graph.groups.begin()].empty() ? &*group : nullptr;
+  };
   for (uint32_t n = 0; n < nodes.size(); ++n) {
+    if (const ir::Group* group = kernel(n)) {
+      std::string all = "kernel: ";
+      for (uint32_t m = n; m <= group->last; ++m) {
+        all += (m > n ? "; " : "") + describe(graph, graph.nodes[m], values);
+      }
+      rows->push_back({run.program->number, n, all, line_of(graph, graph.nodes[n]),
+                       percentiles(groups[group - graph.groups.data()])});
+    }
     if (nodes[n].empty()) continue;
     rows->push_back({run.program->number, n, describe(graph, graph.nodes[n], values), line_of(graph, graph.nodes[n]),
                      percentiles(nodes[n])});

@@ -53,12 +53,13 @@ class Explanation:
 
     result: Any  # of the last call
     calls: int
-    ops: dict[str, int]  # run on the worker, by name, over all calls
+    ops: dict[str, int]  # run on the worker, by name, over all calls; those in kernels, too
     flushes: list[Flush]
     syncs: list[Sync]
     stats: list[dict[str, int]]  # what each call added to torch.remote.stats()
     slow_shapes: dict[str, int] = field(default_factory=dict)  # ops whose shapes took the dispatcher's Meta key
     graphs: list[list[GraphNode]] = field(default_factory=list)  # that torch.compile made in these calls
+    kernels: dict[str, int] = field(default_factory=dict)  # compiled ones that did several ops each, over all calls
 
     @property
     def programs(self) -> list[int]:
@@ -91,7 +92,10 @@ class Explanation:
             lines.append(f"graph of torch.compile: {inside} nodes in programs, {len(outside)} outside")
             lines += [f"  {node.name} ({node.op}) runs outside: {node.why}" for node in outside]
         lines.append("ops on the worker: " + (", ".join(f"{n} {name}" for name, n in self.ops.items()) or "none"))
-        lines.append("fused: nothing (each op is a kernel of its own)")
+        for name, count in self.kernels.items():
+            lines.append(f"fused: {count} {name}")
+        if not self.kernels:
+            lines.append("fused: nothing (each op is a kernel of its own)")
         fallbacks = sum(stats["client_fallbacks"] for stats in self.stats)
         lines.append(f"fell back to this process's CPU: {fallbacks or 'nothing'}")
         if self.slow_shapes:
@@ -143,6 +147,7 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
 
     flushes, syncs = [], []
     ops: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
     for call, recording in enumerate(recordings):
         for event in recording.client:
             if event.kind == "flush" and event.worker >= 0:
@@ -152,5 +157,9 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
             elif event.kind == "wait" and event.name != "profile ends":
                 syncs.append(Sync(call, event.name, event.line, (event.end - event.begin) / 1000))
         for worker in recording.workers:
-            ops.update(op.name for op in worker.ops)
-    return Explanation(result, calls, dict(ops.most_common()), flushes, syncs, stats, dict(slow), graphs)
+            for op in worker.ops:
+                ops.update(op.ops)
+                kernels.update([op.name] if len(op.ops) > 1 else [])
+    return Explanation(
+        result, calls, dict(ops.most_common()), flushes, syncs, stats, dict(slow), graphs, dict(kernels.most_common())
+    )

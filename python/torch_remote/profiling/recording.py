@@ -15,6 +15,8 @@ from torch_remote.profiling.ranges import Range
 
 _EVENT = struct.Struct("<QQQII")  # wire::ProfileEvent
 _MESSAGE = 0xFFFFFFFF
+_KERNEL = "kernel: "
+_SHOWN = 3  # ops in a kernel's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class WorkerMessage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOp:
-    label: str  # "aten::relu(f32[4])"
+    label: str  # "aten::relu(f32[4])", or of a kernel that did several: "kernel: aten::relu(f32[4]); aten::neg(f32[4])"
     line: str
     program: int
     sequence: int
@@ -64,8 +66,16 @@ class WorkerOp:
     end: int
 
     @property
+    def ops(self) -> list[str]:
+        """Names of what it did: one, or those of a kernel."""
+        return [label.partition("(")[0] for label in self.label.removeprefix(_KERNEL).split("; ")]
+
+    @property
     def name(self) -> str:
-        return self.label.partition("(")[0]
+        if not self.label.startswith(_KERNEL):
+            return self.label.partition("(")[0]
+        ops = [op.removeprefix("aten::") for op in self.ops]
+        return _KERNEL + ", ".join(ops[:_SHOWN]) + (f", {len(ops) - _SHOWN} more" if len(ops) > _SHOWN else "")
 
 
 @dataclass(slots=True)
