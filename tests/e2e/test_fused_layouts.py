@@ -57,3 +57,9 @@ def test_a_kernel_does_one_op_alone(remote: torch.device) -> None:
     torch.remote.synchronize()
     assert torch.remote.stats()["kernels_compiled"] == before + 1
     torch.testing.assert_close(result.cpu(), torch.atan2(x.cpu().t(), y.cpu()))
+
+
+def test_rows_that_would_need_much_scratch_memory_are_left_to_aten(remote: torch.device) -> None:
+    """A kernel would keep the exponentials of all of it."""
+    x = torch.randn(1, 18_000_000)
+    assert torch.equal(torch.softmax(x.to(remote), -1).cpu(), torch.softmax(x, -1))

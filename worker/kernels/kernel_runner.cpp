@@ -13,6 +13,10 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
+// Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
+// rows.
+constexpr size_t kMostScratch = 64 << 20;
+
 // A group of a program, as the last run that looked at it had it.
 struct BoundGroup {
   ir::Group group;
@@ -148,6 +152,7 @@ class KernelProgram : public RunnerProgram {
         if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
       }
     }
+    group.fits &= group.prepared.scratch() <= kMostScratch;
   }
 
   const KernelRunnerOptions& options_;

@@ -22,7 +22,9 @@ constexpr int64_t kGrain = 1 << 14;                    // points that are worth 
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
 constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
 constexpr size_t kLineAlign = 64;
-constexpr int64_t kPackedRows = 32, kPackedColumns = 1024;
+// What is packed at a time: tall pieces, as memory is read down the columns; of kernels that want whole rows fewer
+// ones.
+constexpr int64_t kPackedRows = 128, kPackedColumns = 256, kPackedWholeRows = 32;
 constexpr size_t kMostItem = 8;
 constexpr int64_t kPiece = 64;  // columns are dealt in multiples of it: results stay aligned
 
@@ -158,10 +160,6 @@ class LaunchRun {
 
   // Rows chunk by chunk, each adding to lines of its own; then all chunks' lines are added up.
   void run_with_totals(const Prepared& p) const {
-    int64_t chunk = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, p.row_points));
-    const int64_t most = std::clamp(kMostTotals / std::max<int64_t>(1, p.row_points), kLeastChunks, kMostChunks);
-    chunk = std::max(chunk, (p.rows + most - 1) / most);
-    const int64_t full = (p.rows + chunk - 1) / chunk, chunks = full + (p.launch->rest != 0 ? 1 : 0);
     const std::vector<Line>& totals = p.kernel->totals;
     std::vector<size_t> offsets;
     std::vector<int64_t> sizes;
@@ -169,19 +167,19 @@ class LaunchRun {
     for (const size_t line : p.total_lines) {
       offsets.push_back(bytes);
       sizes.push_back(static_cast<int64_t>(line));
-      bytes += line * static_cast<size_t>(chunks);
+      bytes += line * static_cast<size_t>(p.chunks);
     }
     thread_local Scratch memory;
     std::byte* const lines = memory.get(bytes);
-    for_parts(chunks, 1, [&](int64_t begin, int64_t end) {
+    for_parts(p.chunks, 1, [&](int64_t begin, int64_t end) {
       Pointers at(totals.size());
       for (int64_t c = begin; c < end; ++c) {
         for (size_t t = 0; t < totals.size(); ++t) {
           at[t] = lines + offsets[t] + static_cast<size_t>(c) * p.total_lines[t];
           clear(totals[t], totals[t].per_column ? p.row_points : 1, static_cast<std::byte*>(at[t]));
         }
-        if (c < full) {
-          call(p, data(p), p.columns, at.data(), c * chunk, std::min(p.rows, (c + 1) * chunk));
+        if (c < p.full_chunks) {
+          call(p, data(p), p.columns, at.data(), c * p.chunk, std::min(p.rows, (c + 1) * p.chunk));
         } else {
           call_rest(p, at.data());
         }
@@ -191,7 +189,7 @@ class LaunchRun {
     for (size_t t = 0; t < totals.size(); ++t) first[t] = lines + offsets[t];
     Call finish = make_call(p, data(p), p.columns, first.data());
     finish.lines = sizes.data();
-    with_kept(p, finish, [&] { p.kernel->finish(&finish, chunks); });
+    with_kept(p, finish, [&] { p.kernel->finish(&finish, p.chunks); });
   }
 
   void call_rest(const Prepared& p, void* const* totals) const {
@@ -247,10 +245,10 @@ class LaunchRun {
   void call(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals, int64_t begin,
             int64_t end) const {
     if (p.packed.empty()) return call_rows(p, data, columns, totals, begin, end);
-    for (int64_t row = begin; row < end; row += kPackedRows) {
+    for (int64_t row = begin; row < end; row += p.packed_rows) {
       for (int64_t column = 0; column < columns[0]; column += p.packed_columns) {
         const int64_t count = std::min(p.packed_columns, columns[0] - column);
-        call_packed(p, data, row, std::min(end, row + kPackedRows), column, count, totals);
+        call_packed(p, data, row, std::min(end, row + p.packed_rows), column, count, totals);
       }
     }
   }
@@ -259,7 +257,7 @@ class LaunchRun {
   void call_packed(const Prepared& p, void* const* data, int64_t begin, int64_t end, int64_t column, int64_t count,
                    void* const* totals) const {
     thread_local Scratch memory;
-    const size_t bytes = static_cast<size_t>(kPackedRows * p.packed_line) * kMostItem;
+    const size_t bytes = static_cast<size_t>(p.packed_rows * p.packed_line) * kMostItem;
     std::byte* lines = memory.get(bytes * p.packed.size());
     Pointers pointers(p.item_sizes.size());
     for (size_t i = 0; i < p.item_sizes.size(); ++i) {
@@ -314,6 +312,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.bounds.insert(p.bounds.end(), binding.bounds.begin(), binding.bounds.end());
   }
   if (!p.packed.empty()) {
+    p.packed_rows = kernel.splits_columns ? kPackedRows : kPackedWholeRows;
     p.packed_columns = kernel.splits_columns ? std::min(kPackedColumns, p.columns[0]) : p.columns[0];
     // Lines of a power of two would be in the same places of the cache.
     p.packed_line = (p.packed_columns + kPiece - 1) / kPiece * kPiece + kPiece / 4;
@@ -329,6 +328,11 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   for (const Line& line : kernel.totals) {
     p.total_lines.push_back(aligned(size_t{line.item_size} * static_cast<size_t>(line.per_column ? p.row_points : 1)));
   }
+  const int64_t points = std::max<int64_t>(1, p.row_points);
+  const int64_t most = std::clamp(kMostTotals / points, kLeastChunks, kMostChunks);
+  p.chunk = std::max({int64_t{1}, kGrain / points, (p.rows + most - 1) / most});
+  p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
+  p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
     p.by_columns = p.rows * lines == 1 && kernel.splits_columns;
     p.units = p.by_columns ? ((p.columns.empty() ? 1 : p.columns[0]) + kPiece - 1) / kPiece : p.rows * lines;
@@ -338,6 +342,16 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     dealt_.push_back(static_cast<uint32_t>(list_.size()));
   }
   list_.push_back(std::move(p));
+}
+
+size_t Launches::scratch() const {
+  size_t most = 0;
+  for (const Prepared& p : list_) {
+    size_t bytes = p.kept_bytes + p.packed.size() * static_cast<size_t>(p.packed_rows * p.packed_line) * kMostItem;
+    for (const size_t line : p.total_lines) bytes += line * static_cast<size_t>(p.chunks);
+    most = std::max(most, bytes);
+  }
+  return most;
 }
 
 void Launches::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel, IndexRecord* failure) {

@@ -19,6 +19,9 @@ class Launches {
   // Both stay where they are; of the launch only scalars may change.
   void add(const codegen::Launch& launch, const CompiledKernel& kernel);
 
+  // Bytes that a run needs beside buffers, of the launch that needs most: a thread's, and what is added up at the end.
+  size_t scratch() const;
+
   // Runs them; all kernels are ready. `buffers` are those of the graph. What a launch is cut into depends on sizes
   // only, so that sums do too: `parallel` decides nothing but who does what. Launches without sums over rows are dealt
   // to threads all at once. An index out of its bounds: *failure says which.
@@ -41,10 +44,12 @@ class Launches {
     std::vector<int64_t> strides, bounds;   // as Call has them
     std::vector<size_t> kept, total_lines;  // where lines of kept values begin; bytes of a chunk's line of each total
     size_t kept_bytes = 0;
+    // Reductions over rows: rows of a chunk, chunks of that size, and with what remains.
+    int64_t chunk = 0, full_chunks = 0, chunks = 0;
     // Operands that are packed, of so many rows and columns at a time.
     std::vector<uint32_t> packed;
     std::vector<size_t> first_stride;  // of each operand, in `strides`
-    int64_t packed_columns = 0, packed_line = 0;
+    int64_t packed_rows = 0, packed_columns = 0, packed_line = 0;
   };
   std::vector<Prepared> list_;
   std::vector<uint32_t> dealt_;  // those that are dealt at once
