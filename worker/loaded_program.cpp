@@ -354,6 +354,28 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
 
 namespace {
 
+uint32_t runner_of(const LoadedProgram& program, uint32_t node) {
+  return std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first))->runner;
+}
+
+// Whose memory a large temporary takes over that is made at `node`; kNoBuffer: nobody's. `owns`: those that still have
+// memory of their own.
+uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
+  const auto may = [&](uint32_t from, uint32_t last) {
+    return owns[from] && program.held[from].first < node && program.held[from].last == last &&
+           program.nbytes[made] <= program.nbytes[from];
+  };
+  const Step& step = *std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first));
+  if (!step.whole) {
+    const uint32_t from = program.graph.buffers[made].reuses;
+    return from != ir::kNoBuffer && may(from, node) ? from : ir::kNoBuffer;
+  }
+  for (uint32_t from = 0; from < owns.size(); ++from) {
+    if (may(from, step.last - 1) && program.loaded[step.runner].program->may_share(step.first, made, from)) return from;
+  }
+  return ir::kNoBuffer;
+}
+
 void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
   const ir::Graph& graph = program.graph;
   const auto count = static_cast<uint32_t>(graph.nodes.size());
@@ -379,6 +401,16 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
     dying[program.held[b].last].push_back(b);
   }
   std::vector<bool> owns = in_block;  // its memory goes when it is dead
+  std::vector<bool> freed(program.created.size(), false);
+  // What a runner makes goes with the last node to touch it, if that is the same runner's.
+  for (uint32_t b = 0; b < program.created.size(); ++b) {
+    const auto& [first, last] = program.held[b];
+    if (!program.created[b] || graph.buffers[b].survives || runner_of(program, first) == runner_of(program, last))
+      continue;
+    freed[b] = true;
+    born[first].push_back(b);
+    dying[last].push_back(b);
+  }
   uint64_t dead = 0;
   for (uint32_t n = 0; n < count; ++n) {
     const auto is_large = [&](uint32_t b) { return program.nbytes[b] >= kLarge; };
@@ -389,14 +421,13 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
     Stage& stage = program.stages.back();
     stage.last = n + 1;
     for (const uint32_t b : born[n]) {
-      const uint32_t from = graph.buffers[b].reuses;
-      const bool takes_over = in_block[b] && from != ir::kNoBuffer && owns[from] && program.held[from].last == n &&
-                              program.nbytes[b] <= program.nbytes[from];
-      if (takes_over) owns[from] = false;
-      stage.allocate.push_back({b, takes_over ? from : ir::kNoBuffer});
+      if (program.created[b] && !graph.buffers[b].survives) continue;
+      const uint32_t from = in_block[b] ? find_source(program, b, n, owns) : ir::kNoBuffer;
+      if (from != ir::kNoBuffer) owns[from] = false;
+      stage.allocate.push_back({b, from});
     }
     for (const uint32_t b : dying[n]) {
-      if (!owns[b]) continue;
+      if (!owns[b] && !freed[b]) continue;
       stage.release.push_back(b);
       dead += program.nbytes[b];
     }

@@ -173,6 +173,8 @@ class Session {
   void unshare_written(Run& run);
   bool allocate_arena(Run& run);
   bool execute(Run& run);
+  bool take_memory(Run& run, const Stage& stage);
+  void take_apart(Run& run, const Stage& stage);
   bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
   bool look(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <new>
+#include <ranges>
+#include <utility>
 
 #include "remote/wire/delta.h"
 #include "worker/runner/plugin_runner.h"
@@ -208,17 +210,10 @@ bool Session::allocate_arena(Run& run) {
 bool Session::execute(Run& run) {
   const LoadedProgram& program = run.program;
   for (const Stage& stage : program.stages) {
-    for (const auto& [b, from] : stage.allocate) {
-      if (from != ir::kNoBuffer) {
-        run.buffers[b] = run.buffers[from];
-        run.buffers[b].nbytes = program.nbytes[b];
-        run.buffers[from] = borrowed(run.buffers[from].data, run.buffers[from].nbytes);
-      } else if (!memory_->allocate(program.nbytes[b], &run.buffers[b],
-                                    program.temporary[b] ? Reach::kOwn : Reach::kShared)) {
-        return false;
-      }
+    if (!take_memory(run, stage) || (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last))) {
+      take_apart(run, stage);
+      return false;
     }
-    if (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last)) return false;
     for (const uint32_t b : stage.release) release(run.buffers[b]);
     if (run.aliased || &stage == &program.stages.back()) continue;
     for (const uint32_t i : stage.erase) {
@@ -227,6 +222,31 @@ bool Session::execute(Run& run) {
     }
   }
   return true;
+}
+
+bool Session::take_memory(Run& run, const Stage& stage) {
+  const LoadedProgram& program = run.program;
+  for (const auto& [b, from] : stage.allocate) {
+    tr_buffer& buffer = run.buffers[b];
+    if (from != ir::kNoBuffer) {
+      buffer = std::exchange(run.buffers[from], borrowed(run.buffers[from].data, program.nbytes[from]));
+      buffer.nbytes = program.nbytes[b];
+    } else if (!memory_->allocate(program.nbytes[b], &buffer, program.temporary[b] ? Reach::kOwn : Reach::kShared)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Of the nodes that are left, those of groups are done one by one: what a group's result may overwrite is then still
+// needed. So both have memory of their own again.
+void Session::take_apart(Run& run, const Stage& stage) {
+  const LoadedProgram& program = run.program;
+  for (const auto& [b, from] : std::views::reverse(stage.allocate)) {
+    if (from == ir::kNoBuffer || program.held[b].first < run.next || !run.buffers[b].data) continue;
+    run.buffers[from] = std::exchange(run.buffers[b], {});
+    run.buffers[from].nbytes = program.nbytes[from];
+  }
 }
 
 // As many nodes at once as take some milliseconds, so that a cancellation is seen in time. A program that takes less is

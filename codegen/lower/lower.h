@@ -16,4 +16,8 @@ namespace torch_remote::codegen {
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches);
 
+// Whether what the launch stores to buffer `made` may overwrite buffer `source`, which it only loads: each element of
+// that where it is loaded for the last time, of as many bytes. They are the graph's.
+bool may_share(const Launch& launch, uint32_t made, uint32_t source);
+
 }  // namespace torch_remote::codegen

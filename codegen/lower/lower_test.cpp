@@ -316,6 +316,29 @@ TEST(Lower, ConversionsRound) {
   EXPECT_EQ(kernel("aten::copy_(%1!, %3)").find("bits"), std::string::npos);
 }
 
+// Whether b1 may lie where b0 does, of a group that makes b1, and perhaps b2, of b0.
+bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1}") {
+  std::vector<Launch> launches;
+  std::string graph = "graph(s0..s2) {\n  s3 = 1\n  s4 = 0\n  b0: input\n  b1: fresh(s2) survives ssa\n";
+  if (nodes.find("@b2") != std::string::npos) graph += "  b2: fresh(s2) survives ssa\n";
+  graph.append("  %0: ").append(b0).append(" @b0\n  group rowwise {\n").append(nodes).append("  }\n}\n");
+  EXPECT_EQ(lowered(graph, {8, 100, kBytes}, &launches).substr(0, 8), "\nkernel(")
+      << graph << lowered(graph, {8, 100, kBytes});
+  return launches.size() == 1 && may_share(launches[0], 1, 0);
+}
+
+TEST(Lower, WhatIsStoredMayTakeAPlaceAfterItsLastLoad) {
+  EXPECT_TRUE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n"));
+  EXPECT_TRUE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::_softmax(%0, 1, false)\n"));
+  // The loop of the largest one comes first; what is stored in it would be loaded again in the others.
+  EXPECT_FALSE(shares(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::_softmax(%0, 1, false)
+)"));
+  // Elements of other sizes, and other places.
+  EXPECT_FALSE(shares("  %1: bool[s0, s1]{s1, 1} @b1 = aten::logical_not(%0)\n"));
+  EXPECT_FALSE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n", "f32[s0, s1]{0, 1}"));
+}
+
 // What one loop nest cannot do is said, and is no kernel.
 TEST(Lower, WhatDoesNotFit) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {

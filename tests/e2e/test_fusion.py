@@ -133,6 +133,64 @@ def test_compiled_graphs_are_fused(remote, counted, name):
         assert least or (c["kernels_compiled"], c["programs_built"]) == (0, 0)
 
 
+def peak_of(function: Callable[[], torch.Tensor]) -> int:
+    """Bytes on top of what was there before; the kernels are there."""
+    for _ in range(2):
+        function()
+        torch.remote.synchronize()
+    before = torch.remote.memory_allocated()
+    torch.remote.reset_peak_memory_stats()
+    result = function()
+    torch.remote.synchronize()
+    del result
+    return torch.remote.max_memory_allocated() - before
+
+
+def test_groups_keep_no_more_than_their_ops_alone(remote):
+    x = torch.randn(256, 1024).to(remote)  # 1 MiB
+    sizes = [8, *x.shape]
+
+    def function():
+        total = torch.zeros(sizes, device=remote)
+        for k in range(8):
+            total = total + torch.ops.aten.select_backward(x, sizes, 0, k)
+        return total.exp()
+
+    assert peak_of(function) <= 3.5 * 8 * x.nbytes
+
+
+def test_results_take_the_place_of_what_is_dead(remote):
+    x, w = torch.randn(1024, 1024).to(remote), torch.randn(1024, 1024).to(remote)  # 4 MiB
+
+    def function():
+        t = x @ w
+        return (F.gelu(t) * 2 - 1) @ w
+
+    assert peak_of(function) <= 2.1 * x.nbytes
+
+
+def test_what_took_a_place_is_right_when_its_ops_are_done_alone(remote):
+    x, w, table = torch.randn(512, 512), torch.randn(512, 512), torch.randn(10, 4)
+    on = [a.to(remote) for a in (x, w, table)]
+    bad = torch.tensor([3, 10]).to(remote)
+
+    def function(x, w):
+        t = x @ w
+        u = F.gelu(t)
+        return u @ w + (u * t) @ w
+
+    close = {"rtol": 1e-4, "atol": 0.05}
+    torch.testing.assert_close(function(*on[:2]).cpu(), function(x, w), **close)  # its kernel is there
+    x, w, table = on
+    t = x @ w
+    rows = F.embedding(bad, table)
+    u = F.gelu(t)
+    got = u @ w + (u * t) @ w
+    torch.testing.assert_close(got.cpu(), function(x.cpu(), w.cpu()), **close)
+    with pytest.raises(IndexError, match="out of range"):
+        rows.cpu()
+
+
 def test_what_would_be_gathered_is_left_to_aten(remote, counted):
     x, y = torch.randn(200, 300), torch.randn(300, 200)
     with counted() as c:

@@ -81,6 +81,19 @@ class KernelProgram : public RunnerProgram {
     return true;
   }
 
+  bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
+    const codegen::Launch* both = nullptr;
+    for (const codegen::Launch& launch : group_at(first).launches) {
+      const auto has = [&](const codegen::Binding& binding) {
+        return binding.buffer == made || binding.buffer == source;
+      };
+      if (std::ranges::none_of(launch.operands, has)) continue;
+      if (both != nullptr) return false;
+      both = &launch;
+    }
+    return both != nullptr && codegen::may_share(*both, made, source);
+  }
+
   bool run(tr_run& run, tr_error* error) override {
     const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
     for (uint32_t n = run.first; n < run.last;) {
@@ -111,7 +124,8 @@ class KernelProgram : public RunnerProgram {
     for (uint32_t n = group.first + 1; n <= group.last + 1; ++n) run.times[n - run.first] = ended;
   }
 
-  BoundGroup& group_at(uint32_t first) {
+  BoundGroup& group_at(uint32_t first) { return const_cast<BoundGroup&>(std::as_const(*this).group_at(first)); }
+  const BoundGroup& group_at(uint32_t first) const {
     return *std::ranges::lower_bound(groups_, first, {}, [](const BoundGroup& g) { return g.group.first; });
   }
 
@@ -142,6 +156,7 @@ class KernelProgram : public RunnerProgram {
       group.kernels.push_back(kernel);
       if (kernel != nullptr) group.prepared.add(launch, *kernel);
     }
+    group.fits &= group.prepared.scratch() <= kMostScratch;
   }
 
   // Numbers that are arguments as they are.
@@ -152,7 +167,6 @@ class KernelProgram : public RunnerProgram {
         if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
       }
     }
-    group.fits &= group.prepared.scratch() <= kMostScratch;
   }
 
   const KernelRunnerOptions& options_;

@@ -30,6 +30,10 @@ class RunnerProgram {
   // Asked when they change, and when the runner's generation does. Where it does not, its nodes are done one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
 
+  // Of a group that it does as one with the values that it was last asked about: whether what it makes in buffer `made`
+  // may lie where buffer `source` does, which nobody else needs afterwards and which is at least as large.
+  virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
+
   // Does nodes [run.first, run.last), all of them ones that it was loaded for. Returns when they are queued; what they
   // tell the host (`words`) is known by then. False with *error: nodes before error->node ran, that one did not, later
   // ones were not tried. What only data can tell on an asynchronous device comes as a LateFailure

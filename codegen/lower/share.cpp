@@ -1,0 +1,39 @@
+#include "codegen/lower/lower.h"
+
+namespace torch_remote::codegen {
+
+bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
+  const Kernel& kernel = launch.kernel;
+  uint32_t to = kNone;
+  for (uint32_t i = 0; i < launch.operands.size(); ++i) {
+    if (launch.operands[i].buffer != made) continue;
+    if (to != kNone) return false;
+    to = i;
+  }
+  if (to == kNone || kernel.operands[to].indexed != 0) return false;
+  const Store* stored = nullptr;
+  for (const Store& store : kernel.stores) {
+    if (store.operand == to) stored = &store;
+  }
+  if (stored == nullptr) return false;
+  const Binding& place = launch.operands[to];
+  bool loads = false;
+  for (uint32_t i = 0; i < launch.operands.size(); ++i) {
+    const Binding& other = launch.operands[i];
+    if (other.buffer != source) continue;
+    loads = true;
+    const bool same = other.offset == place.offset && other.strides == place.strides && other.outer == place.outer &&
+                      !other.packed && kernel.operands[i].indexed == 0 &&
+                      ir::item_size(kernel.operands[i].dtype) == ir::item_size(kernel.operands[to].dtype);
+    if (!same) return false;
+    for (const Store& store : kernel.stores) {
+      if (store.operand == i) return false;
+    }
+  }
+  // In a row, all loads are done in the last loop over its columns at the latest, and there before what is made of them
+  // is stored. (Elements at other places are other elements: what is stored is so.)
+  const Schedule order = schedule(kernel);
+  return loads && (order.phases <= 1 || order.places[stored->value].phase + 1 == order.phases);
+}
+
+}  // namespace torch_remote::codegen
