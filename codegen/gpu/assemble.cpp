@@ -1,0 +1,144 @@
+#include "codegen/gpu/assemble.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+namespace torch_remote::codegen::gpu {
+namespace {
+
+// What is used of the library, declared here: its header comes with 100 MB of it.
+using Handle = void*;
+constexpr int kSuccess = 0, kPtx = 2;
+
+struct Functions {
+  int (*create)(Handle*, uint32_t, const char**) = nullptr;
+  int (*destroy)(Handle*) = nullptr;
+  int (*add)(Handle, int, const void*, size_t, const char*) = nullptr;
+  int (*complete)(Handle) = nullptr;
+  int (*cubin_size)(Handle, size_t*) = nullptr;
+  int (*cubin)(Handle, void*) = nullptr;
+  int (*error_size)(Handle, size_t*) = nullptr;
+  int (*error)(Handle, char*) = nullptr;
+  int (*info_size)(Handle, size_t*) = nullptr;
+  int (*info)(Handle, char*) = nullptr;
+};
+
+// The number before `what` in a line of the log.
+uint32_t number_before(std::string_view line, std::string_view what) {
+  size_t at = line.find(what);
+  if (at == std::string_view::npos) return 0;
+  size_t begin = at;
+  while (begin > 0 && line[begin - 1] >= '0' && line[begin - 1] <= '9') --begin;
+  return static_cast<uint32_t>(std::strtoul(std::string(line.substr(begin, at - begin)).c_str(), nullptr, 10));
+}
+
+// The assembler tells of each function: "Function properties for 'NAME'" or "Compiling entry function 'NAME'", then
+// stack and spills, then "Used N registers, ...".
+std::vector<FunctionFacts> read_facts(const std::vector<Function>& functions, std::string_view log) {
+  std::vector<FunctionFacts> result;
+  for (const Function function : functions) result.push_back({.function = function});
+  FunctionFacts* current = nullptr;
+  while (!log.empty()) {
+    const size_t end = std::min(log.find('\n'), log.size());
+    const std::string_view line = log.substr(0, end);
+    log.remove_prefix(std::min(end + 1, log.size()));
+    if (line.find("entry function") != std::string_view::npos ||
+        line.find("Function properties") != std::string_view::npos) {
+      for (FunctionFacts& facts : result) {
+        const std::string quoted = "'" + std::string(name(facts.function)) + "'";
+        const std::string last = " " + std::string(name(facts.function));
+        if (line.find(quoted) != std::string_view::npos || line.ends_with(last)) current = &facts;
+      }
+    }
+    if (current == nullptr) continue;
+    current->stack = std::max(current->stack, number_before(line, " bytes stack frame"));
+    current->spills = std::max(
+        {current->spills, number_before(line, " bytes spill stores"), number_before(line, " bytes spill loads")});
+    current->registers = std::max(current->registers, number_before(line, " registers"));
+    current->shared_bytes = std::max(current->shared_bytes, number_before(line, " bytes smem"));
+  }
+  return result;
+}
+
+class NvJitLink : public Assembler {
+ public:
+  explicit NvJitLink(Functions functions) : functions_(functions) {}
+
+  Status assemble(uint32_t sm, GpuCode* code) const override {
+    const std::string arch = "-arch=sm_" + std::to_string(sm);
+    const char* options[] = {arch.c_str(), "-O3", "-verbose"};
+    Handle handle = nullptr;
+    if (functions_.create(&handle, std::size(options), options) != kSuccess) {
+      return Status::invalid("gpu: libnvJitLink makes no code for sm_" + std::to_string(sm));
+    }
+    Status status = link(handle, code);
+    functions_.destroy(&handle);
+    return status;
+  }
+
+ private:
+  Status link(Handle handle, GpuCode* code) const {
+    // The size counts the 0 at the end.
+    if (functions_.add(handle, kPtx, code->ptx.c_str(), code->ptx.size() + 1, "kernel") != kSuccess ||
+        functions_.complete(handle) != kSuccess) {
+      return Status::internal("gpu: libnvJitLink does not assemble: " +
+                              text(handle, functions_.error_size, functions_.error));
+    }
+    size_t size = 0;
+    if (functions_.cubin_size(handle, &size) != kSuccess) return Status::internal("gpu: libnvJitLink gave no code");
+    code->cubin.resize(size);
+    if (functions_.cubin(handle, code->cubin.data()) != kSuccess) {
+      return Status::internal("gpu: libnvJitLink gave no code");
+    }
+    code->facts = read_facts(code->functions, text(handle, functions_.info_size, functions_.info));
+    return {};
+  }
+
+  static std::string text(Handle handle, int (*size_of)(Handle, size_t*), int (*get)(Handle, char*)) {
+    size_t size = 0;
+    if (size_of(handle, &size) != kSuccess || size == 0) return {};
+    std::string result(size, '\0');
+    if (get(handle, result.data()) != kSuccess) return {};
+    result.resize(std::min(result.find('\0'), result.size()));
+    return result;
+  }
+
+  const Functions functions_;
+};
+
+}  // namespace
+
+// The library stays open: other code may hold what it made.
+Status Assembler::open(const std::string& path, std::unique_ptr<Assembler>* assembler) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return {ErrorCode::kUnsupported, std::string("gpu: libnvJitLink cannot be opened: ") + dlerror()};
+  }
+  Functions functions;
+  std::string missing;
+  const auto find = [&]<typename F>(F* function, const char* symbol) {
+    *function = reinterpret_cast<F>(dlsym(library, symbol));
+    if (*function == nullptr) missing = symbol;
+  };
+  find(&functions.create, "nvJitLinkCreate");
+  find(&functions.destroy, "nvJitLinkDestroy");
+  find(&functions.add, "nvJitLinkAddData");
+  find(&functions.complete, "nvJitLinkComplete");
+  find(&functions.cubin_size, "nvJitLinkGetLinkedCubinSize");
+  find(&functions.cubin, "nvJitLinkGetLinkedCubin");
+  find(&functions.error_size, "nvJitLinkGetErrorLogSize");
+  find(&functions.error, "nvJitLinkGetErrorLog");
+  find(&functions.info_size, "nvJitLinkGetInfoLogSize");
+  find(&functions.info, "nvJitLinkGetInfoLog");
+  if (!missing.empty()) {
+    return {ErrorCode::kUnsupported, "gpu: " + path + " has no " + missing + "; libnvJitLink 12 or later is wanted"};
+  }
+  *assembler = std::make_unique<NvJitLink>(functions);
+  return {};
+}
+
+}  // namespace torch_remote::codegen::gpu

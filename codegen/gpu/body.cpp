@@ -1,0 +1,545 @@
+#include "codegen/gpu/body.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "codegen/gpu/values.h"
+
+// The loops of a function: which thread does which places, phase by phase.
+namespace torch_remote::codegen::gpu {
+namespace {
+
+using ir::DType;
+namespace ll = mlir::LLVM;
+using cpu::LoopPlan;
+using cpu::Scope;
+
+constexpr int64_t kLinesAtOnce = 4;
+
+// What all functions have.
+class Body {
+ public:
+  Body(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const cpu::Plan& plan, const Recipe& recipe,
+       uint32_t lanes, uint32_t slots, mlir::Block* entry, SharedMemory* shared)
+      : m_(builder),
+        memory_(m_, plans.kernel, recipe, lanes, entry),
+        values_(m_, memory_, plans.kernel, plan, lanes, slots),
+        team_(m_, plans.kernel, shared),
+        kernel_(plans.kernel),
+        schedule_(plans.schedule),
+        plan_(plan),
+        recipe_(recipe),
+        lanes_(lanes) {}
+
+ protected:
+  MlirValue i64(int64_t value) { return m_.i64(value); }
+  DType type(uint32_t value) const { return kernel_.values[value].type; }
+  bool two_columns() const { return kernel_.columns == 2; }
+  uint32_t totals() const { return static_cast<uint32_t>(schedule_.totals.size()); }
+  const Value& total(uint32_t t) const { return kernel_.values[schedule_.totals[t]]; }
+  Scope total_scope(uint32_t t) const { return plan_.scopes[total(t).a]; }
+  bool total_along(uint32_t t, uint32_t dim) const { return (recipe_.totals[t].dims >> dim & 1) != 0; }
+  MlirValue at_least_one(MlirValue x) { return m_.b.create<ll::SMaxOp>(x, i64(1)); }
+  MlirValue chunk_rows() { return memory_.parameter(ParameterKind::kChunk); }
+
+  void store_scalar(uint32_t s) {
+    const Store& store = kernel_.stores[s];
+    memory_.store(store, values_.scalar(store.value), values_.indices(store.indices, 0));
+  }
+  void store_lanes(uint32_t s, size_t slot, const Spot& at) {
+    const Store& store = kernel_.stores[s];
+    memory_.store_lanes(store, values_.lanes(store.value, slot), values_.indices(store.indices, slot), at);
+  }
+
+  // Rows, or chunks of rows that are done one by one: `row` gets the carried values that `write` finally gets. `count`
+  // is that of this function's items.
+  template <typename Row, typename Write>
+  void item(MlirValue number, MlirValues first, Row&& row, Write&& write) {
+    if (totals() == 0) {
+      row(number, MlirValue(), MlirValues());
+      return;
+    }
+    MlirValue begin = m_.mul(number, chunk_rows());
+    MlirValue end = m_.b.create<ll::SMinOp>(m_.add(begin, chunk_rows()), memory_.rows());
+    const MlirValues sums = m_.loop(begin, end, i64(1), first, [&](MlirValue index, mlir::ValueRange carried) {
+      return row(index, m_.equal(index, begin), MlirValues(carried));
+    });
+    write(m_.add(number, memory_.parameter(ParameterKind::kFirstChunk)), sums);
+  }
+  MlirValue items() { return totals() == 0 ? memory_.rows() : m_.divide_up(memory_.rows(), chunk_rows()); }
+
+  Machine m_;
+  Memory memory_;
+  Values values_;
+  Team team_;
+  const Kernel& kernel_;
+  const Schedule& schedule_;
+  const cpu::Plan& plan_;
+  const Recipe& recipe_;
+  const uint32_t lanes_;
+};
+
+// -- Points -----------------------------------------------------------------------------------------------------------
+
+// A thread has so many columns of a row, or of all rows of a chunk.
+class PointsBody : Body {
+ public:
+  PointsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
+             SharedMemory* shared)
+      : Body(builder, plans, plans.main, recipe, recipe.vector, 1, entry, shared) {}
+
+  void run() {
+    memory_.enter_row({});
+    values_.define(plan_.before);
+    vectors_ = at_least_one(m_.divide_up(memory_.columns(), i64(lanes_)));
+    if (two_columns()) lines_ = at_least_one(memory_.size(kernel_.rows));
+    MlirValue count = m_.mul(items(), vectors_);
+    if (lines_) count = m_.mul(count, lines_);
+    MlirValue thread = m_.add(m_.mul(m_.block(), m_.threads_x()), m_.thread_x());
+    m_.loop(thread, count, m_.mul(m_.blocks(), m_.threads_x()), {}, [&](MlirValue index, mlir::ValueRange) {
+      point(index);
+      return MlirValues();
+    });
+  }
+
+ private:
+  void point(MlirValue index) {
+    MlirValue number = index, vector = index, outer;
+    if (kernel_.rows != 0 || lines_) {
+      number = m_.divide(index, vectors_);
+      vector = m_.sub(index, m_.mul(number, vectors_));
+    }
+    MlirValue first = m_.is_zero(vector);
+    if (lines_) {
+      MlirValue line = number;
+      number = m_.divide(line, lines_);
+      outer = m_.sub(line, m_.mul(number, lines_));
+      first = m_.bit_and(first, m_.is_zero(outer));
+    }
+    if (kernel_.rows == 0) number = i64(0);
+    const Spot at = memory_.spot(outer, m_.mul(vector, i64(lanes_)));
+    MlirValues begin;
+    for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), team_.neutral(total(t)));
+    item(
+        number, begin,
+        [&](MlirValue row, MlirValue, const MlirValues& sums) { return this->row(row, at, first, sums); },
+        [&](MlirValue chunk, const MlirValues& sums) { write(chunk, at, sums); });
+  }
+
+  size_t width(uint32_t t) const { return total_scope(t) == Scope::kVector ? lanes_ : 1; }
+
+  MlirValues row(MlirValue number, const Spot& at, MlirValue first, MlirValues sums) {
+    memory_.enter_row(number);
+    values_.forget_lanes();
+    values_.define(plan_.values[0]);
+    if (!plan_.loops.empty()) {
+      sums = m_.only_if_gives(memory_.valid(at, 0), sums, [&] { return line(plan_.loops[0], at, sums); });
+      values_.define(plan_.values[1]);
+    }
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      if (total_scope(t) >= Scope::kOuter) continue;
+      sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
+    }
+    if (!plan_.stores.empty()) {
+      m_.only_if(first, false, [&] {
+        for (const uint32_t s : plan_.stores) store_scalar(s);
+      });
+    }
+    return sums;
+  }
+
+  MlirValues line(const LoopPlan& loop, const Spot& at, MlirValues sums) {
+    if (at.outer) memory_.enter_outer(at.outer);
+    values_.define(loop.outers, at.outer);
+    values_.define_lanes(loop.vectors, {&at, 1});
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      if (total_scope(t) < Scope::kOuter) continue;
+      for (uint32_t lane = 0; lane < width(t); ++lane) {
+        sums[next + lane] = team_.combine(total(t), sums[next + lane], values_.lane(total(t).a, 0, lane));
+      }
+    }
+    for (const uint32_t s : loop.stores) store_lanes(s, 0, at);
+    return sums;
+  }
+
+  // Of a total that does not vary over a column dim only the thread at the first place there.
+  void write(MlirValue chunk, const Spot& at, const MlirValues& sums) {
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      MlirValue mine;
+      const auto require = [&](MlirValue condition) { mine = mine ? m_.bit_and(mine, condition) : condition; };
+      if (total_scope(t) >= Scope::kOuter) require(memory_.valid(at, 0));
+      if (kernel_.columns > 0 && !total_along(t, kernel_.dims() - 1)) require(m_.is_zero(at.column));
+      if (two_columns() && !total_along(t, kernel_.rows)) require(m_.is_zero(at.outer));
+      const auto put = [&] {
+        MlirValue line = memory_.line(t, chunk), place = memory_.line_place(t, at);
+        for (uint32_t lane = 0; lane < width(t); ++lane) {
+          const auto one = [&] {
+            memory_.store_place(sums[next + lane], line, m_.add(place, i64(lane)), total(t).type);
+          };
+          if (lane == 0) {
+            one();
+          } else {
+            m_.only_if(memory_.valid(at, lane), false, one);
+          }
+        }
+      };
+      if (mine) {
+        m_.only_if(mine, false, put);
+      } else {
+        put();
+      }
+    }
+  }
+
+  MlirValue vectors_, lines_;
+};
+
+// -- Rows -------------------------------------------------------------------------------------------------------------
+
+// A team of threads has a row, or the rows of a chunk one after the other.
+class RowsBody : Body {
+ public:
+  RowsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, bool held, mlir::Block* entry,
+           SharedMemory* shared)
+      : Body(builder, plans, plans.main, recipe, recipe.vector, held ? recipe.slots : 1, entry, shared), held_(held) {
+    for (const LoopPlan& loop : plan_.loops) exchanges_ += loop.reduces.empty() ? 0 : 1;
+  }
+
+  void run() {
+    memory_.enter_row({});
+    values_.define(plan_.before);
+    thread_ = m_.thread_x();
+    first_column_ = m_.mul(thread_, i64(lanes_));
+    step_ = m_.mul(m_.threads_x(), i64(lanes_));
+    MlirValue team = m_.add(m_.mul(m_.block(), m_.threads_y()), m_.thread_y());
+    m_.loop(team, items(), m_.mul(m_.blocks(), m_.threads_y()), {}, [&](MlirValue number, mlir::ValueRange) {
+      MlirValues begin;
+      for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), team_.neutral(total(t)));
+      item(
+          number, begin,
+          [&](MlirValue row, MlirValue first, const MlirValues& sums) { return this->row(row, first, sums); },
+          [&](MlirValue chunk, const MlirValues& sums) { write(chunk, sums); });
+      return MlirValues();
+    });
+  }
+
+ private:
+  // Where the slots are; found again for each row rather than kept.
+  void find_spots() {
+    spots_.clear();
+    for (uint32_t slot = 0; held_ && slot < recipe_.slots; ++slot) {
+      spots_.push_back(memory_.spot({}, m_.add(first_column_, m_.mul(step_, i64(slot)))));
+    }
+  }
+
+  // Sums that are in registers while rows go by. Others are added to their line of memory.
+  size_t width(uint32_t t) const {
+    if (total_scope(t) < Scope::kOuter) return 1;
+    return held_ ? size_t{recipe_.slots} * lanes_ : 0;
+  }
+
+  MlirValues row(MlirValue number, MlirValue first, MlirValues sums) {
+    memory_.enter_row(number);
+    values_.forget_lanes();
+    if (first && !held_) {
+      MlirValue chunk = m_.divide(number, chunk_rows());
+      chunk_ = m_.add(chunk, memory_.parameter(ParameterKind::kFirstChunk));
+    }
+    first_ = first;
+    find_spots();
+    // Exchanges have memory of their own. If there are several, who comes to one again knows that all others have left
+    // it: they came to the next one since.
+    if (exchanges_ == 1) team_.barrier();
+    for (size_t number = 0; number < plan_.values.size(); ++number) {
+      values_.define(plan_.values[number]);
+      if (number >= plan_.loops.size()) continue;
+      if (held_) {
+        held_phase(plan_.loops[number], sums);
+      } else {
+        looped_phase(plan_.loops[number]);
+      }
+    }
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      if (total_scope(t) >= Scope::kOuter) continue;
+      sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
+    }
+    if (!plan_.stores.empty()) {
+      team_.barrier();  // all have loaded what was there
+      m_.only_if(m_.is_zero(thread_), false, [&] {
+        for (const uint32_t s : plan_.stores) store_scalar(s);
+      });
+    }
+    return sums;
+  }
+
+  std::vector<Partial> begin(const LoopPlan& loop) {
+    std::vector<Partial> partials;
+    for (const uint32_t v : loop.reduces) partials.push_back(team_.begin(kernel_.values[v], lanes_));
+    return partials;
+  }
+
+  void accumulate(std::vector<Partial>& partials, size_t slot, const Spot& at) {
+    if (partials.empty()) return;
+    const std::vector<Partial> before = partials;
+    const auto after = [&](bool masked) {
+      partials = before;
+      for (Partial& partial : partials) {
+        for (uint32_t lane = 0; lane < lanes_; ++lane) {
+          MlirValue place = m_.add(at.column, i64(lane));
+          if (at.outer) place = m_.add(place, m_.mul(at.outer, memory_.size(kernel_.dims() - 1)));
+          MlirValue valid = masked ? memory_.valid(at, lane) : MlirValue();
+          team_.accumulate(partial, lane, values_.lane(partial.reduce->a, slot, lane), place, valid);
+        }
+      }
+      return flat(partials);
+    };
+    const MlirValues old = flat(before);
+    const llvm::SmallVector<mlir::Type> types(mlir::ValueRange(old).getTypes());
+    const MlirValues results =
+        m_.branch(memory_.full(at), [&] { return after(false); }, [&] { return after(true); }, types, false);
+    set(partials, results);
+  }
+
+  void end(const LoopPlan& loop, std::vector<Partial>& partials) {
+    if (partials.empty()) return;
+    const std::vector<MlirValue> results = team_.reduce(partials);
+    for (size_t i = 0; i < results.size(); ++i) values_.set(loop.reduces[i], results[i]);
+  }
+
+  void held_phase(const LoopPlan& loop, MlirValues& sums) {
+    values_.define_lanes(loop.vectors, spots_);
+    std::vector<Partial> partials = begin(loop);
+    for (size_t slot = 0; slot < spots_.size(); ++slot) accumulate(partials, slot, spots_[slot]);
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      if (std::ranges::find(loop.totals, t) == loop.totals.end()) continue;
+      for (size_t i = 0; i < width(t); ++i) {
+        MlirValue x = values_.lane(total(t).a, i / lanes_, static_cast<uint32_t>(i % lanes_));
+        sums[next + i] = team_.combine(total(t), sums[next + i], x);
+      }
+    }
+    for (const uint32_t s : loop.stores) {
+      for (size_t slot = 0; slot < spots_.size(); ++slot) store_lanes(s, slot, spots_[slot]);
+    }
+    end(loop, partials);
+  }
+
+  // -- Rows that are not held ---------------------------------------------------------------------------------------
+
+  static MlirValues flat(const std::vector<Partial>& partials) {
+    MlirValues result;
+    for (const Partial& partial : partials) {
+      for (const MlirValues& lane : partial.lanes) result.append(lane);
+    }
+    return result;
+  }
+  static void set(std::vector<Partial>& partials, mlir::ValueRange values) {
+    for (Partial& partial : partials) {
+      for (MlirValues& lane : partial.lanes) {
+        lane.assign(values.begin(), values.begin() + static_cast<ptrdiff_t>(lane.size()));
+        values = values.drop_front(lane.size());
+      }
+    }
+  }
+  std::vector<Partial> partials_of(const LoopPlan& loop, mlir::ValueRange values) {
+    std::vector<Partial> partials = begin(loop);
+    set(partials, values);
+    return partials;
+  }
+
+  void looped_phase(const LoopPlan& loop) {
+    MlirValues results = flat(begin(loop));
+    if (two_columns()) {
+      MlirValue lines = memory_.size(kernel_.rows);
+      results = m_.loop(i64(0), lines, i64(1), results, [&](MlirValue outer, mlir::ValueRange carried) {
+        memory_.enter_outer(outer);
+        values_.define(loop.outers, outer);
+        add_outer_totals(loop, outer);
+        std::vector<Partial> sums = partials_of(loop, carried);
+        const std::vector<Partial> of_line = partials_of(loop, line(loop, outer, flat(begin(loop))));
+        for (size_t i = 0; i < sums.size(); ++i) team_.combine(sums[i], of_line[i]);
+        return flat(sums);
+      });
+    } else {
+      results = line(loop, {}, results);
+    }
+    std::vector<Partial> partials = partials_of(loop, results);
+    end(loop, partials);
+  }
+
+  MlirValues line(const LoopPlan& loop, MlirValue outer, const MlirValues& before) {
+    if (loop.vectors.empty() && loop.reduces.empty() && loop.stores.empty()) return before;
+    return m_.loop(first_column_, memory_.columns(), step_, before, [&](MlirValue column, mlir::ValueRange carried) {
+      const Spot at = memory_.spot(outer, column);
+      values_.forget_lanes();
+      values_.define_lanes(loop.vectors, {&at, 1});
+      std::vector<Partial> partials = partials_of(loop, carried);
+      accumulate(partials, 0, at);
+      for (const uint32_t t : loop.totals) {
+        if (total_scope(t) == Scope::kVector) add_to_line(t, at);
+      }
+      for (const uint32_t s : loop.stores) store_lanes(s, 0, at);
+      return flat(partials);
+    });
+  }
+
+  void add_outer_totals(const LoopPlan& loop, MlirValue outer) {
+    for (const uint32_t t : loop.totals) {
+      if (total_scope(t) != Scope::kOuter) continue;
+      m_.only_if(m_.is_zero(thread_), false, [&] {
+        const Spot at{outer, {}, {}};
+        add_one(t, memory_.line(t, chunk_), memory_.line_place(t, at), values_.scalar(total(t).a));
+      });
+    }
+  }
+
+  void add_to_line(uint32_t t, const Spot& at) {
+    MlirValue line = memory_.line(t, chunk_), place = memory_.line_place(t, at);
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      MlirValue mine = memory_.valid(at, lane);
+      if (at.outer && !total_along(t, kernel_.rows)) mine = m_.bit_and(mine, m_.is_zero(at.outer));
+      m_.only_if(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
+    }
+  }
+
+  // The chunk's first row finds nothing there.
+  void add_one(uint32_t t, MlirValue line, MlirValue place, MlirValue x) {
+    MlirValue later = m_.bit_xor(first_, m_.truth(true));
+    MlirValue before = m_.only_if_gives(later, MlirValues{team_.neutral(total(t))},
+                                        [&] { return MlirValues{memory_.load_place(line, place, total(t).type)}; })[0];
+    memory_.store_place(team_.combine(total(t), before, x), line, place, total(t).type);
+  }
+
+  void write(MlirValue chunk, const MlirValues& sums) {
+    find_spots();
+    size_t next = 0;
+    for (uint32_t t = 0; t < totals(); next += width(t++)) {
+      MlirValue line = memory_.line(t, chunk);
+      if (total_scope(t) < Scope::kOuter) {
+        m_.only_if(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
+        continue;
+      }
+      for (size_t i = 0; i < width(t); ++i) {
+        const Spot& at = spots_[i / lanes_];
+        const auto lane = static_cast<uint32_t>(i % lanes_);
+        m_.only_if(memory_.valid(at, lane), false, [&] {
+          MlirValue place = m_.add(memory_.line_place(t, at), i64(lane));
+          memory_.store_place(sums[next + i], line, place, total(t).type);
+        });
+      }
+    }
+  }
+
+  const bool held_;
+  uint32_t exchanges_ = 0;
+  std::vector<Spot> spots_;  // of each slot
+  MlirValue thread_, first_column_, step_;
+  MlirValue first_, chunk_;  // whether the row is the chunk's first one; the chunk's number
+};
+
+// -- Finish -----------------------------------------------------------------------------------------------------------
+
+// A block has so many columns, and for each of these threads that add up chunks' lines. One of them goes on.
+class FinishBody : Body {
+ public:
+  FinishBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
+             SharedMemory* shared)
+      : Body(builder, plans, plans.finish, recipe, 1, 1, entry, shared) {}
+
+  void run() {
+    memory_.enter_row({});
+    MlirValue first = m_.is_zero(m_.thread_y());
+    for (uint32_t t = 0; t < totals(); ++t) {
+      if (scope(t) < Scope::kOuter) values_.set(schedule_.totals[t], total_of_chunks(t, {}, {}));
+    }
+    values_.define(plan_.before);
+    for (const auto& values : plan_.values) values_.define(values);
+    if (!plan_.loops.empty()) columns(first);
+    if (plan_.stores.empty()) return;
+    if (recipe_.finish_alone) m_.barrier();  // all have loaded what was there
+    first = m_.bit_and(first, m_.bit_and(m_.is_zero(m_.thread_x()), m_.is_zero(m_.block())));
+    m_.only_if(first, false, [&] {
+      for (const uint32_t s : plan_.stores) store_scalar(s);
+    });
+  }
+
+ private:
+  Scope scope(uint32_t t) const { return plan_.scopes[schedule_.totals[t]]; }
+
+  void columns(MlirValue first) {
+    MlirValue width = memory_.columns(), count = width;
+    if (two_columns()) count = m_.mul(memory_.size(kernel_.rows), width);
+    MlirValue begin = m_.mul(m_.block(), m_.threads_x()), step = m_.mul(m_.blocks(), m_.threads_x());
+    m_.loop(begin, count, step, {}, [&](MlirValue start, mlir::ValueRange) {
+      MlirValue index = m_.add(start, m_.thread_x()), valid = m_.less_than(index, count), outer, column = index;
+      if (two_columns()) {
+        outer = m_.divide(index, width);
+        column = m_.sub(index, m_.mul(outer, width));
+      }
+      const Spot at{outer, column, m_.b.create<ll::ZExtOp>(m_.b.getI32Type(), valid)};
+      values_.forget_lanes();
+      for (uint32_t t = 0; t < totals(); ++t) {
+        if (scope(t) < Scope::kOuter) continue;
+        MlirValue sum = total_of_chunks(t, at, valid);
+        values_.set(schedule_.totals[t], sum);
+        values_.set_lanes(schedule_.totals[t], 0, {sum});
+      }
+      m_.only_if(m_.bit_and(valid, first), false, [&] {
+        const LoopPlan& loop = plan_.loops[0];
+        if (outer) memory_.enter_outer(outer);
+        values_.define(loop.outers, outer);
+        values_.define_lanes(loop.vectors, {&at, 1});
+        for (const uint32_t s : loop.stores) store_lanes(s, 0, at);
+      });
+      return MlirValues();
+    });
+  }
+
+  MlirValue total_of_chunks(uint32_t t, const Spot& at, MlirValue valid) {
+    const uint32_t folds = kFinishThreads / recipe_.finish_columns;
+    MlirValue end = memory_.parameter(ParameterKind::kChunks), place = memory_.line_place(t, at);
+    if (valid) end = m_.select(valid, end, i64(0));
+    // Several lines at a time: loads are under way together.
+    MlirValue sum = team_.neutral(total(t)), next = m_.thread_y();
+    for (const int64_t lines : {kLinesAtOnce, int64_t{1}}) {
+      MlirValue last = m_.sub(end, i64((lines - 1) * folds));
+      const MlirValues before{sum, next};
+      const MlirValues after =
+          m_.loop(next, last, i64(lines * folds), before, [&](MlirValue chunk, mlir::ValueRange so_far) {
+            MlirValues x;
+            for (int64_t i = 0; i < lines; ++i) {
+              MlirValue line = memory_.line(t, m_.add(chunk, i64(i * folds)));
+              x.push_back(memory_.load_place(line, place, total(t).type));
+            }
+            MlirValue all = so_far[0];
+            for (MlirValue one : x) all = team_.combine(total(t), all, one);
+            return MlirValues{all, m_.add(chunk, i64(lines * folds))};
+          });
+      sum = after[0];
+      next = after[1];
+    }
+    return team_.fold(total(t), sum, recipe_.finish_columns, folds);
+  }
+};
+
+}  // namespace
+
+void emit_body(mlir::ImplicitLocOpBuilder& builder, Function function, const Plans& plans, const Recipe& recipe,
+               mlir::Block* entry, SharedMemory* shared) {
+  switch (function) {
+    case Function::kPoints:
+      return PointsBody(builder, plans, recipe, entry, shared).run();
+    case Function::kHeld:
+    case Function::kLooped:
+      return RowsBody(builder, plans, recipe, function == Function::kHeld, entry, shared).run();
+    case Function::kFinish:
+      return FinishBody(builder, plans, recipe, entry, shared).run();
+  }
+}
+
+}  // namespace torch_remote::codegen::gpu

@@ -1,0 +1,222 @@
+#include "codegen/gpu/compile.h"
+
+#include <time.h>
+
+#include <map>
+#include <utility>
+
+#include "codegen/gpu/emit.h"
+#include "codegen/gpu/recipe.h"
+#include "llvm/ADT/SmallString.h"
+#include "llvm/Config/llvm-config.h"
+#include "llvm/IR/LegacyPassManager.h"
+#include "llvm/IR/Module.h"
+#include "llvm/MC/TargetRegistry.h"
+#include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/TargetSelect.h"
+#include "llvm/Target/TargetMachine.h"
+#include "llvm/Transforms/InstCombine/InstCombine.h"
+#include "llvm/Transforms/Scalar/ADCE.h"
+#include "llvm/Transforms/Scalar/EarlyCSE.h"
+#include "llvm/Transforms/Scalar/SimplifyCFG.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/Target/LLVMIR/Dialect/Builtin/BuiltinToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Dialect/LLVMIR/LLVMToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Dialect/NVVM/NVVMToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Export.h"
+
+namespace torch_remote::codegen::gpu {
+namespace {
+
+// PTX that drivers since CUDA 12.0 take. What is made for a processor runs on later ones, too, and this LLVM knows none
+// after 90.
+struct Target {
+  uint32_t sm;
+  const char* processor;
+};
+constexpr Target kTargets[] = {{80, "sm_80"}, {90, "sm_90"}, {100, "sm_90"}};
+constexpr const char* kPtxVersion = "+ptx80";
+constexpr const char* kTriple = "nvptx64-nvidia-cuda";
+
+std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
+  static const bool initialized = [] {
+    LLVMInitializeNVPTXTargetInfo();
+    LLVMInitializeNVPTXTarget();
+    LLVMInitializeNVPTXTargetMC();
+    LLVMInitializeNVPTXAsmPrinter();
+    return true;
+  }();
+  std::string error;
+  const llvm::Target* found = initialized ? llvm::TargetRegistry::lookupTarget(kTriple, error) : nullptr;
+  llvm::TargetOptions options;
+  options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
+  return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(
+      kTriple, target.processor, kPtxVersion, options, std::nullopt, std::nullopt, llvm::CodeGenOptLevel::Aggressive));
+}
+
+// Of this thread's processor time: what others do meanwhile does not count.
+class Stopwatch {
+ public:
+  // Milliseconds since the last lap.
+  double lap() {
+    const double now = time();
+    return now - std::exchange(last_, now);
+  }
+
+ private:
+  static double time() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+  }
+
+  double last_ = time();
+};
+
+// What a thread that compiles keeps for the next kernel.
+class Compiler {
+ public:
+  Compiler() {
+    mlir::DialectRegistry registry;
+    registry.insert<mlir::LLVM::LLVMDialect, mlir::NVVM::NVVMDialect>();
+    mlir::registerBuiltinDialectTranslation(registry);
+    mlir::registerLLVMDialectTranslation(registry);
+    mlir::registerNVVMDialectTranslation(registry);
+    context_.appendDialectRegistry(registry);
+    context_.loadAllAvailableDialects();
+  }
+
+  Status run(const Kernel& kernel, const GpuTarget& target, const CompileOptions& options, GpuCode* code) {
+    CompileTimes unused;
+    CompileTimes& times = options.times == nullptr ? unused : *options.times;
+    llvm::LLVMContext llvm_context;
+    std::unique_ptr<llvm::Module> ir;
+    Recipe recipe;
+    if (Status status = to_llvm(kernel, target, llvm_context, options, times, &ir, &recipe); !status.ok())
+      return status;
+    if (options.llvm != nullptr) *options.llvm = text_of(*ir);
+    Stopwatch watch;
+    *code = {};
+    code->ptx = generate(*ir, *machine(target));
+    code->functions = functions(recipe);
+    code->recipe = std::move(recipe);
+    times.generate = watch.lap();
+    if (options.assembler == nullptr) return {};
+    Status status = options.assembler->assemble(target.sm, code);
+    times.assemble = watch.lap();
+    return status;
+  }
+
+  Status to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVMContext& llvm_context,
+                 const CompileOptions& options, CompileTimes& times, std::unique_ptr<llvm::Module>* ir,
+                 Recipe* recipe) {
+    llvm::TargetMachine* const made_for = machine(target);
+    if (made_for == nullptr) {
+      return {ErrorCode::kUnsupported, "gpu: no target sm_" + std::to_string(target.sm) + "; there are 80, 90 and 100"};
+    }
+    Stopwatch watch;
+    Kernel expanded = kernel;
+    expand_functions(expanded);
+    times.expand = watch.lap();
+    const Plans plans(expanded);
+    if (Status status = make_recipe(plans, recipe); !status.ok()) return status;
+    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(plans, *recipe, context_);
+    times.emit = watch.lap();
+    if (options.mlir != nullptr) *options.mlir = text_of(**module);
+    *ir = mlir::translateModuleToLLVMIR(*module, llvm_context, "kernel", /*disableVerification=*/true);
+    if (!*ir) return Status::internal("gpu: MLIR does not translate to LLVM IR");
+    (*ir)->setDataLayout(made_for->createDataLayout());
+    (*ir)->setTargetTriple(made_for->getTargetTriple().str());
+    for (llvm::Function& function : **ir) {
+      if (!function.isDeclaration()) function.addFnAttr(llvm::Attribute::NoUnwind);
+    }
+    times.translate = watch.lap();
+    optimize(**ir, *made_for);
+    times.optimize = watch.lap();
+    return {};
+  }
+
+ private:
+  // Null if there is none.
+  llvm::TargetMachine* machine(const GpuTarget& target) {
+    for (const Target& candidate : kTargets) {
+      if (candidate.sm != target.sm) continue;
+      auto& made = machines_[target.sm];
+      if (!made) made = make_machine(candidate);
+      return made.get();
+    }
+    return nullptr;
+  }
+
+  template <typename T>
+  static std::string text_of(T& module) {
+    std::string text;
+    llvm::raw_string_ostream stream(text);
+    if constexpr (std::is_same_v<T, llvm::Module>) {
+      module.print(stream, nullptr);
+    } else {
+      module.print(stream);
+    }
+    return text;
+  }
+
+  // Of LLVM's O3 what simplifies and merges. Nothing is taken out of loops: it would take registers, which a thread has
+  // few of; the assembler knows how many. What a thread does side by side is written out already.
+  static void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
+    llvm::LoopAnalysisManager loops;
+    llvm::FunctionAnalysisManager functions;
+    llvm::CGSCCAnalysisManager components;
+    llvm::ModuleAnalysisManager modules;
+    llvm::PassBuilder builder(&machine);
+    builder.registerModuleAnalyses(modules);
+    builder.registerCGSCCAnalyses(components);
+    builder.registerFunctionAnalyses(functions);
+    builder.registerLoopAnalyses(loops);
+    builder.crossRegisterProxies(loops, functions, components, modules);
+    llvm::FunctionPassManager passes;
+    passes.addPass(llvm::EarlyCSEPass());
+    passes.addPass(llvm::InstCombinePass());
+    passes.addPass(llvm::SimplifyCFGPass());
+    passes.addPass(llvm::EarlyCSEPass());
+    passes.addPass(llvm::InstCombinePass());
+    passes.addPass(llvm::ADCEPass());
+    for (llvm::Function& function : module) {
+      if (!function.isDeclaration()) passes.run(function, functions);
+    }
+  }
+
+  static std::string generate(llvm::Module& module, llvm::TargetMachine& machine) {
+    llvm::SmallString<0> result;
+    llvm::raw_svector_ostream stream(result);
+    llvm::legacy::PassManager passes;
+    // It can write that: this is NVPTX.
+    machine.addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile);
+    passes.run(module);
+    return std::string(result);
+  }
+
+  mlir::MLIRContext context_{mlir::MLIRContext::Threading::DISABLED};
+  std::map<uint32_t, std::unique_ptr<llvm::TargetMachine>> machines_;
+};
+
+Compiler& compiler() {
+  thread_local Compiler compiler;
+  return compiler;
+}
+
+}  // namespace
+
+Status compile(const Kernel& kernel, const GpuTarget& target, const CompileOptions& options, GpuCode* code) {
+  return compiler().run(kernel, target, options, code);
+}
+
+Status compile_to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVMContext& context,
+                       std::unique_ptr<llvm::Module>* module, Recipe* recipe) {
+  CompileTimes times;
+  return compiler().to_llvm(kernel, target, context, {}, times, module, recipe);
+}
+
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", gpu 1"; }
+
+}  // namespace torch_remote::codegen::gpu

@@ -1,0 +1,190 @@
+#include "codegen/gpu/compile.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "codegen/gpu/testing/kernels.h"
+#include "codegen/loop/testing/random_kernel.h"
+
+namespace torch_remote::codegen::gpu {
+namespace {
+
+const Assembler& assembler() {
+  static const std::unique_ptr<Assembler> opened = [] {
+    std::unique_ptr<Assembler> result;
+    const char* const path = std::getenv("NVJITLINK");
+    const Status status = Assembler::open(path == nullptr ? "libnvJitLink.so.13" : path, &result);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return result;
+  }();
+  return *opened;
+}
+
+Kernel parsed(std::string_view text) {
+  Kernel kernel;
+  Status status = parse_kernel(text, &kernel);
+  EXPECT_TRUE(status.ok()) << status.message();
+  status = verify(kernel);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return kernel;
+}
+
+std::string ptx(std::string_view kernel) {
+  GpuCode code;
+  const Status status = compile(parsed(testing::named_kernel(kernel).text), {.sm = 90}, {}, &code);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return code.ptx;
+}
+
+size_t count(std::string_view text, std::string_view what) {
+  size_t result = 0;
+  for (size_t at = text.find(what); at != std::string_view::npos; at = text.find(what, at + 1)) ++result;
+  return result;
+}
+
+// The text of one function.
+std::string_view function(std::string_view text, std::string_view name) {
+  const size_t begin = text.find(".entry " + std::string(name) + "(");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find("\n}", begin) - begin);
+}
+
+// -- What the code looks like
+// -------------------------------------------------------------------------------------------
+
+TEST(Ptx, ElementsAreMovedIn16Bytes) {
+  const std::string add = ptx("add");
+  EXPECT_EQ(count(add, "ld.global.v4.f32"), 2u);
+  EXPECT_EQ(count(add, "st.global.v4.f32"), 1u);
+  EXPECT_EQ(count(add, "ld.global.f32"), 2u * 4);  // where a vector is not full, or not aligned
+  const std::string halves = ptx("swiglu_bf16");
+  EXPECT_EQ(count(halves, "ld.global.v4.b32") + count(halves, "ld.global.v4.u32"), 2u);
+  EXPECT_EQ(count(halves, "st.global.v4.b32"), 1u);
+}
+
+// A product and a sum are two roundings, and denormals are numbers.
+TEST(Ptx, ArithmeticIsWhatTheKernelSays) {
+  const std::string text = ptx("layer_norm");
+  EXPECT_EQ(count(text, ".ftz"), 0u);
+  EXPECT_EQ(count(text, ".approx"), 0u);
+  EXPECT_EQ(count(text, "mul.f32"), 0u);  // without .rn it may become part of an fma
+  EXPECT_EQ(count(text, "add.f32"), 0u);
+  EXPECT_GT(count(text, "mul.rn.f32"), 0u);
+  EXPECT_GT(count(text, "fma.rn.f32"), 0u);
+  EXPECT_EQ(count(text, "call"), 0u);
+}
+
+TEST(Ptx, RowsMeetInShufflesAndOneBarrierAReduction) {
+  const std::string text = ptx("softmax");
+  const std::string_view held = function(text, "rows_held");
+  // Max: 5 steps and one that tells all, then the same for 16 warps; the sum: 5, then 4.
+  EXPECT_EQ(count(held, "shfl.sync"), (5u + 1 + 4 + 1) + (5 + 4));
+  EXPECT_EQ(count(held, "bar.sync"), 2u);
+  EXPECT_EQ(count(held, "ld.global.v4.f32"), 2u);  // both slots once
+  const std::string_view looped = function(text, "rows_looped");
+  EXPECT_EQ(count(looped, "ld.global.v4.f32"), 3u);  // once in each phase
+  EXPECT_EQ(count(looped, "bar.sync"), 2u);
+}
+
+TEST(Ptx, PointsDoNotMeet) {
+  for (const char* name : {"add", "gelu", "bf16_chain", "dropout", "adamw", "column_sums"}) {
+    const std::string text = ptx(name);
+    EXPECT_EQ(count(function(text, "points"), "bar.sync"), 0u) << name;
+    EXPECT_EQ(count(function(text, "points"), "shfl.sync"), 0u) << name;
+  }
+}
+
+TEST(Ptx, IndicesAreCheckedAndAddedAtomically) {
+  EXPECT_GT(count(ptx("embedding"), "atom.global.cas.b32"), 0u);
+  EXPECT_EQ(count(ptx("scatter"), "red.global.add.u32") + count(ptx("scatter"), "atom.global.add.u32"), 4u);
+  EXPECT_EQ(count(ptx("add"), "atom."), 0u);
+}
+
+TEST(Ptx, FunctionsAreThoseOfTheRecipe) {
+  GpuCode code;
+  ASSERT_TRUE(compile(parsed(testing::named_kernel("sum").text), {.sm = 80}, {}, &code).ok());
+  EXPECT_EQ(code.functions, (std::vector{Function::kHeld, Function::kLooped, Function::kFinish}));
+  for (const Function f : code.functions) EXPECT_FALSE(function(code.ptx, name(f)).empty());
+  EXPECT_TRUE(code.cubin.empty());
+  EXPECT_NE(code.ptx.find(".target sm_80"), std::string::npos);
+}
+
+TEST(Compile, WhatItCannotDo) {
+  GpuCode code;
+  Status status = compile(parsed(testing::named_kernel("add").text), {.sm = 70}, {}, &code);
+  EXPECT_EQ(status.message(), "gpu: no target sm_70; there are 80, 90 and 100");
+  const Kernel adds = parsed(R"(kernel(i0 |) {
+    a0: i64[i0]
+    a1: f32[_]
+    a2: f32[i0]
+    %0: i64 = load a0
+    %1: f32 = load a2
+    store a1[%0], %1 adds
+  })");
+  status = compile(adds, {.sm = 90}, {}, &code);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+}
+
+// -- Machine code
+// -------------------------------------------------------------------------------------------------------
+
+void report(std::string_view kernel, uint32_t sm, const GpuCode& code) {
+  for (const FunctionFacts& facts : code.facts) {
+    std::printf("%-20.*s sm_%-3u %-12s %3u registers, %u bytes spilled, %4u bytes shared\n",
+                static_cast<int>(kernel.size()), kernel.data(), sm, std::string(name(facts.function)).c_str(),
+                facts.registers, facts.spills, facts.shared_bytes);
+  }
+}
+
+// Bytes, on sm_80, whose assembler is the least sparing one: of the gradient of a layer norm, and of a cross entropy.
+constexpr uint32_t kMostSpills = 40;
+
+TEST(Cubin, NamedKernelsAreAssembledNearlyWithoutSpills) {
+  for (const testing::NamedKernel& named : testing::named_kernels()) {
+    for (const uint32_t sm : {80u, 90u, 100u}) {
+      GpuCode code;
+      const Status status = compile(parsed(named.text), {.sm = sm}, {.assembler = &assembler()}, &code);
+      ASSERT_TRUE(status.ok()) << named.name << ": " << status.message();
+      EXPECT_EQ(std::string(code.cubin.begin() + 1, code.cubin.begin() + 4), "ELF");
+      ASSERT_EQ(code.facts.size(), code.functions.size());
+      report(named.name, sm, code);
+      for (const FunctionFacts& facts : code.facts) {
+        EXPECT_GT(facts.registers, 0u) << "the assembler's log is not understood";
+        EXPECT_LE(facts.spills, sm == 80 ? kMostSpills : 0) << named.name << " sm_" << sm;
+        EXPECT_LE(facts.shared_bytes, 16u << 10) << named.name;
+      }
+    }
+  }
+}
+
+TEST(Cubin, RandomKernelsAreAssembled) {
+  uint32_t kernels = 0, spilling = 0, most = 0;
+  const char* const wanted = std::getenv("CODEGEN_KERNELS");
+  const uint64_t count = wanted == nullptr ? 40 : std::strtoull(wanted, nullptr, 10);
+  for (uint64_t seed = 1; seed <= count; ++seed) {
+    codegen::testing::Rng rng(seed);
+    const Kernel kernel = codegen::testing::random_kernel(rng, {.functions = seed % 4 == 0});
+    GpuCode code;
+    const uint32_t sm = std::vector{80u, 90u, 100u}[seed % 3];
+    const Status status = compile(kernel, {.sm = sm}, {.assembler = &assembler()}, &code);
+    if (status.code() == ErrorCode::kUnsupported) continue;
+    ASSERT_TRUE(status.ok()) << seed << ": " << status.message() << "\n" << print(kernel);
+    ++kernels;
+    for (const FunctionFacts& facts : code.facts) {
+      spilling += facts.spills != 0;
+      most = std::max(most, facts.spills);
+    }
+  }
+  std::printf("%u random kernels, %u functions spill, at most %u bytes\n", kernels, spilling, most);
+  EXPECT_GT(kernels, count / 2);
+  EXPECT_LE(spilling, kernels / 5);
+  EXPECT_LE(most, 512u);
+}
+
+}  // namespace
+}  // namespace torch_remote::codegen::gpu

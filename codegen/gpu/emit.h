@@ -1,0 +1,17 @@
+#pragma once
+
+#include <vector>
+
+#include "codegen/gpu/recipe.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/OwningOpRef.h"
+
+namespace torch_remote::codegen::gpu {
+
+// A module of the LLVM and NVVM dialects with the functions of the recipe.
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Plans& plans, const Recipe& recipe, mlir::MLIRContext& context);
+
+// Those that a recipe has.
+std::vector<Function> functions(const Recipe& recipe);
+
+}  // namespace torch_remote::codegen::gpu

@@ -1,0 +1,306 @@
+#include "codegen/gpu/memory.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace torch_remote::codegen::gpu {
+
+using ir::DType;
+namespace ll = mlir::LLVM;
+using Int = ll::ICmpPredicate;
+
+Memory::Memory(Machine& machine, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry)
+    : machine_(machine), kernel_(kernel), recipe_(recipe), lanes_(lanes), entry_(entry) {
+  for (uint32_t i = 0; i < recipe.parameters.size(); ++i) {
+    const Parameter& parameter = recipe.parameters[i];
+    parameters_[{parameter.kind, parameter.a, parameter.b}] = i;
+  }
+  uint32_t bounds = 0;
+  for (const Operand& operand : kernel.operands) {
+    first_bound_.push_back(bounds);
+    bounds += operand.indexed;
+  }
+  row_pointers_.resize(kernel.operands.size());
+  row_places_.resize(kernel.rows);
+}
+
+// -- Parameters -------------------------------------------------------------------------------------------------------
+
+MlirValue Memory::parameter(ParameterKind kind, uint32_t a, uint32_t b) {
+  return entry_->getArgument(parameters_.at({kind, a, b}));
+}
+
+MlirValue Memory::rows() {
+  MlirValue count = m().i64(1);
+  for (uint32_t d = 0; d < kernel_.rows; ++d) count = m().mul(count, size(d));
+  return count;
+}
+
+MlirValue Memory::columns() {
+  if (kernel_.columns == 0) return m().i64(1);
+  MlirValue last = size(kernel_.dims() - 1);
+  if (kernel_.columns == 1) return last;
+  return m().select(m().is_zero(size(kernel_.rows)), m().i64(0), last);
+}
+
+MlirValue Memory::scalar(uint32_t number) {
+  MlirValue word = parameter(ParameterKind::kScalar, number);
+  return kernel_.scalars[number] == DType::kBool ? m().convert(word, DType::kInt64, DType::kBool) : word;
+}
+
+// -- Addresses --------------------------------------------------------------------------------------------------------
+
+MlirValue Memory::offset_pointer(uint32_t operand, MlirValue pointer, MlirValue elements) {
+  return m().at(pointer, m().memory_type(kernel_.operands[operand].dtype), elements);
+}
+
+void Memory::enter_row(MlirValue row) {
+  for (uint32_t d = kernel_.rows; row && d-- > 0;) {
+    if (d == 0) {
+      row_places_[0] = row;
+      break;
+    }
+    MlirValue rest = m().divide(row, size(d));
+    row_places_[d] = m().sub(row, m().mul(rest, size(d)));
+    row = rest;
+  }
+  for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
+    MlirValue base = parameter(ParameterKind::kData, o);
+    for (uint32_t d = 0; row && d < kernel_.rows; ++d) {
+      if ((kernel_.operands[o].dims >> d & 1) == 0) continue;
+      base = offset_pointer(o, base, m().mul(row_places_[d], parameter(ParameterKind::kStride, o, d)));
+    }
+    row_pointers_[o] = base;
+  }
+  pointers_ = row_pointers_;
+}
+
+void Memory::enter_outer(MlirValue place) {
+  for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
+    if ((kernel_.operands[o].dims >> kernel_.rows & 1) == 0) continue;
+    MlirValue offset = m().mul(place, parameter(ParameterKind::kStride, o, kernel_.rows));
+    pointers_[o] = offset_pointer(o, row_pointers_[o], offset);
+  }
+}
+
+Spot Memory::spot(MlirValue outer, MlirValue column) {
+  MlirValue left = m().b.create<ll::SMinOp>(m().sub(columns(), column), m().i64(lanes_));
+  return {outer, column, m().b.create<ll::TruncOp>(m().b.getI32Type(), left)};
+}
+
+MlirValue Memory::valid(const Spot& at, uint32_t lane) { return m().less_than(m().i32(lane), at.left); }
+
+MlirValue Memory::full(const Spot& at) { return m().equal(at.left, m().i32(lanes_)); }
+
+bool Memory::along_columns(uint32_t operand) const {
+  return kernel_.columns > 0 && (kernel_.operands[operand].dims >> (kernel_.dims() - 1) & 1) != 0;
+}
+
+// Whether lanes are neighbours in memory.
+bool Memory::is_plain(uint32_t operand, const Indices& indices) const {
+  return along_columns(operand) && !kernel_.operands[operand].strided &&
+         std::ranges::all_of(indices, [](const MlirValues& index) { return index.size() == 1; });
+}
+
+// Whether an index is in its bounds. One that is not is recorded, if the place is valid (null: it is).
+MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
+  MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
+  MlirValue outside = m().compare(Int::uge, index, bound);
+  m().only_if(both(outside, valid), true, [&] { record(operand, index, bound); });
+  return m().compare(Int::ult, index, bound);
+}
+
+// Who finds no failure there writes its own.
+void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
+  MlirValue to = parameter(ParameterKind::kFailure);
+  MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
+                                                          ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
+  MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});
+  m().only_if(first, false, [&] {
+    const auto put = [&](size_t offset, MlirValue value) {
+      MlirValue address = m().at(to, m().b.getI8Type(), m().i64(static_cast<int64_t>(offset)));
+      m().b.create<ll::StoreOp>(value, address, 8);
+    };
+    put(offsetof(IndexRecord, index), index);
+    put(offsetof(IndexRecord, bound), bound);
+  });
+}
+
+Memory::Place Memory::scalar_place(uint32_t operand, const Indices& indices) {
+  Place place{pointers_[operand], {}};
+  for (uint32_t d = 0; d < indices.size(); ++d) {
+    MlirValue step = parameter(ParameterKind::kStride, operand, kernel_.dims() + d);
+    place.allowed = both(place.allowed, checked(operand, d, indices[d][0], {}));
+    place.pointer = offset_pointer(operand, place.pointer, m().mul(indices[d][0], step));
+  }
+  return place;
+}
+
+Memory::Place Memory::lane_place(uint32_t operand, const Indices& indices, const Spot& at, uint32_t lane) {
+  Place place{pointers_[operand], valid(at, lane)};
+  if (along_columns(operand)) {
+    MlirValue column = m().add(at.column, m().i64(lane));
+    if (kernel_.operands[operand].strided) {
+      column = m().mul(column, parameter(ParameterKind::kStride, operand, kernel_.dims() - 1));
+    }
+    place.pointer = offset_pointer(operand, place.pointer, column);
+  }
+  for (uint32_t d = 0; d < indices.size(); ++d) {
+    MlirValue index = indices[d][indices[d].size() == 1 ? 0 : lane];
+    MlirValue step = parameter(ParameterKind::kStride, operand, kernel_.dims() + d);
+    place.allowed = both(place.allowed, checked(operand, d, index, valid(at, lane)));
+    place.pointer = offset_pointer(operand, place.pointer, m().mul(index, step));
+  }
+  return place;
+}
+
+// -- Elements ---------------------------------------------------------------------------------------------------------
+
+MlirValue Memory::zero(DType dtype) {
+  const mlir::Type type = m().memory_type(dtype);
+  return llvm::isa<mlir::FloatType>(type) ? m().number(type, 0) : m().integer(type, 0);
+}
+
+MlirValue Memory::load_if(const Place& from, DType dtype) {
+  const auto load = [&] { return MlirValues{m().load(m().memory_type(dtype), from.pointer, dtype)}; };
+  if (!from.allowed) return load()[0];
+  return m().only_if_gives(from.allowed, MlirValues{zero(dtype)}, load)[0];
+}
+
+MlirValue Memory::load(uint32_t operand, const Indices& indices) {
+  const DType dtype = kernel_.operands[operand].dtype;
+  return m().from_memory(load_if(scalar_place(operand, indices), dtype), dtype);
+}
+
+MlirValues Memory::load_lanes(uint32_t operand, const Indices& indices, const Spot& at) {
+  const DType dtype = kernel_.operands[operand].dtype;
+  const mlir::Type element = m().memory_type(dtype);
+  MlirValues result;
+  if (lanes_ == 1 || operand >= 64 || !is_plain(operand, indices)) {
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      result.push_back(m().from_memory(load_if(lane_place(operand, indices, at, lane), dtype), dtype));
+    }
+    return result;
+  }
+  Place first = scalar_place(operand, indices);
+  first.pointer = offset_pointer(operand, first.pointer, at.column);
+  const auto together = [&] {
+    const mlir::Type type = m().vector_of(element, lanes_);
+    MlirValue all = m().b.create<ll::LoadOp>(type, first.pointer, access_bytes(ir::item_size(dtype), lanes_));
+    MlirValues lanes;
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      lanes.push_back(m().b.create<ll::ExtractElementOp>(all, m().i32(lane)));
+    }
+    return lanes;
+  };
+  const auto apart = [&] {
+    MlirValues lanes;
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      lanes.push_back(load_if({offset_pointer(operand, first.pointer, m().i64(lane)), valid(at, lane)}, dtype));
+    }
+    return lanes;
+  };
+  const llvm::SmallVector<mlir::Type> types(lanes_, element);
+  MlirValue bit = m().bit_and(parameter(ParameterKind::kAligned), m().i64(int64_t{1} << operand));
+  MlirValue fits = both(both(full(at), first.allowed), m().compare(Int::ne, bit, m().i64(0)));
+  result = m().branch(
+      fits, together,
+      [&] { return m().only_if_gives(both(first.allowed, valid(at, 0)), MlirValues(lanes_, zero(dtype)), apart); },
+      types, false);
+  for (MlirValue& lane : result) lane = m().from_memory(lane, dtype);
+  return result;
+}
+
+void Memory::add_atomically(MlirValue value, MlirValue pointer, DType dtype) {
+  m().b.create<ll::AtomicRMWOp>(ll::AtomicBinOp::add, pointer, m().to_memory(value, dtype),
+                                ll::AtomicOrdering::monotonic);
+}
+
+// Places that indices say may be the same for several threads; others are this one's.
+void Memory::store_if(const Store& store, MlirValue value, const Place& to) {
+  const DType dtype = kernel_.operands[store.operand].dtype;
+  const auto write = [&] {
+    if (store.adds && !store.indices.empty()) return add_atomically(value, to.pointer, dtype);
+    MlirValue sum = value;
+    if (store.adds) {
+      MlirValue before = m().from_memory(m().load(m().memory_type(dtype), to.pointer, dtype), dtype);
+      sum = m().scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {});
+    }
+    m().store(m().to_memory(sum, dtype), to.pointer, dtype);
+  };
+  if (!to.allowed) return write();
+  m().only_if(to.allowed, false, write);
+}
+
+void Memory::store(const Store& store, MlirValue value, const Indices& indices) {
+  store_if(store, value, scalar_place(store.operand, indices));
+}
+
+void Memory::store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const Spot& at) {
+  const DType dtype = kernel_.operands[store.operand].dtype;
+  const auto apart = [&] {
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      store_if(store, values[lane], lane_place(store.operand, indices, at, lane));
+    }
+  };
+  if (lanes_ == 1 || store.operand >= 64 || !indices.empty() || !is_plain(store.operand, indices)) return apart();
+  const auto together = [&] {
+    const mlir::Type type = m().vector_of(m().memory_type(dtype), lanes_);
+    const uint32_t align = access_bytes(ir::item_size(dtype), lanes_);
+    MlirValue pointer = offset_pointer(store.operand, pointers_[store.operand], at.column);
+    MlirValue before = store.adds ? MlirValue(m().b.create<ll::LoadOp>(type, pointer, align)) : MlirValue();
+    MlirValue all = m().b.create<ll::UndefOp>(type);
+    for (uint32_t lane = 0; lane < lanes_; ++lane) {
+      MlirValue value = values[lane];
+      if (before) {
+        MlirValue old = m().from_memory(m().b.create<ll::ExtractElementOp>(before, m().i32(lane)), dtype);
+        value = m().scalar_op(ir::ScalarOp::kAdd, dtype, old, value, {});
+      }
+      all = m().b.create<ll::InsertElementOp>(all, m().to_memory(value, dtype), m().i32(lane));
+    }
+    m().b.create<ll::StoreOp>(all, pointer, align);
+  };
+  MlirValue bit = m().bit_and(parameter(ParameterKind::kAligned), m().i64(int64_t{1} << store.operand));
+  MlirValue fits = m().bit_and(full(at), m().compare(Int::ne, bit, m().i64(0)));
+  m().branch(
+      fits,
+      [&] {
+        together();
+        return MlirValues();
+      },
+      [&] {
+        apart();
+        return MlirValues();
+      },
+      {}, false);
+}
+
+// -- Lines of totals --------------------------------------------------------------------------------------------------
+
+MlirValue Memory::line(uint32_t total, MlirValue chunk) {
+  MlirValue elements = chunk;
+  for (uint32_t d = kernel_.rows; d < kernel_.dims(); ++d) {
+    if ((recipe_.totals[total].dims >> d & 1) != 0) elements = m().mul(elements, size(d));
+  }
+  const mlir::Type type = m().b.getIntegerType(8 * recipe_.totals[total].item_size);
+  return m().at(parameter(ParameterKind::kLines, total), type, elements);
+}
+
+MlirValue Memory::line_place(uint32_t total, const Spot& at) {
+  const DimSet dims = recipe_.totals[total].dims;
+  const bool last = kernel_.columns > 0 && (dims >> (kernel_.dims() - 1) & 1) != 0;
+  const bool outer = kernel_.columns > 1 && (dims >> kernel_.rows & 1) != 0;
+  if (!outer) return last ? at.column : m().i64(0);
+  return last ? m().add(m().mul(at.outer, size(kernel_.dims() - 1)), at.column) : at.outer;
+}
+
+MlirValue Memory::load_place(MlirValue line, MlirValue place, DType dtype) {
+  const mlir::Type type = m().memory_type(dtype);
+  return m().from_memory(m().load(type, m().at(line, type, place), dtype), dtype);
+}
+
+void Memory::store_place(MlirValue value, MlirValue line, MlirValue place, DType dtype) {
+  m().store(m().to_memory(value, dtype), m().at(line, m().memory_type(dtype), place), dtype);
+}
+
+}  // namespace torch_remote::codegen::gpu

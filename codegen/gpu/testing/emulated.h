@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "codegen/emulator/emulator.h"
+#include "codegen/gpu/compile.h"
+#include "codegen/gpu/launch.h"
+#include "codegen/loop/loop_ir.h"
+
+// Compiled kernels on a GPU in software.
+namespace torch_remote::codegen::gpu::testing {
+
+class Emulated {
+ public:
+  static Status make(const Kernel& kernel, const GpuTarget& target, std::unique_ptr<Emulated>* made);
+
+  // Calls it with copies of the host's buffers, in which the arguments' data lies; what it leaves there is copied back.
+  Status run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
+             const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0);
+
+  const Recipe& recipe() const { return recipe_; }
+
+ private:
+  Status launch(const Call& call, const emulator::LaunchOptions& options);
+
+  Recipe recipe_;
+  std::unique_ptr<emulator::Device> device_;
+  std::unique_ptr<emulator::Module> module_;
+};
+
+}  // namespace torch_remote::codegen::gpu::testing

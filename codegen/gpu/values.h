@@ -1,0 +1,49 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "codegen/gpu/memory.h"
+#include "codegen/gpu/recipe.h"
+
+// A kernel's values where the code is: scalars, or one for each lane of each of the thread's slots.
+namespace torch_remote::codegen::gpu {
+
+class Values {
+ public:
+  Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots);
+
+  // Reductions are defined from outside; `define` leaves them alone.
+  void set(uint32_t value, MlirValue scalar) { scalars_[value] = scalar; }
+  void set_lanes(uint32_t value, size_t slot, MlirValues lanes) { lanes_[slot][value] = std::move(lanes); }
+
+  // Scalars, at a place of the outer column dim if there is one.
+  void define(std::span<const uint32_t> values, MlirValue outer = {});
+  // Lanes, of each slot at its spot; those that are defined already stay. Loads come first, those of several
+  // slots if there are few, so that they are under way together.
+  void define_lanes(std::span<const uint32_t> values, std::span<const Spot> spots);
+  void forget_lanes();
+
+  MlirValue scalar(uint32_t value) const { return scalars_[value]; }
+  MlirValue lane(uint32_t value, size_t slot, uint32_t lane) const;
+  MlirValues lanes(uint32_t value, size_t slot) const;
+  Memory::Indices indices(const std::vector<uint32_t>& values, size_t slot) const;
+
+ private:
+  ir::DType type(uint32_t value) const { return kernel_.values[value].type; }
+  bool is_vector(uint32_t value) const { return plan_.scopes[value] == cpu::Scope::kVector; }
+  bool is_early_load(uint32_t value) const;
+  void define_in(uint32_t value, size_t slot, const Spot& at);
+  MlirValue constant(const Value& value);
+  MlirValue compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get);
+
+  Machine& machine_;
+  Memory& memory_;
+  const Kernel& kernel_;
+  const cpu::Plan& plan_;
+  const uint32_t width_;
+  std::vector<MlirValue> scalars_;
+  std::vector<std::vector<MlirValues>> lanes_;  // of each slot, of each value
+};
+
+}  // namespace torch_remote::codegen::gpu
