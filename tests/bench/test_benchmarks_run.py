@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import kernels
+import memory
 import pytest
 import run
 import steps
@@ -43,11 +44,16 @@ def test_kernels(remote, capsys):
     ]
 
 
+def test_memory(remote, capsys):
+    memory.table(["mamba"])
+    assert "| mamba | " in capsys.readouterr().out
+
+
 def test_tables_of_the_page(monkeypatch, capsys):
     """Each names a program that takes its options, and is replaced alone."""
     page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
     known = tables.tables(page)
-    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled", "kernels"}
+    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled", "kernels", "memory"}
     assert page.count("<!-- table ") == page.count("<!-- end -->") == len(known)
     for table in known:
         monkeypatch.setattr(sys, "argv", [table.program, *table.options, "--help"])
