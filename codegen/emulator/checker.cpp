@@ -258,8 +258,11 @@ AccessError Checker::access(uint32_t thread, const char* address, uint64_t bytes
       if (other >= first_) {
         const Segment& segment = segments_[other - first_];
         const bool same_block = segment.block == block_;
-        text += " by thread " + emulator::text(split(segment.thread, block_size_)) +
-                (same_block ? "" : " of block " + emulator::text(split(segment.block, grid_))) + ":";
+        // Of several threads the last one is known, which may be this one.
+        text += same_block && segment.thread == thread
+                    ? " by other threads:"
+                    : " by thread " + emulator::text(split(segment.thread, block_size_)) +
+                          (same_block ? "" : " of block " + emulator::text(split(segment.block, grid_))) + ":";
       }
       return {address + i, std::move(text)};
     }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -112,7 +113,7 @@ TEST_P(Right, LoopsOfAnotherLengthInEachLane) {
 }
 
 TEST_P(Right, DynamicSharedMemory) {
-  std::vector<int> x(6 * 160), expected(x.size());
+  std::vector<int> x(960), expected(x.size());
   std::iota(x.begin(), x.end(), 0);
   for (size_t i = 0; i < x.size(); ++i) expected[i] = x[i / 160 * 160 + 159 - i % 160] + 7;
   Buffer<int> dx(device(), x, "x"), out(device(), x.size(), "out");
@@ -159,8 +160,8 @@ TEST_P(Right, HalfTypes) {
                                      0x7C00, 0x7C00, 0x0000, 0x0001, 0x0400, 0x0400, 0xD7B8, 0x7C00, 0x7E00};
   const std::vector<uint16_t> bf16 = {0x0000, 0x8000, 0x3F80, 0x3F80, 0x3F82, 0x3F81, 0x0004, 0x0000, 0x0002,
                                       0x7F80, 0x4780, 0x3300, 0x3300, 0x3880, 0x3880, 0xC2F7, 0x7F80, 0x7FFF};
-  std::vector<float> x;
-  for (const uint32_t one : bits) x.push_back(std::bit_cast<float>(one));
+  std::vector<float> x(bits.size());
+  std::memcpy(x.data(), bits.data(), bits.size() * sizeof(float));
   auto n = static_cast<int>(x.size());
   Buffer<float> dx(device(), x, "x"), back(device(), 2 * x.size(), "back");
   Buffer<uint16_t> df16(device(), x.size(), "f16"), dbf16(device(), x.size(), "bf16");
@@ -172,10 +173,10 @@ TEST_P(Right, HalfTypes) {
   EXPECT_EQ(got16, f16);
   EXPECT_EQ(gotb, bf16);
   const auto values = back.read();
-  EXPECT_EQ(values[2 * 2], 1.0F);
-  EXPECT_EQ(values[2 * 16], inf);
-  EXPECT_EQ(values[2 * 6 + 1], std::bit_cast<float>(uint32_t{0x00040000}));
-  EXPECT_EQ(values[2 * 12], std::ldexp(1.0F, -24));
+  EXPECT_EQ(values[4], 1.0F);
+  EXPECT_EQ(values[32], inf);
+  EXPECT_EQ(values[13], std::bit_cast<float>(uint32_t{0x00040000}));
+  EXPECT_EQ(values[24], std::ldexp(1.0F, -24));
 }
 
 TEST_P(Right, WhatLanesKnowOfEachOther) {
@@ -206,14 +207,14 @@ TEST_P(Right, AtomicsAndDeviceVariables) {
   const std::vector<int> zeros(6);
   must(device().memory().write(counters, zeros.data(), bytes));
   void* unused = nullptr;
-  launch("atomics", {3}, {50}, {&unused});
+  launch("atomics", {3}, {50}, {static_cast<void*>(&unused)});
   std::vector<int> got(6);
   must(device().memory().read(got.data(), counters, bytes));
   EXPECT_EQ(got, (std::vector<int>{300, 149, 0, -1, 450, 0}));
 }
 
 TEST_P(Right, TheLastBlockReadsWhatOthersWrote) {
-  constexpr int kBlocks = 9, kThreads = 64;
+  constexpr size_t kBlocks = 9, kThreads = 64;
   std::vector<int> x(kBlocks * kThreads), expected(kThreads);
   for (size_t i = 0; i < x.size(); ++i) expected[i % kThreads] += 2 * (x[i] = static_cast<int>(i * i % 101));
   Buffer<int> dx(device(), x, "x"), partial(device(), x.size(), "partial"), out(device(), kThreads, "out");

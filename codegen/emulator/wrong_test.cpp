@@ -64,6 +64,7 @@ const Case kCases[] = {
      "block (0,0,0), thread (5,0,0)",
      {"reads what was never written: byte ", " of 'new' (1024 bytes)"}},
     {"stops", {"out"}, "block (0,0,0), thread (3,0,0)", {"stops itself"}},
+    {"shuffle_race", {"x", "out"}, "block (0,0,0), thread (0,0,0)", {"races with a read by ", " of 'x' (1024 bytes)"}},
 };
 
 // The line with this comment.

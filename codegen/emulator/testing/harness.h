@@ -54,7 +54,7 @@ class Buffer {
     return values;
   }
   // For a launch's arguments: points to the address.
-  void* argument() { return &address_; }
+  void* argument() { return static_cast<void*>(&address_); }
 
  private:
   Device& device_;

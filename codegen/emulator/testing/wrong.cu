@@ -171,3 +171,14 @@ __device__ void stops(float* out) {
   out[BLOCK * THREADS + TID] = 1;
 }
 BOTH(stops, (float* out), (out))
+
+// A shuffle makes lanes meet, and promises nothing about memory.
+template <bool kRight>
+__device__ void shuffle_race(float* x, float* out) {
+  float v = x[BLOCK];
+  v += __nvvm_shfl_sync_bfly_f32(kAll, v, 1, 31);
+  if (kRight) __syncthreads();
+  if (TID == 0) x[BLOCK] = v;  // found: shuffle_race
+  out[BLOCK * THREADS + TID] = v;
+}
+BOTH(shuffle_race, (float* x, float* out), (x, out))
