@@ -177,7 +177,7 @@ class Session {
   void take_apart(Run& run, const Stage& stage);
   bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
   bool look(Run& run);
-  bool call(Run& run, uint32_t first, uint32_t last);
+  bool call(Run& run, uint32_t first, uint32_t last, bool alone = false);
   bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
   uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
   void note_in_flight(Run& run);

@@ -160,7 +160,7 @@ void Session::call_and_repair(Run& run, uint32_t index) {
   });
   if (!memory) return;
   if (const uint64_t failure = last_untold()) keep(run, index, failure);
-  if (!call(run, index, index + 1)) return;
+  if (!call(run, index, index + 1, /*alone=*/true)) return;
   ir::for_each_view(node, [&](uint32_t view, bool) {
     const uint32_t b = graph.views[view].buffer;
     if (!run.poison.empty()) run.poison[b] = nullptr;

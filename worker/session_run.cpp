@@ -279,15 +279,15 @@ bool Session::look(Run& run) {
   return run.cancelled != nullptr;
 }
 
-// Runs nodes [first, last). False if one failed: run.next is then the one after it.
-bool Session::call(Run& run, uint32_t first, uint32_t last) {
+// Runs nodes [first, last), or one as if it were in no group. False if one failed: run.next is then the one after it.
+bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   const LoadedProgram& program = run.program;
   uint64_t* const times = profile_ ? times_of(run, first, last) : nullptr;
   error_.struct_size = sizeof(error_);
   error_.node = first;
   error_.repeat = 0;
   bool good = true;
-  if (last - first == 1) {
+  if (alone) {
     good = call_runner(run, program.alone[first], first, last, times);
   } else {
     auto step = std::ranges::upper_bound(program.steps, first, {}, &Step::first) - 1;

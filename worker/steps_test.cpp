@@ -217,6 +217,23 @@ TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
+TEST_F(StepsTest, AGroupOfOneNodeIsAGroup) {
+  start();
+  part->groups = true;
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  group pointwise {
+    %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+  }
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_EQ(run(1, {3, 12}, {1}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{0, 1, 0}}));
+  EXPECT_EQ(read(100, 3), (Floats{2, 4, 6}));
+}
+
 // What a group cannot do as one in the end is done node by node, with the same results.
 TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   start();

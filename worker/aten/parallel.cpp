@@ -22,7 +22,7 @@ struct Region {
   const int64_t count, size, parts;
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr failure;
+  std::exception_ptr failure = nullptr;
 
   void work() {
     for (int64_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
