@@ -40,6 +40,7 @@ uint32_t number_before(std::string_view line, std::string_view what) {
 // stack and spills, then "Used N registers, ...".
 std::vector<FunctionFacts> read_facts(const std::vector<Function>& functions, std::string_view log) {
   std::vector<FunctionFacts> result;
+  result.reserve(functions.size());
   for (const Function function : functions) result.push_back({.function = function});
   FunctionFacts* current = nullptr;
   while (!log.empty()) {

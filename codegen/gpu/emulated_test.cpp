@@ -120,8 +120,8 @@ void check(uint64_t seed, Checked* checked) {
   ++checked->kernels;
   checked->finishes += code->recipe().finish_columns != 0;
   checked->rows += code->recipe().shape == Shape::kRows;
-  for (int round = 0; round < 2; ++round) {
-    const TestData before(kernel, rng, {.max_points = 2000});
+  for (const bool checked_mode : {false, true}) {
+    const TestData before(kernel, rng, {.max_points = checked_mode ? 300 : 2000});
     TestData expected = before, got = before;
     IndexFailure failure;
     status = interpret(kernel, expected.arguments(), order(code->recipe(), before.sizes), &failure);
@@ -131,7 +131,7 @@ void check(uint64_t seed, Checked* checked) {
       buffers.emplace_back(buffer.begin(), buffer.elements * ir::item_size(buffer.dtype));
     }
     IndexRecord record;
-    status = code->run(got.arguments(), buffers, {.seed = seed}, &record);
+    status = code->run(got.arguments(), buffers, {.seed = seed, .checked = checked_mode}, &record);
     ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status.message() << "\n" << print(kernel);
     ASSERT_EQ(record.operand == kNone, failure.operand == kNone) << "seed " << seed << "\n" << print(kernel);
     ASSERT_EQ(expected.difference(got), "") << "seed " << seed << ", " << before.describe() << "\n" << print(kernel);
@@ -141,10 +141,10 @@ void check(uint64_t seed, Checked* checked) {
 
 TEST(Random, IsInterpreted) {
   Checked checked;
-  const uint64_t first = setting("CODEGEN_SEED", 1), count = setting("CODEGEN_KERNELS", 60);
+  const uint64_t first = setting("CODEGEN_SEED", 1), count = setting("CODEGEN_KERNELS", 40);
   for (uint64_t seed = first; seed < first + count && !HasFatalFailure(); ++seed) check(seed, &checked);
   RecordProperty("unsupported", checked.unsupported);
-  if (count < 60) return;
+  if (count < 40) return;
   EXPECT_LT(checked.unsupported, checked.kernels / 5);
   EXPECT_GT(checked.failures, checked.kernels / 50);
   EXPECT_GT(checked.finishes, checked.kernels / 20);

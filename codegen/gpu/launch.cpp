@@ -123,7 +123,9 @@ class Launcher {
       blocks = divide_up(items * extents.lines * extents.vectors, kPointsThreads);
     } else {
       const Team team(recipe_, extents);
-      const uint32_t teams = team.threads == kWarp ? kShortTeams : 1;
+      // As many as have something to do: one without a row would load what belongs to no row, and may be stored to.
+      const int64_t most = team.threads == kWarp ? kShortTeams : 1;
+      const auto teams = static_cast<uint32_t>(std::min(items, most));
       launch.function = team.is_held ? Function::kHeld : Function::kLooped;
       launch.block = {team.threads, teams};
       blocks = divide_up(items, teams);

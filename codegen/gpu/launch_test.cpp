@@ -74,6 +74,11 @@ TEST(Launch, TeamsAreAsSmallAsHoldsARow) {
   EXPECT_EQ(shape(8193), std::tuple(Function::kLooped, 256u, 1u, 20u));
 }
 
+TEST(Launch, NoMoreTeamsThanRows) {
+  EXPECT_EQ(launches(rows_recipe(), {1, 9}, {0x1000, 0x2000}, {9, 1, 9, 1})[0].block[1], 1u);
+  EXPECT_EQ(launches(rows_recipe(), {3, 9}, {0x1000, 0x2000}, {9, 1, 9, 1})[0].block[1], 3u);
+}
+
 TEST(Launch, OrderFollowsFromSizesAlone) {
   const Recipe recipe = rows_recipe();
   const Order order = gpu::order(recipe, std::vector<int64_t>{20, 1000});
