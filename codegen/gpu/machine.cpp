@@ -124,7 +124,7 @@ MlirValues Machine::loop(MlirValue begin, MlirValue end, MlirValue step, mlir::V
 
 MlirValues Machine::only_if_gives(MlirValue condition, mlir::ValueRange otherwise,
                                   llvm::function_ref<MlirValues()> yes) {
-  const MlirValues kept(otherwise);
+  MlirValues kept(otherwise);
   const llvm::SmallVector<mlir::Type, 4> types(otherwise.getTypes());
   return branch(condition, yes, [&] { return kept; }, types, false);
 }
