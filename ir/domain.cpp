@@ -230,7 +230,9 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
     return true;
   }
   if (late || reduced == 0) return false;
-  const bool plain = member.form.expansion >= Expansion::kSum || member.form.expansion == Expansion::kMseLoss;
+  // (A matrix whose rows are to be added up is a library's: that is no faster here.)
+  const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
+                     member.form.expansion == Expansion::kMseLoss;
   const bool of_all = plain && reduced == all() && member.space == all() && columns_ != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {

@@ -1,6 +1,7 @@
 #include "ir/fusion.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 namespace torch_remote::ir {
@@ -87,6 +88,8 @@ class FormFinder {
       case Expansion::kMaxWithIndex:
       case Expansion::kMinWithIndex:
         return reduction();
+      case Expansion::kMatmul:
+        return matmul();
       case Expansion::kEmbedding:
         return reads("weight", Along::kIndexed) && reads("indices", Along::kFirst) && result(0, Along::kLast) &&
                space_of_result();
@@ -172,6 +175,25 @@ class FormFinder {
       return false;
     }
     return space_of_result() && graph_.views[form_.space].sizes.size() == 2;
+  }
+
+  // One row times a matrix: each of the matrix's elements is read once, so memory is all that it costs. What is larger
+  // is a library's.
+  bool matmul() {
+    const bool adds = argument("mat1") != nullptr;  // addmm(self, mat1, mat2)
+    const std::string_view left = adds ? "mat1" : "self";
+    if ((adds && !reads("self")) || !reads(left, Along::kReduced) || !reads("mat2") || !space("mat2")) return false;
+    if (argument(left)->tag != ArgTag::kView) return false;
+    const View& row = graph_.views[argument(left)->a];
+    if (row.sizes.size() != 2 || graph_.views[form_.space].sizes.size() != 2) return false;
+    if (!is_one(row.sizes[0]) || is_one(graph_.views[form_.space].sizes[1])) return false;
+    form_.reduced = 1;
+    return is_float(row.dtype) && result(0, Along::kLast);
+  }
+
+  bool is_one(Sym size) const {
+    int64_t known = 0;
+    return graph_.is_constant(size, &known) && known == 1;
   }
 
   // -- arguments by name
@@ -291,6 +313,9 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
       case Along::kLast:
       case Along::kIndexed:
         axis = axes - rank + d;
+        break;
+      case Along::kReduced:
+        axis = d == rank - 1 ? std::countr_zero(form.reduced) : axes;
         break;
     }
     const bool indexed = part.along == Along::kIndexed && d == 0;

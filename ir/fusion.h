@@ -39,6 +39,7 @@ enum class Expansion : uint8_t {
   kMaxWithIndex,
   kMinWithIndex,
   kEmbedding,
+  kMatmul,  // of one row and a matrix
 };
 Expansion expansion_of(Opcode opcode);
 
@@ -48,6 +49,7 @@ enum class Along : uint8_t {
   kFirst,    // the first dim along the first axis, and so on
   kRest,     // its dims, in order, along the axes that are not reduced
   kIndexed,  // its first dim where an index says, the others as kLast
+  kReduced,  // the last dim along the reduced axis; the others are of size 1
 };
 
 // A view that the node reads or writes.

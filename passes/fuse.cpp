@@ -266,6 +266,7 @@ class Fuser {
     switch (ir::expansion_of(node.opcode)) {
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
+      case ir::Expansion::kMatmul:
       case ir::Expansion::kSoftmax:
       case ir::Expansion::kLogSoftmax:
       case ir::Expansion::kSoftmaxBackward:

@@ -243,6 +243,26 @@ bool embedding(NodeEmitter& node) {
   return true;
 }
 
+// beta * self + alpha * (mat1 @ mat2); what beta = 0 leaves out may be anything.
+bool matmul(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const bool adds = node.argument("mat1") != nullptr;
+  const DType type = type_of(node, "mat2");
+  const V product = e.mul(node.operand(adds ? "mat1" : "self", type), node.operand("mat2", type));
+  V sum = node.reduce(Reduction::kSum, product);
+  if (adds) {
+    const double beta = node.number("beta"), alpha = node.number("alpha");
+    if (alpha != 1) sum = e.mul(sum, e.convert(e.scalar_float(alpha), type));
+    if (beta != 0) {
+      V self = node.operand("self", type);
+      if (beta != 1) self = e.mul(self, e.convert(e.scalar_float(beta), type));
+      sum = e.add(sum, self);
+    }
+  }
+  node.result(0, sum);
+  return true;
+}
+
 }  // namespace
 
 bool expand(NodeEmitter& node) {
@@ -282,6 +302,8 @@ bool expand(NodeEmitter& node) {
       return nll_loss_backward(node);
     case Expansion::kEmbedding:
       return embedding(node);
+    case Expansion::kMatmul:
+      return matmul(node);
     default:
       return reduction(node);
   }

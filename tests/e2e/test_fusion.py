@@ -55,6 +55,10 @@ CASES: dict[str, tuple[Callable, list[Callable]]] = {
     ),
     "cross_entropy": (cross_entropy, [lambda n, m: (n, m)]),
     "gelu backward": (gelu_backward, [lambda n, m: (n, m)]),
+    "row times matrix": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b)) + x.sum(),
+        [lambda n, m: (1, m), lambda n, m: (n, m), lambda n, m: (n,)],
+    ),
     "column sums": (lambda x: (x * 2 + 1).sum(0), [lambda n, m: (n, m)]),
     "row means": (lambda x: (x * x).mean(-1).sqrt(), [lambda n, m: (n, m)]),
     "sum of all": (lambda x: (x * x).sum(), [lambda n, m: (n, m)]),

@@ -59,11 +59,7 @@ class AtenProgram {
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
   void run_node(tr_run& run, uint32_t index);
   // Whether an op of so much work leaves the client a core that all threads would take.
-  bool leaves_core(double work) const {
-    if (threads_.spare_core() || !host_.client_activity) return false;
-    const tr_client client = host_.client_activity(host_.context);
-    return client == TR_CLIENT_COMPUTES || (client == TR_CLIENT_LOOKS && work < kWorthWaking);
-  }
+  bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
   void call_out(tr_run& run, uint32_t index);
   bool is_packed(const ir::Node& node) const;
   bool is_natural(const ir::Node& node) const;

@@ -88,10 +88,19 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
 
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
+// As ops have it (AtenProgram::run): what is small wakes nobody, and leaves a core to a client that needs one.
 // (Nothing here throws.)
 void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
-  runner->threads.set(count >= 2 * grain);
+  constexpr int64_t kGrainsWorthWaking = 64;  // some 10 us each
+  Threads& threads = runner->threads;
+  const bool small = count / grain < kGrainsWorthWaking;
+  const bool parallel = count >= 2 * grain && !(small && threads.resting());
+  if (parallel && leaves_core(runner->host, threads, small)) {
+    threads.set_but_one();
+  } else {
+    threads.set(parallel);
+  }
   in_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 

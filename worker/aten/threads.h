@@ -1,5 +1,7 @@
 #pragma once
 
+#include "worker/runner/plugin.h"
+
 // How many threads an op is given, and what they do between two ops. Torch and MKL use all of them for work far
 // too small for it: an op that is done in some twenty microseconds gets one thread. While a client on this machine
 // computes, parallel ops leave it a core: with one thread too many, each op would wait for the thread that waits for a
@@ -56,5 +58,13 @@ class Threads {
   bool used_ = true;  // since the last rest
   bool resting_ = false;
 };
+
+// Whether work is to leave a core to the client, with set_but_one: where all threads take all cores and the client
+// computes; also where it only looks for an answer, if the work is `small`.
+inline bool leaves_core(const tr_host& host, const Threads& threads, bool small) {
+  if (threads.spare_core() || !host.client_activity) return false;
+  const tr_client client = host.client_activity(host.context);
+  return client == TR_CLIENT_COMPUTES || (client == TR_CLIENT_LOOKS && small);
+}
 
 }  // namespace torch_remote::worker::aten
