@@ -197,14 +197,18 @@ RecordCosts record_costs(const Trace& trace) {
     if (end < records) live[end] -= buffer.nbytes;
   }
   for (size_t i = 1; i < records; ++i) live[i] += live[i - 1];
-  std::vector<bool> fusable(records);
+  // What goes together with what comes after it, and with what came before: a product only begins a kernel.
+  std::vector<bool> fusable(records), continues(records);
+  Form form;
   for (const Node& node : graph.nodes) {
-    if (expansion_of(node.opcode) != Expansion::kNone) fusable[node.source] = true;
+    if (!find_form(graph, node, 0, &form)) continue;
+    fusable[node.source] = true;
+    continues[node.source] = form.expansion != Expansion::kMatmul;
   }
   uint32_t together = 0;
   for (size_t i = 0; i + 1 < records; ++i) {
     together = fusable[i] ? together + 1 : 0;
-    if (together != 0 && together < kMostTogether && fusable[i + 1]) {
+    if (together != 0 && together < kMostTogether && continues[i + 1]) {
       live[i] = kNoPlace;
     } else {
       together = 0;
