@@ -305,7 +305,9 @@ TEST(Interpret, TheLargerOne) {
 }
 
 TEST(Interpret, PowersOfTwo) {
-  const auto single = [](float a, float b) { return from_cell<float>(scaled(DType::kFloat32, to_cell(a), to_cell(b))); };
+  const auto single = [](float a, float b) {
+    return from_cell<float>(scaled(DType::kFloat32, to_cell(a), to_cell(b)));
+  };
   EXPECT_EQ(single(1.25f, 3), 10);
   EXPECT_EQ(single(0x1.000002p0f, -149), 0x1p-149f) << "rounded once";
   EXPECT_EQ(single(0x1.800002p0f, -150), 0x1p-149f);
