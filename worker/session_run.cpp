@@ -210,12 +210,19 @@ bool Session::allocate_arena(Run& run) {
 bool Session::execute(Run& run) {
   const LoadedProgram& program = run.program;
   for (const Stage& stage : program.stages) {
+    const bool last = &stage == &program.stages.back();
+    const uint64_t began = last ? 0 : monotonic_ns();
     if (!take_memory(run, stage) || (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last))) {
       take_apart(run, stage);
       return false;
     }
+    if (!last) run.since_look += monotonic_ns() - began;
+    if (run.since_look >= kLookEvery && !last) {
+      run.since_look = 0;
+      if (look(run)) return false;
+    }
     for (const uint32_t b : stage.release) release(run.buffers[b]);
-    if (run.aliased || &stage == &program.stages.back()) continue;
+    if (run.aliased || last) continue;
     for (const uint32_t i : stage.erase) {
       buffers_.erase(program.bindings.ids[i]);
       run.buffers[program.inputs[i]] = {};

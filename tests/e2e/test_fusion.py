@@ -170,7 +170,8 @@ def test_results_take_the_place_of_what_is_dead(remote):
         t = x @ w
         return (F.gelu(t) * 2 - 1) @ w
 
-    assert peak_of(function) <= 2.1 * x.nbytes
+    compiled = torch.compile(function, backend="remote")  # one program, whatever the matrices cost
+    assert peak_of(compiled) <= 2.1 * x.nbytes
 
 
 def test_what_took_a_place_is_right_when_its_ops_are_done_alone(remote):
