@@ -55,6 +55,9 @@ bool Domain::add(uint32_t node) {
   Member member;
   member.node = node;
   if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
+  if (!std::ranges::all_of(member.form.parts, [&](const Part& part) { return is_near(graph_->views[part.view]); })) {
+    return false;
+  }
   std::vector<std::vector<uint32_t>> dims_of_axis;
   if (!tried.map_axes(member.form, &dims_of_axis) || !tried.place(member, dims_of_axis) ||
       !tried.find_level(member, dims_of_axis) || !tried.may_access(member)) {
@@ -63,6 +66,21 @@ bool Domain::add(uint32_t node) {
   tried.members_.push_back(std::move(member));
   *this = std::move(tried);
   return true;
+}
+
+// No place of it is so far away that sums and products of strides overflow. (Sizes and strides may be anything where no
+// run was looked at.)
+bool Domain::is_near(const View& view) const {
+  constexpr int64_t kFarthest = int64_t{1} << 48;
+  int64_t reach = 0;
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    const int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+    if (size < 0 || size > kFarthest || stride < -kFarthest || stride > kFarthest ||
+        __builtin_mul_overflow(size, stride, &reach) || reach > kFarthest || reach < -kFarthest) {
+      return false;
+    }
+  }
+  return value(view.offset) >= -kFarthest && value(view.offset) <= kFarthest;
 }
 
 // Finds the dims along which each axis of the node's space lies; splits dims where the space is finer.

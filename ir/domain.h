@@ -61,6 +61,7 @@ class Domain {
 
  private:
   struct Axis;
+  bool is_near(const View& view) const;
   bool map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);

@@ -83,19 +83,22 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   return before;
 }
 
-// Bytes that a buffer has; of an input, those that the graph reaches.
-std::vector<uint64_t> find_sizes(const Graph& graph, const std::vector<int64_t>& values) {
-  std::vector<uint64_t> sizes(graph.buffers.size(), 0);
+// Bytes that a buffer has; of an input, those that the graph reaches. (Of what is expanded, sizes may be anything.)
+std::vector<int64_t> find_sizes(const Graph& graph, const std::vector<int64_t>& values) {
+  constexpr double kMost = 1LL << 40;
+  const auto clamped = [&](double bytes) { return static_cast<int64_t>(std::clamp(bytes, 0.0, kMost)); };
+  std::vector<int64_t> sizes(graph.buffers.size(), 0);
   for (size_t b = 0; b < sizes.size(); ++b) {
     const ir::Sym nbytes = graph.buffers[b].nbytes;
-    if (nbytes != ir::kNoSym) sizes[b] = static_cast<uint64_t>(std::max<int64_t>(values[nbytes], 0));
+    if (nbytes != ir::kNoSym) sizes[b] = clamped(static_cast<double>(values[nbytes]));
   }
   for (const ir::View& view : graph.views) {
     if (view.dynamic || graph.buffers[view.buffer].nbytes != ir::kNoSym) continue;
-    int64_t last = values[view.offset];
-    for (size_t d = 0; d < view.sizes.size(); ++d) last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
-    const int64_t bytes = (last + 1) * static_cast<int64_t>(ir::item_size(view.dtype));
-    sizes[view.buffer] = std::max(sizes[view.buffer], static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+    const auto value = [&](ir::Sym symbol) { return static_cast<double>(values[symbol]); };
+    double last = value(view.offset);
+    for (size_t d = 0; d < view.sizes.size(); ++d) last += (value(view.sizes[d]) - 1) * value(view.strides[d]);
+    sizes[view.buffer] =
+        std::max(sizes[view.buffer], clamped((last + 1) * static_cast<double>(ir::item_size(view.dtype))));
   }
   return sizes;
 }
@@ -109,7 +112,7 @@ class Memory {
   Memory(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), sizes_(find_sizes(graph, values)) {}
 
   // At most so many bytes live at once, beside those that live from before to after.
-  uint64_t most(const std::vector<Unit>& units) {
+  int64_t most(const std::vector<Unit>& units) {
     last_.assign(sizes_.size(), kNoNode);
     first_.assign(sizes_.size(), kNoNode);
     std::vector<int64_t> change(units.size() + 1, 0);
@@ -128,8 +131,8 @@ class Memory {
       if (buffer.kind == ir::BufferKind::kInput) first_[b] = 0;
       const bool inner = first_[b] == last_[b] && units[last_[b]].size() > 1 && !buffer.survives;
       if (inner && buffer.kind == ir::BufferKind::kFresh) continue;
-      change[first_[b]] += static_cast<int64_t>(sizes_[b]);
-      if (!buffer.survives) change[last_[b] + 1] -= static_cast<int64_t>(sizes_[b]);
+      change[first_[b]] += sizes_[b];
+      if (!buffer.survives) change[last_[b] + 1] -= sizes_[b];
     }
     int64_t now = 0, most = -1;
     for (uint32_t u = 0; u < units.size(); ++u) {
@@ -138,12 +141,12 @@ class Memory {
       most = now;
       at_ = u;
     }
-    return static_cast<uint64_t>(std::max<int64_t>(most, 0));
+    return std::max<int64_t>(most, 0);
   }
 
   // Of the order that was asked for last: the unit of several nodes for which most of that memory waits; kNoNode: none.
   uint32_t waits_for(const std::vector<Unit>& units) const {
-    std::vector<uint64_t> waiting(units.size(), 0);
+    std::vector<int64_t> waiting(units.size(), 0);
     for (size_t b = 0; b < sizes_.size(); ++b) {
       if (last_[b] == kNoNode || graph_.buffers[b].survives || first_[b] > at_ || last_[b] < at_) continue;
       waiting[last_[b]] += sizes_[b];
@@ -157,7 +160,7 @@ class Memory {
 
  private:
   const Graph& graph_;
-  const std::vector<uint64_t> sizes_;
+  const std::vector<int64_t> sizes_;
   std::vector<uint32_t> first_, last_;
   uint32_t at_ = 0;
 };
@@ -326,11 +329,11 @@ class Fuser {
   // becomes two.
   std::vector<Unit> order_within_memory() {
     constexpr int kMostCuts = 64;
-    constexpr uint64_t kLittle = 1 << 20;
+    constexpr int64_t kLittle = 1 << 20;
     Memory memory(graph_, values_);
     std::vector<Unit> units(graph_.nodes.size());
     for (uint32_t n = 0; n < units.size(); ++n) units[n] = {n};
-    const uint64_t alone = memory.most(units), allowed = alone + std::max(alone / 32, kLittle);
+    const int64_t alone = memory.most(units), allowed = alone + std::max(alone / 32, kLittle);
     units = order();
     for (int cuts = 0; cuts < kMostCuts && memory.most(units) > allowed; ++cuts) {
       const uint32_t unit = memory.waits_for(units);
