@@ -2,18 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
 namespace torch_remote::codegen {
 namespace {
 
-// The kernels of a graph whose nodes are one group.
+// The kernels of a graph whose nodes are one group. Parameters that are not given are 0.
 std::string lowered(const std::string& text, std::vector<int64_t> params, std::vector<Launch>* launches = nullptr) {
   ir::Graph graph;
   Status status = ir::parse_graph(text, &graph);
   if (status.ok()) status = ir::verify(graph);
   std::vector<int64_t> values;
+  params.resize(std::max<size_t>(params.size(), graph.params));
   if (status.ok()) status = ir::evaluate(graph, params.data(), &values);
   std::vector<Launch> made;
   if (status.ok()) status = lower_group(graph, graph.groups.at(0), values, &made);
