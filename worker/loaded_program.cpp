@@ -216,11 +216,8 @@ void apply_steps(LoadedProgram& program) {
     ir::Lifetime& life = program.held[b];
     bool has_memory = true;
     if (life.first != ir::kNoNode) {
-      const auto step_of = [&](uint32_t node) {
-        return std::ranges::upper_bound(program.steps, node, {}, &Step::first) - 1;
-      };
       // Whoever does the node that makes a buffer says whether it makes the memory too.
-      const auto first = step_of(life.first), last = step_of(life.last);
+      const auto first = step_of(program, life.first), last = step_of(program, life.last);
       program.created[b] = program.loaded[first->runner].program->creates_buffer(b);
       has_memory = !(first->whole && buffer.in_group);
       if (first->whole) life.first = first->first;
@@ -346,6 +343,10 @@ void choose_steps(LoadedProgram& program) {
   if (changed) apply_steps(program);
 }
 
+std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node) {
+  return std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first));
+}
+
 uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
   const auto step = std::ranges::lower_bound(program.steps, node, {}, &Step::last);
   if (step == program.steps.end() || !step->whole || node <= step->first) return node;
@@ -354,10 +355,6 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
 
 namespace {
 
-uint32_t runner_of(const LoadedProgram& program, uint32_t node) {
-  return std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first))->runner;
-}
-
 // Whose memory a large temporary takes over that is made at `node`; kNoBuffer: nobody's. `owns`: those that still have
 // memory of their own.
 uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
@@ -365,7 +362,7 @@ uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node,
     return owns[from] && program.held[from].first < node && program.held[from].last == last &&
            program.nbytes[made] <= program.nbytes[from];
   };
-  const Step& step = *std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first));
+  const Step& step = *step_of(program, node);
   if (!step.whole) {
     const uint32_t from = program.graph.buffers[made].reuses;
     return from != ir::kNoBuffer && may(from, node) ? from : ir::kNoBuffer;
@@ -405,7 +402,8 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
   // What a runner makes goes with the last node to touch it, if that is the same runner's.
   for (uint32_t b = 0; b < program.created.size(); ++b) {
     const auto& [first, last] = program.held[b];
-    if (!program.created[b] || graph.buffers[b].survives || runner_of(program, first) == runner_of(program, last))
+    if (!program.created[b] || graph.buffers[b].survives ||
+        step_of(program, first)->runner == step_of(program, last)->runner)
       continue;
     freed[b] = true;
     born[first].push_back(b);

@@ -92,6 +92,9 @@ struct LoadedProgram {
 // not outlive the run: activations, in a backward pass), so that it can have that memory.
 void place_buffers(LoadedProgram& program);
 
+// The step that has the node; those behind it follow.
+std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node);
+
 // The first place at `node` or behind it where a run may be cut.
 uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 

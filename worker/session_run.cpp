@@ -297,7 +297,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   if (alone) {
     good = call_runner(run, program.alone[first], first, last, times);
   } else {
-    auto step = std::ranges::upper_bound(program.steps, first, {}, &Step::first) - 1;
+    auto step = step_of(program, first);
     for (uint32_t n = first; good && n < last; ++step) {
       const uint32_t end = std::min(step->last, last);
       good = call_runner(run, step->runner, n, end, times ? times + (n - first) : nullptr);
