@@ -1,13 +1,12 @@
 #include "codegen/cpu/compile.h"
 
-#include <time.h>
-
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "codegen/cpu/emit.h"
 #include "codegen/cpu/object.h"
+#include "codegen/cpu/watch.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/Config/llvm-config.h"
 #include "llvm/IR/LegacyPassManager.h"
@@ -73,25 +72,6 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
                                  options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
 }
 
-// Of this thread's processor time: what others do meanwhile does not count.
-class Stopwatch {
- public:
-  // Milliseconds since the last lap.
-  double lap() {
-    const double now = time();
-    return now - std::exchange(last_, now);
-  }
-
- private:
-  static double time() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
-  }
-
-  double last_ = time();
-};
-
 // What a thread that compiles keeps for the next kernel.
 class Compiler {
  public:
@@ -141,18 +121,6 @@ class Compiler {
   }
 
  private:
-  template <typename T>
-  static std::string text_of(T& module) {
-    std::string text;
-    llvm::raw_string_ostream stream(text);
-    if constexpr (std::is_same_v<T, llvm::Module>) {
-      module.print(stream, nullptr);
-    } else {
-      module.print(stream);
-    }
-    return text;
-  }
-
   static void prepare(llvm::Module& module, llvm::TargetMachine& machine) {
     module.setDataLayout(machine.createDataLayout());
     module.setTargetTriple(machine.getTargetTriple().str());

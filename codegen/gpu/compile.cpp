@@ -1,10 +1,9 @@
 #include "codegen/gpu/compile.h"
 
-#include <time.h>
-
 #include <map>
 #include <utility>
 
+#include "codegen/cpu/watch.h"
 #include "codegen/gpu/emit.h"
 #include "codegen/gpu/recipe.h"
 #include "llvm/ADT/SmallString.h"
@@ -54,25 +53,6 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
   return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(
       kTriple, target.processor, kPtxVersion, options, std::nullopt, std::nullopt, llvm::CodeGenOptLevel::Aggressive));
 }
-
-// Of this thread's processor time: what others do meanwhile does not count.
-class Stopwatch {
- public:
-  // Milliseconds since the last lap.
-  double lap() {
-    const double now = time();
-    return now - std::exchange(last_, now);
-  }
-
- private:
-  static double time() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
-  }
-
-  double last_ = time();
-};
 
 // What a thread that compiles keeps for the next kernel.
 class Compiler {
@@ -147,18 +127,6 @@ class Compiler {
       return made.get();
     }
     return nullptr;
-  }
-
-  template <typename T>
-  static std::string text_of(T& module) {
-    std::string text;
-    llvm::raw_string_ostream stream(text);
-    if constexpr (std::is_same_v<T, llvm::Module>) {
-      module.print(stream, nullptr);
-    } else {
-      module.print(stream);
-    }
-    return text;
   }
 
   // Of LLVM's O3 what simplifies and merges. Nothing is taken out of loops: it would take registers, which a thread has
