@@ -15,6 +15,8 @@ namespace {
 constexpr double kMicrosecondsOfLength = 25;
 // What the client needs for a record, in us, Python's share included.
 constexpr double kRecording = 60;
+// Where nobody waits at the end, an early start is worth it if the worker needs at least this share of the recording.
+constexpr double kLeastWork = 0.25;
 // Traces that are shorter are not worth it.
 constexpr double kLeastPlanned = 32;
 // Lengths of the pieces. A piece costs client and worker some ten microseconds together, as much as about ten records;
@@ -53,23 +55,24 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
   // One look-up tells whether this beginning of a stretch was seen before.
   if (!known_.contains(hash_) && known_.size() < kMostKnown) {
     const std::vector<uint64_t> hashes = hashes_of(trace);
-    if (waits && limits_.plans && trace.records.size() > 1) plan(trace, hashes);
+    if ((waits || idle_) && limits_.plans && trace.records.size() > 1) plan(trace, hashes, waits);
     known_.insert(hashes.begin(), hashes.end());
   }
   began_ = hash_;
   if (!ends) return;
+  idle_ = waits;
   began_ = hash_ = kSeed;
   gear_ = 0;
   records_ = 0;
 }
 
-void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes) {
+void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits) {
   const auto first_new = std::ranges::find_if(hashes, [&](uint64_t hash) { return !known_.contains(hash); });
   const auto shared = static_cast<uint32_t>(first_new - hashes.begin());
   // The second step of a training differs from the first one in its optimizer only: it should be the last one that
   // builds programs.
   if (shared > 0 && hashes.size() - shared < kLeastAlone) return;
-  for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1)) {
+  for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1, waits)) {
     const uint64_t hash = hashes[cut - 1];
     planned_.insert(hash);
     planned_bits_[hash >> kShift] = true;
@@ -81,8 +84,8 @@ namespace {
 // Chooses the cuts of one trace. Places are numbers of records that come before.
 class Planner {
  public:
-  Planner(const RecordCosts& costs, uint32_t first)
-      : live_(costs.live), records_(static_cast<uint32_t>(costs.live.size())), first_(first) {
+  Planner(const RecordCosts& costs, uint32_t first, bool waits)
+      : live_(costs.live), records_(static_cast<uint32_t>(costs.live.size())), first_(first), waits_(waits) {
     length_.resize(records_ + 1);
     time_.resize(records_ + 1);
     for (uint32_t i = 0; i < records_; ++i) {
@@ -93,9 +96,8 @@ class Planner {
 
   std::vector<uint32_t> cuts() {
     if (length_[records_] < kLeastPlanned) return {};
-    // An op may be longer than a piece should be: then the place before or behind it.
-    const uint32_t last_to = before(length_[records_] - kLeastAtEnds);
-    const uint32_t last = best(std::min(after(length_[records_] - kMostAtEnds), last_to), last_to);
+    if (!waits_ && time_[records_] < kLeastWork * kRecording * records_) return {};
+    const uint32_t last = waits_ ? last_place() : records_;
     if (last == 0) return {};
     const uint32_t from = after(kLeastAtEnds);
     if (const uint32_t place = best(from, std::max(from, before(kMostAtEnds))); place == 0) {
@@ -104,7 +106,7 @@ class Planner {
       cut(place);
     }
     while (const uint32_t place = next(last)) cut(place);
-    if (cuts_.empty() || cuts_.back() < last) cuts_.push_back(last);
+    if (waits_ && (cuts_.empty() || cuts_.back() < last)) cuts_.push_back(last);
     return std::move(cuts_);
   }
 
@@ -115,6 +117,13 @@ class Planner {
   }
   uint32_t before(double length) const {
     return static_cast<uint32_t>(std::ranges::upper_bound(length_, length) - length_.begin()) - 1;
+  }
+
+  // Before the last piece; 0: there is none.
+  uint32_t last_place() const {
+    // An op may be longer than a piece should be: then the place before or behind it.
+    const uint32_t to = before(length_[records_] - kLeastAtEnds);
+    return best(std::min(after(length_[records_] - kMostAtEnds), to), to);
   }
 
   // The best place in a range; of equal ones the last. 0: none.
@@ -152,6 +161,7 @@ class Planner {
   const std::vector<uint64_t>& live_;
   const uint32_t records_;
   const uint32_t first_;
+  const bool waits_;
   std::vector<double> length_, time_;  // of the records before each place
   std::vector<uint32_t> cuts_;
   uint32_t done_ = 0;       // the last cut so far
@@ -160,8 +170,8 @@ class Planner {
 
 }  // namespace
 
-std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first) {
-  return costs.live.empty() ? std::vector<uint32_t>() : Planner(costs, first).cuts();
+std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first, bool waits) {
+  return costs.live.empty() ? std::vector<uint32_t>() : Planner(costs, first, waits).cuts();
 }
 
 RecordCosts record_costs(const Trace& trace) {

@@ -14,10 +14,10 @@
 //   hash is a gear hash as in FastCDC, Xia et al. 2016, with masks that get looser towards the maximum). The op alone
 //   counts: slots depend on where the trace began. What lies between two such cuts, or between waits, is a *stretch*.
 //
-//   By a plan, inside of a stretch that ends in a wait: the worker is to work while the client records, and what is
-//   left when the client waits is to be short. A stretch is planned when it ends for the first time, by its structure
-//   and the sizes it has then: a short first and a short last piece, between them as much as the worker has to do
-//   meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
+//   By a plan, inside of a stretch that begins after a wait, or ends in one: the worker is to work while the client
+//   records, and what is left when the client waits is to be short. A stretch is planned when it ends for the first
+//   time, by its structure and the sizes it has then: a short first piece, a short last one before a wait, between them
+//   as much as the worker has to do meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
 //   beginning, whatever sizes they have later. No cut is added among ops with which some other stretch began before:
 //   what that one is cut into stays.
 namespace torch_remote::ir {
@@ -76,7 +76,7 @@ class Cuts {
   bool is_planned() const { return limits_.plans && planned_.contains(hash_); }
   bool end_by_content() const;
   std::vector<uint64_t> hashes_of(const Trace& trace) const;
-  void plan(const Trace& trace, const std::vector<uint64_t>& hashes);
+  void plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits);
 
   CutLimits limits_;
   // Of the stretch so far.
@@ -84,6 +84,7 @@ class Cuts {
   uint64_t gear_ = 0;      // of its last ones
   uint32_t records_ = 0;
   uint64_t began_ = kSeed;  // hash_ where the trace began
+  bool idle_ = true;        // when it began the worker had nothing to do: the one before ended in a wait
 
   std::vector<bool> planned_bits_ = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
   std::unordered_set<uint64_t> planned_;                                            // hashes after which to cut
@@ -100,6 +101,7 @@ struct RecordCosts {
 RecordCosts record_costs(const Trace& trace);
 
 // Where to cut, by plan: how many records come before each cut, ascending. Cuts only after `first` records and more.
-std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first);
+// `waits`: somebody waits for the last one.
+std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first, bool waits);
 
 }  // namespace torch_remote::ir

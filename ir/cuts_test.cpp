@@ -48,13 +48,16 @@ class Script {
       trace_.buffers[before - 1].died = static_cast<uint32_t>(trace_.records.size());
     }
   }
-  std::vector<uint32_t> wait() {
-    end(true, true);
+  std::vector<uint32_t> wait() { return end_stretch(true); }
+  // The end of a forward pass, for which nobody waits.
+  std::vector<uint32_t> boundary() { return end_stretch(false); }
+
+ private:
+  std::vector<uint32_t> end_stretch(bool waits) {
+    end(true, waits);
     records_ = 0;
     return std::exchange(places_, {});
   }
-
- private:
   void end(bool ends, bool waits) {
     cuts_.trace_ends(trace_, ends, waits);
     trace_.clear();
@@ -111,6 +114,35 @@ TEST(Cuts, AStretchThatEndsInAWaitIsCutFromItsSecondTimeOn) {
   for (int again = 0; again < 3; ++again) {
     play(script, 200);
     EXPECT_EQ(script.wait(), places);
+  }
+}
+
+// The forward pass of a training step: the worker begins while it is recorded.
+TEST(Cuts, AStretchAfterAWaitIsCutAtItsBeginning) {
+  const auto step = [](Script& script, size_t nbytes) {
+    std::vector<uint32_t> places;
+    for (int time = 0; time < 3; ++time) {
+      for (uint32_t i = 0; i < 100; ++i) script.record(op(i % 2 != 0 ? "aten::erfinv" : "aten::digamma"), nbytes);
+      places = script.boundary();
+      play(script, 40);
+      script.wait();
+    }
+    return places;
+  };
+  Script busy(only_plans());
+  const std::vector<uint32_t> places = step(busy, 1 << 19);
+  ASSERT_FALSE(places.empty());
+  EXPECT_LE(places.front(), 16u);
+  // Small ops are done in no time: they would be more pieces for nothing.
+  Script idle(only_plans());
+  EXPECT_TRUE(step(idle, 64).empty());
+  // After a stretch for which nobody waited the worker is busy anyway.
+  Script later(only_plans());
+  for (int time = 0; time < 3; ++time) {
+    play(later, 8);
+    later.boundary();
+    for (uint32_t i = 0; i < 100; ++i) later.record(op("aten::erfinv"), 1 << 19);
+    EXPECT_TRUE(later.boundary().empty());
   }
 }
 
@@ -201,7 +233,7 @@ TEST(Cuts, PlannedCutsDoNotMoveThoseByContent) {
 TEST(PlannedCuts, AreWhereTheFewestBytesLive) {
   std::vector<uint64_t> live(120, 1000);
   for (const uint32_t place : {11u, 40u, 75u, 109u}) live[place - 1] = 10;
-  const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(live.size())}, 1);
+  const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(live.size())}, 1, /*waits=*/true);
   for (const uint32_t place : {11u, 40u, 75u, 109u}) {
     EXPECT_TRUE(std::ranges::count(cuts, place)) << place;
   }
@@ -212,7 +244,7 @@ TEST(PlannedCuts, AreAscendingAndInside) {
     for (const uint32_t first : {1u, 5u, 20u, 100u, records}) {
       std::vector<uint64_t> live(records);
       for (uint32_t i = 0; i < records; ++i) live[i] = i * 7919 % 101;
-      const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(records)}, first);
+      const std::vector<uint32_t> cuts = planned_cuts({live, std::vector<double>(records)}, first, /*waits=*/true);
       for (size_t i = 0; i < cuts.size(); ++i) {
         EXPECT_GE(cuts[i], std::max(first, 8u));
         EXPECT_LE(cuts[i] + 8, records);
@@ -226,7 +258,7 @@ TEST(PlannedCuts, LongOpsGoFirst) {
   // A training step: some long ops at once, then short ones.
   RecordCosts costs{std::vector<uint64_t>(24, 1), std::vector<double>(24, 3)};
   for (const uint32_t i : {0u, 12u, 13u}) costs.time[i] = 500;
-  const std::vector<uint32_t> cuts = planned_cuts(costs, 1);
+  const std::vector<uint32_t> cuts = planned_cuts(costs, 1, /*waits=*/true);
   ASSERT_FALSE(cuts.empty());
   EXPECT_EQ(cuts.front(), 1u);  // the worker begins
   EXPECT_TRUE(std::ranges::any_of(cuts, [](uint32_t cut) { return cut > 8 && cut <= 17; }));
@@ -237,7 +269,7 @@ TEST(PlannedCuts, WhileTheWorkerIsBusyPiecesAreLong) {
   const uint32_t records = 1000;
   for (const double time : {200.0, 2000.0}) {
     const std::vector<uint32_t> cuts =
-        planned_cuts({std::vector<uint64_t>(records, 1), std::vector<double>(records, time)}, 1);
+        planned_cuts({std::vector<uint64_t>(records, 1), std::vector<double>(records, time)}, 1, /*waits=*/true);
     ASSERT_FALSE(cuts.empty());
     EXPECT_EQ(cuts.front(), 1u);
     EXPECT_LE(cuts.size(), 10u) << time;  // each is some times as long as the one before
@@ -256,7 +288,7 @@ TEST(PlannedCuts, HoldForAnyTimes) {
     RecordCosts costs{std::vector<uint64_t>(records), std::vector<double>(records)};
     for (uint64_t& bytes : costs.live) bytes = draw(3);
     for (double& time : costs.time) time = draw(4) == 0 ? static_cast<double>(draw(3000)) : 3;
-    const std::vector<uint32_t> cuts = planned_cuts(costs, first);
+    const std::vector<uint32_t> cuts = planned_cuts(costs, first, /*waits=*/true);
     for (size_t c = 0; c < cuts.size(); ++c) {
       EXPECT_GE(cuts[c], first);
       EXPECT_LT(cuts[c], records);
