@@ -93,6 +93,9 @@ Status run_launch(DeviceState& device, Launch& launch) {
   if (Status status = check(launch); !status) return status;
   const std::lock_guard lock(device.mutex);
   const bool checked = launch.options.checked;
+  if (checked && !device.memory.tracked()) {
+    return Status::invalid("emulator: launches on a device whose memory is not tracked cannot be checked");
+  }
   const uint64_t most = checked ? 1 : std::max<uint32_t>(launch.options.host_threads, 1);
   const size_t threads = std::min(most, launch.grid.count());
   if (checked) {

@@ -13,8 +13,10 @@
 namespace torch_remote::codegen::emulator {
 
 struct DeviceState {
-  explicit DeviceState(size_t capacity) : memory(capacity), checker(memory) {}
+  explicit DeviceState(const DeviceOptions& options)
+      : tag(options.tag), memory(options.capacity, options.tracked), checker(memory) {}
 
+  const uint64_t tag;
   DeviceMemory memory;
   std::mutex mutex;  // of all that follows: one launch at a time
   Checker checker;

@@ -17,7 +17,7 @@
 
 namespace torch_remote::codegen::emulator {
 
-Device::Device(size_t capacity) : state_(std::make_unique<DeviceState>(capacity)) {}
+Device::Device(const DeviceOptions& options) : state_(std::make_unique<DeviceState>(options)) {}
 Device::~Device() = default;
 DeviceMemory& Device::memory() { return state_->memory; }
 
@@ -38,7 +38,8 @@ struct Module::State {
     std::unique_ptr<Image>& image = images[checked ? 1 : 0];
     if (!image) {
       std::unique_ptr<Image> made;
-      if (Status status = Image::compile({bitcode.data(), bitcode.size()}, checked, &made); !status) return status;
+      if (Status status = Image::compile({bitcode.data(), bitcode.size()}, checked, device.tag, &made); !status)
+        return status;
       if (Status status = place_globals(*made); !status) return status;
       image = std::move(made);
     }

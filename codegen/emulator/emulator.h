@@ -28,8 +28,8 @@ struct DeviceState;
 // One GPU. Launches on it are done one after the other, and are done when the call returns.
 class Device {
  public:
-  // Addresses are reserved for so much memory.
-  explicit Device(size_t capacity = size_t{8} << 30);
+  explicit Device(size_t capacity = size_t{8} << 30) : Device(DeviceOptions{.capacity = capacity}) {}
+  explicit Device(const DeviceOptions& options);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

@@ -71,7 +71,7 @@ Status define_runtime(llvm::orc::LLJIT& jit) {
 Image::Image() = default;
 Image::~Image() = default;
 
-Status Image::compile(llvm::StringRef bitcode, bool checked, std::unique_ptr<Image>* compiled) {
+Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* compiled) {
   if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("fma") == 0) {
     return {ErrorCode::kUnsupported, "emulator: needs a CPU with AVX2 and FMA"};
   }
@@ -83,7 +83,7 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, std::unique_ptr<Ima
   if (!machine) return failed("no target", machine.takeError());
 
   std::unique_ptr<Image> image(new Image);
-  if (Status status = rewrite(**module, **machine, checked, &image->rewritten_); !status) return status;
+  if (Status status = rewrite(**module, **machine, checked, tag, &image->rewritten_); !status) return status;
   std::string problem;
   llvm::raw_string_ostream stream(problem);
   if (llvm::verifyModule(**module, &stream)) {

@@ -17,8 +17,8 @@ namespace torch_remote::codegen::emulator {
 // A module that was rewritten and compiled for this CPU.
 class Image {
  public:
-  // From bitcode.
-  static Status compile(llvm::StringRef bitcode, bool checked, std::unique_ptr<Image>* compiled);
+  // From bitcode; `tag`: that of the device.
+  static Status compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* compiled);
   ~Image();
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;

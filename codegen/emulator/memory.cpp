@@ -21,9 +21,9 @@ char* reserve(size_t bytes, int protection) {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(size_t capacity) : capacity_(round_up(capacity, kPage)) {
+DeviceMemory::DeviceMemory(size_t capacity, bool tracked) : capacity_(round_up(capacity, kPage)), tracked_(tracked) {
   base_ = reserve(capacity_, PROT_NONE);
-  cells_ = reinterpret_cast<Cell*>(reserve(capacity_ * sizeof(Cell), PROT_READ | PROT_WRITE));
+  if (tracked) cells_ = reinterpret_cast<Cell*>(reserve(capacity_ * sizeof(Cell), PROT_READ | PROT_WRITE));
   unused_ = base_;
 }
 
@@ -34,7 +34,7 @@ DeviceMemory::~DeviceMemory() {
 
 // Pages that were never used, so that who keeps an address of freed memory is found out; then freed ones.
 char* DeviceMemory::take_pages(size_t bytes) {
-  if (base_ == nullptr || cells_ == nullptr) return nullptr;
+  if (base_ == nullptr || (tracked_ && cells_ == nullptr)) return nullptr;
   if (bytes <= static_cast<size_t>(base_ + capacity_ - unused_)) {
     char* pages = unused_;
     unused_ += bytes;
@@ -104,6 +104,24 @@ Status DeviceMemory::read(void* to, const void* from, size_t bytes) const {
   return {};
 }
 
+Status DeviceMemory::copy(void* to, const void* from, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status = find(to, bytes);
+  if (status.ok()) status = find(from, bytes);
+  if (!status.ok() || bytes == 0) return status;
+  std::memmove(to, from, bytes);
+  mark(to, bytes, kHost);
+  return {};
+}
+
+Status DeviceMemory::fill(void* to, uint8_t value, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = find(to, bytes); !status) return status;
+  if (bytes != 0) std::memset(to, value, bytes);
+  mark(to, bytes, kHost);
+  return {};
+}
+
 Status DeviceMemory::written(void* address, size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (Status status = find(address, bytes); !status) return status;
@@ -128,7 +146,7 @@ std::string DeviceMemory::describe_locked(const void* address) const {
 }
 
 void DeviceMemory::mark(const void* address, size_t bytes, uint32_t writer) {
-  std::fill_n(cells(address), bytes, Cell{writer, kNobody});
+  if (tracked_) std::fill_n(cells(address), bytes, Cell{writer, kNobody});
 }
 
 void DeviceMemory::plain_launch() {
@@ -138,6 +156,7 @@ void DeviceMemory::plain_launch() {
 
 void DeviceMemory::assume_written() {
   const std::lock_guard lock(mutex_);
+  if (!tracked_) return;
   for (auto& [begin, allocation] : allocations_) {
     if (allocation.known == plain_launches_) continue;
     allocation.known = plain_launches_;
@@ -150,6 +169,7 @@ void DeviceMemory::assume_written() {
 
 void DeviceMemory::forget_accesses() {
   const std::lock_guard lock(mutex_);
+  if (!tracked_) return;
   for (const auto& [begin, allocation] : allocations_) {
     for (size_t i = 0; i < allocation.bytes; ++i) {
       Cell& cell = cells(begin)[i];

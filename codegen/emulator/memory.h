@@ -24,8 +24,9 @@ inline constexpr uint32_t kHost = 2;           // was written by the host
 // Each allocation ends at a page that nobody can touch, and begins as bytes 0xFF (which are NaN). Any thread may call.
 class DeviceMemory {
  public:
-  // Reserves addresses; memory comes with the allocations.
-  explicit DeviceMemory(size_t capacity);
+  // Reserves addresses; memory comes with the allocations. Checked mode needs memory that is `tracked`, which costs
+  // eight bytes for each.
+  explicit DeviceMemory(size_t capacity, bool tracked = true);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -37,7 +38,10 @@ class DeviceMemory {
   Status write(void* to, const void* from, size_t bytes);
   Status read(void* to, const void* from, size_t bytes) const;
   Status written(void* address, size_t bytes);
+  Status copy(void* to, const void* from, size_t bytes);
+  Status fill(void* to, uint8_t value, size_t bytes);
 
+  bool tracked() const { return tracked_; }
   bool contains(const void* address) const { return address >= base_ && address < base_ + capacity_; }
   // "byte 4 of 'x' (1024 bytes)" or "no device memory".
   std::string describe(const void* address) const;
@@ -65,6 +69,7 @@ class DeviceMemory {
   char* take_pages(size_t bytes);
 
   const size_t capacity_;
+  const bool tracked_;
   char* base_ = nullptr;
   Cell* cells_ = nullptr;
   mutable std::mutex mutex_;

@@ -49,6 +49,28 @@ TEST(DeviceMemory, WhatWasFreedCannotBeTouched) {
   EXPECT_NE(address, other);  // as long as there are other addresses
 }
 
+TEST(DeviceMemory, CopiesAndFillsInsideStayInBounds) {
+  for (const bool tracked : {true, false}) {
+    DeviceMemory memory(size_t{1} << 20, tracked);
+    void *a = nullptr, *b = nullptr;
+    ASSERT_TRUE(memory.allocate(8, &a, "a"));
+    ASSERT_TRUE(memory.allocate(8, &b, "b"));
+    EXPECT_TRUE(memory.fill(a, 'x', 8));
+    EXPECT_TRUE(memory.copy(static_cast<char*>(b) + 3, a, 5));
+    EXPECT_FALSE(memory.fill(a, 'x', 9));
+    EXPECT_FALSE(memory.copy(static_cast<char*>(b) + 4, a, 5));
+    EXPECT_FALSE(memory.copy(b, static_cast<char*>(a) + 4, 5));
+    char back[9] = {};
+    EXPECT_TRUE(memory.read(back, b, 8));
+    EXPECT_STREQ(back, "\xFF\xFF\xFFxxxxx");
+    EXPECT_EQ(memory.tracked(), tracked);
+    if (tracked) {
+      EXPECT_EQ(memory.cells(b)[2].writer, kUninitialised);
+      EXPECT_EQ(memory.cells(b)[3].writer, kHost);
+    }
+  }
+}
+
 TEST(DeviceMemory, AddressesAreUsedAgainWhenThereAreNoOthers) {
   DeviceMemory memory(size_t{64} << 10);
   for (int i = 0; i < 100; ++i) {

@@ -7,6 +7,7 @@
 #include "codegen/emulator/checks.h"
 #include "codegen/emulator/sites.h"
 #include "codegen/emulator/spaces.h"
+#include "codegen/emulator/tags.h"
 #include "llvm/ADT/StringSet.h"
 #include "llvm/IR/Constants.h"
 #include "llvm/IR/DebugInfo.h"
@@ -64,8 +65,14 @@ Status unsupported(const std::string& what) { return {ErrorCode::kUnsupported, "
 
 class Rewriter {
  public:
-  Rewriter(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, Rewritten* result)
-      : module_(module), cpu_(cpu), checked_(checked), result_(result), sites_(module, checked), b_(module) {}
+  Rewriter(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, uint64_t tag, Rewritten* result)
+      : module_(module),
+        cpu_(cpu),
+        checked_(checked),
+        tag_(tag),
+        result_(result),
+        sites_(module, checked),
+        b_(module) {}
 
   Status run() {
     read_annotations(module_, kernels_);
@@ -81,6 +88,7 @@ class Rewriter {
     if (Status status = spaces.replace(&result_->globals); !status) return status;
     if (Status status = change_target(); !status) return status;
     for (const auto& [function, threads] : kernels_) take_structs(*function);
+    if (tag_ != 0) take_tags_off(module_, tag_);
     if (checked_) add_checks(module_, sites_, structs_);
     for (const auto& [function, threads] : kernels_) add_wrapper(*function);
     result_->sites = sites_.take();
@@ -122,6 +130,10 @@ class Rewriter {
     KernelImage image;
     image.name = function.getName().str();
     image.facts.max_threads = static_cast<uint32_t>(std::min(threads, kMostThreads));
+    for (const llvm::Argument& argument : function.args()) {
+      llvm::Type* const type = argument.hasByValAttr() ? argument.getParamByValType() : argument.getType();
+      image.facts.parameters.push_back(module_.getDataLayout().getTypeAllocSize(type));
+    }
     llvm::StringSet<> seen;
     image.facts.switches = calls_any(function, meets, seen);
     seen.clear();
@@ -192,6 +204,7 @@ class Rewriter {
   llvm::Module& module_;
   const llvm::TargetMachine& cpu_;
   const bool checked_;
+  const uint64_t tag_;
   Rewritten* result_;
   Sites sites_;
   Builder b_;
@@ -202,8 +215,8 @@ class Rewriter {
 
 }  // namespace
 
-Status rewrite(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, Rewritten* result) {
-  return Rewriter(module, cpu, checked, result).run();
+Status rewrite(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, uint64_t tag, Rewritten* result) {
+  return Rewriter(module, cpu, checked, tag, result).run();
 }
 
 }  // namespace torch_remote::codegen::emulator

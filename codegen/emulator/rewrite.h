@@ -22,7 +22,7 @@ struct Rewritten {
 inline constexpr const char* kRunPrefix = "emulator.run.";
 
 // Makes a module for NVPTX one for this CPU, whose threads call what runtime.h has. kUnsupported names all that is not
-// known.
-Status rewrite(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, Rewritten* result);
+// known. Addresses that it is given may have the bits `tag`.
+Status rewrite(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, uint64_t tag, Rewritten* result);
 
 }  // namespace torch_remote::codegen::emulator

@@ -2,12 +2,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace torch_remote::codegen::emulator {
 
 struct Dim3 {
   uint32_t x = 1, y = 1, z = 1;
   uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct DeviceOptions {
+  size_t capacity = size_t{8} << 30;  // bytes; addresses are reserved for so much memory
+  // Bits that addresses have which kernels are given (`address | tag`), so that they are no addresses of this CPU, and
+  // whoever looks there but a kernel of this device faults. Kernels take them off.
+  uint64_t tag = 0;
+  bool tracked = true;  // launches may be checked; else memory costs an eighth
 };
 
 struct LaunchOptions {
@@ -25,9 +34,10 @@ struct LaunchOptions {
 
 // What a kernel needs, as cuFuncGetAttribute tells it.
 struct KernelFacts {
-  size_t shared_bytes = 0;      // static
-  uint32_t max_threads = 1024;  // of a block
-  bool switches = false;        // its threads meet: at barriers or in warp operations
+  size_t shared_bytes = 0;              // static
+  uint32_t max_threads = 1024;          // of a block
+  bool switches = false;                // its threads meet: at barriers or in warp operations
+  std::vector<size_t> parameters = {};  // bytes of each
 };
 
 }  // namespace torch_remote::codegen::emulator

@@ -1,0 +1,134 @@
+// Our declarations beside those of NVIDIA's cuda.h (12.0 or later). Where that is not on the include path, this cannot
+// be compiled: see docs/build.md.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include "cuda.h"
+#include "worker/cuda/driver.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// Functions are the same to a caller: as many parameters, each as large, pointers where the other has pointers.
+template <typename A, typename B>
+constexpr bool same_place() {
+  return sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
+}
+template <typename... A, typename... B>
+constexpr bool same(Result (*)(A...), CUresult (*)(B...)) {
+  if constexpr (sizeof...(A) != sizeof...(B)) {
+    return false;
+  } else {
+    return (same_place<A, B>() && ...);
+  }
+}
+#define TORCH_REMOTE_CUDA_COMPARE(member, name, parameters) \
+  static_assert(same(decltype(Driver::member){}, static_cast<decltype(&::name)>(nullptr)), #name);
+TORCH_REMOTE_CUDA_FUNCTIONS(TORCH_REMOTE_CUDA_COMPARE)
+
+#define TORCH_REMOTE_CUDA_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidValue, CUDA_ERROR_INVALID_VALUE);
+TORCH_REMOTE_CUDA_SAME(Result::kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
+TORCH_REMOTE_CUDA_SAME(Result::kNotInitialized, CUDA_ERROR_NOT_INITIALIZED);
+TORCH_REMOTE_CUDA_SAME(Result::kDeinitialized, CUDA_ERROR_DEINITIALIZED);
+TORCH_REMOTE_CUDA_SAME(Result::kNoDevice, CUDA_ERROR_NO_DEVICE);
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidDevice, CUDA_ERROR_INVALID_DEVICE);
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidImage, CUDA_ERROR_INVALID_IMAGE);
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidContext, CUDA_ERROR_INVALID_CONTEXT);
+TORCH_REMOTE_CUDA_SAME(Result::kNoBinaryForGpu, CUDA_ERROR_NO_BINARY_FOR_GPU);
+TORCH_REMOTE_CUDA_SAME(Result::kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE);
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidPtx, CUDA_ERROR_INVALID_PTX);
+TORCH_REMOTE_CUDA_SAME(Result::kUnsupportedPtxVersion, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+TORCH_REMOTE_CUDA_SAME(Result::kInvalidHandle, CUDA_ERROR_INVALID_HANDLE);
+TORCH_REMOTE_CUDA_SAME(Result::kNotFound, CUDA_ERROR_NOT_FOUND);
+TORCH_REMOTE_CUDA_SAME(Result::kNotReady, CUDA_ERROR_NOT_READY);
+TORCH_REMOTE_CUDA_SAME(Result::kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS);
+TORCH_REMOTE_CUDA_SAME(Result::kLaunchOutOfResources, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+TORCH_REMOTE_CUDA_SAME(Result::kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT);
+TORCH_REMOTE_CUDA_SAME(Result::kPeerAccessAlreadyEnabled, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+TORCH_REMOTE_CUDA_SAME(Result::kPeerAccessNotEnabled, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+TORCH_REMOTE_CUDA_SAME(Result::kContextIsDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+TORCH_REMOTE_CUDA_SAME(Result::kMisalignedAddress, CUDA_ERROR_MISALIGNED_ADDRESS);
+TORCH_REMOTE_CUDA_SAME(Result::kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED);
+TORCH_REMOTE_CUDA_SAME(714, CUDA_ERROR_HARDWARE_STACK_ERROR);
+TORCH_REMOTE_CUDA_SAME(715, CUDA_ERROR_ILLEGAL_INSTRUCTION);
+TORCH_REMOTE_CUDA_SAME(717, CUDA_ERROR_INVALID_ADDRESS_SPACE);
+TORCH_REMOTE_CUDA_SAME(718, CUDA_ERROR_INVALID_PC);
+TORCH_REMOTE_CUDA_SAME(Result::kNotPermitted, CUDA_ERROR_NOT_PERMITTED);
+TORCH_REMOTE_CUDA_SAME(Result::kNotSupported, CUDA_ERROR_NOT_SUPPORTED);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureMerge, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureUnmatched, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureUnjoined, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+TORCH_REMOTE_CUDA_SAME(Result::kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
+TORCH_REMOTE_CUDA_SAME(Result::kCaptureWrongThread, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+TORCH_REMOTE_CUDA_SAME(Result::kGraphExecUpdateFailure, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMaxThreadsPerBlock, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMaxSharedPerBlock, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kWarpSize, CU_DEVICE_ATTRIBUTE_WARP_SIZE);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMultiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMaxSharedPerBlockOptin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+TORCH_REMOTE_CUDA_SAME(DeviceAttribute::kMemoryPools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+TORCH_REMOTE_CUDA_SAME(FunctionAttribute::kMaxThreadsPerBlock, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+TORCH_REMOTE_CUDA_SAME(FunctionAttribute::kSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+TORCH_REMOTE_CUDA_SAME(FunctionAttribute::kRegisters, CU_FUNC_ATTRIBUTE_NUM_REGS);
+TORCH_REMOTE_CUDA_SAME(FunctionAttribute::kMaxDynamicShared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+TORCH_REMOTE_CUDA_SAME(PoolAttribute::kReleaseThreshold, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+TORCH_REMOTE_CUDA_SAME(PoolAttribute::kReserved, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+TORCH_REMOTE_CUDA_SAME(PoolAttribute::kUsed, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+TORCH_REMOTE_CUDA_SAME(JitOption::kErrorLog, CU_JIT_ERROR_LOG_BUFFER);
+TORCH_REMOTE_CUDA_SAME(JitOption::kErrorLogBytes, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES);
+TORCH_REMOTE_CUDA_SAME(CaptureMode::kGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL);
+TORCH_REMOTE_CUDA_SAME(CaptureMode::kThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+TORCH_REMOTE_CUDA_SAME(CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+TORCH_REMOTE_CUDA_SAME(CaptureStatus::kActive, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+TORCH_REMOTE_CUDA_SAME(CaptureStatus::kInvalidated, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+TORCH_REMOTE_CUDA_SAME(NodeType::kKernel, CU_GRAPH_NODE_TYPE_KERNEL);
+TORCH_REMOTE_CUDA_SAME(NodeType::kMemcpy, CU_GRAPH_NODE_TYPE_MEMCPY);
+TORCH_REMOTE_CUDA_SAME(NodeType::kMemset, CU_GRAPH_NODE_TYPE_MEMSET);
+TORCH_REMOTE_CUDA_SAME(NodeType::kHost, CU_GRAPH_NODE_TYPE_HOST);
+TORCH_REMOTE_CUDA_SAME(NodeType::kEmpty, CU_GRAPH_NODE_TYPE_EMPTY);
+TORCH_REMOTE_CUDA_SAME(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
+TORCH_REMOTE_CUDA_SAME(kEventBlockingSync, CU_EVENT_BLOCKING_SYNC);
+TORCH_REMOTE_CUDA_SAME(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
+
+static_assert(sizeof(DevicePointer) == sizeof(CUdeviceptr) && sizeof(DeviceNumber) == sizeof(CUdevice));
+static_assert(sizeof(Uuid) == sizeof(CUuuid));
+
+#define TORCH_REMOTE_CUDA_FIELD(ours, our_field, theirs, their_field)         \
+  static_assert(offsetof(ours, our_field) == offsetof(theirs, their_field) && \
+                    sizeof(ours::our_field) == sizeof(theirs::their_field),   \
+                #our_field)
+static_assert(sizeof(MemoryPoolProperties) == sizeof(CUmemPoolProps));
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, allocation_type, CUmemPoolProps, allocType);
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, handle_types, CUmemPoolProps, handleTypes);
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, security, CUmemPoolProps, win32SecurityAttributes);
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, max_size, CUmemPoolProps, maxSize);
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, usage, CUmemPoolProps, usage);
+TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, reserved, CUmemPoolProps, reserved);
+static_assert(offsetof(MemoryPoolProperties, location_type) ==
+              offsetof(CUmemPoolProps, location) + offsetof(CUmemLocation, type));
+static_assert(offsetof(MemoryPoolProperties, location) ==
+              offsetof(CUmemPoolProps, location) + offsetof(CUmemLocation, id));
+TORCH_REMOTE_CUDA_SAME(MemoryPoolProperties().allocation_type, CU_MEM_ALLOCATION_TYPE_PINNED);
+TORCH_REMOTE_CUDA_SAME(MemoryPoolProperties().location_type, CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(sizeof(KernelNodeParameters) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2));
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, grid_x, CUDA_KERNEL_NODE_PARAMS_v2, gridDimX);
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, block_x, CUDA_KERNEL_NODE_PARAMS_v2, blockDimX);
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, shared_bytes, CUDA_KERNEL_NODE_PARAMS_v2, sharedMemBytes);
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, parameters, CUDA_KERNEL_NODE_PARAMS_v2, kernelParams);
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, kernel, CUDA_KERNEL_NODE_PARAMS_v2, kern);
+TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, context, CUDA_KERNEL_NODE_PARAMS_v2, ctx);
+static_assert(sizeof(GraphUpdateInfo) == sizeof(CUgraphExecUpdateResultInfo));
+TORCH_REMOTE_CUDA_FIELD(GraphUpdateInfo, error_node, CUgraphExecUpdateResultInfo, errorNode);
+
+TEST(DriverTypes, AreThoseOfTheRealHeader) {}  // by having been compiled
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda
