@@ -86,6 +86,7 @@ class Server {
   Status when_done(uint64_t sequence, F&& finish);
   // Goes on with what waits for the device.
   Status settle();
+  Status still_there(Ticket ticket);
   // Waits until the device has done all.
   Status drain();
 
@@ -240,6 +241,7 @@ template <typename F>
 Status Server::when_done(uint64_t sequence, F&& finish) {
   const Ticket ticket = on_.device->record();
   if (pending_.empty() && (ticket == 0 || on_.device->done(ticket))) {
+    if (Status status = still_there(ticket); !status.ok()) return status;
     session_->settle();
     Status status = finish();
     done_ = sequence;
@@ -249,8 +251,16 @@ Status Server::when_done(uint64_t sequence, F&& finish) {
   return {};
 }
 
+// A device that is lost is done with everything, but nothing of it is there: the session ends.
+Status Server::still_there(Ticket ticket) {
+  const Status status = on_.device->wait(ticket);
+  if (!status.ok()) spdlog::error("{}", status.message());
+  return status;
+}
+
 Status Server::settle() {
   while (!pending_.empty() && on_.device->done(pending_.front().ticket)) {
+    if (Status status = still_there(pending_.front().ticket); !status.ok()) return status;
     session_->settle();
     const Pending next = std::move(pending_.front());
     pending_.pop_front();

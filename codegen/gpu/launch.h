@@ -70,6 +70,12 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 };
 
+// A recipe as bytes, for where code is kept. They name no types of the compiler: a change of what they mean is a change
+// of the compiler's version.
+std::vector<uint8_t> encode(const Recipe& recipe);
+// kInvalid: they are no recipe.
+Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
+
 // The first index that was found out of its bounds; `operand` is kNone before the launch. Of several any one is told.
 struct IndexRecord {
   uint32_t operand = kNone;

@@ -134,5 +134,45 @@ TEST(Launch, CallsThatDoNotFit) {
             "gpu: sizes, data, strides, bounds or scalars are not as many as the kernel has");
 }
 
+TEST(RecipeBytes, LoseNothing) {
+  Recipe recipe;
+  recipe.shape = Shape::kRows;
+  recipe.rows = 2;
+  recipe.columns = 1;
+  recipe.vector = 8;
+  recipe.slots = 4;
+  recipe.finish_columns = 32;
+  recipe.finish_alone = true;
+  recipe.operands = {{.dtype = ir::DType::kBFloat16, .dims = 5, .strided = true, .indexed = 0},
+                     {.dtype = ir::DType::kInt64, .dims = 1, .strided = false, .indexed = 2}};
+  recipe.totals = {{.item_size = 8, .dims = 4}};
+  recipe.parameters = {{ParameterKind::kData, 0, 0}, {ParameterKind::kStride, 1, 2}, {ParameterKind::kChunks, 0, 0}};
+  const std::vector<uint8_t> bytes = encode(recipe);
+  Recipe back;
+  ASSERT_TRUE(decode(bytes, &back).ok());
+  EXPECT_EQ(back, recipe);
+  ASSERT_TRUE(decode(encode(Recipe{}), &back).ok());
+  EXPECT_EQ(back, Recipe{});
+}
+
+TEST(RecipeBytes, ThatAreDamagedAreRefused) {
+  Recipe recipe;
+  recipe.operands = {{.dtype = ir::DType::kFloat32, .dims = 1}};
+  recipe.parameters = {{ParameterKind::kData, 0, 0}};
+  const std::vector<uint8_t> bytes = encode(recipe);
+  Recipe back;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(decode({bytes.data(), size}, &back).ok()) << size;
+  }
+  std::vector<uint8_t> longer = bytes;
+  longer.resize(bytes.size() + 4);
+  EXPECT_FALSE(decode(longer, &back).ok());
+  for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
+    std::vector<uint8_t> damaged = bytes;
+    damaged[at + 3] = 0x7F;
+    EXPECT_TRUE(!decode(damaged, &back).ok() || !(back == recipe)) << at;
+  }
+}
+
 }  // namespace
 }  // namespace torch_remote::codegen::gpu

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 // Changes when the meaning of a field does.
-#define TR_CODEGEN_ABI 1
+#define TR_CODEGEN_ABI 2
 #define TR_CODEGEN_ENTRY "torch_remote_codegen_api"
 
 // What is made: machine code that can lie anywhere (codegen/cpu/compile.h), or what is wrong.
@@ -24,6 +24,18 @@ typedef struct tr_code {
   char message[1024];  // NUL terminated
 } tr_code;
 
+// What is made for a GPU.
+typedef struct tr_gpu_code {
+  size_t struct_size;
+  // Each called once, from within the call that compiles; they copy the bytes. `take_image`: PTX, which ends with 0
+  // (and the size counts that). `take_recipe`: how it is launched (codegen/gpu/launch.h, `decode`).
+  void (*take_image)(void* context, const uint8_t* bytes, size_t size);
+  void (*take_recipe)(void* context, const uint8_t* bytes, size_t size);
+  void* context;
+  int unsupported;     // out: 1: it makes no code of such a kernel
+  char message[1024];  // NUL terminated
+} tr_gpu_code;
+
 typedef struct tr_codegen_api {
   size_t struct_size;
   uint32_t abi;
@@ -31,6 +43,8 @@ typedef struct tr_codegen_api {
   // The kernel in LoopIR's text form, for "x86-64-v4" or "x86-64-v3". 0, or 1 with a message. Any thread, any number at
   // once.
   int (*compile_cpu)(const char* text, size_t size, const char* target, tr_code* code);
+  // Likewise for processors of that number: 80, 90 or 100.
+  int (*compile_gpu)(const char* text, size_t size, uint32_t sm, tr_gpu_code* code);
 } tr_codegen_api;
 
 typedef const tr_codegen_api* (*tr_codegen_entry)(void);

@@ -7,6 +7,7 @@
 
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/place.h"
+#include "codegen/gpu/launch.h"
 #include "codegen/library/codegen_api.h"
 
 // The library as a worker opens it: this test has no compiler of its own.
@@ -78,6 +79,34 @@ TEST_F(Library, CompilesText) {
                        .failure = nullptr};
   placed.function<cpu::RowsFunction>(code_.rows)(&call, 0, 2);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(sum[i], x[i] + y[i % kColumns]) << i;
+}
+
+TEST_F(Library, CompilesForGpus) {
+  struct Taken {
+    std::string image;
+    std::vector<uint8_t> recipe;
+  } taken;
+  tr_gpu_code code{};
+  code.struct_size = sizeof(code);
+  code.context = &taken;
+  code.take_image = [](void* context, const uint8_t* bytes, size_t size) {
+    static_cast<Taken*>(context)->image.assign(reinterpret_cast<const char*>(bytes), size);
+  };
+  code.take_recipe = [](void* context, const uint8_t* bytes, size_t size) {
+    static_cast<Taken*>(context)->recipe.assign(bytes, bytes + size);
+  };
+  const std::string text = kAdd;
+  ASSERT_EQ(api_->compile_gpu(text.data(), text.size(), 90, &code), 0) << code.message;
+  EXPECT_EQ(taken.image.back(), '\0');
+  EXPECT_NE(taken.image.find(".target sm_90"), std::string::npos);
+  EXPECT_NE(taken.image.find(".entry points("), std::string::npos);
+  gpu::Recipe recipe;
+  ASSERT_TRUE(gpu::decode(taken.recipe, &recipe).ok());
+  EXPECT_EQ(recipe.operands.size(), 3u);
+  EXPECT_EQ(recipe.rows, 1u);
+  EXPECT_EQ(api_->compile_gpu(text.data(), text.size(), 70, &code), 1);
+  EXPECT_EQ(code.unsupported, 1);
+  EXPECT_NE(std::string(code.message).find("sm_70"), std::string::npos) << code.message;
 }
 
 TEST_F(Library, SaysWhatIsWrong) {

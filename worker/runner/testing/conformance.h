@@ -20,6 +20,8 @@ struct RunnerUnderTest {
   // and holds 1000, 1001, ...; it makes %3: f32[s0]{1} @b3.
   std::string failing_node;
   std::string failure_kind;
+  // It has ops that tell the host something: aten::nonzero, aten::equal.
+  bool tells_host = true;
 };
 
 class RunnerConformance : public ::testing::TestWithParam<RunnerUnderTest> {};

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "worker/cuda/cuda_device.h"
+#include "worker/runner/runner.h"
+
+namespace torch_remote::worker::cuda {
+
+// The runner of compiled kernels on a GPU: it does groups, and single nodes that a kernel can do. Kernels are compiled
+// when they are needed first; the caller waits, as nobody else could do their nodes.
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device);
+
+// The kinds of groups and the dtypes that it may be given, as bits of ir::Capabilities.
+uint32_t group_kinds();
+uint64_t dtypes();
+
+}  // namespace torch_remote::worker::cuda

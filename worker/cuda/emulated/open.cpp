@@ -1,0 +1,31 @@
+#include "worker/cuda/emulated/open.h"
+
+#include <cstdlib>
+
+#include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/emulated/compile.h"
+
+namespace torch_remote::worker::cuda::emulated {
+
+EmulatedDriver& gpus() {
+  static EmulatedDriver* const driver = [] {  // to the end of the process
+    const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
+    return new EmulatedDriver({.devices = 2, .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1});
+  }();
+  return *driver;
+}
+
+Status open_device(remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
+  std::unique_ptr<CudaDevice> device;
+  const Status status =
+      CudaDevice::open({.driver = gpus().driver(), .limit = options.memory_limit, .compile = compile}, &device);
+  if (!status.ok()) return status;
+  opened->runners.push_back(make_cuda_runner(*device));
+  opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
+  opened->group_kinds = group_kinds();
+  opened->dtypes = dtypes();
+  opened->device = std::move(device);
+  return {};
+}
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/server.h"
+
+namespace torch_remote::worker::cuda::emulated {
+
+// The GPUs of the process, for all its sessions. $TORCH_REMOTE_TEST_DELAYS: the seed of their delays.
+EmulatedDriver& gpus();
+
+// For tests: the first of them, and on it the runner of compiled kernels and nobody else.
+Status open_device(remote::Transport& transport, const ServerOptions& options,
+                   std::function<tr_client()> client_activity, OpenDevice* opened);
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,82 @@
+#include "worker/cuda/late_failures.h"
+
+#include <string>
+#include <utility>
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::kNone then
+
+}  // namespace
+
+Status index_error(std::string_view op, int64_t index, int64_t bound) {
+  const std::string number = std::to_string(index);
+  std::string text = "index " + number + " is out of bounds for dimension with size " + std::to_string(bound);
+  if (op.starts_with("aten::embedding") || op.starts_with("aten::index_select")) text = "index out of range in self";
+  if (op.starts_with("aten::nll_loss")) text = "Target " + number + " is out of bounds.";
+  return {ErrorCode::kOpFailed, text, "IndexError"};
+}
+
+LateFailures::~LateFailures() {
+  if (records_ == 0 || gpu_->is_lost()) return;
+  const Current current(*gpu_);
+  (void)gpu_->driver().mem_free_async(records_, gpu_->work());
+  (void)gpu_->driver().mem_free_host(host_);
+}
+
+bool LateFailures::open() {
+  const Driver& driver = gpu_->driver();
+  constexpr size_t kBytes = kRecords * sizeof(Record);
+  void* host = nullptr;
+  if (driver.mem_host_alloc(&host, kBytes, 0) != Result::kSuccess) return false;
+  if (driver.mem_alloc_from_pool_async(&records_, kBytes, gpu_->pool(), gpu_->work()) != Result::kSuccess) {
+    (void)driver.mem_free_host(host);
+    records_ = 0;
+    return false;
+  }
+  host_ = static_cast<Record*>(host);
+  return gpu_->check(driver.memset_d8_async(records_, kEmpty, kBytes, gpu_->work()), "cuMemsetD8Async");
+}
+
+uint64_t LateFailures::take(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands) {
+  if (gpu_->is_lost() || (records_ == 0 && !open())) return 0;
+  const uint32_t record = std::exchange(next_, (next_ + 1) % kRecords);
+  taken_.push_back({record, run, std::move(operands), 0});
+  return records_ + record * sizeof(Record);
+}
+
+bool LateFailures::copy(uint32_t first, uint32_t last) {
+  const Driver& driver = gpu_->driver();
+  const size_t bytes = (last - first) * sizeof(Record);
+  const DevicePointer from = records_ + first * sizeof(Record);
+  return gpu_->check(driver.memcpy_dtoh_async(host_ + first, from, bytes, gpu_->work()), "cuMemcpyDtoHAsync") &&
+         gpu_->check(driver.memset_d8_async(from, kEmpty, bytes, gpu_->work()), "cuMemsetD8Async");
+}
+
+bool LateFailures::flush(Ticket ticket) {
+  auto first = taken_.end();
+  while (first != taken_.begin() && std::prev(first)->ticket == 0) --first;
+  while (first != taken_.end()) {  // one piece, or two at the end of the ring
+    auto last = first;
+    uint32_t end = first->record;
+    for (; last != taken_.end() && last->record == end; ++last, ++end) last->ticket = ticket;
+    if (!copy(first->record, end)) return false;
+    first = last;
+  }
+  return true;
+}
+
+void LateFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
+  while (!taken_.empty() && taken_.front().ticket != 0 && taken_.front().ticket <= done) {
+    const Taken& taken = taken_.front();
+    const Record& record = host_[taken.record];
+    if (record.operand < taken.operands->size()) {
+      const IndexedOperand& operand = (*taken.operands)[record.operand];
+      failures->push_back({taken.run, operand.node, index_error(operand.op, record.index, record.bound)});
+    }
+    taken_.pop_front();
+  }
+}
+
+}  // namespace torch_remote::worker::cuda
