@@ -85,16 +85,17 @@ bool Domain::is_near(const View& view) const {
 
 // Finds the dims along which each axis of the node's space lies; splits dims where the space is finer.
 bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
-  const View& space = graph_->views[form.space];
   int64_t points = 1;
+  std::vector<int64_t> sizes;
+  if (!find_sizes(*graph_, form, values_, &sizes)) return false;
   std::vector<Axis> axes;
-  for (uint32_t a = 0; a < space.sizes.size(); ++a) {
-    const int64_t size = value(space.sizes[a]);
+  for (uint32_t a = 0; a < sizes.size(); ++a) {
+    const int64_t size = sizes[a];
     // (Of what is expanded, sizes may be anything.)
     if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMostPoints) return false;
     if (size != 1) axes.push_back({a, size, -1});
   }
-  dims_of_axis->assign(space.sizes.size(), {});
+  dims_of_axis->assign(sizes.size(), {});
   if (members_.empty()) {
     if (axes.size() > kMaxDomainDims) return false;
     for (const Axis& axis : axes) {
@@ -103,7 +104,7 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
     }
     return true;
   }
-  if (map_by_operand(form, dims_of_axis)) return true;
+  if (map_by_operand(form, sizes, dims_of_axis)) return true;
   if (points != this->points()) return false;
   std::vector<Axis> dims(sizes_.size());
   for (uint32_t d = 0; d < sizes_.size(); ++d) dims[d] = {d, sizes_[d], -1};
@@ -112,9 +113,9 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
 
 // By an operand that an earlier member made: where strides are the same, so are the places. This also finds what was
 // transposed in between, and what has fewer dims than the domain.
-bool Domain::map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
-  const View& space = graph_->views[form.space];
-  std::vector<int> axes;
+bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
+                            std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  std::vector<AxisRange> axes;
   for (const Part& part : form.parts) {
     if (!part.reads || !find_axes(*graph_, form, part, &axes)) continue;
     const View& view = graph_->views[part.view];
@@ -122,13 +123,19 @@ bool Domain::map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>
     if (made == nullptr || graph_->views[made->part.view].dtype != view.dtype) continue;
     std::vector<Axis> wanted, dims;
     for (uint32_t d = 0; d < axes.size(); ++d) {
-      if (axes[d] >= 0)
-        wanted.push_back({static_cast<uint32_t>(axes[d]), value(view.sizes[d]), value(view.strides[d])});
+      int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+      for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
+        const int64_t part = a == axes[d].first ? size : sizes[a];
+        if (size % part != 0) return false;
+        if (part != 1) wanted.push_back({a, part, stride});
+        size /= part;
+        stride *= part;
+      }
     }
     // All axes of the space that are not of one place must be found.
     int64_t covered = 1, points = 1;
     for (const Axis& axis : wanted) covered *= axis.size;
-    for (const Sym size : space.sizes) points *= value(size);
+    for (const int64_t size : sizes) points *= size;
     if (covered != points) continue;
     for (uint32_t d = 0; d < sizes_.size(); ++d) {
       if (made->strides[d] != 0) dims.push_back({d, sizes_[d], made->strides[d]});
@@ -139,7 +146,7 @@ bool Domain::map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>
     Domain before = *this;
     if (match(std::move(dims), std::move(wanted), dims_of_axis)) return true;
     *this = std::move(before);
-    dims_of_axis->assign(space.sizes.size(), {});
+    dims_of_axis->assign(sizes.size(), {});
   }
   return false;
 }
@@ -183,6 +190,7 @@ void Domain::split(uint32_t dim, int64_t inner) {
   sizes_[dim] /= inner;
   sizes_.insert(sizes_.begin() + dim + 1, inner);
   columns_ = split_mask(columns_, dim);
+  kept_rows_ = split_mask(kept_rows_, dim);
   for (Member& member : members_) {
     member.space = split_mask(member.space, dim);
     for (DimMask& axis : member.axes) axis = split_mask(axis, dim);
@@ -203,8 +211,9 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
     member.axes.push_back(axis);
     member.space |= axis;
   }
-  const View& space = graph_->views[form.space];
-  std::vector<int> axes;
+  std::vector<int64_t> sizes;
+  if (!find_sizes(*graph_, form, values_, &sizes)) return false;
+  std::vector<AxisRange> axes;
   for (const Part& part : form.parts) {
     const View& view = graph_->views[part.view];
     if (!find_axes(*graph_, form, part, &axes)) return false;
@@ -214,14 +223,15 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
       access.indexed_stride = value(view.strides[0]);
     }
     for (size_t d = 0; d < axes.size(); ++d) {
-      if (axes[d] < 0) continue;
-      const int64_t size = value(view.sizes[d]);
-      if (size != value(space.sizes[axes[d]])) return false;
-      int64_t stride = value(view.strides[d]);
-      for (const uint32_t dim : std::vector(dims_of_axis[axes[d]].rbegin(), dims_of_axis[axes[d]].rend())) {
-        access.strides[dim] = stride;
-        if (stride != 0) access.dims |= 1u << dim;
-        stride *= sizes_[dim];
+      int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+      for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
+        if (a == axes[d].first ? size != sizes[a] : size % sizes[a] != 0) return false;
+        size /= sizes[a];
+        for (const uint32_t dim : std::vector(dims_of_axis[a].rbegin(), dims_of_axis[a].rend())) {
+          access.strides[dim] = stride;
+          if (stride != 0) access.dims |= 1u << dim;
+          stride *= sizes_[dim];
+        }
       }
     }
     if (part.writes && (part.along == Along::kIndexed || !is_injective(access, sizes_))) return false;
@@ -264,8 +274,30 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   }
   for (Access& access : member.accesses) {
     access.finish = access.part.writes && (member.reduces != Reduces::kColumns || access.part.over_rows);
+    if (access.finish && !keeps_rows(member, access)) return false;
   }
   return true;
+}
+
+// What is reduced over rows is so over the same ones in all of the group; those that are left are done apart. Of the
+// columns such a result has all or none, or it reduces the inner ones.
+bool Domain::keeps_rows(const Member& member, const Access& result) {
+  const DimMask rows = result.dims & ~columns_, columns = result.dims & columns_;
+  if (totals_ && kept_rows_ != rows) return false;
+  totals_ = true;
+  kept_rows_ = rows;
+  if (columns == 0 || columns == columns_) return true;
+  const auto inner = [&](const Access& access) {
+    uint32_t found = kMaxDomainDims;
+    for (uint32_t d = 0; d < sizes_.size(); ++d) {
+      const bool least = found == kMaxDomainDims || access.strides[d] < access.strides[found];
+      if ((columns_ >> d & 1) != 0 && access.strides[d] != 0 && least) found = d;
+    }
+    return found;
+  };
+  return std::ranges::none_of(member.accesses, [&](const Access& access) {
+    return access.dims == all() && (result.dims >> inner(access) & 1) != 0;
+  });
 }
 
 // The first reduction says which dims are columns: those it goes along, or if these are not the inner ones, the others.

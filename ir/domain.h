@@ -58,17 +58,21 @@ class Domain {
   // Dims that reductions over columns go along; 0 while nothing says which they are.
   DimMask columns() const { return columns_; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }
+  // Rows that reductions over rows do not reduce: each of their places is done for itself.
+  DimMask kept_rows() const { return kept_rows_; }
 
  private:
   struct Axis;
   bool is_near(const View& view) const;
   bool map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
-  bool map_by_operand(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
+  bool map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
+                      std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);
   void split(uint32_t dim, int64_t inner);
   bool place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool choose_columns(const Member& member, DimMask reduced, bool plain);
+  bool keeps_rows(const Member& member, const Access& result);
   const Access* maker(uint32_t buffer) const;
   bool may_access(const Member& member) const;
   int64_t value(Sym symbol) const { return values_[symbol]; }
@@ -79,6 +83,8 @@ class Domain {
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
   DimMask columns_ = 0;
+  bool totals_ = false;  // there are reductions over rows
+  DimMask kept_rows_ = 0;
 };
 
 }  // namespace torch_remote::ir

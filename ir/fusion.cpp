@@ -1,6 +1,7 @@
 #include "ir/fusion.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <optional>
 
@@ -74,6 +75,14 @@ class FormFinder {
         return reads("grad_out") && reads("input") && reads("mean") && reads("rstd") && reads("weight") &&
                space("input") && reduces_last() && result(0, Along::kLast) && result(1, Along::kLast, true) &&
                result(2, Along::kLast, true);
+      case Expansion::kGroupNorm:
+        return group_norm();
+      case Expansion::kGroupNormBackward:
+        return group_norm_backward();
+      case Expansion::kBatchNorm:
+        return batch_norm();
+      case Expansion::kBatchNormBackward:
+        return batch_norm_backward();
       case Expansion::kNllLossBackward:
         return nll_loss_backward();
       case Expansion::kSum:
@@ -163,6 +172,67 @@ class FormFinder {
       if (!result(i, keeps ? Along::kLast : Along::kRest)) return false;
     }
     return true;
+  }
+
+  // A row is a group of channels of an image.
+  bool group_norm() {
+    return reads("input") && reads("weight", Along::kChannel) && reads("bias", Along::kChannel) && space("input") &&
+           reduces_groups() && result(0, Along::kLast) && result(1, Along::kFirst) && result(2, Along::kFirst);
+  }
+
+  bool group_norm_backward() {
+    return reads("grad_out") && reads("input") && reads("mean", Along::kFirst) && reads("rstd", Along::kFirst) &&
+           reads("weight", Along::kChannel) && space("input") && reduces_groups() && result(0, Along::kLast) &&
+           result(1, Along::kChannel, true) && result(2, Along::kChannel, true);
+  }
+
+  bool reduces_groups() {
+    const size_t rank = graph_.views[form_.space].sizes.size();
+    form_.pieces = constant("group").value_or(0);
+    if (form_.pieces <= 0 || rank < 2) return false;
+    form_.reduced = ((uint64_t{1} << (rank + 1)) - 1) & ~uint64_t{0b11};
+    return true;
+  }
+
+  // A row is a channel of all images. At rest the statistics are given: nothing is reduced, and none are made.
+  bool batch_norm() {
+    const Arg* training = argument("training");
+    const bool trains = training != nullptr && constant("training").value_or(1) != 0;
+    if (!reads("input") || !reads("weight", Along::kChannel) || !reads("bias", Along::kChannel) || !space("input") ||
+        !has_channels()) {
+      return false;
+    }
+    for (const std::string_view name : {"running_mean", "running_var"}) {
+      const Arg* running = argument(name);
+      if (running == nullptr || (!trains && running->tag == ArgTag::kNone)) return false;
+      if (running->tag == ArgTag::kNone) continue;
+      if (running->tag != ArgTag::kView) return false;
+      form_.parts.push_back({running->a, Along::kChannel, true, trains, false});
+    }
+    if (!result(0, Along::kLast)) return false;
+    if (!trains) return true;
+    form_.reduced = all_but_channels();
+    return result(1, Along::kChannel) && result(2, Along::kChannel);
+  }
+
+  bool batch_norm_backward() {
+    const bool trains = constant("train").value_or(1) != 0;
+    if (!reads("grad_out") || !reads("input") || !reads("weight", Along::kChannel) || !space("input") ||
+        !has_channels()) {
+      return false;
+    }
+    for (const std::string_view name :
+         trains ? std::array{"save_mean", "save_invstd"} : std::array{"running_mean", "running_var"}) {
+      const Arg* statistics = argument(name);
+      if (statistics == nullptr || statistics->tag != ArgTag::kView || !reads(name, Along::kChannel)) return false;
+    }
+    form_.reduced = all_but_channels();
+    return result(0, Along::kLast) && result(1, Along::kChannel) && result(2, Along::kChannel);
+  }
+
+  bool has_channels() const { return graph_.views[form_.space].sizes.size() >= 2; }
+  uint64_t all_but_channels() const {
+    return ((uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1) & ~uint64_t{0b10};
   }
 
   // Writes a number at each row's label, and zero elsewhere.
@@ -298,10 +368,16 @@ bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form) 
   return FormFinder(graph, node, item, form).find();
 }
 
-bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<int>* axes_out) {
+bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes_out) {
   const View& view = graph.views[part.view];
   const auto rank = static_cast<int>(view.sizes.size());
   const auto axes = static_cast<int>(graph.views[form.space].sizes.size());
+  // An axis of the view that the space has its sizes of, as axes of the space.
+  const auto range = [&](int axis) -> AxisRange {
+    const auto first = static_cast<uint32_t>(axis);
+    if (form.pieces == 0 || axis < 1) return {first, 1};
+    return axis == 1 ? AxisRange{1, 2} : AxisRange{first + 1, 1};
+  };
   axes_out->clear();
   for (int d = 0, axis = 0; d < rank; ++d, ++axis) {
     switch (part.along) {
@@ -317,13 +393,29 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
       case Along::kReduced:
         axis = d == rank - 1 ? std::countr_zero(form.reduced) : axes;
         break;
+      case Along::kChannel:
+        axis = d + 1;
+        break;
     }
     const bool indexed = part.along == Along::kIndexed && d == 0;
     int64_t size = 0;
     const bool one = graph.is_constant(view.sizes[d], &size) && size == 1;
     if (!indexed && !one && (axis < 0 || axis >= axes)) return false;
-    axes_out->push_back(indexed || one ? -1 : axis);
+    // What lies along the first axes of a space with pieces lies along these.
+    const auto found = part.along == Along::kFirst ? AxisRange{static_cast<uint32_t>(axis), 1} : range(axis);
+    axes_out->push_back(indexed || one ? AxisRange{} : found);
   }
+  return true;
+}
+
+bool find_sizes(const Graph& graph, const Form& form, std::span<const int64_t> values, std::vector<int64_t>* sizes) {
+  sizes->clear();
+  for (const Sym size : graph.views[form.space].sizes) sizes->push_back(values[size]);
+  if (form.pieces == 0) return true;
+  const int64_t channels = (*sizes)[1];
+  if (form.pieces < 0 || channels % form.pieces != 0) return false;
+  (*sizes)[1] = form.pieces;
+  sizes->insert(sizes->begin() + 2, channels / form.pieces);
   return true;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ir/graph.h"
@@ -25,6 +26,10 @@ enum class Expansion : uint8_t {
   kLogSoftmaxBackward,
   kLayerNorm,
   kLayerNormBackward,
+  kGroupNorm,
+  kGroupNormBackward,
+  kBatchNorm,
+  kBatchNormBackward,
   kNllLoss,
   kNllLossBackward,
   kSum,
@@ -50,6 +55,7 @@ enum class Along : uint8_t {
   kRest,     // its dims, in order, along the axes that are not reduced
   kIndexed,  // its first dim where an index says, the others as kLast
   kReduced,  // the last dim along the reduced axis; the others are of size 1
+  kChannel,  // its only dim along axis 1, which may be split
 };
 
 // A view that the node reads or writes.
@@ -68,6 +74,9 @@ struct Form {
   Expansion expansion = Expansion::kNone;
   uint32_t space = 0;    // the view whose sizes are those of the space
   uint64_t reduced = 0;  // bit d: axis d
+  // Axis 1 of the view is two axes of the space, 1 and 2: so many pieces, and the places of a piece (groups of
+  // channels). 0: it is one.
+  int64_t pieces = 0;
   std::vector<Part> parts;
 };
 
@@ -80,8 +89,16 @@ uint32_t count_items(const Node& node);
 // Of an op over lists, the item-th of an argument that is a list; any other argument as it is.
 const Arg& item_of(const Arg& arg, uint32_t item);
 
-// The axes of the space that each dim of the part lies along; -1: none (it is indexed, or of size 1 and every place).
-// False if it does not fit.
-bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<int>* axes);
+// Neighbouring axes of the space; none: `count` is 0.
+struct AxisRange {
+  uint32_t first = 0, count = 0;
+};
+
+// The axes of the space that each dim of the part lies along: one, two if it is split, none if the dim is indexed, or
+// of size 1 and every place. False if it does not fit.
+bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes);
+
+// The sizes of the space's axes, given the values of the graph's symbols. False if the pieces are not equal.
+bool find_sizes(const Graph& graph, const Form& form, std::span<const int64_t> values, std::vector<int64_t>* sizes);
 
 }  // namespace torch_remote::ir

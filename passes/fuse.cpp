@@ -265,8 +265,12 @@ class Fuser {
   }
 
   // What one node alone gains is less memory traffic than ATen's kernel has, or vector code where ATen has none.
-  bool is_better_alone(const Node& node) const {
-    switch (ir::expansion_of(node.opcode)) {
+  bool is_better_alone(const Cluster& cluster) const {
+    switch (ir::expansion_of(graph_.nodes[cluster.nodes[0]].opcode)) {
+      case ir::Expansion::kBatchNorm:  // at rest it is as any pointwise op
+        return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
+      case ir::Expansion::kBatchNormBackward:
+      case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
       case ir::Expansion::kMatmul:
@@ -306,7 +310,7 @@ class Fuser {
   void drop_small() {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
-                        (cluster.nodes.size() == 1 && !is_better_alone(graph_.nodes[cluster.nodes[0]]) &&
+                        (cluster.nodes.size() == 1 && !is_better_alone(cluster) &&
                          !lies_across(cluster.domain)) ||
                         !context_.worker.does(kind_of(cluster));
       if (!drop) continue;

@@ -83,6 +83,41 @@ TEST(Fuse, WhatIsKnownWhenAllRowsAreDoneDoesNotGoBack) {
             "reduce{relu sum.dim_IntList neg} mul.Tensor");
 }
 
+// Images of 4 channels: what is before and after a norm is in its kernel, also where a group of channels is a row. (Of
+// a batch norm that trains, the gradient alone is, too; at rest it is a chain's.)
+TEST(Fuse, NormsOfChannelsTakeTheirNeighbours) {
+  const std::string head = R"(graph(s0, s1, s2, s3, s4) {
+  s5 = 1
+  b0: input survives
+  b1: input survives
+  b2: input survives
+  b3: fresh(s2) ssa
+  b4: fresh(s2) ssa
+  b5: fresh(s2) ssa
+  b6: fresh(s2) ssa
+  b7: fresh(s2) survives ssa
+  %0: f32[s0, 4, s1, s1]{s4, s3, s1, s5} @b0
+  %1: f32[4]{s5} @b1
+  %2: f32[4]{s5} @b2
+  %3: f32[s0, 4, s1, s1]{s4, s3, s1, s5} @b3 = aten::neg(%0)
+)";
+  const auto after = [&](const std::string& nodes) {
+    return fused(head + nodes + "}\n", context(std::array<int64_t, 5>{3, 6, 4096, 36, 144}));
+  };
+  const std::string images = "f32[s0, 4, s1, s1]{s4, s3, s1, s5}";
+  EXPECT_EQ(
+      after("  %4: " + images + " @b4, %5: f32[s0, 2]{2, s5} @b5, %6: f32[s0, 2]{2, s5} @b6 = " +
+            "aten::native_group_norm(%3, %1, %2, s0, 4, s1, 2, 1e-5)\n  %7: " + images + " @b7 = aten::silu(%4)\n"),
+      "rowwise{neg native_group_norm silu}");
+  const auto batch_norm = [&](const std::string& training, const std::string& statistics) {
+    return after("  %4: " + images + " @b4, %5: f32[" + statistics + "]{s5} @b5, %6: f32[" + statistics +
+                 "]{s5} @b6 = aten::native_batch_norm(%3, %1, %2, %1!, %2!, " + training +
+                 ", 0.1, 1e-5)\n  %7: " + images + " @b7 = aten::relu(%4)\n");
+  };
+  EXPECT_EQ(batch_norm("true", "4"), "rowwise{neg native_batch_norm relu}");
+  EXPECT_EQ(batch_norm("false", "0"), "pointwise{neg native_batch_norm relu}");
+}
+
 TEST(Fuse, AViewInBetweenIsTheSamePlaces) {
   EXPECT_EQ(fused(R"(graph(s0, s1, s2, s3) {
   b0: input survives

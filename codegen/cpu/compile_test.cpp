@@ -193,6 +193,36 @@ TEST(Compile, TwoColumnDims) {
 })");
 }
 
+TEST(Compile, ReductionsOverLines) {
+  const std::string text = R"( j0, j1) {
+  a0: f32[i0, j0, j1]
+  a1: f32[i0, j0]
+  a2: f32[j0]
+  a3: f64[j0]
+  a4: f32[i0, j0, j1]
+  a5: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = mul %0, %1
+  %3: f32 = columns sum %2
+  %4: f32 = sub %2, %3
+  %5: f32 = lines sum %4
+  %6: f64 = convert %0
+  %7: f64 = lines max %6
+  %8: f64 = convert %5
+  %9: f64 = add %7, %8
+  %10: f32 = neg %1
+  %11: f32 = lines sum %10
+  %12: f32 = add %11, %5
+  store a2, %12
+  store a3, %9
+  store a4, %4
+  store a5, %10
+})";
+  check("kernel(i0 |" + text);
+  check("kernel(i0 |" + text, {130});
+}
+
 TEST(Compile, ReductionsOverRows) {
   check(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "codegen/cpu/memory.h"
@@ -102,7 +103,7 @@ class FunctionEmitter {
   // -- A loop over the columns of a row -----------------------------------------------------------------------------
 
   void phase(const LoopPlan& loop) {
-    MlirValues results = begin(loop);
+    MlirValues results = begin(loop.reduces);
     if (kernel_.columns == 2) {
       results = ops_.loop(ops_.i64(0), memory_.size(0), 1, results, [&](MlirValue outer, mlir::ValueRange carried) {
         memory_.enter_outer(outer);
@@ -112,34 +113,68 @@ class FunctionEmitter {
       results = line(loop, {}, results);
     }
     outer_ = {};
-    const size_t half = results.size() / kHalves;
     size_t next = 0;
-    for (const uint32_t reduce : loop.reduces) {
-      const Value& value = kernel_.values[reduce];
-      const size_t parts = Reductions::parts(value);
-      const mlir::ValueRange all = results;
-      scalars_[reduce] = reductions_.end(value, type(value.a), all.slice(next, parts), all.slice(half + next, parts));
-      next += parts;
-    }
+    for (const uint32_t reduce : loop.reduces) scalars_[reduce] = end(reduce, results, &next);
+  }
+
+  // What a reduction comes to, of the partial results of all of a loop; its own begin at `*next` in each half.
+  MlirValue end(uint32_t reduce, mlir::ValueRange results, size_t* next) {
+    const Value& value = kernel_.values[reduce];
+    const size_t parts = Reductions::parts(value), at = std::exchange(*next, *next + parts);
+    const size_t half = results.size() / kHalves;
+    return reductions_.end(value, type(value.a), results.slice(at, parts), results.slice(half + at, parts));
+  }
+
+  // What partial results of a loop are carried for: its reductions over columns, and then those over lines.
+  std::vector<uint32_t> sums_of(const LoopPlan& loop) const {
+    std::vector<uint32_t> sums = loop.reduces;
+    for (const uint32_t total : loop.lines) sums.push_back(schedule_.totals[total]);
+    return sums;
   }
 
   // The last column dim, at one place of the outer one.
   MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
     outer_ = outer;
     define(loop.outers);
-    MlirValues results(carried);
-    bool inner = !loop.vectors.empty() || !loop.reduces.empty() || !loop.stores.empty();
+    for (const uint32_t s : loop.outer_stores) store(kernel_.stores[s], {outer, {}, {}});
+    bool inner = !loop.vectors.empty() || !loop.reduces.empty() || !loop.lines.empty() || !loop.stores.empty();
     for (const uint32_t total : loop.totals) {
       if (plan_.scopes[totalled(total)] == Scope::kOuter) add_to_total(total, scalar(totalled(total)), {outer, {}, {}});
     }
-    if (!inner) return results;
-    const bool blocks = std::any_of(loop.reduces.begin(), loop.reduces.end(),
-                                    [&](uint32_t reduce) { return Reductions::is_ordered(kernel_.values[reduce]); });
+    if (!inner) return MlirValues(carried);
+    if (loop.lines.empty()) return places(loop, carried);
+    // Sums of lines begin anew.
+    MlirValues before;
+    const size_t half = carried.size() / kHalves;
+    for (int64_t h = 0; h < kHalves; ++h) {
+      before.append(MlirValues(carried.slice(static_cast<size_t>(h) * half, half)));
+      for (const uint32_t total : loop.lines) {
+        const Value& value = kernel_.values[schedule_.totals[total]];
+        before.append(reductions_.begin(value, type(value.a), h));
+      }
+    }
+    const MlirValues results = places(loop, before);
+    size_t next = half;
+    for (const uint32_t total : loop.lines) {
+      add_to_total(total, end(schedule_.totals[total], results, &next), {outer, {}, {}});
+    }
+    const mlir::ValueRange all = results;
+    MlirValues after(all.take_front(half));
+    after.append(MlirValues(all.slice(results.size() / kHalves, half)));
+    return after;
+  }
+
+  // All places of the last column dim.
+  MlirValues places(const LoopPlan& loop, mlir::ValueRange carried) {
+    const std::vector<uint32_t> sums = sums_of(loop);
+    MlirValues results(carried);
+    const bool blocks = std::any_of(sums.begin(), sums.end(),
+                                    [&](uint32_t sum) { return Reductions::is_ordered(kernel_.values[sum]); });
     if (!blocks) return range(loop, ops_.i64(0), columns(), results);
-    return ops_.loop(ops_.i64(0), columns(), kOrder.block, results, [&](MlirValue start, mlir::ValueRange sums) {
+    return ops_.loop(ops_.i64(0), columns(), kOrder.block, results, [&](MlirValue start, mlir::ValueRange before) {
       MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
-      const MlirValues block = range(loop, start, end, begin(loop));
-      return combine(loop, sums, block);
+      const MlirValues block = range(loop, start, end, begin(sums));
+      return combine(loop, before, block);
     });
   }
 
@@ -159,7 +194,7 @@ class FunctionEmitter {
       return after;
     });
     MlirValue stop = end;
-    if (!loop.reduces.empty()) {
+    if (!loop.reduces.empty() || !loop.lines.empty()) {
       MlirValue both = ops_.add(pairs, ops_.i64(kOrder.lanes));
       stop = ops_.select(ops_.compare(Int::slt, pairs, end), both, pairs);
     }
@@ -177,10 +212,10 @@ class FunctionEmitter {
   }
 
   // What reductions of a loop begin with, for both halves; of each half all parts of all reductions.
-  MlirValues begin(const LoopPlan& loop) {
+  MlirValues begin(const std::vector<uint32_t>& sums) {
     MlirValues result;
     for (int64_t half = 0; half < kHalves; ++half) {
-      for (const uint32_t reduce : loop.reduces) {
+      for (const uint32_t reduce : sums) {
         const Value& value = kernel_.values[reduce];
         result.append(reductions_.begin(value, type(value.a), half));
       }
@@ -192,7 +227,7 @@ class FunctionEmitter {
     MlirValues result;
     size_t next = 0;
     for (int64_t half = 0; half < kHalves; ++half) {
-      for (const uint32_t reduce : loop.reduces) {
+      for (const uint32_t reduce : sums_of(loop)) {
         const Value& value = kernel_.values[reduce];
         const size_t parts = Reductions::parts(value);
         result.append(reductions_.combine(value, type(value.a), x.slice(next, parts), y.slice(next, parts)));
@@ -207,7 +242,7 @@ class FunctionEmitter {
     vectors_[half].assign(kernel_.values.size(), {});
     for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
     MlirValues after;
-    for (const uint32_t reduce : loop.reduces) {
+    for (const uint32_t reduce : sums_of(loop)) {
       const Value& value = kernel_.values[reduce];
       const mlir::ValueRange parts = before.slice(after.size(), Reductions::parts(value));
       MlirValue place = parts.size() == 2 ? place_in_row(at) : MlirValue();

@@ -8,8 +8,6 @@
 namespace torch_remote::codegen::cpu {
 namespace {
 
-DimSet last_column(const Kernel& kernel) { return kernel.columns == 0 ? 0 : 1u << (kernel.dims() - 1); }
-
 class Planner {
  public:
   Planner(const Kernel& kernel, const Schedule& schedule, bool finish) : kernel_(kernel), schedule_(schedule) {
@@ -26,9 +24,8 @@ class Planner {
   }
 
  private:
-  bool is_total(uint32_t value) const {
-    return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kRows;
-  }
+  bool is_total(uint32_t value) const { return codegen::is_total(kernel_.values[value]); }
+  bool is_of_lines(uint32_t value) const { return is_total(value) && kernel_.values[value].over == Over::kLines; }
   bool is_column_reduction(uint32_t value) const {
     return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kColumns;
   }
@@ -48,7 +45,7 @@ class Planner {
         }
         if (is_column_reduction(v)) ++plan_.levels[v];
       }
-      plan_.scopes.push_back((dims(v) & last_column(kernel_)) != 0    ? Scope::kVector
+      plan_.scopes.push_back((dims(v) & kernel_.last_column()) != 0   ? Scope::kVector
                              : (dims(v) & kernel_.column_dims()) != 0 ? Scope::kOuter
                              : once                                   ? Scope::kFunction
                                                                       : Scope::kRow);
@@ -75,7 +72,11 @@ class Planner {
       for (uint32_t t = 0; t < schedule_.totals.size(); ++t) {
         const uint32_t v = kernel_.values[schedule_.totals[t]].a;
         need(v);
-        if (plan_.scopes[v] < Scope::kOuter) plan_.totals.push_back(t);
+        if (is_of_lines(schedule_.totals[t])) {
+          loops_ = std::max(loops_, plan_.levels[v] + 1);
+        } else if (plan_.scopes[v] < Scope::kOuter) {
+          plan_.totals.push_back(t);
+        }
       }
     }
     for (const uint32_t s : column_stores_) {
@@ -115,13 +116,15 @@ class Planner {
     }
     for (uint32_t t = 0; t < schedule_.totals.size() && !plan_.finish; ++t) {
       const uint32_t v = kernel_.values[schedule_.totals[t]].a;
-      if (plan_.scopes[v] < Scope::kOuter || plan_.levels[v] != number) continue;
-      loop.totals.push_back(t);
+      const bool of_lines = is_of_lines(schedule_.totals[t]);
+      if ((plan_.scopes[v] < Scope::kOuter && !of_lines) || plan_.levels[v] != number) continue;
+      (of_lines ? loop.lines : loop.totals).push_back(t);
       want(v, number);
     }
     if (number + 1 == loops_) {
-      loop.stores = column_stores_;
       for (const uint32_t s : column_stores_) {
+        const bool by_line = (facts(kernel_, kernel_.stores[s], facts_).dims & kernel_.last_column()) == 0;
+        (by_line ? loop.outer_stores : loop.stores).push_back(s);
         want(kernel_.stores[s].value, number);
         for (const uint32_t index : kernel_.stores[s].indices) want(index, number);
       }

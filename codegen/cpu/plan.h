@@ -19,12 +19,14 @@ enum class Scope : uint8_t {
 // A loop over the columns of a row. Numbers of values ascend, so operands come before their users.
 struct LoopPlan {
   uint32_t number = 0;
-  std::vector<uint32_t> outers;   // values computed once a place of the outer column dim
-  std::vector<uint32_t> vectors;  // values computed as vectors
-  std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
-  std::vector<uint32_t> keeps;    // of Schedule::kept: written here
-  std::vector<uint32_t> totals;   // of Schedule::totals: added to here
-  std::vector<uint32_t> stores;   // of Kernel::stores
+  std::vector<uint32_t> outers;        // values computed once a place of the outer column dim
+  std::vector<uint32_t> vectors;       // values computed as vectors
+  std::vector<uint32_t> reduces;       // reductions over columns that end with this loop
+  std::vector<uint32_t> keeps;         // of Schedule::kept: written here
+  std::vector<uint32_t> totals;        // of Schedule::totals: added to here, point by point
+  std::vector<uint32_t> lines;         // of Schedule::totals: added to here, by sums of lines
+  std::vector<uint32_t> stores;        // of Kernel::stores
+  std::vector<uint32_t> outer_stores;  // of Kernel::stores: once a place of the outer column dim
 };
 
 // What one function does. Rows function: `before`, then for each row values[0], loops[0], values[1], loops[1], ... and

@@ -26,7 +26,7 @@ struct Checked {
 
 void check(uint64_t seed, bool functions, Checked* checked) {
   codegen::testing::Rng rng(seed);
-  const Kernel kernel = codegen::testing::random_kernel(rng, {.max_rows = 1, .functions = functions});
+  const Kernel kernel = codegen::testing::random_kernel(rng, {.max_rows = 1, .functions = functions, .lines = true});
   ++checked->kernels;
   for (const std::string_view target : testing::targets()) {
     testing::Compiled code;

@@ -176,6 +176,17 @@ Status make_recipe(const Plans& plans, Recipe* recipe) {
           "gpu: a store adds floats at indices, in the order of rows, which run at the same time; sort the indices"};
     }
   }
+  for (const Value& value : plans.kernel.values) {
+    if (value.kind == Kind::kReduce && value.over == Over::kLines) {
+      return {ErrorCode::kUnsupported, "gpu: a reduction over lines; do the nodes one by one"};
+    }
+  }
+  for (const Store& store : plans.kernel.stores) {
+    const DimSet columns = plans.kernel.operands[store.operand].dims & plans.kernel.column_dims();
+    if (store.indices.empty() && columns != 0 && columns != plans.kernel.column_dims()) {
+      return {ErrorCode::kUnsupported, "gpu: a store along the outer column dim only; do the nodes one by one"};
+    }
+  }
   Chooser(plans, recipe).run();
   if (recipe->parameters.size() > kMostParameters) {
     return {ErrorCode::kUnsupported, "gpu: a kernel of " + std::to_string(recipe->parameters.size()) +

@@ -50,6 +50,7 @@ Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> ear
     result.reduced = true;
   } else if (value.kind == Kind::kReduce) {
     result.dims &= ~kernel.row_dims();
+    if (value.over == Over::kLines) result.dims &= ~kernel.last_column();
     result.finish = true;
     result.reduced = false;  // the total itself is there in `finish`, whatever it was made of
   }
@@ -82,7 +83,7 @@ Uses uses(const Kernel& kernel, std::span<const Facts> values) {
   }
   for (size_t i = values.size(); i-- > 0;) {
     const Value& value = kernel.values[i];
-    const bool total = value.kind == Kind::kReduce && value.over == Over::kRows;
+    const bool total = is_total(value);
     for (const uint32_t input : inputs(value)) {
       if (result.rows[i] || (total && result.finish[i])) result.rows[input] = true;
       if (result.finish[i] && !total) result.finish[input] = true;

@@ -17,6 +17,9 @@ struct Facts {
   bool operator==(const Facts&) const = default;
 };
 
+// Whether it is a reduction that is known when all rows are done.
+inline bool is_total(const Value& value) { return value.kind == Kind::kReduce && value.over != Over::kColumns; }
+
 // The values that a value is made of.
 struct Inputs {
   std::array<uint32_t, 3 + kMaxIndexed> values;

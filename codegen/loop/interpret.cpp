@@ -29,13 +29,8 @@ class Interpreter {
   Status run() {
     if (Status status = check(); !status.ok()) return status;
     for (uint32_t d = kernel_.rows; d < kernel_.dims(); ++d) columns_ *= arguments_.sizes[d];
-    for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
-      if (over_columns(facts_[i].dims)) {
-        cells_[i].resize(static_cast<size_t>(columns_));
-      } else {
-        cells_[i].resize(1);
-      }
-    }
+    if (kernel_.columns != 0) line_ = std::max<int64_t>(1, arguments_.sizes[kernel_.dims() - 1]);
+    for (uint32_t i = 0; i < kernel_.values.size(); ++i) cells_[i].resize(static_cast<size_t>(points(facts_[i].dims)));
     rows();
     finish();
     return {};
@@ -53,9 +48,16 @@ class Interpreter {
 
   bool over_columns(DimSet dims) const { return (dims & kernel_.column_dims()) != 0; }
   DType type(uint32_t value) const { return kernel_.values[value].type; }
-  int64_t points(DimSet dims) const { return over_columns(dims) ? columns_ : 1; }
-  Cell cell(uint32_t value, int64_t point) const {
-    return cells_[value][over_columns(facts_[value].dims) ? static_cast<size_t>(point) : 0];
+  // Over the outer one of two columns only: there is one for each line.
+  bool by_line(DimSet dims) const { return over_columns(dims) && (dims & kernel_.last_column()) == 0; }
+  int64_t points(DimSet dims) const {
+    return by_line(dims) ? arguments_.sizes[kernel_.rows] : over_columns(dims) ? columns_ : 1;
+  }
+  // The place along all columns of one of them.
+  int64_t place_of(DimSet dims, int64_t point) const { return by_line(dims) ? point * line_ : point; }
+  Cell cell(uint32_t value, int64_t place) const {
+    const DimSet dims = facts_[value].dims;
+    return cells_[value][static_cast<size_t>(by_line(dims) ? place / line_ : over_columns(dims) ? place : 0)];
   }
 
   // -- Arguments
@@ -103,7 +105,7 @@ class Interpreter {
     for (uint32_t d = 0; d < kernel_.rows; ++d) count *= arguments_.sizes[d];
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
       const Value& value = kernel_.values[i];
-      if (value.kind != Kind::kReduce || value.over != Over::kRows || !uses_.finish[i]) continue;
+      if (!is_total(value) || !uses_.finish[i]) continue;
       const std::vector<Cell> none(cells_[i].size(), identity(value.reduction, value.type));
       totals_.push_back({i, none, std::vector(order_.folds, none)});
     }
@@ -122,9 +124,12 @@ class Interpreter {
 
   void add(Total& total) {
     const Value& value = kernel_.values[total.value];
-    for (int64_t point = 0; point < points(facts_[total.value].dims); ++point) {
+    const DimSet dims = facts_[total.value].dims;
+    for (int64_t point = 0; point < points(dims); ++point) {
       Cell& sum = total.chunk[static_cast<size_t>(point)];
-      sum = combine(value.reduction, value.type, sum, cell(value.a, point));
+      const Cell next =
+          value.over == Over::kLines ? reduce_lines(value, point, point + 1) : cell(value.a, place_of(dims, point));
+      sum = combine(value.reduction, value.type, sum, next);
     }
   }
 
@@ -178,7 +183,7 @@ class Interpreter {
       return;
     }
     for (int64_t point = 0; point < points(facts_[index].dims); ++point) {
-      cells_[index][static_cast<size_t>(point)] = element(index, value, point);
+      cells_[index][static_cast<size_t>(point)] = element(index, value, place_of(facts_[index].dims, point));
     }
   }
 
@@ -217,14 +222,18 @@ class Interpreter {
     return {};
   }
 
-  // As Order says. Each line of the last column dim begins a block.
   Cell reduce_columns(const Value& value) const {
+    const int64_t length = arguments_.sizes[kernel_.dims() - 1];
+    return reduce_lines(value, 0, length == 0 ? 0 : columns_ / length);
+  }
+
+  // As Order says. Each line of the last column dim begins a block.
+  Cell reduce_lines(const Value& value, int64_t first, int64_t last) const {
     const auto step = [&](Cell& so_far, Cell next) { so_far = combine(value.reduction, value.type, so_far, next); };
     const std::vector<Cell> none(order_.lanes, identity(value.reduction, value.type));
     std::vector<Cell> lanes = none;
     const int64_t length = arguments_.sizes[kernel_.dims() - 1];
-    const int64_t lines = length == 0 ? 0 : columns_ / length;
-    for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t line = first; line < last; ++line) {
       for (int64_t begin = 0; begin < length; begin += order_.block) {
         std::vector<Cell> block = none;
         for (int64_t k = begin; k < std::min(length, begin + int64_t{order_.block}); ++k) {
@@ -255,10 +264,8 @@ class Interpreter {
   // ----------------------------------------------------------------------------------------------------------
 
   void go_to(int64_t point) {
-    for (uint32_t d = kernel_.dims(); d-- > kernel_.rows;) {
-      place_[d] = columns_ == 0 ? 0 : point % arguments_.sizes[d];
-      if (columns_ != 0) point /= arguments_.sizes[d];
-    }
+    if (kernel_.columns != 0) place_[kernel_.dims() - 1] = point % line_;
+    if (kernel_.columns == 2) place_[kernel_.rows] = point / line_;
   }
 
   // An element of an operand; nullptr if an index is out of its bounds. `sequence`: of the value or store that asks.
@@ -292,7 +299,8 @@ class Interpreter {
       const Store& store = kernel_.stores[i];
       const StoreFacts at = facts(kernel_, store, facts_);
       if (at.finish != finish) continue;
-      for (int64_t point = 0; point < points(at.dims); ++point) {
+      for (int64_t place = 0; place < points(at.dims); ++place) {
+        const int64_t point = place_of(at.dims, place);
         uint8_t* const element = find(store.operand, store.indices, point, kernel_.values.size() + i);
         if (element != nullptr) write(store, cell(store.value, point), element);
       }
@@ -312,6 +320,7 @@ class Interpreter {
   const Uses uses_;
   std::vector<size_t> first_stride_, first_bound_;  // of each operand
   int64_t columns_ = 1;                             // places of all column dims
+  int64_t line_ = 1;                                // and of the last one, if there are any
   std::array<int64_t, kMaxDims> place_ = {};        // in the domain
   std::vector<std::vector<Cell>> cells_;            // of each value, in this row
   std::vector<Total> totals_;

@@ -169,6 +169,26 @@ TEST(Interpret, RowsKeepTheColumns) {
   EXPECT_EQ(most, (std::vector<int64_t>{4, 4, 4}));
 }
 
+// A sum for each place of the outer column dim: along its lines, and of these in all rows.
+TEST(Interpret, LinesKeepTheOuterColumn) {
+  std::vector<float> x = {1, 2, 3, 4, 5, 6, 1e8f, 1, 1, 1, 1, -1e8f}, sum(2), most(2);
+  Call call(R"(kernel(i0 | j0, j1) {
+    a0: f32[i0, j0, j1]
+    a1: f32[j0]
+    a2: f32[j0]
+    %0: f32 = load a0
+    %1: f32 = lines sum %0
+    %2: f32 = lines max %0
+    %3: f32 = neg %2
+    store a1, %1
+    store a2, %3
+  })",
+            {2, 2, 3});
+  ASSERT_EQ(call.operand(x).operand(sum).operand(most).run(), "");
+  EXPECT_EQ(sum, (std::vector<float>{6 + (1e8f + 1 + 1), 15 + (1 + 1 + -1e8f)}));
+  EXPECT_EQ(most, (std::vector<float>{-1e8f, -6}));
+}
+
 TEST(Interpret, NothingToReduce) {
   std::vector<float> none(1), sum(2, 7), most(2, 7), product(1, 7);
   std::vector<int64_t> place(2, 7), count(1, 7);
@@ -549,7 +569,7 @@ TEST(Interpret, RandomKernels) {
   size_t failures = 0, changed = 0, other_order = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
     testing::Rng rng(seed);
-    const Kernel kernel = testing::random_kernel(rng, {.functions = seed % 4 == 0});
+    const Kernel kernel = testing::random_kernel(rng, {.functions = seed % 4 == 0, .lines = true});
     const testing::TestData before(kernel, rng, {.max_points = 600});
     testing::TestData once = before, again = before, reordered = before;
     IndexFailure failure, same_failure;

@@ -49,7 +49,7 @@ enum class Kind : uint8_t {
   kScalarOp,  // `op` of a, b, c; all of one type, but for where's condition (bool); comparisons give bool
   kFma,       // a * b + c, rounded once
   kLdexp,     // a * 2^b, rounded once; b is a whole number, and a * 2^(b / 2) a normal one, or else it is any number
-  kReduce,    // `reduction` of a over all columns, or all rows
+  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
 };
@@ -63,7 +63,11 @@ enum class Reduction : uint8_t {
   kArgMin,
 };
 
-enum class Over : uint8_t { kColumns, kRows };
+enum class Over : uint8_t {
+  kColumns,
+  kRows,
+  kLines,  // all rows and the last column: one result for each place of the outer one of two columns
+};
 
 // Types of values: bool, u8, i8, i16, i32, i64, f32, f64. (Memory may also hold f16 and bf16: loads and stores
 // convert.) Integers wrap around.
@@ -101,6 +105,7 @@ struct Kernel {
   uint32_t dims() const { return rows + columns; }
   DimSet row_dims() const { return (1u << rows) - 1; }
   DimSet column_dims() const { return ((1u << columns) - 1) << rows; }
+  DimSet last_column() const { return columns == 0 ? 0 : 1u << (dims() - 1); }
 };
 
 std::string print(const Kernel& kernel);
@@ -112,6 +117,7 @@ Status verify(const Kernel& kernel);
 
 std::string_view name(Kind kind);
 std::string_view name(Reduction reduction);
+std::string_view name(Over over);
 
 // -- What follows from a kernel --------------------------------------------------------------------------------------
 
@@ -165,10 +171,10 @@ struct IndexFailure {
 
 // In which order a target reduces. Over columns: element k of the last column dim goes to lane k % lanes; a lane adds
 // up its elements of up to `block` consecutive k, beginning with 0 (sums), and these block sums one after the other; at
-// the end the lanes are added up. Over rows: `chunk` rows are added one by one; chunk k goes to lane k % folds, a lane
-// adds up its chunks, and at the end the lanes are added up.
-// Lanes are added up by halves, the upper one to the lower one, until one is left: those of each groups[0] neighbours
-// first, then what is left of each groups[1], then all that is left.
+// the end the lanes are added up. Over lines: so along the last column, and then as over rows. Over rows: `chunk` rows
+// are added one by one; chunk k goes to lane k % folds, a lane adds up its chunks, and at the end the lanes are added
+// up. Lanes are added up by halves, the upper one to the lower one, until one is left: those of each groups[0]
+// neighbours first, then what is left of each groups[1], then all that is left.
 struct Order {
   uint32_t lanes = 32;                      // a power of two
   uint32_t block = 4096;                    // a multiple of `lanes`

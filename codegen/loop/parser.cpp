@@ -277,9 +277,10 @@ class Parser {
           return values(3, inputs);
       }
     }
-    if (what == "columns" || what == "rows") {
+    for (const Over over : {Over::kColumns, Over::kRows, Over::kLines}) {
+      if (what != name(over)) continue;
       value.kind = Kind::kReduce;
-      value.over = what == "rows" ? Over::kRows : Over::kColumns;
+      value.over = over;
       return reduction(&value.reduction) && values(1, inputs);
     }
     const std::optional<ir::ScalarOp> op = scalar_op_from_name(what);

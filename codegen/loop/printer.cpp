@@ -74,8 +74,7 @@ std::string definition(const Kernel& kernel, const Value& value) {
     case Kind::kRandom:
       return kind + " " + list({value.a, value.b, value.c});
     case Kind::kReduce:
-      return (value.over == Over::kRows ? "rows " : "columns ") + std::string(name(value.reduction)) + " " +
-             value_name(value.a);
+      return std::string(name(value.over)) + " " + std::string(name(value.reduction)) + " " + value_name(value.a);
     case Kind::kScalarOp:
       break;
   }
@@ -93,6 +92,11 @@ bool Value::operator==(const Value& other) const {
   const bool same_number = std::bit_cast<uint64_t>(number) == std::bit_cast<uint64_t>(other.number) ||
                            (std::isnan(number) && std::isnan(other.number));
   return same_number && rest(*this) == rest(other);
+}
+
+std::string_view name(Over over) {
+  static constexpr std::string_view kNames[] = {"columns", "rows", "lines"};
+  return kNames[static_cast<size_t>(over)];
 }
 
 std::string_view name(Kind kind) {

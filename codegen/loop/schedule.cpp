@@ -89,7 +89,7 @@ class Scheduler {
   bool is_reduction(uint32_t value, Over over) const {
     return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == over;
   }
-  bool is_total(uint32_t value) const { return is_reduction(value, Over::kRows); }
+  bool is_total(uint32_t value) const { return codegen::is_total(kernel_.values[value]); }
   bool over_columns(uint32_t value) const { return (facts_[value].dims & kernel_.column_dims()) != 0; }
   uint32_t phase(uint32_t value) const { return result_.places[value].phase; }
 

@@ -148,7 +148,7 @@ TEST(Schedule, EachLoopCanComputeWhatItWants) {
   uint32_t kept = 0, loops = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     testing::Rng rng(seed);
-    const Kernel kernel = testing::random_kernel(rng, {.functions = seed % 2 == 0});
+    const Kernel kernel = testing::random_kernel(rng, {.functions = seed % 2 == 0, .lines = true});
     const Schedule result = schedule(kernel);
     const std::vector<Facts> known = facts(kernel);
     const Uses used = uses(kernel, known);

@@ -106,7 +106,7 @@ TEST(Text, EveryLineComesBackAsItWas) {
 TEST(Text, RandomKernelsComeBackAsTheyWere) {
   for (uint64_t seed = 0; seed < 4000; ++seed) {
     testing::Rng rng(seed);
-    const Kernel kernel = testing::random_kernel(rng, {.max_rows = 4, .functions = true});
+    const Kernel kernel = testing::random_kernel(rng, {.max_rows = 4, .functions = true, .lines = true});
     const Status valid = verify(kernel);
     ASSERT_TRUE(valid.ok()) << "seed " << seed << ": " << valid.message() << "\n" << print(kernel);
     const std::string text = print(kernel);

@@ -194,10 +194,16 @@ class Verifier {
     if (!input(value.a)) return false;
     if (value.over == Over::kColumns && kernel_.columns == 0) return fail("there are no column dims to reduce");
     if (value.over == Over::kRows && kernel_.rows == 0) return fail("there are no row dims to reduce");
+    if (value.over == Over::kLines) {
+      if (kernel_.columns != 2) return fail("there are lines only where there are two column dims");
+      if ((facts_[value.a].dims & kernel_.column_dims() & ~kernel_.last_column()) == 0) {
+        return fail("reduces lines of what is the same in all of them");
+      }
+    }
     switch (value.reduction) {
       case Reduction::kArgMax:
       case Reduction::kArgMin:
-        if (value.over == Over::kRows) return fail(std::string(name(value.reduction)) + " is over columns only");
+        if (value.over != Over::kColumns) return fail(std::string(name(value.reduction)) + " is over columns only");
         return is(value, DType::kInt64);
       case Reduction::kSum:
       case Reduction::kProduct:
@@ -292,7 +298,8 @@ class Verifier {
       return fail("has row dims, but %" + std::to_string(store.value) + " is known after all rows");
     if (!at.finish && rows != kernel_.row_dims())
       return fail("lacks a row dim, so that several rows would write a place");
-    if (columns != 0 && columns != kernel_.column_dims())
+    const bool by_line = columns != 0 && (columns & kernel_.last_column()) == 0;
+    if (columns != 0 && columns != kernel_.column_dims() && (!by_line || store.adds || !store.indices.empty()))
       return fail("varies over one column dim, but not over the other");
     return !store.indices.empty() || at.dims == kernel_.operands[store.operand].dims ||
            fail("lacks a dim that %" + std::to_string(store.value) + " varies over");

@@ -41,6 +41,7 @@ TEST(Verify, WhatIsRightIsAccepted) {
   EXPECT_EQ(error_of("store a0, %0\nstore a1[%4], %0 adds\nstore a2, %2\nstore a3, %3"), "");
   EXPECT_EQ(error_of("%9: f32 = add %3, %7\n store a3, %9"), "")
       << "what is the same in all rows can be used after them";
+  EXPECT_EQ(error_of("a5: f32[j0]\n%9: f32 = lines sum %0\nstore a5, %9"), "");
   EXPECT_EQ(error_of("store a0, %1"), "") << "a row's value goes to all its columns";
 }
 
@@ -84,6 +85,8 @@ TEST(Verify, WhatIsKnownAfterAllRows) {
   EXPECT_EQ(error_of("%9: f32 = sub %3, %8"), "%9: is known after all rows, but %8 is reduced in each of them");
   EXPECT_EQ(error_of("%9: f32 = columns sum %3"), "%9: reduces %3, which is known after all rows");
   EXPECT_EQ(error_of("%9: f32 = rows sum %3"), "%9: reduces %3, which is known after all rows");
+  EXPECT_EQ(error_of("%9: f32 = lines sum %3"), "%9: reduces %3, which is known after all rows");
+  EXPECT_EQ(error_of("%9: f32 = lines sum %1"), "%9: reduces lines of what is the same in all of them");
   EXPECT_EQ(error_of("store a0, %3"), "store a0: has row dims, but %3 is known after all rows");
   EXPECT_EQ(error_of("%9: i64 = index i0\n%10: i64 = convert %3\n store a1[%10], %8"),
             "store a1: is known after all rows, but %8 is reduced in each of them");
@@ -98,7 +101,9 @@ TEST(Verify, Stores) {
   EXPECT_EQ(error_of("store a1[%4], %7"), "store a1: lacks a row dim, so that several rows would write a place");
   EXPECT_EQ(error_of("store a4, %5 adds"), "store a4: adds to bool");
   EXPECT_EQ(error_of("%9: f32 = load a1[%4]\nstore a1[%4], %0"), "%9: loads a1, which is stored to at indices");
-  EXPECT_EQ(error_of("a5: f32[i0, i1, j0]\nstore a5, %1"),
+  EXPECT_EQ(error_of("a5: f32[i0, i1, j0]\nstore a5, %1 adds"),
+            "store a5: varies over one column dim, but not over the other");
+  EXPECT_EQ(error_of("a5: f32[i0, i1, j1]\nstore a5, %1"),
             "store a5: varies over one column dim, but not over the other");
 }
 

@@ -152,12 +152,15 @@ V Emitter::columns(Reduction reduction, V a) {
   return add_value(value);
 }
 
-V Emitter::rows(Reduction reduction, V a) {
+V Emitter::rows(Reduction reduction, V a) { return total(reduction, Over::kRows, a); }
+V Emitter::lines(Reduction reduction, V a) { return total(reduction, Over::kLines, a); }
+
+V Emitter::total(Reduction reduction, Over over, V a) {
   Value value;
   value.kind = Kind::kReduce;
   value.type = type(a);
   value.reduction = reduction;
-  value.over = Over::kRows;
+  value.over = over;
   value.a = a;
   return add_value(value);
 }

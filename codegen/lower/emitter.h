@@ -40,6 +40,7 @@ class Emitter {
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
+  V lines(Reduction reduction, V value);
   V random(V seed, V offset, V number);
 
   V add(V a, V b) { return op(ir::ScalarOp::kAdd, a, b); }
@@ -52,6 +53,7 @@ class Emitter {
 
  private:
   V add_value(Value value);
+  V total(Reduction reduction, Over over, V value);
   V add_scalar(ir::DType type, uint64_t bits, ir::Sym symbol);
   Launch& launch_;
 };
@@ -84,6 +86,7 @@ class NodeEmitter {
   int64_t space_points() const;                    // of the space that the node is computed over
   std::optional<double> number(size_t arg) const;  // of this run, if the argument is one
   bool has(std::string_view name) const;           // it is given
+  bool has_part(std::string_view name) const;      // and its elements take part
   const ir::View* view(std::string_view name) const;
 
   bool wants(size_t result) const;
@@ -92,9 +95,15 @@ class NodeEmitter {
   void result(size_t index, V value);
   // Of an op that fills its first argument, or works in place.
   void fill(V value);
+  // Of an argument that the op writes, too.
+  void update(std::string_view name, V value);
 
   // How many points the member's reduction goes over, as an argument of the kernel.
   V reduced_points(ir::DType type);
+  int64_t count_reduced() const;
+  // The sum of a value over all that the result does not vary over, kept rows aside. kNone if there is no such
+  // reduction.
+  V sum_for(size_t result, V value);
   // The member's reduction of a value.
   V reduce(Reduction reduction, V value);
   // Where along an axis of its space the point is; i64. kNone if the kernel's dims do not tell.

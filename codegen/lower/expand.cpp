@@ -183,6 +183,115 @@ bool layer_norm_backward(NodeEmitter& node) {
   return true;
 }
 
+// x * scale + shift, which make (x - mean) * rstd * weight + bias.
+V normalised(NodeEmitter& node, V x, V mean, V rstd, DType type) {
+  Emitter& e = node.e;
+  const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", type)) : rstd;
+  V shift = e.op(ScalarOp::kNeg, e.mul(mean, scale));
+  if (node.has("bias")) shift = e.add(shift, node.operand("bias", type));
+  return e.fma(x, scale, shift);
+}
+
+V rstd_of(NodeEmitter& node, V variance) {
+  Emitter& e = node.e;
+  const DType type = e.type(variance);
+  return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
+}
+
+bool group_norm(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("input", type), count = node.reduced_points(type);
+  const V mean = e.div(e.columns(Reduction::kSum, x), count);
+  const V centered = e.sub(x, mean);
+  const V rstd = rstd_of(node, e.div(e.columns(Reduction::kSum, e.mul(centered, centered)), count));
+  node.result(0, normalised(node, x, mean, rstd, type));
+  node.result(1, mean);
+  node.result(2, rstd);
+  return true;
+}
+
+bool group_norm_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
+  const V x = node.operand("input", type), mean = node.operand("mean", type);
+  const V normal = e.mul(e.sub(x, mean), rstd);
+  if (node.wants(0)) {
+    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+    const V count = node.reduced_points(type);
+    const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
+    const V level = e.div(e.columns(Reduction::kSum, scaled), count);
+    node.result(0, e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd));
+  }
+  for (const size_t result : {1, 2}) {
+    if (!node.wants(result)) continue;
+    const V sum = node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad);
+    if (sum == kNone) return false;
+    node.result(result, sum);
+  }
+  return true;
+}
+
+// running * (1 - momentum) + now * momentum
+void update_running(NodeEmitter& node, std::string_view name, V now) {
+  Emitter& e = node.e;
+  if (!node.has(name)) return;
+  const DType type = e.type(now);
+  const V momentum = node.operand("momentum", type);
+  const V rest = e.sub(e.constant(type, 1), momentum);
+  node.update(name, e.add(e.mul(momentum, now), e.mul(rest, node.operand(name, type))));
+}
+
+bool batch_norm(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("input", type);
+  if (node.member.form.reduced == 0) {
+    const V rstd = rstd_of(node, node.operand("running_var", type));
+    node.result(0, normalised(node, x, node.operand("running_mean", type), rstd, type));
+    return true;
+  }
+  const V count = node.reduced_points(type);
+  const V mean = e.div(e.columns(Reduction::kSum, x), count);
+  const V centered = e.sub(x, mean);
+  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
+  const V rstd = rstd_of(node, e.div(squares, count));
+  node.result(0, normalised(node, x, mean, rstd, type));
+  node.result(1, mean);
+  node.result(2, rstd);
+  update_running(node, "running_mean", mean);
+  update_running(node, "running_var", e.div(squares, e.sub(count, e.constant(type, 1))));
+  return true;
+}
+
+bool batch_norm_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "input");
+  if (!ir::is_float(type)) return false;
+  const bool trains = node.has_part("save_mean");
+  const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
+  const V rstd = trains ? node.operand("save_invstd", type) : rstd_of(node, node.operand("running_var", type));
+  const V grad = node.operand("grad_out", type), centered = e.sub(node.operand("input", type), mean);
+  const V sum = e.columns(Reduction::kSum, grad);
+  const V product = e.columns(Reduction::kSum, e.mul(grad, centered));
+  if (node.wants(0)) {
+    V slope = grad;
+    if (trains) {
+      const V count = node.reduced_points(type);
+      const V along = e.div(e.mul(product, e.mul(rstd, rstd)), count);
+      slope = e.sub(e.sub(grad, e.div(sum, count)), e.mul(centered, along));
+    }
+    node.result(0, e.mul(slope, node.has("weight") ? e.mul(rstd, node.operand("weight", type)) : rstd));
+  }
+  node.result(1, e.mul(product, rstd));
+  node.result(2, sum);
+  return true;
+}
+
 // -grad (over the number of labels) at each row's label, zero elsewhere.
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
@@ -298,6 +407,14 @@ bool expand(NodeEmitter& node) {
       return layer_norm(node);
     case Expansion::kLayerNormBackward:
       return layer_norm_backward(node);
+    case Expansion::kGroupNorm:
+      return group_norm(node);
+    case Expansion::kGroupNormBackward:
+      return group_norm_backward(node);
+    case Expansion::kBatchNorm:
+      return batch_norm(node);
+    case Expansion::kBatchNormBackward:
+      return batch_norm_backward(node);
     case Expansion::kNllLossBackward:
       return nll_loss_backward(node);
     case Expansion::kEmbedding:

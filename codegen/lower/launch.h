@@ -24,7 +24,8 @@ struct Binding {
 struct Launch {
   Kernel kernel;               // one row dim at most
   std::vector<int64_t> sizes;  // of its dims
-  std::vector<int64_t> outer;  // sizes of the dims around it, outer ones first; none if it has reductions over rows
+  // Sizes of the dims around it, outer ones first. Reductions over rows are done at each of their places.
+  std::vector<int64_t> outer;
   std::vector<Binding> operands;
   std::vector<uint64_t> scalars;
   std::vector<ir::Sym> scalar_symbols;  // of each: the symbol that it is, or kNoSym

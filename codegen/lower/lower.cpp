@@ -53,7 +53,7 @@ class Arrangement {
     find_reference();
     if (domain_.columns() != 0) {
       columns = merge(domain_.columns());
-      outer = merge(domain_.all() & ~domain_.columns());
+      outer = merge(domain_.all() & ~domain_.columns() & ~domain_.kept_rows());
     } else {
       outer = merge(domain_.all());
       if (!outer.empty()) {
@@ -72,6 +72,7 @@ class Arrangement {
       outer.pop_back();
     }
     if (over_rows && !outer.empty()) return unsupported("a reduction over rows of several dims");
+    if (domain_.kept_rows() != 0) outer = merge(domain_.kept_rows());
     return {};
   }
 
@@ -316,6 +317,13 @@ bool NodeEmitter::has(std::string_view name) const {
   return given != nullptr && given->tag != ir::ArgTag::kNone;
 }
 
+bool NodeEmitter::has_part(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kView &&
+         std::ranges::any_of(member.accesses,
+                             [&](const Domain::Access& access) { return access.part.view == given->a; });
+}
+
 const ir::View* NodeEmitter::view(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kView ? &graph.views[given->a] : nullptr;
@@ -358,6 +366,11 @@ void NodeEmitter::fill(V value) {
   }
 }
 
+void NodeEmitter::update(std::string_view name, V value) {
+  const ir::Arg* given = argument(name);
+  if (given != nullptr && given->tag == ir::ArgTag::kView) write(given->a, value);
+}
+
 int64_t NodeEmitter::space_points() const {
   int64_t points = 1;
   for (const ir::Sym size : graph.views[member.form.space].sizes) points *= group_.values[size];
@@ -365,12 +378,30 @@ int64_t NodeEmitter::space_points() const {
 }
 
 V NodeEmitter::reduced_points(DType type) {
-  const ir::View& space = graph.views[member.form.space];
+  return e.convert(e.scalar_float(static_cast<double>(count_reduced())), type);
+}
+
+int64_t NodeEmitter::count_reduced() const {
+  std::vector<int64_t> sizes;
   int64_t points = 1;
-  for (size_t a = 0; a < space.sizes.size(); ++a) {
-    if ((member.form.reduced >> a & 1) != 0) points *= group_.values[space.sizes[a]];
+  if (!ir::find_sizes(graph, member.form, group_.values, &sizes)) return points;
+  for (size_t a = 0; a < sizes.size(); ++a) {
+    if ((member.form.reduced >> a & 1) != 0) points *= sizes[a];
   }
-  return e.convert(e.scalar_float(static_cast<double>(points)), type);
+  return points;
+}
+
+V NodeEmitter::sum_for(size_t result, V value) {
+  const uint32_t view = ir::item_of(node.results[result], item_).a;
+  const auto found = std::ranges::find_if(
+      member.accesses, [&](const Domain::Access& access) { return access.part.view == view && access.part.writes; });
+  if (found == member.accesses.end()) return kNone;
+  const std::vector<Merged>& columns = group_.dims.columns;
+  const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
+  const bool rows = group_.launch.kernel.rows != 0;
+  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.lines(Reduction::kSum, value) : kNone;
+  if (!columns.empty() && !varies(0)) value = e.columns(Reduction::kSum, value);
+  return rows ? e.rows(Reduction::kSum, value) : value;
 }
 
 V NodeEmitter::reduce(Reduction reduction, V value) {

@@ -163,6 +163,74 @@ kernel(i0 | j0) {
 )");
 }
 
+// Rows are the images, groups are around them: so sums over images and places of a channel are lines' sums.
+TEST(Lower, GroupNormBackward) {
+  std::vector<Launch> launches;
+  const std::string text = lowered(R"(graph(s0..s3) {
+  s4 = 1
+  b0: input survives
+  b1: input survives
+  b2: input survives
+  b3: input survives
+  b4: input survives
+  b5: fresh(s3) survives ssa
+  b6: fresh(s3) survives ssa
+  b7: fresh(s3) survives ssa
+  group rowwise {
+  %0: f32[s0, 6, s1]{s2, s1, s4} @b0
+  %1: f32[s0, 6, s1]{s2, s1, s4} @b1
+  %2: f32[s0, 2]{2, s4} @b2
+  %3: f32[s0, 2]{2, s4} @b3
+  %4: f32[6]{s4} @b4
+  %5: f32[s0, 6, s1]{s2, s1, s4} @b5, %6: f32[6]{s4} @b6, %7: f32[6]{s4} @b7 = aten::native_group_norm_backward(%0, %1, %2, %3, %4, s0, 6, s1, 2, [true, true, true])
+  }
+}
+)",
+                                   {5, 100, 600, kBytes}, &launches);
+  EXPECT_EQ(text, R"(
+kernel(i0 | j0, j1) {
+  s0: f64
+  a0: f32[i0, j0, j1]
+  a1: f32[i0]
+  a2: f32[i0, j0, j1]
+  a3: f32[i0]
+  a4: f32[j0]
+  a5: f32[i0, j0, j1]
+  a6: f32[j0]
+  a7: f32[j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = load a2
+  %3: f32 = load a3
+  %4: f32 = sub %2, %3
+  %5: f32 = mul %4, %1
+  %6: f32 = load a4
+  %7: f32 = mul %0, %6
+  %8: f64 = scalar s0
+  %9: f32 = convert %8
+  %10: f32 = mul %7, %5
+  %11: f32 = columns sum %10
+  %12: f32 = div %11, %9
+  %13: f32 = columns sum %7
+  %14: f32 = div %13, %9
+  %15: f32 = mul %5, %12
+  %16: f32 = sub %7, %14
+  %17: f32 = sub %16, %15
+  %18: f32 = mul %17, %1
+  %19: f32 = mul %0, %5
+  %20: f32 = lines sum %19
+  %21: f32 = lines sum %0
+  store a5, %18
+  store a6, %20
+  store a7, %21
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{5, 3, 100}));
+  EXPECT_EQ(launches[0].outer, std::vector<int64_t>{2});
+  EXPECT_EQ(launches[0].operands[4].outer, std::vector<int64_t>{3});
+}
+
 TEST(Lower, ReshapedInBetween) {
   EXPECT_EQ(lowered(R"(graph(s0..s6) {
   s7 = 1

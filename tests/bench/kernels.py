@@ -33,6 +33,7 @@ import torch_remote  # noqa: F401
 
 BATCH = 8  # calls at a time
 N, M = 2048, 1024
+IMAGES = (8, 64, 56, 56)
 SIDES = {"cpu": "cpu", "nodes": "remote:1", "remote": "remote:0", "inductor": "cpu"}
 
 
@@ -107,6 +108,25 @@ def embedding(w: Tensor, at: Tensor) -> Tensor:
     return w.grad
 
 
+def group_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 8, w, b))
+
+
+def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, training=True))
+
+
+def gradient(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of the first operand; those of the others are computed, too."""
+
+    def run(*operands: Tensor) -> Tensor:
+        leaves = [x.detach().requires_grad_() for x in operands]
+        function(*leaves).backward(operands[0])
+        return leaves[0].grad
+
+    return run
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
@@ -126,6 +146,11 @@ KERNELS = {
     "rope": Kernel(1.5, rope, (16, 128, 1024), (128, 1024), (128, 1024)),
     "dropout, add": Kernel(1, lambda x, y: F.dropout(x, 0.1) + y, (N, M), (N, M), random=True),
     "embedding, gradient": Kernel(1, embedding, (N, M), index=N),
+    "group norm, silu": Kernel(1.5, group_norm, IMAGES, (64,), (64,)),
+    "group norm, silu, gradients": Kernel(1.5, gradient(group_norm), IMAGES, (64,), (64,)),
+    "batch norm, relu": Kernel(1.5, batch_norm, IMAGES, (64,), (64,)),
+    "batch norm, relu, gradients": Kernel(1.5, gradient(batch_norm), IMAGES, (64,), (64,)),
+    "batch norm at rest, relu": Kernel(1, lambda x, m, v: F.relu(F.batch_norm(x, m, v * v + 1)), IMAGES, (64,), (64,)),
     "bf16 chain": Kernel(3, lambda x, y: (x * y + x).tanh() * y, (N, M), (N, M), dtype=torch.bfloat16),
     "AdamW": Optimizer(3),
     "AdamW, foreach": Optimizer(3, foreach=True),

@@ -378,6 +378,59 @@ def rows() -> Iterator[Case]:
         yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))
 
 
+def channels() -> Iterator[Case]:
+    """Norms of channels, and their gradients."""
+    for dtype in FLOATS:
+        for shape in ((3, 12, 5, 7), (2, 6, 130), (1, 4, 9, 4), (7, 8), (2, 4, 40, 41)):
+            x, g = tame(dtype, shape), tame(dtype, shape, 1)
+            if shape[0] == 3:
+                x[1, 3] = math.nan
+                x[0, 2, 0] = math.inf
+            w, b, mean = (tame(dtype, shape[1:2], seed) for seed in (2, 3, 4))
+            var = tame(dtype, shape[1:2], 5).abs() + 0.5
+            for groups in {1, 2, shape[1]}:
+                yield from group_norms(dtype, x, g, w, b, groups)
+            for trains in (True, False):
+                yield from batch_norms(dtype, x, g, (w, b, mean, var), trains)
+            if dtype in (torch.bfloat16, torch.float16):
+                single = tuple(t.float() for t in (w, b, mean, var))
+                yield from batch_norms(dtype, x, g, single, True, "statistics in float32")
+
+
+def group_norms(dtype: torch.dtype, x: Any, g: Any, w: Any, b: Any, groups: int) -> Iterator[Case]:
+    sizes = (x.shape[0], x.shape[1], x[0, 0].numel(), groups)
+
+    def forward(x: Any, *w: Any) -> Any:
+        return torch.native_group_norm(x, w[0] if w else None, w[1] if w else None, *sizes, 1e-5)
+
+    def backward(g: Any, x: Any, *w: Any) -> Any:
+        _, mean, rstd = torch.native_group_norm(x, None, None, *sizes, 1e-5)
+        function = overload("aten::native_group_norm_backward")
+        return function(g, x, mean, rstd, w[0] if w else None, *sizes, [True, bool(w), bool(w)])
+
+    form = f"{tuple(x.shape)} {groups}"
+    for weights in ((w, b), ()):
+        yield Case("native_group_norm", dtype, f"{form} {len(weights)}", forward, (x, *weights), True)
+        yield Case("native_group_norm_backward", dtype, f"{form} {len(weights)}", backward, (g, x, *weights), True)
+
+
+def batch_norms(
+    dtype: torch.dtype, x: Any, g: Any, given: tuple[Any, ...], trains: bool, what: str = ""
+) -> Iterator[Case]:
+    def forward(x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
+        y, at, scale = torch.native_batch_norm(x, w, b, mean, var, trains, 0.1, 1e-5)
+        return (y, at, scale, mean, var) if trains else (torch.relu(y), mean, var)
+
+    def backward(g: Any, x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
+        _, at, scale = torch.native_batch_norm(x, w, b, mean.clone(), var.clone(), trains, 0.1, 1e-5)
+        function = overload("aten::native_batch_norm_backward")
+        return function(g, x, w, mean, var, at, scale, trains, 1e-5, [True, True, True])
+
+    form = f"{tuple(x.shape)} {'trains' if trains else 'at rest'} {what}"
+    yield Case("native_batch_norm", dtype, form, forward, (x, *given), True)
+    yield Case("native_batch_norm_backward", dtype, form, backward, (g, x, *given), True)
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "expressions": expressions,
     "foreach": foreach,
@@ -385,4 +438,5 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "conversions": conversions,
     "reductions": reductions,
     "rows": rows,
+    "channels": channels,
 }

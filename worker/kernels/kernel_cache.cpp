@@ -42,7 +42,7 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   const auto line = [&](uint32_t value) {
     Line made;
     made.item_size = ir::item_size(kernel.values[value].type);
-    made.per_column = (schedule.places[value].dims & kernel.column_dims()) != 0;
+    made.columns = (schedule.places[value].dims & kernel.column_dims()) >> kernel.rows;
     made.neutral = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
     return made;
   };

@@ -25,8 +25,8 @@ namespace torch_remote::worker::kernels {
 // What a kernel is called with, beside its operands.
 struct Line {
   uint32_t item_size = 4;
-  bool per_column = false;  // else it is one element
-  uint64_t neutral = 0;     // bits of what a reduction begins with
+  uint32_t columns = 0;  // bit c: it has an element for each place of column dim c; 0: it is one element
+  uint64_t neutral = 0;  // bits of what a reduction begins with
 };
 
 // Code, and what who calls it must know. Never moves and is never freed while the cache lives.

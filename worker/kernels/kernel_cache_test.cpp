@@ -33,6 +33,14 @@ constexpr const char* kColumnMax = R"(kernel(i0 | j0) {
   store a1, %1
 }
 )";
+constexpr const char* kLineSums = R"(kernel(i0 | j0, j1) {
+  a0: f32[i0, j0, j1]
+  a1: f32[j0]
+  %0: f32 = load a0
+  %1: f32 = lines sum %0
+  store a1, %1
+}
+)";
 constexpr const char* kNegate = R"(kernel( | j0) {
   a0: f32[j0]
   a1: f32[j0]
@@ -206,8 +214,11 @@ TEST_F(KernelCacheTest, SaysWhatCallersMustKnow) {
   EXPECT_EQ(softmax->kept[0].item_size, 4u);
   const CompiledKernel* max = get(cache, kColumnMax);
   ASSERT_EQ(max->totals.size(), 1u);
-  EXPECT_TRUE(max->totals[0].per_column);
+  EXPECT_EQ(max->totals[0].columns, 0b1u);
   EXPECT_EQ(max->totals[0].neutral, 0xFF800000u);
+  const CompiledKernel* lines = get(cache, kLineSums);
+  ASSERT_EQ(lines->totals.size(), 1u);
+  EXPECT_EQ(lines->totals[0].columns, 0b1u);  // of two
   const CompiledKernel* negate = get(cache, kNegate);
   EXPECT_FALSE(negate->has_rows);
   EXPECT_TRUE(negate->splits_columns);

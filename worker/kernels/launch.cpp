@@ -158,7 +158,8 @@ class LaunchRun {
     call(p, pointers.data(), p.columns.empty() ? p.columns : std::span(&size, 1), nullptr, 0, 1);
   }
 
-  // Rows chunk by chunk, each adding to lines of its own; then all chunks' lines are added up.
+  // At each place of the outer dims, rows chunk by chunk, each adding to lines of its own; then all chunks' lines are
+  // added up.
   void run_with_totals(const Prepared& p) const {
     const std::vector<Line>& totals = p.kernel->totals;
     std::vector<size_t> offsets;
@@ -167,29 +168,36 @@ class LaunchRun {
     for (const size_t line : p.total_lines) {
       offsets.push_back(bytes);
       sizes.push_back(static_cast<int64_t>(line));
-      bytes += line * static_cast<size_t>(p.chunks);
+      bytes += line * static_cast<size_t>(p.chunks * p.lines);
     }
     thread_local Scratch memory;
-    std::byte* const lines = memory.get(bytes);
-    for_parts(p.chunks, 1, [&](int64_t begin, int64_t end) {
-      Pointers at(totals.size());
-      for (int64_t c = begin; c < end; ++c) {
+    std::byte* const sums = memory.get(bytes);
+    for_parts(p.chunks * p.lines, 1, [&](int64_t begin, int64_t end) {
+      Pointers at(totals.size()), pointers(p.item_sizes.size());
+      for (int64_t n = begin; n < end; ++n) {
         for (size_t t = 0; t < totals.size(); ++t) {
-          at[t] = lines + offsets[t] + static_cast<size_t>(c) * p.total_lines[t];
-          clear(totals[t], totals[t].per_column ? p.row_points : 1, static_cast<std::byte*>(at[t]));
+          at[t] = sums + offsets[t] + static_cast<size_t>(n) * p.total_lines[t];
+          clear(totals[t], p.total_counts[t], static_cast<std::byte*>(at[t]));
         }
+        const int64_t c = n % p.chunks;
+        if (n == begin || c == 0) at_line(p, n / p.chunks, pointers);
         if (c < p.full_chunks) {
-          call(p, data(p), p.columns, at.data(), c * p.chunk, std::min(p.rows, (c + 1) * p.chunk));
+          call(p, pointers.data(), p.columns, at.data(), c * p.chunk, std::min(p.rows, (c + 1) * p.chunk));
         } else {
           call_rest(p, at.data());
         }
       }
     });
-    Pointers first(totals.size());
-    for (size_t t = 0; t < totals.size(); ++t) first[t] = lines + offsets[t];
-    Call finish = make_call(p, data(p), p.columns, first.data());
-    finish.lines = sizes.data();
-    with_kept(p, finish, [&] { p.kernel->finish(&finish, p.chunks); });
+    Pointers first(totals.size()), pointers(p.item_sizes.size());
+    for (int64_t line = 0; line < p.lines; ++line) {
+      at_line(p, line, pointers);
+      for (size_t t = 0; t < totals.size(); ++t) {
+        first[t] = sums + offsets[t] + static_cast<size_t>(line * p.chunks) * p.total_lines[t];
+      }
+      Call finish = make_call(p, pointers.data(), p.columns, first.data());
+      finish.lines = sizes.data();
+      with_kept(p, finish, [&] { p.kernel->finish(&finish, p.chunks); });
+    }
   }
 
   void call_rest(const Prepared& p, void* const* totals) const {
@@ -301,8 +309,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.rows = kernel.has_rows ? launch.sizes[0] : 1;
   p.columns = std::span(launch.sizes).subspan(kernel.has_rows ? 1 : 0);
   for (const int64_t size : p.columns) p.row_points *= size;
-  int64_t lines = 1;
-  for (const int64_t size : launch.outer) lines *= size;
+  for (const int64_t size : launch.outer) p.lines *= size;
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const Binding& binding = launch.operands[i];
     p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
@@ -326,7 +333,10 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.kept_bytes += aligned(size_t{line.item_size} * static_cast<size_t>(p.row_points));
   }
   for (const Line& line : kernel.totals) {
-    p.total_lines.push_back(aligned(size_t{line.item_size} * static_cast<size_t>(line.per_column ? p.row_points : 1)));
+    int64_t count = 1;
+    for (size_t c = 0; c < p.columns.size(); ++c) count *= (line.columns >> c & 1) != 0 ? p.columns[c] : 1;
+    p.total_counts.push_back(count);
+    p.total_lines.push_back(aligned(size_t{line.item_size} * static_cast<size_t>(count)));
   }
   const int64_t points = std::max<int64_t>(1, p.row_points);
   const int64_t most = std::clamp(kMostTotals / points, kLeastChunks, kMostChunks);
@@ -334,8 +344,8 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
   p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
-    p.by_columns = p.rows * lines == 1 && kernel.splits_columns;
-    p.units = p.by_columns ? ((p.columns.empty() ? 1 : p.columns[0]) + kPiece - 1) / kPiece : p.rows * lines;
+    p.by_columns = p.rows * p.lines == 1 && kernel.splits_columns;
+    p.units = p.by_columns ? ((p.columns.empty() ? 1 : p.columns[0]) + kPiece - 1) / kPiece : p.rows * p.lines;
     p.unit_points = p.by_columns ? kPiece : std::max<int64_t>(1, p.row_points);
     p.first_point = dealt_points_;
     dealt_points_ += p.units * p.unit_points;
@@ -348,7 +358,7 @@ size_t Launches::scratch() const {
   size_t most = 0;
   for (const Prepared& p : list_) {
     size_t bytes = p.kept_bytes + p.packed.size() * static_cast<size_t>(p.packed_rows * p.packed_line) * kMostItem;
-    for (const size_t line : p.total_lines) bytes += line * static_cast<size_t>(p.chunks);
+    for (const size_t line : p.total_lines) bytes += line * static_cast<size_t>(p.chunks * p.lines);
     most = std::max(most, bytes);
   }
   return most;

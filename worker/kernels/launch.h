@@ -34,6 +34,7 @@ class Launches {
     const codegen::Launch* launch = nullptr;
     const CompiledKernel* kernel = nullptr;
     int64_t rows = 1, row_points = 1;
+    int64_t lines = 1;  // places of the outer dims
     std::span<const int64_t> columns;
     // What it is dealt in: rows, of all places of the outer dims, or the columns of a single row.
     bool by_columns = false;
@@ -42,7 +43,9 @@ class Launches {
     size_t first_operand = 0;
     std::vector<uint32_t> item_sizes;       // of operands
     std::vector<int64_t> strides, bounds;   // as Call has them
-    std::vector<size_t> kept, total_lines;  // where lines of kept values begin; bytes of a chunk's line of each total
+    std::vector<size_t> kept;               // where lines of kept values begin
+    std::vector<int64_t> total_counts;      // elements of a chunk's line of each total, and its bytes
+    std::vector<size_t> total_lines;
     size_t kept_bytes = 0;
     // Reductions over rows: rows of a chunk, chunks of that size, and with what remains.
     int64_t chunk = 0, full_chunks = 0, chunks = 0;

@@ -288,7 +288,7 @@ class Maker {
     for (;;) {
       const auto what = chance(50) ? Reduction::kSum : static_cast<Reduction>(below(6));
       const bool place = what == Reduction::kArgMax || what == Reduction::kArgMin;
-      if (place && over == Over::kRows) continue;
+      if (place && over != Over::kColumns) continue;
       if (type == DType::kBool && (what == Reduction::kSum || what == Reduction::kProduct)) continue;
       return what;
     }
@@ -298,6 +298,7 @@ class Maker {
   void reduce(Over over) {
     const DType reduced = chance(80) ? some_type() : kTypes[below(std::size(kTypes))];
     uint32_t a = pick(reduced, false);
+    if (over == Over::kLines && (facts_[a].dims & outer_column()) == 0) return;
     // Something that is worth keeping for the loop after it.
     if (accepts(Takes::kNumbers, reduced) && chance(30)) a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
     const Reduction what = some_reduction(type(a), over);
@@ -306,7 +307,7 @@ class Maker {
         add({.kind = Kind::kReduce, .type = place ? DType::kInt64 : type(a), .reduction = what, .over = over, .a = a});
     if (type(result) == DType::kBool || chance(30)) return;
     const bool again = over == Over::kColumns && !place && chance(60);
-    const uint32_t other = again ? a : pick(type(result), over == Over::kRows);
+    const uint32_t other = again ? a : pick(type(result), over != Over::kColumns);
     op(one_of({ScalarOp::kSub, ScalarOp::kMul, ScalarOp::kDiv, ScalarOp::kMax}), type(result), other, result);
   }
 
@@ -347,7 +348,8 @@ class Maker {
     } else if (what < 84) {
       if (kernel_.columns != 0) reduce(Over::kColumns);
     } else if (what < 94) {
-      if (kernel_.rows != 0 && options_.finish) reduce(Over::kRows);
+      const bool lines = options_.lines && kernel_.columns == 2 && chance(50);
+      if ((lines || kernel_.rows != 0) && options_.finish) reduce(lines ? Over::kLines : Over::kRows);
     } else if (what < 98) {
       if (options_.indexed) indexed_load(finish);
     } else {
@@ -381,6 +383,8 @@ class Maker {
     }
   }
 
+  DimSet outer_column() const { return kernel_.columns == 2 ? kernel_.column_dims() & ~kernel_.last_column() : 0; }
+
   // All dims that a store of this value has.
   DimSet points(uint32_t value) {
     const bool columns = (facts_[value].dims & kernel_.column_dims()) != 0 || chance(15);
@@ -388,7 +392,9 @@ class Maker {
   }
 
   void plain_store(uint32_t value) {
-    const DimSet dims = points(value);
+    const DimSet outer = outer_column();
+    const bool by_line = options_.lines && outer != 0 && (facts_[value].dims & kernel_.column_dims()) == outer;
+    const DimSet dims = by_line ? points(value) & ~kernel_.last_column() : points(value);
     uint32_t to = kNone;
     for (uint32_t i = 0; i < kernel_.operands.size(); ++i) {
       const Operand& known = kernel_.operands[i];
@@ -398,7 +404,7 @@ class Maker {
       if (fits && !stored && known.dtype != DType::kInt64 && chance(25)) to = i;
     }
     if (to == kNone) to = operand(memory_of(type(value)), dims);
-    const bool adds = options_.adds && type(value) != DType::kBool && chance(10);
+    const bool adds = options_.adds && !by_line && type(value) != DType::kBool && chance(10);
     kernel_.stores.push_back({.operand = to, .value = value, .adds = adds});
   }
 

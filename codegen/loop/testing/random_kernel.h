@@ -20,6 +20,7 @@ struct RandomKernelOptions {
   bool indexed = true;  // loads and stores at indices
   bool finish = true;   // reductions over rows
   bool adds = true;     // stores that add
+  bool lines = false;   // reductions over lines, stores along the outer column dim only
 };
 
 // A kernel that verifies, with every construct that a kernel can have. What it computes is defined to the last bit:
