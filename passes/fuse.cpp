@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ir/domain.h"
+#include "ir/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
@@ -284,6 +285,12 @@ class Fuser {
     }
   }
 
+  // Who does it by kernels of its own says so; sizes and dtypes are its business.
+  bool is_attention(const Node& node) const {
+    return context_.worker.does(GroupKind::kAttention) &&
+           (node.opcode == ir::ops::remote_attention || node.opcode == ir::ops::remote_attention_backward);
+  }
+
   // Whether neighbours of one operand are far apart in another one: a kernel packs these, ATen's loops mostly do not.
   static bool lies_across(const Domain& domain) {
     constexpr int64_t kMany = 64;
@@ -403,8 +410,10 @@ class Fuser {
       const auto first = static_cast<uint32_t>(nodes.size());
       for (const uint32_t n : unit) nodes.push_back(std::move(graph_.nodes[n]));
       const uint32_t cluster = cluster_of_[unit.back()];
-      if (cluster == kNoNode || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
-      graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind_of(clusters_[cluster]), 0});
+      const bool attention = cluster == kNoNode && is_attention(nodes.back());
+      if ((cluster == kNoNode && !attention) || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
+      const GroupKind kind = attention ? GroupKind::kAttention : kind_of(clusters_[cluster]);
+      graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind, 0});
     }
     graph_.nodes = std::move(nodes);
   }

@@ -27,10 +27,12 @@ std::string fused(const std::string& text, const PassContext& with) {
     const bool grouped = group != graph.groups.end() && group->first <= n;
     if (!ops.empty()) ops += ' ';
     if (grouped && group->first == n) {
-      constexpr const char* kKinds[] = {"pointwise", "rowwise", "reduce", "transpose", "multi_tensor"};
+      constexpr const char* kKinds[] = {"pointwise",    "rowwise",         "reduce",        "transpose",
+                                        "multi_tensor", "matmul_epilogue", "conv_epilogue", "attention"};
       ops += std::string(kKinds[static_cast<int>(group->kind)]) + "{";
     }
-    ops += ir::op_desc(graph.nodes[n].opcode).name.substr(6);
+    const std::string_view name = ir::op_desc(graph.nodes[n].opcode).name;
+    ops += name.substr(name.find("::") + 2);
     if (grouped && group->last == n) {
       ops += "}";
       ++group;
@@ -53,6 +55,16 @@ constexpr int64_t kSizes[] = {8, 100, 3200};
 
 std::string fused_after_head(const std::string& nodes, uint32_t kinds = kEvery) {
   return fused(kHead + nodes + "}\n", context(kSizes, kinds));
+}
+
+TEST(Fuse, AttentionIsAGroupOfItsOwn) {
+  const char* const nodes = R"(  b6: input survives
+  b7: fresh(s2) survives
+  %1: f32[1, 2, s0, s1]{s2, s2, s1, 1} @b6
+  %2: f32[1, 2, s0, s1]{s2, s2, s1, 1} @b7, none = remote::attention(%1, %1, %1, none, false, none)
+)";
+  EXPECT_EQ(fused_after_head(nodes), "attention{attention}");
+  EXPECT_EQ(fused_after_head(nodes, 1), "attention");
 }
 
 TEST(Fuse, AChainIsOneGroup) {

@@ -107,6 +107,20 @@ def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     assert c["programs_built"] == 0
 
 
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] == k.shape[2])
+    (out * out).sum().backward()
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("queries, keys", [(70, 70), (1, 130), (33, 65)])
+def test_attention_is_as_exact_as_torch(remote, dtype, queries, keys):
+    shapes = [lambda n, m: (2, 3, n, 32)] + [lambda n, m: (2, 3, m, 32)] * 2
+    check_against_f64(attend, operands(shapes, queries, keys, dtype), remote)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_the_same_each_time(remote, name):
     function, shapes = CASES[name]

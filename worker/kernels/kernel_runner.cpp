@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codegen/lower/lower.h"
+#include "worker/kernels/attention.h"
 #include "worker/kernels/launch.h"
 
 namespace torch_remote::worker::kernels {
@@ -28,6 +29,7 @@ struct BoundGroup {
   std::vector<codegen::Launch> launches;
   std::vector<CompiledKernel*> kernels;  // of each launch
   Launches prepared;
+  std::unique_ptr<Attention> attention;  // instead of launches
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -100,7 +102,11 @@ class KernelProgram : public RunnerProgram {
       BoundGroup& group = group_at(n);
       const uint64_t began = run.times != nullptr ? now() : 0;
       codegen::cpu::IndexRecord failure;
-      group.prepared.run(buffers, options_.threads, &failure);
+      if (group.attention != nullptr) {
+        group.attention->run(buffers, options_.threads);
+      } else {
+        group.prepared.run(buffers, options_.threads, &failure);
+      }
       if (failure.operand != codegen::cpu::kNoFailure) {
         std::snprintf(error->kind, sizeof(error->kind), "IndexError");
         std::snprintf(error->message, sizeof(error->message),
@@ -141,14 +147,13 @@ class KernelProgram : public RunnerProgram {
     group.bound = true;
     group.kernels.clear();
     group.prepared.clear();
-    group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
     group.symbols = group.places;
+    if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
+    group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
     for (const codegen::Launch& launch : group.launches) {
       group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
     }
-    make_unique(group.symbols);
-    group.values.clear();
-    for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
+    remember(group, values);
     if (!group.fits) return;
     for (const codegen::Launch& launch : group.launches) {
       CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
@@ -157,6 +162,26 @@ class KernelProgram : public RunnerProgram {
       if (kernel != nullptr) group.prepared.add(launch, *kernel);
     }
     group.fits &= group.prepared.scratch() <= kMostScratch;
+  }
+
+  void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
+    const ir::Node& node = graph_.nodes[group.group.first];
+    for (const ir::Arg& arg : node.args) {
+      if (arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kFloat) group.symbols.push_back(arg.a);
+    }
+    remember(group, values);
+    const AttentionLoops* loops = attention_loops();
+    if (loops != nullptr && group.group.first == group.group.last) {
+      group.attention = Attention::bind(graph_, node, values, *loops);
+    }
+    group.fits = group.attention != nullptr && group.attention->scratch() <= kMostScratch;
+  }
+
+  // With which values the group was bound.
+  static void remember(BoundGroup& group, std::span<const int64_t> values) {
+    make_unique(group.symbols);
+    group.values.clear();
+    for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
   }
 
   // Numbers that are arguments as they are.
@@ -206,7 +231,7 @@ std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
 
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
-         bit(ir::GroupKind::kMultiTensor);
+         bit(ir::GroupKind::kMultiTensor) | (attention_loops() != nullptr ? bit(ir::GroupKind::kAttention) : 0);
 }
 
 uint64_t dtypes() {

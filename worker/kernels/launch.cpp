@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "worker/kernels/pack.h"
+#include "worker/kernels/scratch.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -21,7 +22,6 @@ using codegen::cpu::IndexRecord;
 constexpr int64_t kGrain = 1 << 14;                    // points that are worth a thread's waking
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
 constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
-constexpr size_t kLineAlign = 64;
 // What is packed at a time: tall pieces, as memory is read down the columns; of kernels that want whole rows fewer
 // ones.
 constexpr int64_t kPackedRows = 128, kPackedColumns = 256, kPackedWholeRows = 32;
@@ -29,25 +29,6 @@ constexpr size_t kMostItem = 8;
 constexpr int64_t kPiece = 64;  // columns are dealt in multiples of it: results stay aligned
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
-
-// Memory that a thread uses again and again.
-class Scratch {
- public:
-  std::byte* get(size_t bytes) {
-    if (bytes > size_) {
-      memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kLineAlign})));
-      size_ = bytes;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t{kLineAlign}); }
-  };
-  std::unique_ptr<std::byte, Free> memory_;
-  size_t size_ = 0;
-};
 
 // Pointers of a call: on the stack while they are few.
 class Pointers {

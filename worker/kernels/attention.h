@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/device/strided_copy.h"
+#include "worker/kernels/attention_call.h"
+#include "worker/runner/plugin.h"
+
+namespace torch_remote::worker::kernels {
+
+// The loops for this machine's processor; null: it has less than AVX2.
+const AttentionLoops* attention_loops();
+
+// Where a tensor of a call lies.
+struct AttentionPlace {
+  uint32_t buffer = 0;
+  int64_t offset = 0;  // bytes
+  AttentionTensor AttentionCall::* tensor = nullptr;
+};
+
+// `remote::attention` or its gradient, with the sizes of one run: queries [batch, heads, queries, size], keys and
+// values that several heads may share, f32, bf16 or f16, which are computed in f32.
+class Attention {
+ public:
+  // Null where it does not do the node: other dtypes, sizes that do not go together (whose error is the next runner's
+  // to tell), nothing to compute.
+  static std::unique_ptr<Attention> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
+                                         const AttentionLoops& loops);
+
+  // Bytes that a thread needs beside buffers, and those that are joined.
+  size_t scratch() const;
+  // What is computed depends on sizes alone: `parallel` decides nothing but who does what.
+  void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel);
+
+ private:
+  explicit Attention(const AttentionLoops& loops) : loops_(loops) {}
+
+  void split();
+  void run_forward(const AttentionCall& call, const ParallelFor& parallel) const;
+  void run_backward(const AttentionCall& call, const ParallelFor& parallel) const;
+
+  const AttentionLoops& loops_;
+  AttentionCall call_;
+  AttentionPieces pieces_;
+  std::vector<AttentionPlace> places_;
+  bool forward_ = true;
+  bool tiny_ = false;  // not worth a thread's waking
+};
+
+}  // namespace torch_remote::worker::kernels

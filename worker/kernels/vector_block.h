@@ -1,0 +1,181 @@
+// Vectors of floats and a matrix product of small blocks, for the instruction set that the including file is compiled
+// with (TORCH_REMOTE_ISA names it). No header with inline functions is included: the linker could take their code for
+// all of the program.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int64_t kLanes = 16;
+inline constexpr int kTileRows = 8;
+#else
+inline constexpr int64_t kLanes = 8;
+inline constexpr int kTileRows = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+static inline int64_t padded(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline Floats splat(float value) { return value - Floats{}; }
+static inline Floats load(const float* data) { return *reinterpret_cast<const Floats*>(data); }
+static inline void store(float* data, Floats value) { *reinterpret_cast<Floats*>(data) = value; }
+static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// e^x: within 1 ulp; 0 where the result would be denormal.
+static inline Floats exp_of(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: its last bits are the rounded number's
+  const Floats shifted = x * splat(1.44269504f) + magic;
+  const Floats n = shifted - magic;
+  Floats r = x - n * splat(0.693359375f);
+  r = r - n * splat(-2.12194440e-4f);
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  const Floats y = p * (r * r) + r + splat(1.0f);
+  const Ints bits = __builtin_bit_cast(Ints, y) + (__builtin_bit_cast(Ints, shifted) << 23);
+  Floats result = __builtin_bit_cast(Floats, bits);
+  result = x < splat(-87.3f) ? splat(0.0f) : result;
+  result = x > splat(88.7f) ? splat(__builtin_inff()) : result;
+  return x == x ? result : x;
+}
+
+// C[i][n] = sum over r of A[i * along + r * across] * B[r * b_line + n], or added to what is there: `rows` of one tile,
+// `Vectors` vectors wide.
+template <int Rows, int Vectors>
+static inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t along,
+                                                                int64_t across, const float* b, int64_t b_line,
+                                                                float* c, int64_t c_line, bool add) {
+  Floats sum[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) sum[i][v] = add ? load(c + i * c_line + v * kLanes) : splat(0.0f);
+  }
+  for (int64_t r = 0; r < depth; ++r) {
+    Floats line[Vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) line[v] = load(b + r * b_line + v * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const Floats factor = splat(a[i * along + r * across]);
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) sum[i][v] += factor * line[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) store(c + i * c_line + v * kLanes, sum[i][v]);
+  }
+}
+
+// Rows of one column of tiles: B's part of it stays in the first cache.
+template <int Vectors>
+static inline void multiply_column(int64_t rows, int64_t depth, const float* a, int64_t along, int64_t across,
+                                   const float* b, int64_t b_line, float* c, int64_t c_line, bool add) {
+  int64_t i = 0;
+  for (; i + kTileRows <= rows; i += kTileRows) {
+    multiply_tile<kTileRows, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+  }
+  if (kTileRows > 4 && i + 4 <= rows) {
+    multiply_tile<4, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+    i += 4;
+  }
+  if (i + 2 <= rows) {
+    multiply_tile<2, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+    i += 2;
+  }
+  if (i < rows) multiply_tile<1, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+}
+
+// The same for any number of rows; `columns` is a multiple of kLanes.
+static inline void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t along, int64_t across,
+                            const float* b, int64_t b_line, float* c, int64_t c_line, bool add) {
+  int64_t n = 0;
+  for (; n + 2 * kLanes <= columns; n += 2 * kLanes) {
+    multiply_column<2>(rows, depth, a, along, across, b + n, b_line, c + n, c_line, add);
+  }
+  if (n < columns) multiply_column<1>(rows, depth, a, along, across, b + n, b_line, c + n, c_line, add);
+}
+
+// Exchanges the pieces of `Step` lanes that lie across the diagonal, of vectors Step apart.
+template <int Step>
+static inline __attribute__((always_inline)) void exchange(Floats* v) {
+  Ints low, high;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) {
+    low[lane] = (lane & Step) == 0 ? lane : static_cast<int>(kLanes) + lane - Step;
+    high[lane] = (lane & Step) == 0 ? lane + Step : static_cast<int>(kLanes) + lane;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & Step) != 0) continue;
+    const Floats a = v[i], b = v[i + Step];
+    v[i] = __builtin_shuffle(a, b, low);
+    v[i + Step] = __builtin_shuffle(a, b, high);
+  }
+}
+
+// to[j * to_line + i] = from[i * from_line + j]: whole blocks of kLanes times kLanes; both counts are multiples of
+// that.
+static inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,
+                             int64_t to_line) {
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    for (int64_t j = 0; j < columns; j += kLanes) {
+      Floats v[kLanes];
+#pragma GCC unroll 16
+      for (int k = 0; k < kLanes; ++k) v[k] = load(from + (i + k) * from_line + j);
+      exchange<1>(v);
+      exchange<2>(v);
+      exchange<4>(v);
+      if constexpr (kLanes == 16) exchange<8>(v);
+#pragma GCC unroll 16
+      for (int k = 0; k < kLanes; ++k) store(to + (j + k) * to_line + i, v[k]);
+    }
+  }
+}
+
+// The sums of each vector's lanes, of kLanes vectors.
+static inline Floats sums_of(Floats* v) {
+  exchange<1>(v);
+  exchange<2>(v);
+  exchange<4>(v);
+  if constexpr (kLanes == 16) exchange<8>(v);
+  Floats sum = v[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < kLanes; ++i) sum += v[i];
+  return sum;
+}
+
+static inline float float_of_bfloat16(uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+static inline uint16_t bfloat16_of_float(float value) {
+  const auto bits = __builtin_bit_cast(uint32_t, value);
+  if (value != value) return 0x7FC0;
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+// kLanes of them at once.
+static inline Floats floats_of_halves(const uint16_t* bits) {
+#if defined(__AVX512F__)
+  return __builtin_bit_cast(Floats, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits))));
+#else
+  return __builtin_bit_cast(Floats, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits))));
+#endif
+}
+static inline float float_of_half(uint16_t bits) { return _cvtsh_ss(bits); }
+static inline uint16_t half_of_float(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
+}  // namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA
