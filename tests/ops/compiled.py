@@ -1,17 +1,30 @@
-"""Runs ops compiled for the device: results, gradients and what they write must be those of CPU, not compiled."""
+"""Runs ops compiled for the device: results, gradients and what they write must be those of CPU, not compiled.
+
+What torch's own compiler does otherwise than CPU without it is in compiled.json, and excused only there:
+
+compiled.py                                runs ops in all FORMS and writes the list (half an hour on one core)
+compiled.py float32-packed int64-packed    these alone; the others' entries stay
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import logging
-from collections import Counter
+import os
+import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from functorch.compile import make_boxed_func
 from harness import (
     LAYOUTS,
     NOT_OFFERED,
@@ -20,17 +33,19 @@ from harness import (
     attempt,
     copy_tree,
     difference,
+    has_gradient,
     is_random,
     moves,
     op_name,
+    ops_for,
     sections_on_cpu,
     some_gradient,
     synchronize,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 # What `dynamic=` of torch.compile is: sizes are parameters from the first call on, or from the second one on.
 MODES = {"dynamic": True, "automatic": None}
@@ -45,6 +60,21 @@ TOLERANCES = {
 # Ops whose samples do not fit other sizes, and whose CPU kernel does not look.
 ONE_SIZE = ("_segment_reduce",)
 SIZES = ({"S": 5, "M": 10}, {"S": 6, "M": 9})  # that the samples are made with: torch's own, and others
+# While torch traces, it knows the numbers in 0-dim tensors of the CPU, and not those on devices: what its tracer
+# refuses for that, it refuses on every device.
+TRACED_ON_CPU = torch._dynamo.exc.InternalTorchDynamoError
+SAMPLES = 2  # of an op, one in each of MODES
+FORMS = (
+    (torch.float32, "packed"),
+    (torch.float32, "permuted"),
+    (torch.int64, "packed"),
+    (torch.bfloat16, "permuted"),
+    (torch.complex64, "packed"),
+    (torch.bool, "packed"),
+    (torch.float64, "permuted"),
+)
+EVERY = 6  # op is run in other dtypes than float32
+LIST = "tests/ops/compiled.json"
 
 
 @dataclass
@@ -63,8 +93,7 @@ class Watch:
 
     graphs: int = 0
     narrowed: list[str] = field(default_factory=list)  # guards of sizes that the backend itself added
-    outside: Counter[str] = field(default_factory=Counter)  # nodes that no program held, and why
-    torchs: list[str] = field(default_factory=list)  # what is another than on CPU because of torch
+    torchs: str = ""  # what torch's own compiler, too, does otherwise than CPU: why, and what
 
 
 def size_symbols(module: torch.fx.GraphModule) -> set[Any]:
@@ -92,22 +121,8 @@ def watching() -> Iterator[Watch]:
             watch.narrowed.extend(str(g.expr) for g in env.guards[before:] if g.expr.free_symbols & symbols)
         return compiled
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "outside" in record.msg:
-                node, why = record.args
-                watch.outside[f"{node.split('target=')[-1].split(']')[0]}: {why}"] += 1
-
-    handler = Handler()
-    level = compiler.log.level
-    compiler.log.addHandler(handler)
-    compiler.log.setLevel(logging.DEBUG)
-    try:
-        with mock.patch.object(compiler, "compile_graph", counted):
-            yield watch
-    finally:
-        compiler.log.removeHandler(handler)
-        compiler.log.setLevel(level)
+    with mock.patch.object(compiler, "compile_graph", counted):
+        yield watch
 
 
 def samples_of(op: OpInfo, dtype: torch.dtype, grad: bool, count: int) -> list[list[Any]]:
@@ -170,25 +185,6 @@ def compiled(function: Callable[..., Any], backend: Any, dynamic: bool | None, f
     return torch.compile(compiled_op, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
 
 
-def is_foreseen(result: Any, case: Case, device: torch.device) -> bool:
-    """Whether CPU's result has other sizes than torch's shape functions say for the device, and this one has those."""
-    args, kwargs = copy_tree((case.args, case.kwargs), device)
-    with FakeTensorMode() as mode:
-        args, kwargs = tree_map(lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t, (args, kwargs))
-        fake, error = attempt(lambda: case.function(*args, **kwargs))
-    if error is not None:
-        return False
-    here, _ = attempt(lambda: case.function(*copy_tree(case.args, "cpu"), **copy_tree(case.kwargs, "cpu")))
-    got, foreseen, cpu = (
-        [tuple(t.shape) for t in tree_flatten(x)[0] if isinstance(t, torch.Tensor)] for x in (result, fake, here)
-    )
-    return got == foreseen != cpu
-
-
-def on_cpu(tree: Any) -> Any:
-    return tree_map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, tree)
-
-
 def differences(got: dict[str, Any], want: dict[str, Any], values: Values, strides: bool = True) -> str | None:
     for part in want:
         text = difference(got[part], want[part], part, values is not None, values, strides)
@@ -197,17 +193,86 @@ def differences(got: dict[str, Any], want: dict[str, Any], values: Values, strid
     return None
 
 
+def stored(result: torch.Tensor, strides: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if result.dtype == dtype and (result.numel() <= 1 or list(result.stride()) == strides):
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=dtype, device=result.device).copy_(result)
+
+
+def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """A graph with results that have the strides and dtypes which torch's shape functions say. Those are what a program
+    makes; the kernels of the CPU may make others."""
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    outputs = module.graph.output_node().args[0]
+
+    def run(*args: Any) -> list[Any]:
+        symbols: dict[Any, int] = {}
+        for value, arg in zip(inputs, args, strict=True):
+            pairs = zip(value.shape, arg.shape, strict=True) if isinstance(value, torch.Tensor) else ((value, arg),)
+            symbols |= {of.node.expr: given for of, given in pairs if isinstance(of, torch.SymInt)}
+        results = list(module(*args))
+        for i, (node, result) in enumerate(zip(outputs, results, strict=True)):
+            if not isinstance(result, torch.Tensor) or node.op == "placeholder":
+                continue
+            foreseen = node.meta["val"]
+            strides = [s.node.expr.subs(symbols) if isinstance(s, torch.SymInt) else s for s in foreseen.stride()]
+            if not any(getattr(stride, "free_symbols", ()) for stride in strides):  # of sizes that only data tell
+                results[i] = stored(result, list(map(int, strides)), foreseen.dtype)
+        return results
+
+    return make_boxed_func(run)
+
+
+AS_FORESEEN = aot_autograd(fw_compiler=laid_out, bw_compiler=laid_out)
+
+
+def geometry(tree: Any) -> list[tuple[Any, ...]]:
+    tensors = [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
+    return [(tuple(t.shape), tuple(t.stride()) if t.numel() > 1 else (), t.dtype) for t in tensors]
+
+
+def in_dtypes_of(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
+    leaves, structure = tree_flatten(got)
+    pairs = zip(leaves, tree_flatten(want)[0], strict=True)
+    return tree_unflatten([g.to(w.dtype) if isinstance(g, torch.Tensor) else g for g, w in pairs], structure)
+
+
+def excuse(
+    got: dict[str, Any] | None, error: Exception | None, sizes: list[Case], mode: str, values: Values, fullgraph: bool
+) -> tuple[str, Exception | None]:
+    """Why it is torch's compiler that does otherwise than CPU, and what it refuses. `got` or `error` is what the last
+    one of the cases gave, after the others. Why: "refused", "computed" (it has what we have), "strides" (those that
+    its shape functions say), "on devices" (strides and dtypes that they say for tensors of this device; values are
+    CPU's), "" (it is not)."""
+
+    def torchs(backend: Any, where: str) -> tuple[Any, Exception | None]:
+        function = compiled(sizes[0].function, backend, MODES[mode], fullgraph)
+        return [attempt(lambda case=case: call(function, case, where)) for case in sizes][-1]
+
+    here, refused = torchs("aot_eager", "cpu")
+    if error is not None:
+        if refused is None and type(error) is TRACED_ON_CPU:
+            refused = torchs("aot_eager", "remote")[1]
+        return ("refused" if type(refused) is type(error) else ""), refused
+    if refused is not None:
+        return "", refused
+    if differences(got, here, values) is None:
+        return "computed", None
+    here, refused = torchs(AS_FORESEEN, "cpu")
+    if refused is None and differences(got, here, values) is None:
+        return "strides", None
+    want, _ = attempt(lambda: call(sizes[-1].function, sizes[-1], "cpu"))
+    there, refused = torchs(AS_FORESEEN, "remote")
+    same = refused is None and all(geometry(got[part]) == geometry(there[part]) for part in got)
+    same = same and differences(in_dtypes_of(want, got), want, values, strides=False) is None
+    return ("on devices" if same else ""), None
+
+
 def check_case(
     sizes: list[Case], mode: str, device: torch.device, values: Values, watch: Watch, fullgraph: bool = True
 ) -> tuple[str, str] | None:
-    """(outcome, message) of one form of a sample, with several sizes; None if torch does not compile it for CPU."""
-
-    def torchs(count: int, where: torch.device | str) -> tuple[Any, Exception | None]:
-        """What torch does by itself with all sizes up to this one."""
-        function = compiled(sizes[0].function, "aot_eager", MODES[mode], fullgraph)
-        outcomes = [attempt(lambda case=case: call(function, case, where)) for case in sizes[:count]]
-        return outcomes[-1]
-
+    """(outcome, message) of one form of a sample, with several sizes; None if CPU takes none of them. The oracle is
+    CPU, not compiled; what torch's own compiler does otherwise, too, is noted in `watch`."""
     there = compiled(sizes[0].function, "remote", MODES[mode], fullgraph)
     outcome = None
     for count, case in enumerate(sizes, 1):
@@ -222,24 +287,15 @@ def check_case(
             if error is not None and "does not match device type of out parameter" in str(error):
                 return None  # a factory with out= wants device=, on every device but CPU
             text = message(error) if error is not None else differences(got, want, values)
-            if error is None and text is not None and differences(got, want, values, strides=False) is None:
-                watch.torchs.append(f"{where}: {text}")  # they are those of torch's shape functions
-                text = None
             if text is not None:
-                here, refused = torchs(count, "cpu")
+                why, refused = excuse(got, error, sizes[:count], mode, values, fullgraph)
                 if refused is not None and fullgraph:
                     return check_case(sizes, mode, device, values, watch, fullgraph=False)
-                if refused is not None or (error is None and differences(got, here, values) is None):
+                if why:
+                    watch.torchs = f"{why}: {text}"
                     return outcome
-                there_too, refused = torchs(count, device)
-                shapes = error is None and is_foreseen(got["result"], case, device)
-                same = shapes or (
-                    refused is None and error is None and differences(got, on_cpu(there_too), values) is None
-                )
-                if same or (refused is not None and type(refused) is type(error)):
-                    watch.torchs.append(f"{where}: {text}")
-                    return outcome
-                return "different", f"{where}: {text}"
+                beside = "" if refused is None else f"; torch's own compiler: {message(refused)}"
+                return "different" if error is None else "refused", f"{where}: {text}{beside}"
             if watch.narrowed:
                 return "different", f"{where}: the backend narrowed sizes: {watch.narrowed}"
             if again and watch.graphs != graphs:
@@ -254,32 +310,31 @@ def check_case(
 
 
 def message(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:1500]}"
 
 
 def check_compiled(
-    op: OpInfo, dtype: torch.dtype, device: torch.device, samples: int, report: Report, layout: str = "packed"
-) -> Counter[str]:
-    """Every form of an op with some samples in one of LAYOUTS, compiled in one mode or the other; the nodes that no
-    program held."""
+    op: OpInfo, dtype: torch.dtype, device: torch.device, report: Report, layout: str = "packed"
+) -> dict[str, str]:
+    """Every form of an op with some samples in one of LAYOUTS, compiled in one mode or the other. What torch's own
+    compiler does otherwise than CPU, by form of the op: it is not in the report."""
     name = op_name(op)
+    torchs: dict[str, str] = {}
     if name in NOT_OFFERED:
         report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
-        return Counter()
+        return torchs
     torch._logging.set_logs(all=logging.CRITICAL)  # what torch refuses is compared, not shown
-    grad = (
-        op.supports_autograd
-        and dtype in op.supported_backward_dtypes("cpu")
-        and (dtype.is_floating_point or dtype.is_complex)
-    )
-    outside: Counter[str] = Counter()
+    grad = has_gradient(op, dtype)
     with (
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True),
         mock.patch.object(common_methods_invocations, "wrapper_set_seed", unseeded),
     ):
-        for mode, sized in zip(cycle(MODES), samples_of(op, dtype, grad, samples), strict=False):
+        for mode, sized in zip(cycle(MODES), samples_of(op, dtype, grad, SAMPLES), strict=False):
             if any(sections_on_cpu(name, sample) for sample in sized):
                 report.skipped[f"{name}: the sections' tensor must stay on CPU"] += 1
+                continue
+            if not all(is_trusted(name, sample) for sample in sized):
+                report.skipped[f"{name}: fractions that are not between 0 and 1, which CPU trusts"] += 1
                 continue
             if not all(moves(sample) for sample in sized):
                 report.skipped[f"{name}: a sample that is not strided"] += 1
@@ -291,12 +346,92 @@ def check_compiled(
                 values = TOLERANCES.get(dtype, {}) if known else None
                 with watching() as watch:
                     outcome = check_case(list(of_sizes), mode, device, values, watch)
-                outside.update(watch.outside)
-                for text in watch.torchs:
-                    report.skipped[f"{name}: as torch has it for devices: {text}"] += 1
-                if outcome is None and not watch.torchs:
-                    report.skipped[f"{name}: torch does not compile it"] += 1
-                elif outcome is not None:
+                if watch.torchs:
+                    torchs[of_sizes[0].form] = watch.torchs
+                if outcome is not None:
                     report.add(name, *outcome)
+                    report.compared[name] += values is not None and outcome[0] == "equal"
     torch._dynamo.reset()
-    return outside
+    return torchs
+
+
+def is_trusted(name: str, sample: Any) -> bool:
+    """Whether the sample is one that the kernel need not look at."""
+    fractions = sample.kwargs.get("_random_samples") if "fractional_max_pool" in name else None
+    return fractions is None or bool(((fractions >= 0) & (fractions <= 1)).all())
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+Excused = dict[str, dict[str, dict[str, str]]]  # form_name(), op, form: why, and what
+
+
+def form_name(dtype: torch.dtype, layout: str) -> str:
+    return f"{str(dtype)[6:]}-{layout}"
+
+
+def ops_of(dtype: torch.dtype, layout: str) -> list[OpInfo]:
+    """Those that are run."""
+    ops = sorted(ops_for(dtype), key=op_name)
+    return ops if dtype == torch.float32 else ops[FORMS.index((dtype, layout)) % EVERY :: EVERY]
+
+
+def load(path: str = LIST) -> Excused:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def not_as_listed(name: str, found: dict[str, str], listed: dict[str, str]) -> list[str]:
+    """Forms of an op that the list excuses without need, or for another reason, or not at all, in words."""
+    words = []
+    for form in sorted({*found, *listed}):
+        now, then = (of.get(form, "equal").partition(":")[0] for of in (found, listed))
+        if now != then:
+            words.append(f"{name}, {form}: {then} in {LIST}, now {found.get(form, now)}; run //tests/ops:compiled")
+    return words
+
+
+def measure(dtype: torch.dtype, layout: str, device: torch.device) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """What torch does otherwise, by op and form, and what the device does."""
+    report = Report()
+    excused = {}
+    for op in ops_of(dtype, layout):
+        found = check_compiled(op, dtype, device, report, layout)
+        if found:
+            excused[op_name(op)] = {form: in_short(text) for form, text in found.items()}
+    return excused, report.failures()
+
+
+def in_short(text: str) -> str:
+    """Without what is another one in each process, and what torch says around an error."""
+    why, _, what = " ".join(text.split()).partition(": ")
+    what = re.sub(r" when making fake tensor call Explanation: .*? got (\w+Error\()?", ": ", what)
+    what = re.sub(r"0x[0-9a-f]+", "0x...", re.sub(r"\b[su]\d+\b", "s", what.replace("remote:0", "remote")))
+    return f"{why}: {what[:160]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("forms", nargs="*", choices=[form_name(*form) for form in FORMS])
+    args = parser.parse_args()
+    import torch_remote  # noqa: F401
+
+    file = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / LIST
+    failed = 0
+    for form in FORMS:
+        name = form_name(*form)
+        if args.forms and name not in args.forms:
+            continue
+        begin = time.perf_counter()
+        excused, failures = measure(*form, torch.device("remote"))
+        for text in failures:
+            print(f"FAIL {name} {text}", flush=True)
+        failed += len(failures)
+        everything = {**load(str(file)), name: excused}
+        file.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        seconds = time.perf_counter() - begin
+        print(f"{name}: {sum(map(len, excused.values()))} excused, {len(failures)} failed, {seconds:.0f} s", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

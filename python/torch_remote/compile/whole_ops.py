@@ -26,7 +26,8 @@ __all__ = ["keep_whole", "whole_ops"]
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
 _LINEAR += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
-_PACKED = ["upsample_bicubic2d"]  # their gradients are contiguous in whatever memory format they come
+# Their gradients are contiguous in whatever memory format they come.
+_PACKED = ["upsample_bicubic2d", "upsample_nearest3d", "_upsample_nearest_exact3d"]
 _COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that take ops apart
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _lock = threading.RLock()  # compilers may run on several threads, and within each other
