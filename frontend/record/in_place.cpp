@@ -5,6 +5,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/result_type.h>
 
+#include "frontend/shapes/call_checks.h"
 #include "frontend/shapes/written.h"
 
 namespace torch_remote::frontend {
@@ -22,13 +23,16 @@ void check_in_place(const at::Tensor& self, const ResultMeta& result) {
               " can't be cast to the desired output type ", self.scalar_type());
 }
 
+// Neither complex nor a bool, which subtraction refuses.
+bool is_real(const IValue& number) { return number.isDouble() || number.isInt(); }
+
 // True for the usual: one of tensors of floats, sizes alike, that share no memory. Nothing can be wrong with it.
 bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
   if (self.scalar_type() != c10::ScalarType::Float || !self.is_non_overlapping_and_dense()) return false;
   for (uint32_t a = 1; a < op.arg_count; ++a) {
     const ArgKind kind = op.desc->args[a].kind;
-    if (kind == ArgKind::kScalar && args[a].toScalar().isComplex()) return false;
-    if (kind == ArgKind::kScalarList && args[a].toListRef()[i].toScalar().isComplex()) return false;
+    if (kind == ArgKind::kScalar && !is_real(args[a])) return false;
+    if (kind == ArgKind::kScalarList && !is_real(args[a].toListRef()[i])) return false;
     if (kind != ArgKind::kTensor && kind != ArgKind::kTensorList) continue;
     const bool list = kind == ArgKind::kTensorList;
     const at::Tensor& other = list ? args[a].toListRef()[i].toTensor() : args[a].toTensor();
@@ -53,6 +57,7 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   for (size_t i = 0; i < written.size(); ++i) {
     const at::Tensor& self = written[i].toTensor();
     if (!is_plain_foreach(op, args, i, self) && single_arguments(op, args, i, single)) {
+      check_single_call(op, single.data());
       check_in_place_call(*op.single, single.data());
     }
     auto* impl = self.unsafeGetTensorImpl();

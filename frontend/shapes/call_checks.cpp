@@ -1,5 +1,3 @@
-#include "frontend/shapes/call_checks.h"
-
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/TensorUtils.h>
@@ -7,6 +5,9 @@
 #include <ATen/native/BucketizationUtils.h>
 #include <ATen/native/Resize.h>
 
+#include <algorithm>
+
+#include "frontend/shapes/call_checks_generated.h"
 #include "frontend/shapes/shape_rules.h"
 #include "frontend/shapes/written.h"
 
@@ -26,7 +27,7 @@ void check_same_dtype(const at::Tensor& a, const at::Tensor& b) {
               b.scalar_type());
 }
 
-namespace {
+namespace checks {
 
 using c10::IValue;
 using c10::ScalarType;
@@ -54,9 +55,14 @@ void addbmm(const OpEntry&, const IValue* args) {
               b.scalar_type());
 }
 
+// CPU makes the result first and calls addmv with it.
 void mv(const OpEntry&, const IValue* args) {
   const at::Tensor &matrix = tensor_at(args, 0), &vector = tensor_at(args, 1);
-  if (matrix.dim() != 2 || vector.dim() != 1 || matrix.size(1) != vector.size(0)) return;
+  const int64_t rows = matrix.size(0);
+  TORCH_CHECK(matrix.dim() == 2 && vector.dim() == 1, "vector + matrix @ vector expected, got 1, ", matrix.dim(), ", ",
+              vector.dim());
+  TORCH_CHECK(matrix.size(1) == vector.size(0), "size mismatch, got input (", rows, "), mat (", rows, "x",
+              matrix.size(1), "), vec (", vector.size(0), ")");
   TORCH_CHECK(matrix.scalar_type() == vector.scalar_type(), "addmv input tensors must have the same dtype, but got ",
               vector.scalar_type(), ", ", matrix.scalar_type(), ", and ", vector.scalar_type());
 }
@@ -66,6 +72,9 @@ void dot(const OpEntry&, const IValue* args) {
   if (a.dim() != 1 || b.dim() != 1) return;
   TORCH_CHECK(a.scalar_type() == b.scalar_type(), "dot : expected both vectors to have same dtype, but found ",
               a.scalar_type(), " and ", b.scalar_type());
+  TORCH_CHECK(a.numel() == b.numel(), "inconsistent tensor size, expected tensor ", a.sizes(), " and src ", b.sizes(),
+              " to have the same number of elements, but got ", a.numel(), " and ", b.numel(),
+              " elements respectively");
 }
 
 // -- what is written -------------------------------------------------------------------------------------------------
@@ -319,6 +328,33 @@ void argmax(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(dtype != ScalarType::Bool, name, "(): does not support bool input");
 }
 
+bool is_bool(const IValue& value) {
+  return value.isTensor() ? value.toTensor().scalar_type() == ScalarType::Bool : value.isBool();
+}
+
+// sub(self, other, alpha), other a tensor or a number
+void subtraction(const OpEntry&, const IValue* args) {
+  TORCH_CHECK(!is_bool(args[0]) || !is_bool(args[1]),
+              "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
+              "operator instead.");
+  TORCH_CHECK(!is_bool(args[0]) && !is_bool(args[1]),
+              "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
+              "use the `~` or `logical_not()` operator instead.");
+}
+
+// clamp_min(self, min), clamp_max; min a tensor or a number
+void clamp_number(const OpEntry& op, const IValue* args) {
+  if (args[1].isTensor() || tensor_at(args, 0).numel() == 0) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_bool(args[0]) || !is_bool(args[1]), "\"", op.desc->name.substr(6, 9),
+                              "_scalar_cpu\" not implemented for 'Bool'");
+}
+
+// maximum(self, other), minimum
+void extremum(const OpEntry& op, const IValue* args) {
+  const bool complex = tensor_at(args, 0).is_complex() || tensor_at(args, 1).is_complex();
+  TORCH_CHECK(!complex, op.desc->name.substr(6, 7), " not implemented for complex tensors.");
+}
+
 // renorm(self, p, dim, maxnorm): by a norm of each slice.
 void renorm(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(is_floating_or_complex(tensor_at(args, 0).scalar_type()),
@@ -379,6 +415,7 @@ void ormqr(const OpEntry&, const IValue* args) {
 
 // (self, ord, dtype)
 void check_norm(const IValue* args) {
+  const auto dtype = args[2].isNone() ? std::nullopt : std::optional(args[2].toScalarType());
   const at::Scalar ord = args[1].toScalar();
   const bool largest = !ord.isComplex() && ord.toDouble() == std::numeric_limits<double>::infinity();
   for (const IValue& item : args[0].toListRef()) {
@@ -388,6 +425,9 @@ void check_norm(const IValue* args) {
                 "an identity");
     TORCH_CHECK(t.is_floating_point() || t.is_complex(),
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ", t.scalar_type());
+    const char* kind = t.is_complex() ? "complex" : "real";
+    TORCH_CHECK(!dtype || c10::isComplexType(*dtype) == t.is_complex(), "linalg.vector_norm: dtype should be ", kind,
+                " for ", kind, " inputs, but got ", *dtype);
   }
 }
 
@@ -416,80 +456,15 @@ void unscale(const OpEntry&, const IValue* args) {
   TORCH_CHECK(found.scalar_type() == ScalarType::Float, "found_inf must be a float tensor.");
 }
 
-constexpr auto kAlways = CheckWhen::kAlways;
-constexpr auto kUnlessRuled = CheckWhen::kUnlessRuled;
-
-constexpr CallCheckRow kRows[] = {
-    {"mm", kUnlessRuled, mm},
-    {"bmm", kUnlessRuled, bmm},
-    {"addbmm", kAlways, addbmm},
-    {"mv", kUnlessRuled, mv},
-    {"dot", kUnlessRuled, dot},
-    {"vdot", kUnlessRuled, dot},
-    {"addmm", kUnlessRuled, no_overlap_inside},
-    {"addr", kUnlessRuled, addr},
-    {"cumsum", kAlways, cumulative},
-    {"cumprod", kAlways, cumulative},
-    {"mvlgamma", kUnlessRuled, no_overlap_inside},
-    {"tril", kUnlessRuled, triangle},
-    {"triu", kUnlessRuled, triangle},
-    {"scatter", kUnlessRuled, apart},
-    {"scatter_add", kUnlessRuled, apart},
-    {"scatter_reduce", kUnlessRuled, apart},
-    {"index_add", kUnlessRuled, apart},
-    {"index_copy", kUnlessRuled, apart},
-    {"index_reduce", kUnlessRuled, apart},
-    {"kthvalue", kUnlessRuled, kthvalue},
-    {"take", kAlways, take},
-    {"put", kAlways, put},
-    {"index_fill", kAlways, index_fill},
-    {"index_select", kAlways, index_select},
-    {"index_put", kUnlessRuled, index_put},
-    {"_index_put_impl", kUnlessRuled, index_put},
-    {"masked_fill", kUnlessRuled, masked_fill},
-    {"masked_scatter", kAlways, masked_scatter},
-    {"masked_select", kAlways, masked_select},
-    {"as_strided_scatter", kAlways, as_strided_scatter},
-    {"bucketize", kAlways, bucketize},
-    {"searchsorted", kAlways, searchsorted},
-    {"histc", kAlways, histc},
-    {"complex", kAlways, complex},
-    {"polar", kAlways, complex},
-    {"where", kUnlessRuled, where},
-    {"mean", kUnlessRuled, mean},
-    {"std", kUnlessRuled, std_var},
-    {"var", kUnlessRuled, std_var},
-    {"std_mean", kAlways, std_var_mean},
-    {"var_mean", kAlways, std_var_mean},
-    {"argmax", kUnlessRuled, argmax},
-    {"argmin", kUnlessRuled, argmax},
-    {"renorm", kAlways, renorm},
-    {"heaviside", kAlways, heaviside},
-    {"logit", kAlways, logit},
-    {"flip", kAlways, flip},
-    {"trace", kAlways, trace},
-    {"_cdist_forward", kAlways, cdist},
-    {"_linalg_svd", kAlways, svd},
-    {"ormqr", kAlways, ormqr},
-    {"_amp_foreach_non_finite_check_and_unscale", kAlways, unscale},
-};
-
-}  // namespace
+}  // namespace checks
 
 const CallCheckRow* find_call_check(const ir::OpDesc& desc) {
   std::string_view base = desc.name.substr(0, desc.name.find('.'));
   if (!base.starts_with("aten::")) return nullptr;
   base.remove_prefix(6);
-  static constexpr CallCheckRow kForeach{"_foreach", kUnlessRuled, foreach};
-  if (base.starts_with("_foreach_")) return &kForeach;
   if (base.ends_with('_') && !base.ends_with("__")) base.remove_suffix(1);
-  for (const std::span<const CallCheckRow> rows :
-       {std::span<const CallCheckRow>(kRows), nn_call_checks(), random_call_checks()}) {
-    for (const CallCheckRow& row : rows) {
-      if (row.op == base) return &row;
-    }
-  }
-  return nullptr;
+  const auto* row = std::ranges::lower_bound(kCallChecks, base, {}, &CallCheckRow::op);
+  return row != std::end(kCallChecks) && row->op == base ? row : nullptr;
 }
 
 }  // namespace torch_remote::frontend

@@ -7,11 +7,11 @@
 #include <ATen/native/im2col_shape_check.h>
 #include <ATen/native/layer_norm.h>
 
-#include "frontend/shapes/call_checks.h"
+#include "frontend/shapes/call_checks_generated.h"
 #include "frontend/shapes/infer.h"
 #include "frontend/shapes/shape_rules.h"
 
-namespace torch_remote::frontend {
+namespace torch_remote::frontend::checks {
 namespace {
 
 using c10::IValue;
@@ -22,6 +22,8 @@ std::optional<at::Tensor> optional_at(const IValue* args, int i) {
 }
 
 at::Tensor tensor_or_none(const IValue* args, int i) { return given(args[i]) ? args[i].toTensor() : at::Tensor(); }
+
+}  // namespace
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 void convolution(const OpEntry&, const IValue* args) {
@@ -158,36 +160,4 @@ void multilabel_margin_loss(const OpEntry&, const IValue* args) {
   at::native::multilabel_margin_loss_shape_check(frames, dim, self.dim(), self, target);
 }
 
-constexpr auto kAlways = CheckWhen::kAlways;
-constexpr auto kUnlessRuled = CheckWhen::kUnlessRuled;
-
-constexpr CallCheckRow kRows[] = {
-    {"convolution", kUnlessRuled, convolution},
-    {"embedding", kUnlessRuled, embedding},
-    {"native_layer_norm", kUnlessRuled, layer_norm},
-    {"native_group_norm", kUnlessRuled, group_norm},
-    {"_adaptive_avg_pool2d", kAlways, adaptive_average},
-    {"_adaptive_avg_pool3d", kAlways, adaptive_average},
-    {"pixel_shuffle", kAlways, pixel_shuffle},
-    {"pixel_unshuffle", kAlways, pixel_unshuffle},
-    {"im2col", kAlways, im2col},
-    {"col2im", kAlways, col2im},
-    {"grid_sampler_2d", kAlways, grid_sampler},
-    {"grid_sampler_3d", kAlways, grid_sampler},
-    {"gelu", kUnlessRuled, gelu},
-    {"gelu_backward", kUnlessRuled, gelu},
-    {"celu", kAlways, celu},
-    {"_softmax", kUnlessRuled, softmax},
-    {"_log_softmax", kUnlessRuled, softmax},
-    {"nll_loss_forward", kAlways, nll_loss},
-    {"nll_loss2d_forward", kAlways, nll_loss},
-    {"binary_cross_entropy", kAlways, binary_cross_entropy},
-    {"multi_margin_loss", kAlways, multi_margin_loss},
-    {"multilabel_margin_loss_forward", kAlways, multilabel_margin_loss},
-};
-
-}  // namespace
-
-std::span<const CallCheckRow> nn_call_checks() { return kRows; }
-
-}  // namespace torch_remote::frontend
+}  // namespace torch_remote::frontend::checks

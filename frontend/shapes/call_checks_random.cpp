@@ -5,10 +5,10 @@
 #include <ATen/native/TensorFactories.h>
 
 #include "frontend/device/generator.h"
-#include "frontend/shapes/call_checks.h"
+#include "frontend/shapes/call_checks_generated.h"
 #include "frontend/shapes/shape_rules.h"
 
-namespace torch_remote::frontend {
+namespace torch_remote::frontend::checks {
 namespace {
 
 using c10::IValue;
@@ -25,6 +25,8 @@ void check_dtype(const at::Tensor& self, const char* kernel) {
   TORCH_CHECK_NOT_IMPLEMENTED(is_plain_float(self.scalar_type()), "\"", kernel, "\" not implemented for '",
                               self.scalar_type(), "'");
 }
+
+}  // namespace
 
 // uniform_(self, from, to)
 void uniform(const OpEntry&, const IValue* args) {
@@ -130,17 +132,4 @@ void randperm(const OpEntry& op, const IValue* args) {
   at::native::check_supported_max_int_with_precision(args[0].toInt(), at::empty({0}, at::dtype(dtype)));
 }
 
-constexpr auto kAlways = CheckWhen::kAlways;
-
-constexpr CallCheckRow kRows[] = {
-    {"uniform", kAlways, uniform},         {"normal", kAlways, normal},          {"random", kAlways, random},
-    {"bernoulli", kAlways, bernoulli},     {"native_dropout", kAlways, dropout}, {"exponential", kAlways, exponential},
-    {"cauchy", kAlways, cauchy},           {"log_normal", kAlways, log_normal},  {"geometric", kAlways, geometric},
-    {"multinomial", kAlways, multinomial}, {"randperm", kAlways, randperm},
-};
-
-}  // namespace
-
-std::span<const CallCheckRow> random_call_checks() { return kRows; }
-
-}  // namespace torch_remote::frontend
+}  // namespace torch_remote::frontend::checks

@@ -224,7 +224,8 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   if (const CallCheckRow* row = find_call_check(*desc)) {
     (row->when == CheckWhen::kAlways ? check : check_unruled) = row->check;
   }
-  structured = find_structured_meta(handle.operator_name());
+  structured = find_own_meta(desc->opcode);
+  if (structured == nullptr) structured = find_structured_meta(handle.operator_name());
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
   takes_numbers = has(ir::kFactTakesNumbers) || desc->family == ir::Family::kOpaque;
   fills = (desc->flags & ir::kOpInPlace) && desc->args[0].overwrites && desc->args[0].kind == ArgKind::kTensor;
@@ -271,8 +272,9 @@ bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
   Inferred results;
   for (size_t i = 0; i < count; ++i) {
     Inferred one;
-    if (!single_arguments(op, args, i, single) || infer(*op.single, single.data(), one) == Tier::kDynamic ||
-        one.results.size() != 1) {
+    if (!single_arguments(op, args, i, single)) return false;
+    check_single_call(op, single.data());
+    if (infer(*op.single, single.data(), one) == Tier::kDynamic || one.results.size() != 1) {
       return false;
     }
     results.results.push_back(std::move(one.results[0]));

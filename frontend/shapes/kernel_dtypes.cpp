@@ -52,6 +52,17 @@ ScalarType computed_in(const OpEntry& op, const IValue* args) {
   return at::native::result_type(state);
 }
 
+// Raises if `op` is to compute in `dtype`, and the rows of one of these names refuse it.
+void refuse(const OpEntry& op, const IValue* args, ScalarType dtype, std::initializer_list<std::string_view> names) {
+  for (uint32_t i = 0; i < op.arg_count; ++i) {  // kernels that have nothing to do may not look
+    if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().numel() == 0) return;
+  }
+  for (const Row& row : kRows) {
+    if (!(row.dtypes & bit(dtype)) || std::ranges::find(names, row.op) == names.end()) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "\"", row.kernel, "\" not implemented for '", dtype, "'");
+  }
+}
+
 }  // namespace
 
 uint64_t find_refused_dtypes(std::string_view name) {
@@ -67,14 +78,19 @@ uint64_t find_refused_dtypes(std::string_view name) {
 void check_kernel_dtype(const OpEntry& op, const IValue* args) {
   const ScalarType dtype = computed_in(op, args);
   if (!(op.refused_dtypes & bit(dtype))) return;
-  for (uint32_t i = 0; i < op.arg_count; ++i) {  // kernels that have nothing to do may not look
-    if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().numel() == 0) return;
+  refuse(op, args, dtype, {op.desc->name, op.functional != nullptr ? op.functional->desc->name : ""});
+}
+
+void check_single_call(const OpEntry& op, const IValue* args) {
+  const OpEntry& single = *op.single;
+  if ((op.refused_dtypes | single.refused_dtypes) != 0) {
+    const ScalarType dtype = computed_in(single, args);
+    if ((op.refused_dtypes | single.refused_dtypes) & bit(dtype)) {
+      const auto functional = [](const OpEntry& of) { return of.functional != nullptr ? of.functional : &of; };
+      refuse(single, args, dtype, {functional(op)->desc->name, functional(single)->desc->name});
+    }
   }
-  const std::string_view names[] = {op.desc->name, op.functional != nullptr ? op.functional->desc->name : ""};
-  for (const Row& row : kRows) {
-    if (!(row.dtypes & bit(dtype)) || (row.op != names[0] && row.op != names[1])) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "\"", row.kernel, "\" not implemented for '", dtype, "'");
-  }
+  if (single.check != nullptr) single.check(single, args);
 }
 
 }  // namespace torch_remote::frontend

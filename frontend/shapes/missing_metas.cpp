@@ -1,7 +1,12 @@
 // Shape functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call is a round trip,
-// and torch.compile runs the op while it traces: a random one then takes numbers that the program was to have.
+// and torch.compile runs the op while it traces: a random one then takes numbers that the program was to have. And
+// those of eager calls of ops of which torch's say other strides than CPU's kernels make.
 #include <ATen/ATen.h>
+#include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
+
+#include "frontend/shapes/shape_rules.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -80,6 +85,24 @@ at::Tensor grouped_mm(const at::Tensor& a, const at::Tensor& b, const std::optio
   return at::empty_strided_symint(sizes, strides, a.options().dtype(type));
 }
 
+// -- of CPU's strides
+// --------------------------------------------------------------------------------------------------
+
+// Packed: torch's has the gradient in the layout of `self`.
+at::Tensor glu_backward(const at::Tensor&, const at::Tensor& self, int64_t dim) {
+  TORCH_CHECK(self.dim() > 0, "glu does not support 0-dimensional tensors");
+  const int64_t halved = at::maybe_wrap_dim(dim, self.dim());
+  TORCH_CHECK(self.size(halved) % 2 == 0, "Halving dimension must be even, but dimension ", halved, " is size ",
+              self.size(halved));
+  return at::empty(self.sizes(), self.options());
+}
+
+// Packed: torch's has the layout of CUDA's.
+at::Tensor nonzero_static(const at::Tensor& self, int64_t size, int64_t) {
+  TORCH_CHECK(size >= 0, "nonzero_static: 'size' must be an non-negative integer");
+  return at::empty({size, self.dim()}, self.options().dtype(at::kLong));
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
@@ -89,4 +112,12 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 }
 
 }  // namespace
+
+const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
+  static const auto kGlu = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward);
+  static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
+  if (opcode == ir::ops::aten_glu_backward) return &kGlu;
+  return opcode == ir::ops::aten_nonzero_static ? &kNonzero : nullptr;
+}
+
 }  // namespace torch_remote::frontend

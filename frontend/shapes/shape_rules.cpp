@@ -173,6 +173,12 @@ int dtype_category(ScalarType t) {
   return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
 }
 
+// A Python bool beside numbers: subtraction refuses it, and who computes with one means a number.
+bool is_odd_bool(const at::Tensor& t, ScalarType dtype) {
+  return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool &&
+         t.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
 // Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of
 // rank 0 is of no higher category (or agrees too). Otherwise Undefined.
 ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
@@ -203,6 +209,7 @@ ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const
   }
   const int category = dtype_category(dtype);
   for (const at::Tensor* t : operands) {
+    if (is_odd_bool(*t, dtype)) return ScalarType::Undefined;
     if (t->dim() == 0 && t->scalar_type() != dtype && dtype_category(t->scalar_type()) > category) {
       return ScalarType::Undefined;
     }
@@ -215,7 +222,8 @@ ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const
     }
   }
   for (size_t i = 0; i < descs.size(); ++i) {
-    if (descs[i].kind == ArgKind::kScalar && scalar_category(args[i]) > category) return ScalarType::Undefined;
+    if (descs[i].kind != ArgKind::kScalar) continue;
+    if (scalar_category(args[i]) > category || (args[i].isBool() && category != 0)) return ScalarType::Undefined;
   }
   return dtype;
 }
@@ -621,10 +629,16 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
     if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
   }
   for (uint32_t a = 1; a < op.arg_count; ++a) {
+    if (args[a].isBool()) return false;  // subtraction refuses it
     if (!args[a].isList()) continue;
     const auto others = args[a].toListRef();
     if (others.size() != tensors.size()) return false;
-    if (!args[a].isTensorList()) continue;
+    if (!args[a].isTensorList()) {
+      for (const IValue& item : others) {
+        if (item.isBool()) return false;
+      }
+      continue;
+    }
     for (size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor& t = tensors[i].toTensor();
       const at::Tensor& other = others[i].toTensor();

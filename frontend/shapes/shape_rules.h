@@ -14,6 +14,10 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
 
+// A shape function of ours for an op of which torch's has other strides than CPU's kernel (missing_metas.cpp); null:
+// there is none.
+const c10::KernelFunction* find_own_meta(ir::Opcode opcode);
+
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());
   int64_t stride = 1;

@@ -3,7 +3,7 @@ writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--kernel_dtypes OUT] [--expansions OUT] [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     )
     parser.add_argument("--conventions", required=True)
     parser.add_argument("--torch_version", help="fail if another torch is installed")
-    for output in ("header", "source", "json", "docs", "composed", "kernel_dtypes", "expansions"):
+    for output in ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions"):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
     parser.add_argument("tables", nargs="+", help="the *.toml files")
@@ -51,6 +51,7 @@ def main() -> int:
             "source": lambda: op_emit.source(ops),
             "json": lambda: op_emit.json_list(ops),
             "composed": lambda: op_lists.composed(folder / "composed.toml", options.table_header, ops, overloads),
+            "call_checks": lambda: op_lists.call_checks(folder / "call_checks.toml", overloads),
             "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
             "expansions": lambda: op_lists.expansions(folder / "fusion.toml", options.table_header, ops),
             "docs": lambda: (

@@ -11,7 +11,7 @@ from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
 OVERLOADS = load_overloads()
-LISTS = ("conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml")
+LISTS = ("call_checks.toml", "conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml")
 TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name not in LISTS]
 
 
@@ -236,6 +236,26 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
     assert "dtypes ['bits'] are unknown" in wrong(dtypes, row)
     assert "'bmmm' is not in native_functions" in wrong(dtypes, row.replace("bmm =", "bmmm ="))
+
+
+def test_call_checks_are_of_known_ops(tmp_path):
+    def wrong(always: str, unless_ruled: str = "") -> str:
+        path = tmp_path / "list.toml"
+        path.write_text(f"[always]\n{always}\n[unless_ruled]\n{unless_ruled}\n")
+        with pytest.raises(TableError) as caught:
+            op_lists.call_checks(path, OVERLOADS)
+        return str(caught.value)
+
+    header = op_lists.call_checks(Path("ir/ops/call_checks.toml"), OVERLOADS)
+    assert '{"mm", CheckWhen::kUnlessRuled, checks::mm},' in header
+    assert '{"put", CheckWhen::kAlways, checks::put},' in header  # put_, too
+    assert header.count("void cumulative(") == 1
+    assert header.count("checks::foreach}") > 40
+    rows = [line.split('"')[1] for line in header.splitlines() if line.startswith('    {"')]
+    assert rows == sorted(rows) and len(set(rows)) == len(rows)
+    assert "no op of native_functions.yaml is called 'mmm'" in wrong('mm = ["mmm"]')
+    assert "no op of native_functions.yaml is called 'nothing_*'" in wrong('mm = ["nothing_*"]')
+    assert "'mm' has a check already" in wrong('mm = ["mm"]', 'other = ["mm"]')
 
 
 def test_expansions_are_of_known_ops_and_kinds(tmp_path):

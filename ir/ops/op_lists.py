@@ -1,4 +1,4 @@
-"""Reads and writes the lists beside the table: composed.toml, kernel_dtypes.toml and fusion.toml. Every name in them is
+"""Reads and writes the lists beside the table: composed.toml, call_checks.toml, kernel_dtypes.toml and fusion.toml. Every name in them is
 checked against torch's schemas and the table."""
 
 from __future__ import annotations
@@ -95,6 +95,43 @@ constexpr ComposedOp kOps[] = {{
 std::span<const ComposedOp> composed_ops() {{ return kOps; }}
 
 }}  // namespace torch_remote::ir
+"""
+
+
+def call_checks(path: Path, overloads: dict[str, Overload]) -> str:
+    """The header of frontend/shapes/call_checks*.cpp: their functions, and kCallChecks, sorted by op."""
+    where = f"ir/ops/{path.name}"
+    bases = {re.sub(r"(?<=[^_])_$", "", name.partition(".")[0]) for name in overloads}
+    rows: dict[str, str] = {}
+    functions = set()
+    for when, checks in _table(path, {"always", "unless_ruled"}).items():
+        for function, names in checks.items():
+            functions.add(function)
+            for name in names:
+                found = {b for b in bases if b.startswith(name[:-1])} if name.endswith("*") else {name} & bases
+                if not found:
+                    raise TableError(f"{where}: {function}: no op of native_functions.yaml is called {name!r}")
+                if twice := sorted(found & set(rows)):
+                    raise TableError(f"{where}: {function}: {twice[0]!r} has a check already")
+                rows |= {base: f'    {{"{base}", CheckWhen::k{camel(when)}, checks::{function}}},' for base in found}
+    newline = "\n"
+    return f"""// {_NOTE}
+#pragma once
+
+#include "frontend/shapes/call_checks.h"
+
+namespace torch_remote::frontend {{
+namespace checks {{
+
+{newline.join(f"void {function}(const OpEntry& op, const c10::IValue* args);" for function in sorted(functions))}
+
+}}  // namespace checks
+
+inline constexpr CallCheckRow kCallChecks[] = {{
+{newline.join(rows[base] for base in sorted(rows))}
+}};
+
+}}  // namespace torch_remote::frontend
 """
 
 

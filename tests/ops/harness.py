@@ -56,9 +56,6 @@ CPU_IS_WRONG = {
 # Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and sums run in
 # another order.
 OTHER_STRIDES = {
-    "nonzero_static, function, packed": "CPU's result is packed, torch's shape function says transposed",
-    "nonzero_static, function, permuted": "CPU's result is packed, torch's shape function says transposed",
-    "nn.functional.glu, gradient, permuted": "CPU's gradient is packed",
     "nn.functional.group_norm, gradient, permuted": "torch's formula packs its operands where the device is not CPU",
 }
 EXACT = {"rtol": 0.0, "atol": 0.0}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from harness import copy_tree, op_name
+from harness import FOREACH, attempt, copy_tree, op_name
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
 from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
@@ -39,6 +40,47 @@ OTHERS_THAN_CPU = {
 # So many first inputs of a module are the CPU's alone: indices out of range, which only data can tell.
 MODULES_ON_CPU = {"nn.Embedding": 1}
 LEAST_INPUTS = 690
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16),
+    *(torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+# Calls that CPU's kernels refuse in some dtypes, of tensors of a size, and no test of torch's makes.
+aten = torch.ops.aten
+IN_DTYPES: dict[str, Callable[..., Any]] = {
+    "_linalg_det": lambda ones: aten._linalg_det(ones(3, 3)),
+    "_linalg_eigh": lambda ones: aten._linalg_eigh(ones(3, 3)),
+    "_pdist_forward": lambda ones: aten._pdist_forward(ones(3, 3)),
+    "_prelu_kernel": lambda ones: aten._prelu_kernel(ones(3), ones(1)),
+    "_upsample_nearest_exact1d": lambda ones: aten._upsample_nearest_exact1d(ones(1, 1, 3), [4]),
+    "cholesky_inverse": lambda ones: aten.cholesky_inverse(ones(3, 3)),
+    "cholesky_solve": lambda ones: aten.cholesky_solve(ones(3, 3), ones(3, 3)),
+    "cummax": lambda ones: aten.cummax(ones(3), 0),
+    "cummin": lambda ones: aten.cummin(ones(3), 0),
+    "lerp": lambda ones: aten.lerp.Tensor(ones(3), ones(3), ones(3)),
+    "linalg_lu_solve": lambda ones: aten.linalg_lu_solve(ones(3, 3), ones(3).int(), ones(3, 3)),
+    "maximum": lambda ones: aten.maximum(ones(3), ones(3)),
+    "minimum": lambda ones: aten.minimum(ones(3), ones(3)),
+    "mode": lambda ones: aten.mode(ones(3)),
+    "ormqr": lambda ones: aten.ormqr(ones(3, 3), ones(3), ones(3, 3)),
+    "sub": lambda ones: ones(3) - True,
+    "sub_": lambda ones: ones(3).sub_(True),
+    "triangular_solve": lambda ones: aten.triangular_solve(ones(3, 3), ones(3, 3)),
+    "upsample_bicubic2d": lambda ones: aten.upsample_bicubic2d(ones(1, 1, 3, 3), [4, 4], False),
+    "upsample_linear1d": lambda ones: aten.upsample_linear1d(ones(1, 1, 3), [4], False),
+    "upsample_nearest1d": lambda ones: aten.upsample_nearest1d(ones(1, 1, 3), [4]),
+    "upsample_trilinear3d": lambda ones: aten.upsample_trilinear3d(ones(1, 1, 3, 3, 3), [4, 4, 4], False),
+}
+# Sizes that do not fit.
+SIZES: dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], ...]]]] = {
+    "mv": (torch.mv, [((3, 4), (5,)), ((3, 4), (3, 4)), ((4,), (4,)), ((), (4,))]),
+    "matmul": (torch.matmul, [((3, 4), (5,)), ((4,), (5,))]),
+    "dot": (torch.dot, [((4,), (5,)), ((4,), (1, 4))]),
+    "vdot": (torch.vdot, [((4,), (5,))]),
+}
+# Multi-tensor ops are run in these, with the samples of torch's tests in float32.
+FOREACH_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8)
+# CPU makes clamps of them; complex ones are refused with another type of error, or where the program waits.
+FOREACH_LATE = {("_foreach_maximum", torch.complex64), ("_foreach_minimum", torch.complex64)}
 
 
 def outcome(call: Callable[[], Any], warning: str = "ignore") -> Exception | None:
@@ -179,3 +221,56 @@ def test_optimizers_raise_at_the_call(device, name):
         if (text := difference(got, cpu, item.error_type, item.error_regex)) is not None:
             wrong.append(f"{given.desc}: {text}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", IN_DTYPES)
+def test_dtypes_are_refused_at_the_call(device, name):
+    wrong, refused = [], 0
+    for dtype in DTYPES:
+
+        def call(where: torch.device | str, dtype: torch.dtype = dtype) -> None:
+            IN_DTYPES[name](lambda *size: torch.ones(size, dtype=dtype, device=where))
+
+        cpu = outcome(lambda call=call: call("cpu"))
+        got = outcome(lambda call=call: call(device))
+        refused += cpu is not None
+        if (type(got), on_cpu(str(got))) != (type(cpu), on_cpu(str(cpu))):
+            wrong.append(f"{dtype}: {got!r}, on CPU {cpu!r}")
+        if device.type == "remote":
+            torch.remote.synchronize()
+    assert refused and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_refused_in_cpus_words(device, name):
+    function, wrong = SIZES[name]
+    for sizes in wrong:
+        cpu, got = (
+            outcome(lambda w=w, s=sizes: function(*(torch.ones(x, device=w) for x in s))) for w in ("cpu", device)
+        )
+        assert (type(got), str(got)) == (type(cpu), str(cpu))
+
+
+@pytest.mark.parametrize("dtype", FOREACH_DTYPES, ids=str)
+def test_multi_tensor_ops_raise_at_the_call(device, dtype):
+    """Whatever CPU refuses for its dtypes; the text is CPU's but for that of a result that does not fit."""
+    wrong, refused = [], 0
+    for op in FOREACH:
+        if (op.name, dtype) in FOREACH_LATE:
+            continue
+        torch.manual_seed(0)
+        for form, function in (("function", op.op), ("in place", op.inplace_variant)):
+            for sample in islice(op.sample_inputs("cpu", torch.float32), 12):
+                sample = sample.transform(lambda x: x.to(dtype) if isinstance(x, torch.Tensor) else x)
+                arguments = ((sample.input, *sample.args), dict(sample.kwargs))
+                here, there = copy_tree(arguments, "cpu"), copy_tree(arguments, device)
+                cpu = outcome(lambda f=function, a=here: f(*a[0], **a[1])) if function is not None else None
+                if cpu is None:
+                    continue
+                refused += 1
+                got = outcome(lambda f=function, a=there: f(*a[0], **a[1]))
+                if type(got) is not type(cpu):
+                    wrong.append(f"{op.name}, {form}: {got!r}, on CPU {cpu!r}")
+                    attempt(torch.remote.synchronize)
+                    break
+    assert refused and not wrong, "\n".join(wrong)
