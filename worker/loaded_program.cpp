@@ -149,7 +149,7 @@ uint32_t first_runner(const Runners& runners, F&& accepts) {
 }
 
 Status nobody_does(const Runners& runners, const ir::Node& node) {
-  return {ErrorCode::kUnsupported,
+  return {ErrorCode::kOpFailed,
           "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
               (runners.empty() ? "no runner" : descriptions(runners)) +
               "); install libtorch beside it, or compute that on the CPU",

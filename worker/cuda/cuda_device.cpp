@@ -8,7 +8,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// So few bytes are given to the driver as they are: it copies them before the call returns.
+// So few bytes are given to the driver as they are.
 constexpr size_t kSmall = 64 << 10;
 
 // Kernels and staging memory have this part of what is free, when nobody says how much tensors may have.
@@ -137,8 +137,7 @@ void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, s
   if (source.size() <= kSmall) {
     const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work());
     check(result, "cuMemcpyHtoDAsync");
-    const std::lock_guard lock(mutex_);
-    ++queued_;
+    hold(std::move(keep));  // the driver may read them later
     return;
   }
   Held& held = hold(std::move(keep));

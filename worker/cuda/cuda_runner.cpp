@@ -140,7 +140,8 @@ class CudaProgram final : public RunnerProgram {
       }
       return true;
     };
-    if (!unit.bound || !is_same()) {
+    const bool may_work_now = !unit.status.ok() && unit.status.code() != ErrorCode::kUnsupported;
+    if (!unit.bound || may_work_now || !is_same()) {
       unit.bound = true;
       unit.status = unit.call.bind(device_, graph, unit.group, values);
       note_symbols(graph, unit, values);

@@ -3,14 +3,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/lower.h"
+#include "ir/fusion.h"
 
 namespace torch_remote::worker::cuda {
 
 Status take_in_loops(codegen::Launch* launch) {
   codegen::Kernel& kernel = launch->kernel;
-  const auto taken = std::min(static_cast<uint32_t>(launch->outer.size()),
-                              codegen::kMaxRows - std::min(kernel.rows, codegen::kMaxRows));
+  const bool reduces_rows = std::ranges::any_of(kernel.values, [](const codegen::Value& value) {
+    return value.kind == codegen::Kind::kReduce && value.over == codegen::Over::kRows;
+  });
+  const auto taken = reduces_rows ? 0u
+                                  : std::min(static_cast<uint32_t>(launch->outer.size()),
+                                             codegen::kMaxRows - std::min(kernel.rows, codegen::kMaxRows));
   const size_t left = launch->outer.size() - taken;
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
     codegen::Operand& operand = kernel.operands[i];
@@ -37,10 +43,91 @@ Status take_in_loops(codegen::Launch* launch) {
   return status.ok() ? status : Status{ErrorCode::kUnsupported, status.message()};
 }
 
+namespace {
+
+// Bytes of its buffer that a view reaches: the first one, and the one behind the last.
+std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t> values) {
+  const auto item = static_cast<int64_t>(ir::item_size(view.dtype));
+  int64_t last = values[view.offset];
+  for (size_t d = 0; d < view.sizes.size(); ++d) last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+  return {values[view.offset] * item, (last + 1) * item};
+}
+
+codegen::Operand operand_of(const ir::View& view, const std::vector<int64_t>& strides) {
+  codegen::Operand operand{.dtype = view.dtype};
+  for (size_t d = 0; d < strides.size(); ++d) {
+    if (strides[d] != 0) operand.dims |= 1u << d;
+  }
+  operand.strided = strides.back() > 1;
+  return operand;
+}
+
+// A copy of elements that lie anywhere to places anywhere else. (As a group it is one only where neighbours lie
+// alike.) Dims are those of what is written; `from` is broadcast to them. False: both may lie in the same memory, or
+// there are too many dims.
+bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_t> values, codegen::Launch* launch) {
+  std::vector<int64_t> strides_from, strides_to;
+  launch->sizes.clear();
+  for (size_t d = 0; d < to.sizes.size(); ++d) {
+    const int64_t size = values[to.sizes[d]];
+    if (size == 1) continue;
+    launch->sizes.push_back(size);
+    strides_to.push_back(values[to.strides[d]]);
+    const size_t missing = to.sizes.size() - from.sizes.size();
+    const bool varies = d >= missing && values[from.sizes[d - missing]] != 1;
+    strides_from.push_back(varies ? values[from.strides[d - missing]] : 0);
+  }
+  if (launch->sizes.empty()) {
+    launch->sizes = {1};
+    strides_to = strides_from = {1};
+  }
+  if (std::ranges::find(launch->sizes, 0) == launch->sizes.end() && from.buffer == to.buffer) {
+    const auto [from_first, from_end] = reach(from, values);
+    const auto [to_first, to_end] = reach(to, values);
+    if (from_first < to_end && to_first < from_end) return false;
+  }
+  if (launch->sizes.size() > codegen::kMaxRows + 1) return false;
+  codegen::Kernel& kernel = launch->kernel;
+  kernel.rows = static_cast<uint32_t>(launch->sizes.size() - 1);
+  kernel.columns = 1;
+  kernel.operands = {operand_of(from, strides_from), operand_of(to, strides_to)};
+  const ir::DType loaded = codegen::loaded_type(from.dtype), stored = codegen::loaded_type(to.dtype);
+  kernel.values = {{.kind = codegen::Kind::kLoad, .type = loaded, .operand = 0}};
+  if (loaded != stored) kernel.values.push_back({.kind = codegen::Kind::kConvert, .type = stored, .a = 0});
+  kernel.stores = {{.operand = 1, .value = static_cast<uint32_t>(kernel.values.size() - 1)}};
+  for (const auto& [view, strides] : {std::pair(&from, &strides_from), std::pair(&to, &strides_to)}) {
+    codegen::Binding& binding = launch->operands.emplace_back();
+    binding.buffer = view->buffer;
+    binding.offset = values[view->offset];
+    binding.strides = *strides;
+  }
+  launch->nodes = {0, 0};
+  return codegen::verify(kernel).ok();
+}
+
+// The node, if it is a copy.
+bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, codegen::Launch* launch) {
+  ir::Form form;
+  if (!ir::find_form(graph, graph.nodes[node], 0, &form) || form.expansion != ir::Expansion::kCopy) return false;
+  const auto reads = [](const ir::Part& part) { return part.reads; };
+  const auto writes = [](const ir::Part& part) { return part.writes; };
+  const auto from = std::ranges::find_if(form.parts, reads), to = std::ranges::find_if(form.parts, writes);
+  if (form.parts.size() != 2 || from == form.parts.end() || to == form.parts.end()) return false;
+  return lower_copy(graph.views[from->view], graph.views[to->view], values, launch);
+}
+
+}  // namespace
+
 Status GroupCall::bind(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
                        std::span<const int64_t> values) {
   prepared_.clear();
-  if (Status status = codegen::lower_group(graph, group, values, &launches_); !status.ok()) return status;
+  if (Status status = codegen::lower_group(graph, group, values, &launches_); !status.ok()) {
+    codegen::Launch copy;
+    const bool is_copy = group.first == group.last && ir::count_items(graph.nodes[group.first]) == 1;
+    if (!is_copy || !lower_copy_node(graph, group.first, values, &copy)) return status;
+    launches_.clear();
+    launches_.push_back(std::move(copy));
+  }
   for (codegen::Launch& launch : launches_) {
     Status status = take_in_loops(&launch);
     if (status.ok()) status = prepare(device, graph, launch, &prepared_.emplace_back());
@@ -104,12 +191,13 @@ bool next_place(std::vector<int64_t>& place, std::span<const int64_t> sizes) {
 Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Prepared& prepared,
                       std::span<const tr_buffer> buffers, uint64_t run_number) {
   if (std::ranges::find(made.outer, 0) != made.outer.end()) return {};
-  codegen::gpu::Call call{.sizes = made.sizes,
-                          .strides = prepared.strides,
-                          .bounds = prepared.bounds,
-                          .scalars = made.scalars,
-                          .rest = made.rest,
-                          .processors = device.gpu().processors()};
+  codegen::gpu::Call call;
+  call.sizes = made.sizes;
+  call.strides = prepared.strides;
+  call.bounds = prepared.bounds;
+  call.scalars = made.scalars;
+  call.rest = made.rest;
+  call.processors = device.gpu().processors();
   // Given back when the launch is queued: who has it next uses it behind that.
   tr_buffer scratch{};
   if (prepared.scratch != 0) {

@@ -15,9 +15,9 @@
 
 namespace torch_remote::worker::cuda {
 
-// Makes dims that a caller would loop over dims of the kernel, as many as it may have, and has the kernel itself read
-// what another caller would pack. What is left in `launch->outer` is looped over by whoever calls. kUnsupported: the
-// kernel would be none.
+// Makes dims that a caller would loop over dims of the kernel, as many as it may have (none if it reduces rows, which
+// are others at each place of these dims), and has the kernel itself read what another caller would pack. What is left
+// in `launch->outer` is looped over by whoever calls. kUnsupported: the kernel would be none.
 Status take_in_loops(codegen::Launch* launch);
 
 // Kernels that do a group, or one node, with all that a run of them needs beside buffers: made when sizes or strides

@@ -28,7 +28,8 @@ KernelStore::~KernelStore() {
 Status KernelStore::get(const codegen::Kernel& kernel, const LoadedKernel** loaded) {
   const std::string text = codegen::print(kernel);
   std::unique_ptr<Entry>& entry = entries_[text];
-  if (!entry) {
+  const bool may_work_now = entry && !entry->status.ok() && entry->status.code() != ErrorCode::kUnsupported;
+  if (!entry || may_work_now) {
     entry = std::make_unique<Entry>();
     entry->status = load(text, &entry->kernel);
   }

@@ -94,11 +94,13 @@ class EmulatedDriverTest : public ::testing::Test {
   DevicePointer upload(const Ints& values, Stream stream) {
     const DevicePointer address = allocate(values.size() * 4, stream);
     EXPECT_OK(d.memcpy_htod_async(address, values.data(), values.size() * 4, stream));
+    EXPECT_OK(d.stream_synchronize(stream));
     return address;
   }
   Ints download(DevicePointer address, size_t count, Stream stream) {
     Ints values(count);
     EXPECT_OK(d.memcpy_dtoh_async(values.data(), address, count * 4, stream));
+    EXPECT_OK(d.stream_synchronize(stream));
     return values;
   }
   Function load(const char* text = kStepKernel, const char* name = "step") {

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "codegen/emulator/memory.h"
 #include "worker/cuda/emulated/machine.h"
 
 // Memory, copies and fills.
@@ -167,7 +168,10 @@ Result mem_alloc_from_pool_async(DevicePointer* address, size_t bytes, MemoryPoo
   void* const memory = reinterpret_cast<void*>(*address & ~call.gpu->tag);
   return call.submit(*stream, {NodeType::kMemset,
                                [gpu = call.gpu, memory, bytes] {
-                                 return result_of(gpu->device->memory().fill(memory, kFresh, bytes));
+                                 emulator::DeviceMemory& device = gpu->device->memory();
+                                 const Status status = device.fill(memory, kFresh, bytes);
+                                 if (status.ok()) device.mark(memory, bytes, emulator::kUninitialised);
+                                 return result_of(status);
                                },
                                nullptr});
 }
@@ -195,7 +199,8 @@ Result mem_free_async(DevicePointer address, Stream handle) {
 
 // --- copies
 
-// Memory that is not pinned is read before the call returns.
+// Memory that is not pinned may be read before the call returns, or later: the driver promises neither. Here it is
+// later.
 Result memcpy_htod_async(DevicePointer to, const void* from, size_t bytes, Stream handle) {
   Call call("cuMemcpyHtoDAsync");
   if (!call.ready()) return call.error;
@@ -205,18 +210,12 @@ Result memcpy_htod_async(DevicePointer to, const void* from, size_t bytes, Strea
   void* const target = call.memory(to, bytes);
   if (target == nullptr) return call.error;
   emulator::DeviceMemory* memory = owner(call, to);
-  if (call.machine->is_pinned(from, bytes)) {
-    return call.submit(*stream,
-                       {NodeType::kMemcpy, [=] { return result_of(memory->write(target, from, bytes)); }, nullptr});
-  }
-  if (stream->capture) return call.refuse(*stream->capture);
-  const auto* first = static_cast<const std::byte*>(from);
-  const auto copy = std::make_shared<std::vector<std::byte>>(first, first + bytes);
-  return call.submit(
-      *stream, {NodeType::kMemcpy, [=] { return result_of(memory->write(target, copy->data(), bytes)); }, nullptr});
+  if (stream->capture && !call.machine->is_pinned(from, bytes)) return call.refuse(*stream->capture);
+  return call.submit(*stream,
+                     {NodeType::kMemcpy, [=] { return result_of(memory->write(target, from, bytes)); }, nullptr});
 }
 
-// Memory that is not pinned is written before the call returns.
+// Likewise.
 Result memcpy_dtoh_async(void* to, DevicePointer from, size_t bytes, Stream handle) {
   Call call("cuMemcpyDtoHAsync");
   if (!call.ready()) return call.error;
@@ -225,14 +224,9 @@ Result memcpy_dtoh_async(void* to, DevicePointer from, size_t bytes, Stream hand
   if (bytes == 0) return Result::kSuccess;
   const void* const source = call.memory(from, bytes);
   if (source == nullptr) return call.error;
-  const bool pinned = call.machine->is_pinned(to, bytes);
-  if (!pinned && stream->capture) return call.refuse(*stream->capture);
+  if (stream->capture && !call.machine->is_pinned(to, bytes)) return call.refuse(*stream->capture);
   emulator::DeviceMemory* memory = owner(call, from);
-  const Result result =
-      call.submit(*stream, {NodeType::kMemcpy, [=] { return result_of(memory->read(to, source, bytes)); }, nullptr});
-  if (pinned || result != Result::kSuccess) return result;
-  call.wait([&] { return stream->idle(); });
-  return call.after_wait();
+  return call.submit(*stream, {NodeType::kMemcpy, [=] { return result_of(memory->read(to, source, bytes)); }, nullptr});
 }
 
 Result memcpy_dtod_async(DevicePointer to, DevicePointer from, size_t bytes, Stream handle) {

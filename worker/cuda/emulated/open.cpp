@@ -10,7 +10,10 @@ namespace torch_remote::worker::cuda::emulated {
 EmulatedDriver& gpus() {
   static EmulatedDriver* const driver = [] {  // to the end of the process
     const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
-    return new EmulatedDriver({.devices = 2, .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1});
+    const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
+    return new EmulatedDriver({.devices = 2,
+                               .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1,
+                               .checked = checked != nullptr && *checked == '1'});
   }();
   return *driver;
 }

@@ -5,7 +5,8 @@
 
 namespace torch_remote::worker::cuda::emulated {
 
-// The GPUs of the process, for all its sessions. $TORCH_REMOTE_TEST_DELAYS: the seed of their delays.
+// The GPUs of the process, for all its sessions. $TORCH_REMOTE_TEST_DELAYS: the seed of their delays;
+// $TORCH_REMOTE_TEST_CHECKED=1: kernels are looked at access by access.
 EmulatedDriver& gpus();
 
 // For tests: the first of them, and on it the runner of compiled kernels and nobody else.

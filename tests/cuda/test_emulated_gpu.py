@@ -1,0 +1,156 @@
+"""Scripts on a worker whose device is a GPU in software: every op is done by a kernel made for GPUs, none by ATen."""
+
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def same(there, expected):
+    """Of floats, up to rounding: kernels for GPUs add up in another order."""
+    torch.testing.assert_close(there.cpu(), expected)
+
+
+def test_pointwise_softmax_and_sum_equal_cpu(remote):
+    x = torch.randn(37, 129)
+    y = torch.randn(129)
+    there, other = x.to(remote), y.to(remote)
+    shifted = there * 1.5 + other
+    probabilities = torch.softmax(shifted, dim=-1)
+    expected = torch.softmax(x * 1.5 + y, dim=-1)
+    same(shifted, x * 1.5 + y)
+    same(probabilities, expected)
+    same(probabilities.sum(0), expected.sum(0))
+    same((probabilities * there).sum(), (expected * x).sum())
+    torch.remote.synchronize()
+    assert torch.remote.stats()["kernels_compiled"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str)
+def test_dtypes(remote, dtype):
+    x = torch.arange(-20, 37).reshape(3, 19).to(dtype)
+    there = x.to(remote)
+    same(there * 3 - 1, x * 3 - 1)
+    same(there.abs().max(dim=1).values, x.abs().max(dim=1).values)
+    same(there > 2, x > 2)
+
+
+def test_sizes_change(remote):
+    for rows, columns in [(5, 3), (5, 4), (2, 1000), (300, 7), (2, 9000), (5, 3)]:
+        x = torch.randn(rows, columns)
+        there = x.to(remote)
+        same(torch.log_softmax(there, -1), torch.log_softmax(x, -1))
+        same(there.sum(0), x.sum(0))
+        same(F.gelu(there).t().contiguous(), F.gelu(x).t().contiguous())
+
+
+def test_views_and_writes_in_place(remote):
+    x = torch.randn(6, 8)
+    there = x.to(remote)
+    for t in (x, there):
+        t[1:4, ::2] *= 2
+        t.t()[3].add_(1)
+        t[5].fill_(7)
+        t[0].copy_(t[2])
+    same(there, x)
+    same(there[:, 1:5].t(), x[:, 1:5].t())
+    same(there[::2, 3], x[::2, 3])
+    assert there[5, 0].item() == 7
+
+
+def train(device):
+    torch.manual_seed(3)
+    x, target = torch.randn(40, 12).to(device), torch.rand(40, 12).to(device)
+    w = torch.randn(12).to(device).requires_grad_()
+    b = torch.zeros(12).to(device).requires_grad_()
+    losses = []
+    for _ in range(10):
+        loss = ((x * w + b).sigmoid() - target).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in (w, b):
+                p -= 2.0 * p.grad
+                p.grad.zero_()
+        losses.append(loss.item())
+    return losses, w.detach().cpu(), b.detach().cpu()
+
+
+def test_training_equals_cpu(remote):
+    losses, w, b = train(remote)
+    expected, expected_w, expected_b = train(torch.device("cpu"))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(w, expected_w)
+    torch.testing.assert_close(b, expected_b)
+
+
+def test_an_index_out_of_range_is_an_error_of_its_line(remote):
+    weight = torch.randn(10, 4).to(remote)
+    good = F.embedding(torch.tensor([1, 9]).to(remote), weight)
+    bad = F.embedding(torch.tensor([1, 10]).to(remote), weight)  # this line
+    dependent = bad * 2
+    with pytest.raises(IndexError, match="index out of range in self") as raised:
+        dependent.cpu()
+    assert "this line" in str(raised.value) or "test_emulated_gpu.py" in str(raised.value)
+    same(good, weight.cpu()[[1, 9]])
+    torch.remote.synchronize()
+
+
+def test_what_no_kernel_does_is_named(remote):
+    x = torch.randn(3, 3).to(remote)
+    y = x.cumsum(0)
+    with pytest.raises(NotImplementedError, match=r"nothing in this worker does the op 'aten::cumsum'.*CUDA kernels"):
+        y.cpu()
+    same(x + 1, x.cpu() + 1)
+
+
+def test_a_large_tensor_there_and_back(remote):
+    x = torch.randn(3_000_001)
+    there = x.to(remote)
+    same(there, x)
+    same((there * 2)[::3], (x * 2)[::3])
+
+
+UNARY = [torch.relu, torch.sigmoid, torch.tanh, torch.neg, torch.abs, lambda x: F.gelu(x), lambda x: x * 0.5 - 1]
+BINARY = [torch.add, torch.sub, torch.mul, torch.maximum, lambda x, y: torch.where(x > y, x, y * 0.5)]
+ROWS = [
+    lambda x: torch.softmax(x, -1),
+    lambda x: F.layer_norm(x, x.shape[-1:]),
+    lambda x: x - x.mean(-1, keepdim=True),
+    lambda x: x.sum(0, keepdim=True).expand_as(x) * 0.1,
+    lambda x: x.amax(-1, keepdim=True) - x,
+]
+
+
+def random_program(random, values):
+    """One step on a list of tensors of one shape: something new, or a write in place, of a part or of all."""
+    x, y = random.choice(values), random.choice(values)
+    kind = random.randrange(5)
+    if kind == 0:
+        values.append(random.choice(UNARY)(x))
+    elif kind == 1:
+        values.append(random.choice(BINARY)(x, y))
+    elif kind == 2:
+        values.append(random.choice(ROWS)(x))
+    elif kind == 3:
+        x.mul_(0.5).add_(y.clone() if x is y else y, alpha=0.25)
+    else:
+        x[1:, ::2] = y[1:, ::2].clone() * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs_equal_cpu(remote, seed):
+    shape = [(2, 3), (5, 64), (33, 17), (4, 1000)][seed % 4]
+    given = [torch.randn(shape) for _ in range(3)]
+    results = []
+    for device in ("cpu", remote):
+        random = Random(seed)
+        values = [x.clone().to(device) for x in given]
+        for step in range(12):
+            random_program(random, values)
+            if step % 5 == 4:
+                values[-1].sum().item()  # a cut
+        results.append([x.cpu() for x in values])
+    for there, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(there, expected, rtol=1e-4, atol=1e-4)
