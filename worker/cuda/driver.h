@@ -205,6 +205,7 @@ inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisab
     (GraphExec exec, GraphNode node, const KernelNodeParameters* parameters))
 
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): they make a declaration
 #define TORCH_REMOTE_CUDA_MEMBER(member, name, parameters) Result(*member) parameters = nullptr;
   TORCH_REMOTE_CUDA_FUNCTIONS(TORCH_REMOTE_CUDA_MEMBER)
 #undef TORCH_REMOTE_CUDA_MEMBER
