@@ -60,10 +60,11 @@ bool Domain::add(uint32_t node) {
   }
   std::vector<std::vector<uint32_t>> dims_of_axis;
   if (!tried.map_axes(member.form, &dims_of_axis) || !tried.place(member, dims_of_axis) ||
-      !tried.find_level(member, dims_of_axis) || !tried.may_access(member)) {
+      !tried.find_level(member, dims_of_axis) || !tried.goes_along_lines(member) || !tried.may_access(member)) {
     return false;
   }
   tried.members_.push_back(std::move(member));
+  if (!tried.has_one_layout()) return false;
   *this = std::move(tried);
   return true;
 }
@@ -191,6 +192,7 @@ void Domain::split(uint32_t dim, int64_t inner) {
   sizes_.insert(sizes_.begin() + dim + 1, inner);
   columns_ = split_mask(columns_, dim);
   kept_rows_ = split_mask(kept_rows_, dim);
+  lines_ = split_mask(lines_, dim);
   for (Member& member : members_) {
     member.space = split_mask(member.space, dim);
     for (DimMask& axis : member.axes) axis = split_mask(axis, dim);
@@ -287,16 +289,38 @@ bool Domain::keeps_rows(const Member& member, const Access& result) {
   totals_ = true;
   kept_rows_ = rows;
   if (columns == 0 || columns == columns_) return true;
-  const auto inner = [&](const Access& access) {
-    uint32_t found = kMaxDomainDims;
-    for (uint32_t d = 0; d < sizes_.size(); ++d) {
-      const bool least = found == kMaxDomainDims || access.strides[d] < access.strides[found];
-      if ((columns_ >> d & 1) != 0 && access.strides[d] != 0 && least) found = d;
+  const DimMask lines = columns_ & ~columns;
+  if (lines_ != 0 && lines_ != lines) return false;
+  lines_ = lines;
+  return std::ranges::all_of(members_, [&](const Member& other) { return goes_along_lines(other); }) &&
+         goes_along_lines(member);
+}
+
+// Where channels are in groups, whatever has all points lies in the same way.
+bool Domain::has_one_layout() const {
+  const Access* first = nullptr;
+  bool pieces = false, same = true;
+  for (const Member& member : members_) {
+    pieces |= member.form.pieces != 0;
+    for (const Access& access : member.accesses) {
+      if (access.dims != all()) continue;
+      if (first == nullptr) first = &access;
+      same &= access.strides == first->strides;
     }
-    return found;
-  };
-  return std::ranges::none_of(member.accesses, [&](const Access& access) {
-    return access.dims == all() && (result.dims >> inner(access) & 1) != 0;
+  }
+  return same || !pieces;
+}
+
+// Neighbours of all that the member reads and writes as a whole are neighbours in a line, if there are sums of lines.
+bool Domain::goes_along_lines(const Member& member) const {
+  if (lines_ == 0) return true;
+  return std::ranges::all_of(member.accesses, [&](const Access& access) {
+    uint32_t inner = kMaxDomainDims;
+    for (uint32_t d = 0; d < sizes_.size(); ++d) {
+      const bool least = inner == kMaxDomainDims || access.strides[d] < access.strides[inner];
+      if ((columns_ >> d & 1) != 0 && access.strides[d] != 0 && least) inner = d;
+    }
+    return access.dims != all() || (lines_ >> inner & 1) != 0;
   });
 }
 

@@ -73,6 +73,8 @@ class Domain {
   bool find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool choose_columns(const Member& member, DimMask reduced, bool plain);
   bool keeps_rows(const Member& member, const Access& result);
+  bool goes_along_lines(const Member& member) const;
+  bool has_one_layout() const;
   const Access* maker(uint32_t buffer) const;
   bool may_access(const Member& member) const;
   int64_t value(Sym symbol) const { return values_[symbol]; }
@@ -85,6 +87,7 @@ class Domain {
   DimMask columns_ = 0;
   bool totals_ = false;  // there are reductions over rows
   DimMask kept_rows_ = 0;
+  DimMask lines_ = 0;  // columns that some of them reduce, the inner ones; 0: there are none such
 };
 
 }  // namespace torch_remote::ir

@@ -85,6 +85,11 @@ class FormFinder {
         return batch_norm_backward();
       case Expansion::kNllLossBackward:
         return nll_loss_backward();
+      case Expansion::kVar:
+      case Expansion::kStd:
+      case Expansion::kVarMean:
+      case Expansion::kStdMean:
+        return is_float_argument("self") && reduction();
       case Expansion::kSum:
       case Expansion::kMean:
       case Expansion::kMax:
@@ -264,6 +269,11 @@ class FormFinder {
   bool is_one(Sym size) const {
     int64_t known = 0;
     return graph_.is_constant(size, &known) && known == 1;
+  }
+
+  bool is_float_argument(std::string_view name) const {
+    const Arg* arg = argument(name);
+    return arg != nullptr && arg->tag == ArgTag::kView && is_float(graph_.views[arg->a].dtype);
   }
 
   // -- arguments by name

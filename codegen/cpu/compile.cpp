@@ -181,6 +181,6 @@ Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) 
   return compiler.run(kernel, options, code);
 }
 
-std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 1"; }
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 2"; }
 
 }  // namespace torch_remote::codegen::cpu

@@ -35,7 +35,7 @@ struct CompileOptions {
 // number at once.
 Status compile(const Kernel& kernel, const CompileOptions& options, Code* code);
 
-// What this compiler is: "LLVM 19.1.7, codegen 1". Part of the key of caches.
+// What this compiler is: "LLVM 19.1.7, codegen 2". Part of the key of caches.
 std::string_view compiler_version();
 
 }  // namespace torch_remote::codegen::cpu

@@ -1,6 +1,8 @@
 #include "codegen/cpu/emit.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -318,7 +320,36 @@ class FunctionEmitter {
     if (value.kind == Kind::kIndex) {
       return ops_.add(ops_.splat(at.column), ops_.ramp(ops_.b.getI64Type(), 0));
     }
+    if (value.kind == Kind::kRandom) {
+      if (const std::optional<MlirValue> first = first_number(value, at)) return random(v, value, *first, half, at);
+    }
     return compose(value, at, [&](uint32_t input) { return vector(input, half); });
+  }
+
+  // Of random words whose numbers are neighbours in neighbouring lanes, of one seed and offset: the first lane's.
+  std::optional<MlirValue> first_number(const Value& value, const Point& at) {
+    const auto is_scalar = [&](uint32_t v) { return plan_.scopes[v] != Scope::kVector; };
+    const auto is_place = [&](uint32_t v) {
+      return kernel_.values[v].kind == Kind::kIndex && kernel_.values[v].a == last_column();
+    };
+    if (!is_scalar(value.a) || !is_scalar(value.b)) return std::nullopt;
+    if (is_place(value.c)) return at.column;
+    const Value& number = kernel_.values[value.c];
+    if (number.kind != Kind::kScalarOp || number.op != ir::ScalarOp::kAdd) return std::nullopt;
+    if (is_place(number.a) && is_scalar(number.b)) return ops_.add(at.column, scalar(number.b));
+    if (is_place(number.b) && is_scalar(number.a)) return ops_.add(at.column, scalar(number.a));
+    return std::nullopt;
+  }
+
+  // In the main loop, the words of both vectors are made with the first one's.
+  MlirValue random(uint32_t v, const Value& value, MlirValue first, int64_t half, const Point& at) {
+    if (at.mask) return ops_.random_vector(scalar(value.a), scalar(value.b), first);
+    if (half == 0) {
+      const auto [low, high] = ops_.random_vectors(scalar(value.a), scalar(value.b), first);
+      words_[v] = high;
+      return low;
+    }
+    return std::exchange(words_[v], {});
   }
 
   MlirValues indices(const std::vector<uint32_t>& values, const Point& at, int64_t half) {
@@ -427,6 +458,7 @@ class FunctionEmitter {
   uint32_t ahead_ = kNone;                          // the loop that fetches
   std::vector<uint32_t> reads_next_, writes_next_;  // operands
   std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
+  std::map<uint32_t, MlirValue> words_;             // of values that are random words: the second vector's
   std::vector<MlirValue> vectors_[kHalves];         // of each value, as the vectors of the places where the code is
 };
 

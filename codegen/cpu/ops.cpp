@@ -431,12 +431,11 @@ MlirValue Ops::round_to_bfloat16(MlirValue x) {
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 // SC 2011). Words are 64 bits wide here, the upper half zero: products need no more.
-MlirValue Ops::random(MlirValue seed, MlirValue offset, MlirValue number) {
-  const mlir::Type type = number.getType();
+std::array<MlirValue, 4> Ops::philox(MlirValue seed, MlirValue offset, MlirValue block) {
+  const mlir::Type type = block.getType();
   MlirValue low = integer(type, 0xFFFFFFFF), half = integer(type, 32);
   const auto lower = [&](MlirValue x) { return bit_and(x, low); };
   const auto upper = [&](MlirValue x) -> MlirValue { return b.create<ll::LShrOp>(x, half); };
-  MlirValue block = b.create<ll::LShrOp>(number, integer(type, 2));
   MlirValue c0 = lower(block), c1 = upper(block), c2 = lower(offset), c3 = upper(offset);
   MlirValue k0 = lower(seed), k1 = upper(seed);
   MlirValue m0 = integer(type, 0xD2511F53), m1 = integer(type, 0xCD9E8D57);
@@ -449,11 +448,82 @@ MlirValue Ops::random(MlirValue seed, MlirValue offset, MlirValue number) {
     k0 = lower(add(k0, integer(type, 0x9E3779B9)));
     k1 = lower(add(k1, integer(type, 0xBB67AE85)));
   }
+  return {c0, c1, c2, c3};
+}
+
+MlirValue Ops::random(MlirValue seed, MlirValue offset, MlirValue number) {
+  const mlir::Type type = number.getType();
+  const auto [c0, c1, c2, c3] = philox(seed, offset, b.create<ll::LShrOp>(number, integer(type, 2)));
   MlirValue zero = integer(type, 0);
   MlirValue second = compare(Int::ne, bit_and(number, integer(type, 1)), zero);
   MlirValue last = compare(Int::ne, bit_and(number, integer(type, 2)), zero);
   MlirValue word = select(last, select(second, c3, c2), select(second, c1, c0));
   return b.create<ll::TruncOp>(same_width(type, b.getI32Type()), word);
+}
+
+MlirValue Ops::lanes(MlirValue x, MlirValue y, llvm::ArrayRef<int32_t> which) {
+  return b.create<ll::ShuffleVectorOp>(x, y, which);
+}
+
+// All words of kLanes / 2 blocks, that of number `first` among the first four: in order, twice kLanes of them.
+MlirValue Ops::random_blocks(MlirValue seed, MlirValue offset, MlirValue first) {
+  constexpr int32_t kWords = kLanes, kBlocks = kWords / 2;
+  const auto low = [](int32_t count) {
+    llvm::SmallVector<int32_t, kLanes> places;
+    for (int32_t i = 0; i < count; ++i) places.push_back(i);
+    return places;
+  };
+  const auto half = [&](MlirValue x) { return lanes(x, x, low(kBlocks)); };
+  const auto wide = [&](MlirValue scalar) { return half(splat(scalar)); };
+  MlirValue block = b.create<ll::LShrOp>(first, i64(2));
+  MlirValue blocks = add(wide(block), half(ramp(b.getI64Type(), 0)));
+  const std::array<MlirValue, 4> words = philox(wide(seed), wide(offset), blocks);
+  const auto narrow = [&](MlirValue x) -> MlirValue {
+    return b.create<ll::TruncOp>(vector_of(b.getI32Type(), kBlocks), x);
+  };
+  // Two words of each block side by side, then four.
+  llvm::SmallVector<int32_t, kLanes> pairs;
+  llvm::SmallVector<int32_t, 2 * kLanes> fours;
+  for (int32_t i = 0; i < kBlocks; ++i) {
+    pairs.append({i, kBlocks + i});
+    fours.append({2 * i, 2 * i + 1, kWords + 2 * i, kWords + 2 * i + 1});
+  }
+  return lanes(lanes(narrow(words[0]), narrow(words[1]), pairs), lanes(narrow(words[2]), narrow(words[3]), pairs),
+               fours);
+}
+
+// kLanes words from that of `first` on, which is among the first four.
+MlirValue Ops::window(MlirValue words, MlirValue first) {
+  std::array<MlirValue, 4> found;
+  for (int32_t begin = 0; begin < 4; ++begin) {
+    llvm::SmallVector<int32_t, kLanes> places;
+    for (int32_t lane = 0; lane < kLanes; ++lane) places.push_back(begin + lane);
+    found[static_cast<size_t>(begin)] = lanes(words, words, places);
+  }
+  const auto has = [&](int64_t bit) { return compare(Int::ne, bit_and(first, i64(bit)), i64(0)); };
+  MlirValue odd = has(1);
+  return select(has(2), select(odd, found[3], found[2]), select(odd, found[1], found[0]));
+}
+
+MlirValue Ops::random_vector(MlirValue seed, MlirValue offset, MlirValue first) {
+  return window(random_blocks(seed, offset, first), first);
+}
+
+std::pair<MlirValue, MlirValue> Ops::random_vectors(MlirValue seed, MlirValue offset, MlirValue first) {
+  const mlir::Type type = vector_of(b.getI32Type());
+  MlirValue begins_block = compare(Int::eq, bit_and(first, i64(3)), i64(0));
+  const auto together = [&] {
+    MlirValue words = random_blocks(seed, offset, first);
+    llvm::SmallVector<int32_t, kLanes> low, high;
+    constexpr int32_t kWords = kLanes;
+    for (int32_t lane = 0; lane < kWords; ++lane) low.push_back(lane), high.push_back(kWords + lane);
+    return MlirValues{lanes(words, words, low), lanes(words, words, high)};
+  };
+  const auto apart = [&] {
+    return MlirValues{random_vector(seed, offset, first), random_vector(seed, offset, add(first, i64(kLanes)))};
+  };
+  const MlirValues both = branch(begins_block, together, apart, {type, type}, false);
+  return {both[0], both[1]};
 }
 
 // -- Memory -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <utility>
 
 #include "codegen/loop/loop_ir.h"
 #include "llvm/ADT/DenseMap.h"
@@ -53,6 +55,10 @@ class Ops {
   MlirValue convert(MlirValue x, ir::DType from, ir::DType to);
   MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
+  // The same for a vector of numbers first, first + 1, ...; or for two vectors of them. All are scalars. A word of a
+  // block is one of its four numbers', so a block is computed once.
+  MlirValue random_vector(MlirValue seed, MlirValue offset, MlirValue first);
+  std::pair<MlirValue, MlirValue> random_vectors(MlirValue seed, MlirValue offset, MlirValue first);
   MlirValue from_memory(MlirValue x, ir::DType memory);
   MlirValue to_memory(MlirValue x, ir::DType memory);
   // NaN if one is NaN; of two zeros y.
@@ -85,6 +91,10 @@ class Ops {
   void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
 
  private:
+  std::array<MlirValue, 4> philox(MlirValue seed, MlirValue offset, MlirValue block);
+  MlirValue random_blocks(MlirValue seed, MlirValue offset, MlirValue first);
+  MlirValue lanes(MlirValue x, MlirValue y, llvm::ArrayRef<int32_t> which);
+  MlirValue window(MlirValue words, MlirValue first);
   MlirValue scale_vector(MlirValue x, MlirValue power, bool single);
   MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is
   MlirValue float_op(ir::ScalarOp op, MlirValue x, MlirValue y);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -146,6 +147,9 @@ bool softmax_backward(NodeEmitter& node, bool log) {
   return true;
 }
 
+// As torch tells it, which adds up means of parts: NaN if there is an infinity, for which the squares' sum is NaN.
+V told_mean(Emitter& e, V mean, V squares) { return e.where(e.op(ScalarOp::kIsNan, squares), squares, mean); }
+
 bool layer_norm(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
@@ -153,14 +157,15 @@ bool layer_norm(NodeEmitter& node) {
   const V x = node.operand("input", type), count = node.reduced_points(type);
   const V mean = e.div(e.columns(Reduction::kSum, x), count);
   const V centered = e.sub(x, mean);
-  const V variance = e.div(e.columns(Reduction::kSum, e.mul(centered, centered)), count);
+  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
+  const V variance = e.div(squares, count);
   const V eps = node.operand("eps", type);
   const V rstd = e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, eps)));
   V y = e.mul(centered, rstd);
   if (node.has("weight")) y = e.mul(y, node.operand("weight", type));
   if (node.has("bias")) y = e.add(y, node.operand("bias", type));
   node.result(0, y);
-  node.result(1, mean);
+  node.result(1, told_mean(e, mean, squares));
   node.result(2, rstd);
   return true;
 }
@@ -205,9 +210,10 @@ bool group_norm(NodeEmitter& node) {
   const V x = node.operand("input", type), count = node.reduced_points(type);
   const V mean = e.div(e.columns(Reduction::kSum, x), count);
   const V centered = e.sub(x, mean);
-  const V rstd = rstd_of(node, e.div(e.columns(Reduction::kSum, e.mul(centered, centered)), count));
+  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
+  const V rstd = rstd_of(node, e.div(squares, count));
   node.result(0, normalised(node, x, mean, rstd, type));
-  node.result(1, mean);
+  node.result(1, told_mean(e, mean, squares));
   node.result(2, rstd);
   return true;
 }
@@ -304,6 +310,26 @@ bool nll_loss_backward(NodeEmitter& node) {
   const V counts =
       e.op(ScalarOp::kLogicalAnd, e.eq(here, label), e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
   node.result(0, e.where(counts, e.op(ScalarOp::kNeg, grad), e.constant(type, 0)));
+  return true;
+}
+
+// The squares of what differs from the mean, over as many elements less `correction` (none is 1).
+bool variance(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  const V x = node.operand("self", type);
+  const V mean = e.div(e.columns(Reduction::kSum, x), node.reduced_points(type));
+  const V centered = e.sub(x, mean);
+  const double rest =
+      static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
+  const V count = e.convert(e.scalar_float(std::max(rest, 0.0)), type);
+  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
+  const V var = e.div(squares, count);
+  const Expansion what = node.member.form.expansion;
+  const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
+  node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
+  if (what == Expansion::kVarMean || what == Expansion::kStdMean) node.result(1, told_mean(e, mean, squares));
   return true;
 }
 
@@ -415,6 +441,11 @@ bool expand(NodeEmitter& node) {
       return batch_norm(node);
     case Expansion::kBatchNormBackward:
       return batch_norm_backward(node);
+    case Expansion::kVar:
+    case Expansion::kStd:
+    case Expansion::kVarMean:
+    case Expansion::kStdMean:
+      return variance(node);
     case Expansion::kNllLossBackward:
       return nll_loss_backward(node);
     case Expansion::kEmbedding:

@@ -77,10 +77,6 @@ UNDEFINED: dict[str, tuple[Places, str]] = {
         "NaN where the quotient has more digits than the type; fmod of C is exact",
     ),
     "remainder": (lambda case, eager: eager.isnan(), "NaN where the quotient has more digits than the type"),
-    "native_group_norm": (
-        lambda case, eager: eager.isnan() & (eager.shape != case.tensors[0].shape),
-        "NaN as mean of a group with an infinity",
-    ),
     "softplus_backward": (lambda case, eager: eager.isinf(), "torch's grad * z / (1 + z) overflows before it divides"),
 }
 

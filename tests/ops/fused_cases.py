@@ -282,6 +282,17 @@ def reductions() -> Iterator[Case]:
                     if name == "prod" and dtype.is_floating_point:
                         y = 1 + tame(dtype, shape) / 64
                     yield Case(name, dtype, f"{shape} {options}", function, (y,), name == "prod")
+    for dtype in FLOATS:
+        x = spread(dtype, (5, 7, 37))
+        for name, dims in itertools.product(("var", "std", "var_mean", "std_mean"), ((2,), (1, 2), (0,), None)):
+            for correction in (None, 0, 2.5, 300):
+                function = functools.partial(
+                    lambda x, name, dims, n: getattr(torch, name)(x, dims, correction=n),
+                    name=name,
+                    dims=dims,
+                    n=correction,
+                )
+                yield Case(name, dtype, f"{dims} {correction}", function, (x,), True)
     for dtype in INTEGERS:
         yield Case(
             "sum", dtype, "as float32", lambda x: x.sum(-1, dtype=torch.float32), (spread(dtype, (5, 37)),), True
@@ -390,6 +401,8 @@ def channels() -> Iterator[Case]:
             var = tame(dtype, shape[1:2], 5).abs() + 0.5
             for groups in {1, 2, shape[1]}:
                 yield from group_norms(dtype, x, g, w, b, groups)
+            if len(shape) == 4 and shape[0] != 1:
+                yield from group_norms(dtype, x.contiguous(memory_format=torch.channels_last), g, w, b, 2)
             for trains in (True, False):
                 yield from batch_norms(dtype, x, g, (w, b, mean, var), trains)
             if dtype in (torch.bfloat16, torch.float16):
