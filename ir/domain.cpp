@@ -296,7 +296,8 @@ bool Domain::keeps_rows(const Member& member, const Access& result) {
          goes_along_lines(member);
 }
 
-// Where channels are in groups, whatever has all points lies in the same way.
+// Where channels are in groups, whatever has all points lies in the same way. (Torch's gradient of a group norm takes
+// the incoming gradient to lie as the input does; where it does not, who calls that gets torch's numbers from torch.)
 bool Domain::has_one_layout() const {
   const Access* first = nullptr;
   bool pieces = false, same = true;
