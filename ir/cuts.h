@@ -17,9 +17,9 @@
 //   By a plan, inside of a stretch that begins after a wait, or ends in one: the worker is to work while the client
 //   records, and what is left when the client waits is to be short. A stretch is planned when it ends for the first
 //   time, by its structure and the sizes it has then: a short first piece, a short last one before a wait, between them
-//   as much as the worker has to do meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by the ops from the stretch's
-//   beginning, whatever sizes they have later. No cut is added among ops with which some other stretch began before:
-//   what that one is cut into stays.
+//   as much as the worker has to do meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by
+//   the ops from the stretch's beginning, whatever sizes they have later. No cut is added among ops with which some
+//   other stretch began before: what that one is cut into stays.
 namespace torch_remote::ir {
 
 struct CutLimits {

@@ -317,8 +317,7 @@ class Fuser {
   void drop_small() {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
-                        (cluster.nodes.size() == 1 && !is_better_alone(cluster) &&
-                         !lies_across(cluster.domain)) ||
+                        (cluster.nodes.size() == 1 && !is_better_alone(cluster) && !lies_across(cluster.domain)) ||
                         !context_.worker.does(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;

@@ -3,7 +3,8 @@ writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--matrix tests/ops/matrix.json] \
+        ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations

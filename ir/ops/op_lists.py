@@ -1,5 +1,5 @@
-"""Reads and writes the lists beside the table: composed.toml, call_checks.toml, kernel_dtypes.toml and fusion.toml. Every name in them is
-checked against torch's schemas and the table."""
+"""Reads and writes the lists beside the table: composed.toml, call_checks.toml, kernel_dtypes.toml and fusion.toml.
+Every name in them is checked against torch's schemas and the table."""
 
 from __future__ import annotations
 

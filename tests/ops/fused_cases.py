@@ -401,8 +401,11 @@ def channels() -> Iterator[Case]:
             var = tame(dtype, shape[1:2], 5).abs() + 0.5
             for groups in {1, 2, shape[1]}:
                 yield from group_norms(dtype, x, g, w, b, groups)
-            if len(shape) == 4 and shape[0] != 1:
-                yield from group_norms(dtype, x.contiguous(memory_format=torch.channels_last), g, w, b, 2)
+            if len(shape) == 4 and shape[0] == 2:
+                last = torch.channels_last
+                yield from group_norms(
+                    dtype, x.contiguous(memory_format=last), g.contiguous(memory_format=last), w, b, 2
+                )
             for trains in (True, False):
                 yield from batch_norms(dtype, x, g, (w, b, mean, var), trains)
             if dtype in (torch.bfloat16, torch.float16):

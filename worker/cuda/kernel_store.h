@@ -38,7 +38,8 @@ class KernelStore {
   KernelStore(std::shared_ptr<Gpu> gpu, Compile compile) : gpu_(std::move(gpu)), compile_(std::move(compile)) {}
   ~KernelStore();
 
-  // Compiles and loads it if nobody has asked for it before. kUnsupported stays so; after other errors it is tried again.
+  // Compiles and loads it if nobody has asked for it before. kUnsupported stays so; after other errors it is tried
+  // again.
   Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded);
   uint64_t compiled() const { return compiled_; }
 

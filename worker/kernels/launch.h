@@ -41,10 +41,10 @@ class Launches {
     int64_t units = 0, unit_points = 1;
     int64_t first_point = 0;  // of all launches that are dealt at once, before this one
     size_t first_operand = 0;
-    std::vector<uint32_t> item_sizes;       // of operands
-    std::vector<int64_t> strides, bounds;   // as Call has them
-    std::vector<size_t> kept;               // where lines of kept values begin
-    std::vector<int64_t> total_counts;      // elements of a chunk's line of each total, and its bytes
+    std::vector<uint32_t> item_sizes;      // of operands
+    std::vector<int64_t> strides, bounds;  // as Call has them
+    std::vector<size_t> kept;              // where lines of kept values begin
+    std::vector<int64_t> total_counts;     // elements of a chunk's line of each total, and its bytes
     std::vector<size_t> total_lines;
     size_t kept_bytes = 0;
     // Reductions over rows: rows of a chunk, chunks of that size, and with what remains.
