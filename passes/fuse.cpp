@@ -434,8 +434,8 @@ uint8_t hints_of(const Graph& graph, const Group& group) {
       const ir::View& view = graph.views[index];
       int64_t offset = 0;
       contiguous &= is_contiguous(graph, view);
-      aligned &=
-          graph.is_constant(view.offset, &offset) && offset * static_cast<int64_t>(ir::item_size(view.dtype)) % 16 == 0;
+      aligned &= graph.is_constant(view.offset, &offset) &&
+                 offset % 16 * static_cast<int64_t>(ir::item_size(view.dtype)) % 16 == 0;
     });
   }
   return static_cast<uint8_t>((contiguous ? ir::kGroupContiguous : 0) | (aligned ? ir::kGroupAligned : 0));

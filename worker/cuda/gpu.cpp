@@ -22,6 +22,7 @@ class PoolSource final : public SegmentSource {
     if (address == 0) return {};
     const DevicePointer begin =
         (address + CachingAllocator::kPage - 1) / CachingAllocator::kPage * CachingAllocator::kPage;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
     return {reinterpret_cast<std::byte*>(begin), size, std::shared_ptr<void>(nullptr, [gpu = gpu_, address](void*) {
               const Current current(*gpu);
               give(*gpu, address);

@@ -45,6 +45,7 @@ Status KernelStore::load(const std::string& text, LoadedKernel* kernel) {
   const Current current(*gpu_);
   std::vector<char> log(4096);
   JitOption options[] = {JitOption::kErrorLog, JitOption::kErrorLogBytes};
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver wants the size in a pointer's place
   void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
   Status status =
       to_status(driver, driver.module_load_data_ex(&kernel->module, compiled.image.data(), 2, options, values),

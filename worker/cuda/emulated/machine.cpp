@@ -67,7 +67,7 @@ void Machine::serve(StreamState& stream) {
     stream.queue.pop_front();
     stream.busy = true;
     Gpu& gpu = *stream.gpu;
-    if (work.run && gpu.lost_after != 0 && --gpu.lost_after == 0) gpu.error = Result::kEccUncorrectable;
+    if (work.run && runs_out(gpu.lost_after)) gpu.error = Result::kEccUncorrectable;
     const bool works = gpu.error == Result::kSuccess;
     std::chrono::microseconds pause = delay;
     if (pause.count() == 0 && stream.random() % 4 == 0) {
@@ -89,7 +89,7 @@ Result Machine::run_kernel(Gpu& gpu, const KernelCall& call) {
   emulator::LaunchOptions launch{.checked = options.checked};
   {
     const std::lock_guard lock(mutex);
-    if (fail_launch != 0 && --fail_launch == 0) return Result::kLaunchFailed;
+    if (runs_out(fail_launch)) return Result::kLaunchFailed;
     launch.seed = options.seed * 1000 + ++launches;
   }
   std::vector<void*> arguments;

@@ -34,7 +34,7 @@ class Handles {
     static std::atomic<uint64_t> next{1};
     const uint64_t number = next++ << 3 | uint64_t{0xC0DA} << 48;
     objects_[number] = std::move(object);
-    return reinterpret_cast<Handle>(number);
+    return reinterpret_cast<Handle>(number);  // NOLINT(performance-no-int-to-ptr): as the driver's handles are
   }
   std::shared_ptr<T> find(Handle handle) const {
     const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
@@ -49,6 +49,9 @@ class Handles {
  private:
   std::map<uint64_t, std::shared_ptr<T>> objects_;
 };
+
+// Counts down; true once, when nothing is left. 0: does not count.
+inline bool runs_out(uint64_t& left) { return left != 0 && left-- == 1; }
 
 struct Gpu {
   int ordinal = 0;

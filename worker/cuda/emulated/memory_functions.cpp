@@ -32,7 +32,7 @@ Result allocate(Call& call, size_t bytes, std::shared_ptr<PoolState> pool, Devic
   if (bytes == 0) return Result::kInvalidValue;
   Machine& machine = *call.machine;
   Gpu& gpu = *call.gpu;
-  if (machine.fail_allocation != 0 && --machine.fail_allocation == 0) return Result::kOutOfMemory;
+  if (runs_out(machine.fail_allocation)) return Result::kOutOfMemory;
   void* made = nullptr;
   if (bytes > machine.options.memory - gpu.used ||
       !gpu.device->memory().allocate(bytes, &made, "", /*aligned=*/true).ok()) {
@@ -165,6 +165,7 @@ Result mem_alloc_from_pool_async(DevicePointer* address, size_t bytes, MemoryPoo
   if (found == nullptr) return call.error;
   if (found->gpu != call.gpu) return Result::kInvalidValue;
   if (Result result = allocate(call, bytes, std::move(found), address); result != Result::kSuccess) return result;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
   void* const memory = reinterpret_cast<void*>(*address & ~call.gpu->tag);
   return call.submit(*stream, {NodeType::kMemset,
                                [gpu = call.gpu, memory, bytes] {
