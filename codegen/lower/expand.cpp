@@ -170,19 +170,23 @@ bool layer_norm(NodeEmitter& node) {
   return true;
 }
 
+// The gradient of rows that were normalised to `normal`, of that of `normal` times the weight.
+V gradient_of_normal(NodeEmitter& node, V grad, V normal, V rstd, DType type) {
+  Emitter& e = node.e;
+  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+  const V count = node.reduced_points(type);
+  const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
+  const V level = e.div(e.columns(Reduction::kSum, scaled), count);
+  return e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd);
+}
+
 bool layer_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
   const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
-  if (node.wants(0)) {
-    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
-    const V count = node.reduced_points(type);
-    const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
-    const V mean = e.div(e.columns(Reduction::kSum, scaled), count);
-    node.result(0, e.mul(e.sub(e.sub(scaled, mean), e.mul(normal, along)), rstd));
-  }
+  if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
   if (node.wants(1)) node.result(1, e.rows(Reduction::kSum, e.mul(grad, normal)));
   if (node.wants(2)) node.result(2, e.rows(Reduction::kSum, grad));
   return true;
@@ -225,13 +229,7 @@ bool group_norm_backward(NodeEmitter& node) {
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
   const V x = node.operand("input", type), mean = node.operand("mean", type);
   const V normal = e.mul(e.sub(x, mean), rstd);
-  if (node.wants(0)) {
-    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
-    const V count = node.reduced_points(type);
-    const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
-    const V level = e.div(e.columns(Reduction::kSum, scaled), count);
-    node.result(0, e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd));
-  }
+  if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
   for (const size_t result : {1, 2}) {
     if (!node.wants(result)) continue;
     const V sum = node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad);

@@ -43,13 +43,9 @@ struct Bound {
 
 }  // namespace
 
-const AttentionLoops* attention_loops() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return &kAttentionV4;
-  if (__builtin_cpu_supports("x86-64-v3")) return &kAttentionV3;
-#endif
-  return nullptr;
+const AttentionLoops* attention_loops(std::string_view target) {
+  if (target == "x86-64-v4") return &kAttentionV4;
+  return target == "x86-64-v3" ? &kAttentionV3 : nullptr;
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ir/graph.h"
@@ -13,8 +14,8 @@
 
 namespace torch_remote::worker::kernels {
 
-// The loops for this machine's processor; null: it has less than AVX2.
-const AttentionLoops* attention_loops();
+// The loops for a target of kernels (host_target, kernel_runner.h); null: there are none.
+const AttentionLoops* attention_loops(std::string_view target);
 
 // Where a tensor of a call lies.
 struct AttentionPlace {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -17,6 +18,9 @@
 // masks, strides, half precision, keys cut into pieces.
 namespace torch_remote::worker::kernels {
 namespace {
+
+// The score of a key that is not seen.
+constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 struct Case {
   int64_t batch = 1, heads = 1, shared = 1, queries = 1, keys = 1, size = 8, value_size = 8;
@@ -90,7 +94,8 @@ class Bench {
     for (const char* name : {"q", "k", "v", "g", "b"}) {
       for (Tensor& t : tensors_) {
         if (t.name != name) continue;
-        for (float& value : t.values) value = t.dtype == "bool" ? random() % 3 != 0 : round_to(normal(random), t.dtype);
+        for (float& value : t.values)
+          value = t.dtype == "bool" ? (random() % 3 != 0 ? 1.0f : 0.0f) : round_to(normal(random), t.dtype);
         for_each(t, [&](size_t i, size_t place) { write(t.bytes, place, t.values[i], t.dtype); });
       }
     }
@@ -113,8 +118,8 @@ class Bench {
 
   void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& sizes) {
     Tensor t{name, dtype, sizes, std::vector<int64_t>(sizes.size()), {}, {}};
-    std::vector<size_t> order;
-    for (size_t d = 0; d < sizes.size(); ++d) order.push_back(d);
+    std::vector<size_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), size_t{0});
     if (c_.heads_inside && sizes.size() == 4 && name != "b") std::swap(order[1], order[2]);
     int64_t count = 1;
     for (size_t i = sizes.size(); i-- > 0;) {
@@ -228,19 +233,19 @@ class Bench {
         const int64_t kv = h / c_.shared;
         for (int64_t i = 0; i < c_.queries; ++i) {
           std::vector<double> weights(static_cast<size_t>(c_.keys));
-          double most = -INFINITY, sum = 0;
+          double most = kNever, sum = 0;
           for (int64_t j = 0; j < c_.keys; ++j) {
             double score = 0;
             for (int64_t d = 0; d < c_.size; ++d) score += at(q, {n, h, i, d}) * at(k, {n, kv, j, d});
             score *= scale;
             if (b != nullptr && b->dtype != "bool") score += at(*b, {n, h, i, j});
             if ((b != nullptr && b->dtype == "bool" && at(*b, {n, h, i, j}) == 0) || (c_.causal && j > i)) {
-              score = -INFINITY;
+              score = kNever;
             }
             weights[static_cast<size_t>(j)] = score;
             most = std::max(most, score);
           }
-          for (double& weight : weights) sum += weight = most == -INFINITY ? 0 : std::exp(weight - most);
+          for (double& weight : weights) sum += weight = most == kNever ? 0 : std::exp(weight - most);
           check("l", {n, h, i}, most + std::log(sum));
           for (double& weight : weights) weight = sum == 0 ? 0 : weight / sum;
           double delta = 0;
@@ -291,8 +296,8 @@ class Bench {
 
 std::vector<std::pair<std::string, const AttentionLoops*>> all_loops() {
   std::vector<std::pair<std::string, const AttentionLoops*>> loops;
-  if (attention_loops() != nullptr) loops.emplace_back("v3", &kAttentionV3);
-  if (attention_loops() == &kAttentionV4) loops.emplace_back("v4", &kAttentionV4);
+  if (attention_loops(host_target()) != nullptr) loops.emplace_back("v3", &kAttentionV3);
+  if (attention_loops(host_target()) == &kAttentionV4) loops.emplace_back("v4", &kAttentionV4);
   return loops;
 }
 
@@ -356,7 +361,7 @@ TEST(Attention, ManyKeysInPieces) {
 
 // The runner of kernels takes the group, and none of another dtype.
 TEST(Attention, IsTheRunnersGroup) {
-  if (attention_loops() == nullptr) GTEST_SKIP() << "a processor without AVX2";
+  if (attention_loops(host_target()) == nullptr) GTEST_SKIP() << "a processor without AVX2";
   const auto taken = [](const std::string& dtype, std::vector<float>* out) {
     const std::string view = dtype + "[1, 2, s0, 4]{s1, s1, 4, 1} @";
     ir::Graph graph;

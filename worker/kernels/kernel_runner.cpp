@@ -170,7 +170,7 @@ class KernelProgram : public RunnerProgram {
       if (arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kFloat) group.symbols.push_back(arg.a);
     }
     remember(group, values);
-    const AttentionLoops* loops = attention_loops();
+    const AttentionLoops* loops = attention_loops(host_target());
     if (loops != nullptr && group.group.first == group.group.last) {
       group.attention = Attention::bind(graph_, node, values, *loops);
     }
@@ -231,7 +231,8 @@ std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
 
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
-         bit(ir::GroupKind::kMultiTensor) | (attention_loops() != nullptr ? bit(ir::GroupKind::kAttention) : 0);
+         bit(ir::GroupKind::kMultiTensor) |
+         (attention_loops(host_target()) != nullptr ? bit(ir::GroupKind::kAttention) : 0);
 }
 
 uint64_t dtypes() {
