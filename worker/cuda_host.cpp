@@ -1,11 +1,16 @@
 #include "worker/cuda_host.h"
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
+#include "remote/wire/environment.h"
+#include "worker/cache_folder.h"
 #include "worker/cuda/compiler.h"
+#include "worker/cuda/cublaslt.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/product_runner.h"
 
 namespace torch_remote::worker {
 
@@ -19,9 +24,17 @@ DeviceOpener cuda_device_opener(int ordinal) {
     std::unique_ptr<cuda::CudaDevice> device;
     if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
     if (!status.ok()) return status;
+    cuda::LibraryPlaces places;
+    places.packages = remote::package_folder().parent_path();
+    if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+    status = cuda::to_status(device_options.driver, device_options.driver.driver_get_version(&places.driver),
+                             "cuDriverGetVersion");
+    if (!status.ok()) return status;
     opened->runners.push_back(cuda::make_cuda_runner(*device));
+    opened->runners.push_back(cuda::make_product_runner(
+        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-    opened->group_kinds = cuda::group_kinds();
+    opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();
     opened->device = std::move(device);
     return status;

@@ -1,8 +1,7 @@
 #include <spdlog/spdlog.h>
 
-#include <cstdlib>
-
 #include "remote/wire/environment.h"
+#include "worker/cache_folder.h"
 #include "worker/device/host_device.h"
 #include "worker/kernels/compiler.h"
 #include "worker/kernels/kernel_runner.h"
@@ -11,16 +10,6 @@
 
 namespace torch_remote::worker {
 namespace {
-
-// Where compiled kernels are kept: TORCH_REMOTE_KERNEL_CACHE, or the user's cache.
-std::string cache_folder() {
-  if (const char* folder = std::getenv("TORCH_REMOTE_KERNEL_CACHE")) return folder;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
-    return std::string(cache) + "/torch-remote/kernels";
-  }
-  const char* home = std::getenv("HOME");
-  return home != nullptr && *home != '\0' ? std::string(home) + "/.cache/torch-remote/kernels" : std::string();
-}
 
 // The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
 std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor threads) {

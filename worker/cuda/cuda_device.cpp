@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "worker/cuda/copy_kernel.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -184,37 +186,11 @@ bool CudaDevice::pack(const View& view, DevicePointer to) {
   if (view.is_packed()) {
     return check(gpu_->driver().memcpy_dtod_async(to, view.data, view.nbytes(), gpu_->work()), "cuMemcpyDtoDAsync");
   }
-  using ir::DType;
-  std::vector<int64_t> sizes = view.sizes, strides = view.strides;
-  DType dtype = view.item_size == 1   ? DType::kUInt8
-                : view.item_size == 2 ? DType::kInt16
-                : view.item_size == 4 ? DType::kInt32
-                                      : DType::kInt64;
-  if (view.item_size == 16) {  // two halves
-    for (int64_t& stride : strides) stride *= 2;
-    sizes.push_back(2);
-    strides.push_back(1);
-  }
-  codegen::Kernel kernel;
-  kernel.rows = static_cast<uint32_t>(sizes.size() - 1);
-  kernel.columns = 1;
-  codegen::Operand from{.dtype = dtype, .strided = strides.back() > 1}, into{.dtype = dtype};
-  std::vector<int64_t> packed(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (strides[d] != 0) from.dims |= 1u << d;
-    into.dims |= 1u << d;
-    if (d + 1 < sizes.size()) packed[d] = packed[d + 1] * sizes[d + 1];
-  }
-  kernel.operands = {from, into};
-  kernel.values = {{.kind = codegen::Kind::kLoad, .type = dtype, .operand = 0}};
-  kernel.stores = {{.operand = 1, .value = 0}};
-  const LoadedKernel* loaded = nullptr;
-  if (const Status status = kernels_.get(kernel, &loaded); !status.ok()) {
-    return check(Result::kNotSupported, status.message().c_str());
-  }
-  strides.insert(strides.end(), packed.begin(), packed.end());
-  const uint64_t data[] = {view.data, to};
-  return launch(*gpu_, *loaded, {.sizes = sizes, .data = data, .strides = strides, .processors = gpu_->processors()});
+  std::vector<int64_t> packed(view.sizes.size(), 1);
+  for (size_t d = packed.size() - 1; d-- > 0;) packed[d] = packed[d + 1] * view.sizes[d + 1];
+  const ir::DType type = view.item_size == 16 ? ir::DType::kComplex128 : bits_type(view.item_size);
+  const Status status = queue_copy(*gpu_, kernels_, {view.data, to, type, type, view.sizes, view.strides, packed});
+  return status.ok() ? !gpu_->is_lost() : check(Result::kNotSupported, status.message().c_str());
 }
 
 void CudaDevice::copy(void* destination, const void* source, uint64_t nbytes) {

@@ -51,6 +51,7 @@ class CudaDevice final : public Device {
   // -- for its runners
 
   Gpu& gpu() { return *gpu_; }
+  std::shared_ptr<Gpu> shared_gpu() { return gpu_; }
   KernelStore& kernels() { return kernels_; }
   // A record for a launch that may find an index out of its bounds. 0: the GPU is lost, or has no memory.
   uint64_t take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/lower.h"
 #include "ir/fusion.h"
+#include "worker/cuda/copy_kernel.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -53,15 +53,6 @@ std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t>
   return {values[view.offset] * item, (last + 1) * item};
 }
 
-codegen::Operand operand_of(const ir::View& view, const std::vector<int64_t>& strides) {
-  codegen::Operand operand{.dtype = view.dtype};
-  for (size_t d = 0; d < strides.size(); ++d) {
-    if (strides[d] != 0) operand.dims |= 1u << d;
-  }
-  operand.strided = strides.back() > 1;
-  return operand;
-}
-
 // A copy of elements that lie anywhere to places anywhere else. (As a group it is one only where neighbours lie
 // alike.) Dims are those of what is written; `from` is broadcast to them. False: both may lie in the same memory, or
 // there are too many dims.
@@ -87,14 +78,11 @@ bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_
     if (from_first < to_end && to_first < from_end) return false;
   }
   if (launch->sizes.size() > codegen::kMaxRows + 1) return false;
-  codegen::Kernel& kernel = launch->kernel;
-  kernel.rows = static_cast<uint32_t>(launch->sizes.size() - 1);
-  kernel.columns = 1;
-  kernel.operands = {operand_of(from, strides_from), operand_of(to, strides_to)};
-  const ir::DType loaded = codegen::loaded_type(from.dtype), stored = codegen::loaded_type(to.dtype);
-  kernel.values = {{.kind = codegen::Kind::kLoad, .type = loaded, .operand = 0}};
-  if (loaded != stored) kernel.values.push_back({.kind = codegen::Kind::kConvert, .type = stored, .a = 0});
-  kernel.stores = {{.operand = 1, .value = static_cast<uint32_t>(kernel.values.size() - 1)}};
+  launch->kernel = make_copy_kernel({.from_type = from.dtype,
+                                     .to_type = to.dtype,
+                                     .sizes = launch->sizes,
+                                     .from_strides = strides_from,
+                                     .to_strides = strides_to});
   for (const auto& [view, strides] : {std::pair(&from, &strides_from), std::pair(&to, &strides_to)}) {
     codegen::Binding& binding = launch->operands.emplace_back();
     binding.buffer = view->buffer;
@@ -102,7 +90,7 @@ bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_
     binding.strides = *strides;
   }
   launch->nodes = {0, 0};
-  return codegen::verify(kernel).ok();
+  return codegen::verify(launch->kernel).ok();
 }
 
 // The node, if it is a copy.

@@ -4,6 +4,8 @@
 
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/emulated/compile.h"
+#include "worker/cuda/emulated/emulated_cublaslt.h"
+#include "worker/cuda/product_runner.h"
 
 namespace torch_remote::worker::cuda::emulated {
 
@@ -24,8 +26,15 @@ Status open_device(remote::Transport&, const ServerOptions& options, std::functi
       CudaDevice::open({.driver = gpus().driver(), .limit = options.memory_limit, .compile = compile}, &device);
   if (!status.ok()) return status;
   opened->runners.push_back(make_cuda_runner(*device));
+  opened->runners.push_back(make_product_runner(
+      *device,
+      [](lt::Table* table) {
+        *table = cublaslt();
+        return Status();
+      },
+      ""));
   opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-  opened->group_kinds = group_kinds();
+  opened->group_kinds = group_kinds() | product_group_kinds();
   opened->dtypes = dtypes();
   opened->device = std::move(device);
   return {};

@@ -1,0 +1,68 @@
+#include "worker/cuda/library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kNewest = 13, kOldest = 12;
+
+std::string package_of(const Library& library, int major) {
+  return std::string(library.package) + (major == kOldest ? "-cu12" : "");
+}
+
+std::string soname_of(const Library& library, int major) {
+  return std::string(library.soname) + "." + std::to_string(major);
+}
+
+}  // namespace
+
+void* OpenLibrary::find(const char* symbol) const { return dlsym(handle, symbol); }
+
+std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& places, int major) {
+  const std::string soname = soname_of(library, major);
+  if (!places.given.empty()) return {places.given + "/" + soname};
+  std::vector<std::string> paths;
+  if (!places.packages.empty()) {
+    const std::string folder = major == kOldest ? std::string(library.folder) : "cu" + std::to_string(major);
+    paths.push_back(places.packages + "/nvidia/" + folder + "/lib/" + soname);
+  }
+  paths.push_back(soname);
+  for (const char* variable : {"CUDA_PATH", "CUDA_HOME"}) {
+    const char* folder = std::getenv(variable);
+    if (folder == nullptr || *folder == '\0') continue;
+    for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string(folder) + inner + soname);
+  }
+  for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string("/usr/local/cuda") + inner + soname);
+  return paths;
+}
+
+Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
+  const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
+  const auto take = [&](void* handle, const std::string& path, int major) {
+    if (handle != nullptr) *opened = {handle, path, major};
+    return handle != nullptr;
+  };
+  std::string why;
+  for (int major = newest; major >= kOldest; --major) {
+    const std::string soname = soname_of(library, major);
+    if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), soname, major)) return {};
+  }
+  for (int major = newest; major >= kOldest; --major) {
+    for (const std::string& path : paths_of(library, places, major)) {
+      if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, major)) return {};
+      const std::string error = dlerror();
+      // Of a file that is there, what is wrong with it.
+      if (error.find("No such file") == std::string::npos) why = error;
+    }
+  }
+  std::string message = "cuda: there is no " + soname_of(library, newest) + " (" + std::string(library.name) + ")";
+  if (!places.given.empty()) message += " in " + places.given;
+  if (!why.empty()) message += ": " + why;
+  return {ErrorCode::kUnsupported, message + "; install it: pip install " + package_of(library, newest) +
+                                       ", or say in which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/cuda/cuda_device.h"
+#include "worker/runner/runner.h"
+
+namespace torch_remote::worker::cuda {
+
+// Nodes that are done together, or one: how with the values that a program's last run had.
+class Unit {
+ public:
+  Unit(const ir::Graph& graph, const ir::Group& group);
+  virtual ~Unit() = default;
+
+  const ir::Group& group() const { return group_; }
+  // Makes it anew if one of the values that it depends on is another, or if what went wrong may go right now.
+  const Status& bind(std::span<const int64_t> values);
+  bool is_bound() const { return bound_ && status_.ok(); }
+
+  // Queues it, its results have memory. The GPU's context is current.
+  virtual Status run(std::span<const tr_buffer> buffers, uint64_t number) = 0;
+  // Buffers with memory that its nodes make or use.
+  std::span<const uint32_t> fresh() const { return fresh_; }
+
+ protected:
+  const ir::Graph& graph() const { return graph_; }
+
+ private:
+  // kUnsupported: it cannot be done with these values. `symbols`: which beside sizes, strides and offsets it depends
+  // on.
+  virtual Status make(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
+  // Whether what was made does for the numbers of a run, too.
+  virtual bool suits(std::span<const int64_t>) const { return true; }
+  // Numbers that change nothing else. Called with each run's.
+  virtual void set_numbers(std::span<const int64_t> values) = 0;
+
+  const ir::Graph& graph_;
+  const ir::Group group_;
+  std::vector<uint32_t> fresh_;
+  std::vector<ir::Sym> symbols_;
+  std::vector<int64_t> values_;  // of these
+  bool bound_ = false;
+  Status status_;
+};
+
+// A program whose nodes are done by units.
+class UnitProgram : public RunnerProgram {
+ public:
+  UnitProgram(CudaDevice& device, const LoadRequest& request);
+
+  bool creates_buffer(uint32_t) const override { return false; }
+  bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
+  bool run(tr_run& run, tr_error* error) override;
+
+ protected:
+  // For all nodes of the request; for groups, and for each node alone.
+  void make_units(const LoadRequest& request);
+  const Unit& unit_of_group(uint32_t first) const { return *units_.at(first); }
+  CudaDevice& device() const { return device_; }
+
+ private:
+  // Null: such a group is not done as one.
+  virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
+  Unit& unit_at(uint32_t node, uint32_t last);
+  bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
+  Status allocate(tr_run& run, const Unit& unit);
+  void note(const tr_run& run, uint32_t node);
+
+  CudaDevice& device_;
+  const ir::Graph& graph_;
+  ir::Graph apart_;                                          // as if there were no groups
+  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_;  // by their first node
+};
+
+}  // namespace torch_remote::worker::cuda
