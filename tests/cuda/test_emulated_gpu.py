@@ -1,10 +1,12 @@
-"""Scripts on a worker whose device is a GPU in software: every op is done by a kernel made for GPUs, none by ATen."""
+"""Scripts on a worker whose device is a GPU in software: every op is done by a kernel made for GPUs, or by cuBLASLt in
+software; none by ATen."""
 
 from random import Random
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 
 def same(there, expected):
@@ -85,6 +87,101 @@ def test_training_equals_cpu(remote):
     torch.testing.assert_close(b, expected_b)
 
 
+def products(x, y, bias):
+    """Every product, of operands that lie in all ways."""
+    batch = torch.stack([x, x * 2, x - 1])
+    return [
+        x @ y,
+        y.t() @ x.t(),
+        torch.addmm(bias, x, y),
+        torch.addmm(bias, x, y, beta=0.5, alpha=-2),
+        x[::2] @ y[:, 1:],
+        x @ y[:, 0],
+        torch.addmv(x[:, 0], x, y[:, 1], beta=2),
+        x[0].dot(y[:, 2]),
+        torch.outer(x[:, 1], y[0]),
+        torch.addr(x, x[:, 0], x[0]),
+        batch @ y,
+        torch.bmm(batch, batch.transpose(1, 2)),
+        torch.baddbmm(bias.expand(3, len(x), -1), batch, y.expand(3, -1, -1)),
+        torch.addbmm(x @ y, batch, y.expand(3, -1, -1), beta=2),
+        F.linear(batch, y.t().contiguous(), bias),
+        torch.einsum("bij,jk->bki", batch, y),
+        x[:0] @ y,
+        x[:, :0] @ y[:0],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_products_equal_cpu(remote, dtype):
+    x, y, bias = (torch.randn(*size).to(dtype) for size in [(6, 8), (8, 5), (5,)])
+    there = products(x.to(remote), y.to(remote), bias.to(remote))
+    wide = [t.float() for t in products(x.double(), y.double(), bias.double())]
+    tolerance = {torch.bfloat16: 0.1, torch.float16: 0.02}.get(dtype, 1e-5)
+    for made, expected in zip(there, wide, strict=True):
+        assert made.dtype == dtype
+        torch.testing.assert_close(made.cpu().float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_products_in_place_and_out(remote):
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    there, other = x.to(remote), y.to(remote)
+    for a, b in ((x, y), (there, other)):
+        a.addmm_(b, b.t(), beta=0.5)
+        a[1:3].addmm_(b[:2], b)
+        a.t().addmm_(b, b)
+        torch.mm(b, b, out=a[:, :])
+        a.addbmm_(b.expand(2, 4, 4), b.expand(2, 4, 4))
+    same(there, x)
+    full = torch.full((4, 4), float("nan"))
+    same(torch.addmm(full.to(remote), other, other, beta=0), y @ y)
+
+
+def test_products_of_complex_and_of_integers(remote):
+    x, y = torch.randn(5, 6, dtype=torch.complex64), torch.randn(6, 5, dtype=torch.complex64)
+    same(x.to(remote) @ y.to(remote), x @ y)
+    same(torch.vdot(x[0].to(remote), x[1].to(remote)), torch.vdot(x[0], x[1]))
+    a, b = (torch.randint(-100, 100, size, dtype=torch.int8) for size in [(17, 32), (32, 24)])
+    same(torch._int_mm(a.to(remote), b.to(remote)), torch._int_mm(a, b))
+
+
+def train_classifier(device, dtype):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    model.to(device, dtype)
+    x, labels = torch.randn(24, 12, dtype=dtype).to(device), torch.randint(4, (24,)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(12):
+        loss = F.cross_entropy(model(x).float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.detach().cpu().float() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training_a_classifier_equals_cpu(remote, dtype):
+    losses, parameters = train_classifier(remote, dtype)
+    expected, expected_parameters = train_classifier(torch.device("cpu"), dtype)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    assert losses == pytest.approx(expected, rel=tolerance)
+    assert losses[-1] < 0.8 * losses[0]
+    for made, other in zip(parameters, expected_parameters, strict=True):
+        torch.testing.assert_close(made, other, rtol=tolerance, atol=tolerance)
+
+
+def test_attention_by_products_equals_cpu(remote):
+    q, k, v = (torch.randn(2, 3, 10, 8) for _ in range(3))
+
+    def attention(q, k, v):
+        scores = q @ k.transpose(-2, -1) * 8**-0.5
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(2, 10, 24)
+
+    same(attention(q.to(remote), k.to(remote), v.to(remote)), attention(q, k, v))
+
+
 def test_an_index_out_of_range_is_an_error_of_its_line(remote):
     weight = torch.randn(10, 4).to(remote)
     good = F.embedding(torch.tensor([1, 9]).to(remote), weight)
@@ -126,7 +223,7 @@ ROWS = [
 def random_program(random, values):
     """One step on a list of tensors of one shape: something new, or a write in place, of a part or of all."""
     x, y = random.choice(values), random.choice(values)
-    kind = random.randrange(5)
+    kind = random.randrange(6)
     if kind == 0:
         values.append(random.choice(UNARY)(x))
     elif kind == 1:
@@ -134,6 +231,8 @@ def random_program(random, values):
     elif kind == 2:
         values.append(random.choice(ROWS)(x))
     elif kind == 3:
+        values.append(x @ (y.t() @ y) * (1 / (y.shape[0] * y.shape[1])) if random.random() < 0.5 else F.relu(x))
+    elif kind == 4:
         x.mul_(0.5).add_(y.clone() if x is y else y, alpha=0.25)
     else:
         x[1:, ::2] = y[1:, ::2].clone() * 2
