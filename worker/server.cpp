@@ -64,7 +64,7 @@ class Server {
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status memory(Frame& frame);
-  wire::MemoryUse memory_use() const;
+  wire::WorkerUse worker_use() const;
   Status acknowledge();
   // Puts what was recorded since the last time into *events and builder_.
   using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
@@ -302,8 +302,8 @@ AttachmentPtr Server::allocate(uint64_t nbytes) {
 Status Server::acknowledge() {
   builder_.Clear();
   const auto error = encode(session_->announce());
-  const wire::MemoryUse memory = memory_use();
-  builder_.Finish(wire::CreateProgress(builder_, &memory, error));
+  const wire::WorkerUse use = worker_use();
+  builder_.Finish(wire::CreateProgress(builder_, &use, error));
   acknowledged_ = done_;
   return send(Type::kProgress, done_);
 }
@@ -337,16 +337,16 @@ Status Server::out_of_memory(const Frame& frame) {
   if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
   const auto error = encode(failure);
-  const wire::MemoryUse memory = memory_use();
+  const wire::WorkerUse use = worker_use();
   switch (type) {
     case Type::kRun:
-      builder_.Finish(wire::CreateRunReply(builder_, error, 0, &memory));
+      builder_.Finish(wire::CreateRunReply(builder_, error, 0, &use));
       return reply(Type::kRunReply, frame.header.sequence);
     case Type::kRead:
-      builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
+      builder_.Finish(wire::CreateReadReply(builder_, error, &use));
       return reply(Type::kReadReply, frame.header.sequence);
     case Type::kSynchronize:
-      builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &memory));
+      builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &use));
       return reply(Type::kSynchronizeReply, frame.header.sequence);
     case Type::kHasOp:
       builder_.Finish(wire::CreateHasOpReply(builder_, error));
@@ -426,8 +426,8 @@ Status Server::run_program(Frame& frame) {
     builder_.Clear();
     const auto error = tell(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
-    const wire::MemoryUse memory = memory_use();
-    builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &memory));
+    const wire::WorkerUse use = worker_use();
+    builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &use));
     return reply(Type::kRunReply, sequence);
   });
 }
@@ -491,8 +491,8 @@ Status Server::read(Frame& frame) {
     }
     builder_.Clear();
     const auto error = ahead ? encode(failure) : tell(failure);
-    const wire::MemoryUse memory = memory_use();
-    builder_.Finish(wire::CreateReadReply(builder_, error, &memory));
+    const wire::WorkerUse use = worker_use();
+    builder_.Finish(wire::CreateReadReply(builder_, error, &use));
     return reply(Type::kReadReply, sequence, std::move(attachment));
   });
 }
@@ -507,20 +507,25 @@ Status Server::synchronize(Frame& frame) {
   for (const FailurePtr& failure : session_->take_failures(&not_listed)) errors.push_back(tell(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
-  const wire::MemoryUse memory = memory_use();
-  uint64_t kernels = 0;
-  for (const auto& runner : on_.runners) kernels += runner->kernels_compiled();
-  builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &memory, kernels, more, not_listed));
+  const wire::WorkerUse use = worker_use();
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &use, more, not_listed));
   return reply(Type::kSynchronizeReply, frame.header.sequence);
 }
 
-wire::MemoryUse Server::memory_use() const {
+wire::WorkerUse Server::worker_use() const {
   const MemoryStats stats = memory_->stats();
   const auto encoded = [](const MemoryStat& stat) {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
-  return {encoded(stats.allocated), encoded(stats.reserved), encoded(stats.allocations),
-          encoded(stats.segments),  stats.retries,           stats.failures};
+  uint64_t kernels = 0;
+  for (const auto& runner : on_.runners) kernels += runner->kernels_compiled();
+  return {encoded(stats.allocated),
+          encoded(stats.reserved),
+          encoded(stats.allocations),
+          encoded(stats.segments),
+          stats.retries,
+          stats.failures,
+          kernels};
 }
 
 Status Server::memory(Frame& frame) {
@@ -533,9 +538,9 @@ Status Server::memory(Frame& frame) {
   if (message->reset_totals()) memory_->reset_totals();
   const uint64_t limit = memory_->limit();
   const uint64_t reserved = memory_->stats().reserved.current;
-  const wire::MemoryUse memory = memory_use();
+  const wire::WorkerUse use = worker_use();
   builder_.Clear();
-  builder_.Finish(wire::CreateMemoryReply(builder_, 0, &memory, limit,
+  builder_.Finish(wire::CreateMemoryReply(builder_, 0, &use, limit,
                                           std::min(limit - std::min(limit, reserved), available_memory())));
   return reply(Type::kMemoryReply, frame.header.sequence);
 }

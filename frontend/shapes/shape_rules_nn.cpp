@@ -353,13 +353,16 @@ bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
   if (!is_remote(input)) return false;
   const MemoryFormat format = input.suggest_memory_format();
   TORCH_CHECK(input.is_contiguous(format), "Expected X.is_contiguous(memory_format) to be true, but got false.");
-  if (input.scalar_type() != ScalarType::Float && input.scalar_type() != ScalarType::Double) return false;
-  if (at::native::is_mixed_type(input, optional_tensor(args[1]), optional_tensor(args[2]))) return false;
+  if (!is_plain_float(input.scalar_type())) return false;
+  const at::Tensor weight = optional_tensor(args[1]), bias = optional_tensor(args[2]);
+  const bool mixed = at::native::is_mixed_type(input, weight, bias);
+  if (mixed) at::native::check_mixed_data_type(input, weight, bias);
+  const ScalarType statistics = at::native::param_scalar_type(input, mixed);
   const int64_t n = args[3].toInt(), groups = args[6].toInt();
   if (groups <= 0 || args[4].toInt() % groups != 0) return false;
   out.add(input.sizes(), format, input.scalar_type());
-  out.add({n, groups}, input.scalar_type());
-  out.add({n, groups}, input.scalar_type());
+  out.add({n, groups}, statistics);
+  out.add({n, groups}, statistics);
   return true;
 }
 

@@ -466,8 +466,7 @@ def _single(op: Op, ops: dict[str, Op]) -> str:
     if "PerTensor" not in op.facts:
         return ""
     base, _, suffix = op.overload.name.removeprefix("_foreach_").partition(".")
-    if suffix.startswith("Scalar"):  # maximum and minimum take no numbers
-        base = re.sub("^minimum", "clamp_max", re.sub("^maximum", "clamp_min", base))
+    base = re.sub("^minimum", "clamp_max", re.sub("^maximum", "clamp_min", base))
     kinds = [
         a.kind.removesuffix("List") if a.kind in ("TensorList", "ScalarList") else a.kind for a in op.overload.args
     ]

@@ -167,9 +167,6 @@ Status Replies::handle(Frame& frame) {
     case wire::Type::kProfileReply:
       return handle_reply<wire::ProfileReply>(frame);
     case wire::Type::kSynchronizeReply:
-      if (const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control)) {
-        totals_.kernels_compiled = reply->kernels_compiled();
-      }
       return handle_reply<wire::SynchronizeReply>(frame);
     case wire::Type::kMemoryReply:
       return handle_reply<wire::MemoryReply>(frame);
@@ -177,7 +174,7 @@ Status Replies::handle(Frame& frame) {
       return handle_profile_part(frame);
     case wire::Type::kProgress:
       if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
-        note_memory(progress->memory());
+        note_use(progress->use());
         return {};
       }
       break;
@@ -204,7 +201,7 @@ Status Replies::handle_reply(Frame& frame) {
   if (!message)
     return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
                            " is damaged");
-  if constexpr (requires { message->memory(); }) note_memory(message->memory());
+  if constexpr (requires { message->use(); }) note_use(message->use());
   std::optional<OpError> error = op_error(message->error());
   if constexpr (std::is_same_v<Message, wire::SynchronizeReply>) {
     if (error && message->more()) {
@@ -240,13 +237,14 @@ Status Replies::acknowledge(uint64_t sequence) {
   return {};
 }
 
-void Replies::note_memory(const wire::MemoryUse* use) {
+void Replies::note_use(const wire::WorkerUse* use) {
   if (!use) return;
   const auto stat = [](const wire::MemoryStat& s) {
     return MemoryStat{s.current(), s.peak(), s.allocated(), s.freed()};
   };
   totals_.memory = {stat(use->allocated()), stat(use->reserved()), stat(use->allocations()),
                     stat(use->segments()),  use->retries(),        use->failures()};
+  totals_.kernels_compiled = use->kernels_compiled();
 }
 
 // --- profile ---------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Replies {
   Status handle_reply(Frame& frame);
   Status handle_profile_part(Frame& frame);
   Status acknowledge(uint64_t sequence);
-  void note_memory(const wire::MemoryUse* use);
+  void note_use(const wire::WorkerUse* use);
   std::optional<OpError> op_error(const wire::Error* error) const;
   void defer(OpError error);
   void set_lost(const Status& why);

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-// What a worker says about its machine and its memory (wire.fbs: HelloReply, MemoryUse, Memory, MemoryReply).
+// What a worker says about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
 namespace torch_remote::remote {
 
 // What it computes on.

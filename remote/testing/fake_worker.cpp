@@ -24,9 +24,9 @@ flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Stat
 }
 
 // Some numbers, all different.
-wire::MemoryUse memory_use(uint64_t allocated) {
+wire::WorkerUse worker_use(uint64_t allocated) {
   const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
-  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2};
+  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2, 4 * allocated};
 }
 
 std::vector<uint8_t> program_of(size_t params, ptrdiff_t inputs) {
@@ -76,8 +76,8 @@ void FakeWorker::progress() {
   if (done_ == acknowledged_) return;
   FlatBufferBuilder builder;
   const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
-  const wire::MemoryUse memory = memory_use(1000);
-  builder.Finish(wire::CreateProgress(builder, &memory, error));
+  const wire::WorkerUse use = worker_use(1000);
+  builder.Finish(wire::CreateProgress(builder, &use, error));
   reply(wire::Type::kProgress, done_, finished(builder), nullptr);
   acknowledged_ = done_;
 }
@@ -252,16 +252,16 @@ bool FakeWorker::handle(Frame& frame) {
     }
     case wire::Type::kMemory: {
       const auto* request = wire::verify<wire::Memory>(frame.control);
-      const wire::MemoryUse memory = memory_use(request->reset_peak() ? 5 : 50);
-      builder.Finish(wire::CreateMemoryReply(builder, 0, &memory, request->limit().value_or(77), 66));
+      const wire::WorkerUse use = worker_use(request->reset_peak() ? 5 : 50);
+      builder.Finish(wire::CreateMemoryReply(builder, 0, &use, request->limit().value_or(77), 66));
       answer(wire::Type::kMemoryReply, builder, nullptr);
       break;
     }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};
-      const wire::MemoryUse memory = memory_use(11);
-      builder.Finish(wire::CreateSynchronizeReply(builder, error, &memory, 44));
+      const wire::WorkerUse use = worker_use(11);
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, &use));
       answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }

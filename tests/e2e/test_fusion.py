@@ -97,12 +97,10 @@ def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     given = operands(shapes, 37, 130, dtype)
     with counted() as c:
         check_against_f64(function, given, remote)
-        torch.remote.synchronize()
     assert c["kernels_compiled"] >= 1
     with counted() as c:  # other sizes, one kernel
         check_against_f64(function, operands(shapes, 64, 1000, dtype), remote)
         check_against_f64(function, operands(shapes, 3, 17, dtype), remote)
-        torch.remote.synchronize()
     assert c["kernels_compiled"] == 0
     assert c["programs_built"] == 0
 

@@ -79,8 +79,6 @@ SIZES: dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], ...]]]] =
 }
 # Multi-tensor ops are run in these, with the samples of torch's tests in float32.
 FOREACH_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8)
-# CPU makes clamps of them; complex ones are refused with another type of error, or where the program waits.
-FOREACH_LATE = {("_foreach_maximum", torch.complex64), ("_foreach_minimum", torch.complex64)}
 
 
 def outcome(call: Callable[[], Any], warning: str = "ignore") -> Exception | None:
@@ -256,8 +254,6 @@ def test_multi_tensor_ops_raise_at_the_call(device, dtype):
     """Whatever CPU refuses for its dtypes; the text is CPU's but for that of a result that does not fit."""
     wrong, refused = [], 0
     for op in FOREACH:
-        if (op.name, dtype) in FOREACH_LATE:
-            continue
         torch.manual_seed(0)
         for form, function in (("function", op.op), ("in place", op.inplace_variant)):
             for sample in islice(op.sample_inputs("cpu", torch.float32), 12):

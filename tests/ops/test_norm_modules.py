@@ -72,3 +72,19 @@ def check(device, name, args, options, shape, layout):
             there, here, f"{dtype}", tolerance=None if exact else ROUNDING[dtype], strides=exact, device=device
         )
         assert text is None, text
+
+
+@pytest.mark.parametrize("images", (1, 2))
+@pytest.mark.parametrize("weights", (None, torch.float32, "as the input"), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_group_norm_of_channels_last(device, dtype, weights, images):
+    """Layouts as on CPU, where one image keeps its own stride, and statistics in the weights' dtype."""
+    torch.manual_seed(0)
+    x = torch.randn(images, 4, 6, 6).to(dtype).to(memory_format=torch.channels_last)
+    kept = dtype if weights == "as the input" else weights
+    scale, shift = (None, None) if kept is None else (torch.rand(4).to(kept), torch.rand(4).to(kept))
+    here = torch.native_group_norm(x, scale, shift, images, 4, 36, 2, 1e-5)
+    moved = [None if t is None else t.to(device) for t in (x, scale, shift)]
+    there = torch.native_group_norm(*moved, images, 4, 36, 2, 1e-5)
+    text = difference(there, here, str(dtype), tolerance=None, strides=True, device=device)
+    assert text is None, text

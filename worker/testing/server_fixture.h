@@ -163,7 +163,7 @@ class ServerTest : public ::testing::Test {
     Frame frame;
     EXPECT_TRUE(receive(Type::kSynchronizeReply, &frame));
     const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control);
-    if (allocated) *allocated = reply->memory()->allocated().current();
+    if (allocated) *allocated = reply->use()->allocated().current();
     more = reply->more() ? reply->more()->size() : 0;
     return reply->error() ? reply->error()->message()->str() : "";
   }
