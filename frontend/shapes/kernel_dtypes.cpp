@@ -29,6 +29,7 @@ struct Row {
   std::string_view op;      // functional overload; in-place and out ones have its row, too
   std::string_view kernel;  // as torch's error names it
   uint64_t dtypes;
+  bool takes_scalars = false;  // tensors without dims are taken all the same
 };
 
 constexpr Row kRows[] = {
@@ -59,6 +60,7 @@ void refuse(const OpEntry& op, const IValue* args, ScalarType dtype, std::initia
   }
   for (const Row& row : kRows) {
     if (!(row.dtypes & bit(dtype)) || std::ranges::find(names, row.op) == names.end()) continue;
+    if (row.takes_scalars && args[0].toTensor().dim() == 0) continue;
     TORCH_CHECK_NOT_IMPLEMENTED(false, "\"", row.kernel, "\" not implemented for '", dtype, "'");
   }
 }

@@ -145,9 +145,10 @@ def kernel_dtypes(path: Path, overloads: dict[str, Overload]) -> str:
             if unknown := set(refusal["dtypes"]) - set(_DTYPES):
                 raise TableError(f"{where}: {name}: dtypes {sorted(unknown)} are unknown; use {', '.join(_DTYPES)}")
             bits = " | ".join(_DTYPES[dtype] for dtype in refusal["dtypes"])
-            rows.append(
-                (full_name(name), f"{{{json.dumps(full_name(name))}, {json.dumps(refusal['kernel'])}, {bits}}},")
-            )
+            row = [json.dumps(full_name(name)), json.dumps(refusal["kernel"]), bits]
+            if refusal.get("takes_scalars"):
+                row.append("true")
+            rows.append((full_name(name), f"{{{', '.join(row)}}},"))
     return "\n".join([f"// {_NOTE}", *[row for _, row in sorted(rows, key=lambda row: row[0])]]) + "\n"
 
 

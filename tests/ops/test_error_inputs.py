@@ -270,3 +270,14 @@ def test_multi_tensor_ops_raise_at_the_call(device, dtype):
                     attempt(torch.remote.synchronize)
                     break
     assert refused and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ("cummax", "cummin", "kthvalue", "mode"))
+def test_without_dims_nothing_is_refused(device, name):
+    """CPU copies such a tensor, whatever its dtype."""
+    arguments = (1, 0) if name == "kthvalue" else (0,)
+    x = torch.tensor(1 + 2j)
+    here, there = getattr(torch, name)(x, *arguments), getattr(torch, name)(x.to(device), *arguments)
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a, b.cpu())
+    assert isinstance(outcome(lambda: getattr(torch, name)(x[None].to(device), *arguments)), NotImplementedError)
