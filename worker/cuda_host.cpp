@@ -1,5 +1,7 @@
 #include "worker/cuda_host.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -19,16 +21,21 @@ DeviceOpener cuda_device_opener(int ordinal) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;
-    Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
-    if (status.ok()) status = cuda::open_gpu_compiler(options.codegen, &device_options.compile);
-    std::unique_ptr<cuda::CudaDevice> device;
-    if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
-    if (!status.ok()) return status;
+    device_options.kernels.folder = cache_folder();
     cuda::LibraryPlaces places;
     places.packages = remote::package_folder().parent_path();
     if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
-    status = cuda::to_status(device_options.driver, device_options.driver.driver_get_version(&places.driver),
-                             "cuDriverGetVersion");
+    const cuda::Driver& driver = device_options.driver;
+    Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
+    if (status.ok()) {
+      status = cuda::to_status(driver, driver.driver_get_version(&places.driver), "cuDriverGetVersion");
+    }
+    if (status.ok()) {
+      status = cuda::open_gpu_compiler(
+          options.codegen, places, [](const std::string& text) { spdlog::warn("{}", text); }, &device_options.kernels);
+    }
+    std::unique_ptr<cuda::CudaDevice> device;
+    if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
     if (!status.ok()) return status;
     opened->runners.push_back(cuda::make_cuda_runner(*device));
     opened->runners.push_back(cuda::make_product_runner(

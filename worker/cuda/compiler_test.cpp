@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -14,9 +16,22 @@ constexpr const char* kSum = R"(kernel(i0 | j0) {
   store a1, %1
 })";
 
+// Where there is no nvJitLink.
+const LibraryPlaces kNowhere = {"/no/such/folder", "", 13000};
+
+struct Told {
+  std::vector<std::string> lines;
+  std::function<void(const std::string&)> tell = [this](const std::string& line) { lines.push_back(line); };
+};
+
 TEST(GpuCompiler, MakesPtxAndARecipe) {
-  Compile compile;
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, &compile).ok());
+  KernelOptions options;
+  Told told;
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
+  ASSERT_EQ(told.lines.size(), 1u);
+  EXPECT_NE(told.lines[0].find("pip install nvidia-nvjitlink"), std::string::npos) << told.lines[0];
+  EXPECT_TRUE(options.version.ends_with("\nptx")) << options.version;
+  const Compile& compile = options.compile;
   for (const auto& [sm, target] : {std::pair(80u, "sm_80"), {86, "sm_80"}, {90, "sm_90"}, {120, "sm_90"}}) {
     CompiledKernel kernel;
     const Status status = compile(kSum, sm, &kernel);
@@ -28,11 +43,44 @@ TEST(GpuCompiler, MakesPtxAndARecipe) {
   }
 }
 
+TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
+  const std::string path = std::getenv("NVJITLINK");
+  KernelOptions options, other;
+  Told told;
+  const LibraryPlaces places = {path.substr(0, path.rfind('/')), "", 13000};
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, places, told.tell, &options).ok());
+  EXPECT_EQ(told.lines, std::vector<std::string>());
+  for (const uint32_t sm : {80u, 86u, 90u, 100u, 120u}) {
+    CompiledKernel kernel;
+    const Status status = options.compile(kSum, sm, &kernel);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_GT(kernel.image.size(), 4u);
+    EXPECT_EQ(std::string(kernel.image.begin(), kernel.image.begin() + 4),
+              "\x7F"
+              "ELF")
+        << sm;
+    EXPECT_EQ(kernel.recipe.totals.size(), 1u);
+  }
+  EXPECT_EQ(told.lines, std::vector<std::string>());
+  // Of a processor that it does not know PTX is left, and that is said once.
+  for (int i = 0; i < 2; ++i) {
+    CompiledKernel kernel;
+    ASSERT_TRUE(options.compile(kSum, 999, &kernel).ok());
+    EXPECT_EQ(kernel.image.back(), 0);
+    EXPECT_EQ(told.lines.size(), 1u);
+  }
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &other).ok());
+  EXPECT_NE(options.version, other.version);
+}
+
 TEST(GpuCompiler, SaysWhatIsWrong) {
-  Compile compile;
-  EXPECT_NE(open_gpu_compiler("no/such/file.so", &compile).message().find("install torch_remote again"),
-            std::string::npos);
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, &compile).ok());
+  KernelOptions options;
+  Told told;
+  EXPECT_NE(
+      open_gpu_compiler("no/such/file.so", kNowhere, told.tell, &options).message().find("install torch_remote again"),
+      std::string::npos);
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
+  const Compile& compile = options.compile;
   CompiledKernel kernel;
   EXPECT_EQ(compile("kernel(", 90, &kernel).code(), ErrorCode::kInternal);
   EXPECT_TRUE(kernel.image.empty());

@@ -80,7 +80,7 @@ Status CudaDevice::open(Options options, std::unique_ptr<CudaDevice>* device) {
 CudaDevice::CudaDevice(std::shared_ptr<Gpu> gpu, const Options& options, uint64_t limit)
     : Device(CachingAllocator::create(make_segment_source(gpu), limit)),
       gpu_(gpu),
-      kernels_(gpu, options.compile),
+      kernels_(gpu, options.kernels),
       late_(gpu),
       in_(gpu, options.slot_bytes, options.slots),
       out_(gpu, options.slot_bytes, options.slots) {}

@@ -26,8 +26,8 @@ class CudaDevice final : public Device {
   struct Options {
     Driver driver;
     int ordinal = 0;
-    uint64_t limit = 0;  // bytes of tensors; 0: what nobody uses now, less a part for kernels and staging
-    Compile compile;     // of kernels; also of those that pack strided views
+    uint64_t limit = 0;     // bytes of tensors; 0: what nobody uses now, less a part for kernels and staging
+    KernelOptions kernels;  // also of those that pack strided views
     size_t slot_bytes = size_t{4} << 20;  // of staging memory
     uint32_t slots = 4;                   // in each direction
   };

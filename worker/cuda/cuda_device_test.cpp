@@ -14,9 +14,12 @@ using emulated::gpus;
 
 std::unique_ptr<CudaDevice> open_device(const Driver& driver, uint64_t limit, int ordinal = 0) {
   std::unique_ptr<CudaDevice> device;
-  const Status status = CudaDevice::open(
-      {.driver = driver, .ordinal = ordinal, .limit = limit, .compile = emulated::compile, .slot_bytes = 256 << 10},
-      &device);
+  const Status status = CudaDevice::open({.driver = driver,
+                                          .ordinal = ordinal,
+                                          .limit = limit,
+                                          .kernels = {.compile = emulated::compile},
+                                          .slot_bytes = 256 << 10},
+                                         &device);
   EXPECT_TRUE(status.ok()) << status.message();
   return device;
 }
@@ -66,7 +69,7 @@ TEST_F(OnGpus, TwoDevicesWorkBesideEachOther) {
 TEST_F(OnGpus, ThereIsNoThirdOne) {
   std::unique_ptr<CudaDevice> device;
   const Status status =
-      CudaDevice::open({.driver = gpus().driver(), .ordinal = 2, .compile = emulated::compile}, &device);
+      CudaDevice::open({.driver = gpus().driver(), .ordinal = 2, .kernels = {.compile = emulated::compile}}, &device);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_NE(status.message().find("there is no GPU 2; this machine has 2"), std::string::npos) << status.message();
 }

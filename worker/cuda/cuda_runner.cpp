@@ -32,13 +32,14 @@ class KernelUnit final : public Unit {
   const GroupCall& call() const { return call_; }
 
  private:
-  Status make(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
-    Status status = call_.bind(device_, graph(), group(), values);
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    Status status = call_.ask(device_, graph(), group(), values);
     for (const codegen::Launch& launch : call_.launches()) {
       symbols->insert(symbols->end(), launch.depends.begin(), launch.depends.end());
     }
     return status;
   }
+  Status finish() override { return call_.finish(device_, graph()); }
   void set_numbers(std::span<const int64_t> values) override { call_.set_scalars(values); }
 
   CudaDevice& device_;
@@ -47,7 +48,10 @@ class KernelUnit final : public Unit {
 
 class CudaProgram final : public UnitProgram {
  public:
-  CudaProgram(CudaDevice& device, const LoadRequest& request) : UnitProgram(device, request) { make_units(request); }
+  CudaProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused) {
+    make_units(request);
+  }
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
     const codegen::Launch* both = nullptr;
@@ -86,8 +90,10 @@ class CudaRunner final : public Runner {
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
 
+  uint64_t generation() const override { return refused_; }
+
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<CudaProgram>(device_, request);
+    *program = std::make_unique<CudaProgram>(device_, request, refused_);
     return {};
   }
 
@@ -100,6 +106,7 @@ class CudaRunner final : public Runner {
 
  private:
   CudaDevice& device_;
+  uint64_t refused_ = 0;
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ void make_cuda(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<
   std::unique_ptr<cuda::CudaDevice> made;
   const Status status = cuda::CudaDevice::open({.driver = cuda::emulated::gpus().driver(),
                                                 .limit = limit,
-                                                .compile = cuda::emulated::compile,
+                                                .kernels = {.compile = cuda::emulated::compile},
                                                 .slot_bytes = 256 << 10},
                                                &made);
   ASSERT_TRUE(status.ok()) << status.message();

@@ -106,8 +106,8 @@ bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int6
 
 }  // namespace
 
-Status GroupCall::bind(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
-                       std::span<const int64_t> values) {
+Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
+                      std::span<const int64_t> values) {
   prepared_.clear();
   if (Status status = codegen::lower_group(graph, group, values, &launches_); !status.ok()) {
     codegen::Launch copy;
@@ -117,16 +117,22 @@ Status GroupCall::bind(CudaDevice& device, const ir::Graph& graph, const ir::Gro
     launches_.push_back(std::move(copy));
   }
   for (codegen::Launch& launch : launches_) {
-    Status status = take_in_loops(&launch);
-    if (status.ok()) status = prepare(device, graph, launch, &prepared_.emplace_back());
-    if (!status.ok()) return status;
+    if (Status status = take_in_loops(&launch); !status.ok()) return status;
+    prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
+  }
+  return {};
+}
+
+Status GroupCall::finish(CudaDevice& device, const ir::Graph& graph) {
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    if (Status status = prepare(device, graph, launches_[i], &prepared_[i]); !status.ok()) return status;
   }
   return {};
 }
 
 Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const codegen::Launch& launch,
                           Prepared* prepared) {
-  if (Status status = device.kernels().get(launch.kernel, &prepared->kernel); !status.ok()) return status;
+  if (Status status = device.kernels().get(*prepared->asked, &prepared->kernel); !status.ok()) return status;
   bool has_indices = false;
   auto indexed = std::make_shared<std::vector<IndexedOperand>>();
   for (size_t i = 0; i < launch.operands.size(); ++i) {

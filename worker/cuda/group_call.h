@@ -24,8 +24,10 @@ Status take_in_loops(codegen::Launch* launch);
 // change.
 class GroupCall {
  public:
-  // Compiles what is not compiled yet. kUnsupported: no kernel does it with these values.
-  Status bind(CudaDevice& device, const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values);
+  // Asks for its kernels; returns at once. kUnsupported: none does it with these values.
+  Status ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values);
+  // Waits until they are compiled. kUnsupported: one cannot be.
+  Status finish(CudaDevice& device, const ir::Graph& graph);
   // Numbers that are arguments as they are.
   void set_scalars(std::span<const int64_t> values);
 
@@ -36,6 +38,7 @@ class GroupCall {
 
  private:
   struct Prepared {
+    KernelStore::Asked* asked = nullptr;
     const LoadedKernel* kernel = nullptr;
     std::vector<int64_t> strides, bounds;                        // of all operands
     uint64_t scratch = 0;                                        // bytes

@@ -1,11 +1,16 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -13,6 +18,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 #include "worker/cuda/gpu.h"
+#include "worker/kernels/kernel_files.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -22,8 +28,17 @@ struct CompiledKernel {
   codegen::gpu::Recipe recipe;
 };
 
-// LoopIR's text, for a GPU of that number (90). kUnsupported: it makes no code of such a kernel.
+// LoopIR's text, for a GPU of that number (90). kUnsupported: it makes no code of such a kernel. Any number of threads
+// at once.
 using Compile = std::function<Status(std::string_view text, uint32_t sm, CompiledKernel* compiled)>;
+
+struct KernelOptions {
+  Compile compile;
+  std::string folder;          // where compiled ones are kept; empty: nowhere
+  std::string version;         // of the compiler, and of what makes machine code
+  uint64_t limit = 256 << 20;  // bytes there
+  uint32_t threads = 0;        // that compile; 0: half of the machine's
+};
 
 // A kernel on the GPU. Never moves while its store lives.
 struct LoadedKernel {
@@ -32,28 +47,39 @@ struct LoadedKernel {
   std::array<Function, 4> functions = {};  // by codegen::gpu::Function
 };
 
-// Kernels by their text; used by one thread.
+// Kernels by their text: on the GPU, on disk, or to be compiled, by threads of its own. Used by one thread.
 class KernelStore {
  public:
-  KernelStore(std::shared_ptr<Gpu> gpu, Compile compile) : gpu_(std::move(gpu)), compile_(std::move(compile)) {}
+  // One that was asked for. Lives as long as the store.
+  class Asked;
+
+  KernelStore(std::shared_ptr<Gpu> gpu, KernelOptions options);
   ~KernelStore();
 
-  // Compiles and loads it if nobody has asked for it before. kUnsupported stays so; after other errors it is tried
-  // again.
-  Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded);
-  uint64_t compiled() const { return compiled_; }
+  // Has it compiled if nobody has asked for it before; returns at once.
+  Asked* ask(const codegen::Kernel& kernel);
+  // Loads it when it is compiled. The caller compiles it itself if no thread has begun. kUnsupported stays so; after
+  // other errors it is tried again.
+  Status get(Asked& asked, const LoadedKernel** loaded);
+  Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*ask(kernel), loaded); }
+
+  uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
 
  private:
-  struct Entry {
-    LoadedKernel kernel;
-    Status status;
-  };
-  Status load(const std::string& text, LoadedKernel* kernel);
+  void work();
+  void make(Asked& asked);
+  Status load(const Asked& asked, LoadedKernel* kernel) const;
 
   const std::shared_ptr<Gpu> gpu_;
-  const Compile compile_;
-  std::unordered_map<std::string, std::unique_ptr<Entry>> entries_;
-  uint64_t compiled_ = 0;
+  const KernelOptions options_;
+  const kernels::KernelFiles files_;
+  std::unordered_map<std::string, std::unique_ptr<Asked>> all_;  // by text
+  std::atomic<uint64_t> compiled_ = 0;
+  std::mutex mutex_;  // of what follows, and of their states
+  std::deque<Asked*> queue_;
+  std::condition_variable wake_, done_;
+  bool ends_ = false;
+  std::vector<std::thread> threads_;  // started when they are needed
 };
 
 // Queues a call of the kernel on the GPU's work; its context is current. False: the GPU is lost.

@@ -1,6 +1,7 @@
 #include "worker/cuda/library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdlib>
 
@@ -41,18 +42,20 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
 
 Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
   const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
-  const auto take = [&](void* handle, const std::string& path, int major) {
-    if (handle != nullptr) *opened = {handle, path, major};
-    return handle != nullptr;
+  const auto take = [&](void* handle, int major) {
+    link_map* map = nullptr;
+    if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0) return false;
+    *opened = {handle, map->l_name, major};
+    return true;
   };
   std::string why;
   for (int major = newest; major >= kOldest; --major) {
     const std::string soname = soname_of(library, major);
-    if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), soname, major)) return {};
+    if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
   }
   for (int major = newest; major >= kOldest; --major) {
     for (const std::string& path : paths_of(library, places, major)) {
-      if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, major)) return {};
+      if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
       const std::string error = dlerror();
       // Of a file that is there, what is wrong with it.
       if (error.find("No such file") == std::string::npos) why = error;

@@ -36,8 +36,8 @@ class ProductLibraryTest : public ::testing::Test {
     EXPECT_EQ(emulated::cublaslt_left(), "");
   }
   void start(uint64_t limit = uint64_t{1} << 28) {
-    Status status =
-        CudaDevice::open({.driver = driver->driver(), .limit = limit, .compile = emulated::compile}, &device);
+    Status status = CudaDevice::open(
+        {.driver = driver->driver(), .limit = limit, .kernels = {.compile = emulated::compile}}, &device);
     ASSERT_TRUE(status.ok()) << status.message();
     const Current current(device->gpu());
     status =

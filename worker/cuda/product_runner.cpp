@@ -62,7 +62,8 @@ class Gelu {
     std::vector<int64_t> values;
     Status status = ir::parse_graph(text, &graph_);
     if (status.ok()) status = ir::evaluate(graph_, nullptr, &values);
-    if (status.ok()) status = call_.bind(device, graph_, ir::Group{}, values);
+    if (status.ok()) status = call_.ask(device, graph_, ir::Group{}, values);
+    if (status.ok()) status = call_.finish(device, graph_);
     if (status.ok()) call_.set_scalars(values);
     return status;
   }
@@ -95,7 +96,7 @@ class ProductUnit final : public Unit {
     std::vector<tr_buffer> buffers;
   };
 
-  Status make(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
   bool suits(std::span<const int64_t> values) const override { return numbers_of(product_, values) == numbers_; }
   void set_numbers(std::span<const int64_t> values) override {
     alpha_ = number_of(product_.alpha, values);
@@ -115,7 +116,7 @@ class ProductUnit final : public Unit {
   Place gelu_place_;
 };
 
-Status ProductUnit::make(std::span<const int64_t> values, std::vector<ir::Sym>*) {
+Status ProductUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>*) {
   numbers_ = numbers_of(product_, values);
   first_ = nullptr;
   next_ = nullptr;
@@ -197,8 +198,8 @@ Status ProductUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
 
 class ProductProgram final : public UnitProgram {
  public:
-  ProductProgram(Products& products, const LoadRequest& request)
-      : UnitProgram(products.device(), request), products_(products) {
+  ProductProgram(Products& products, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(products.device(), request, refused), products_(products) {
     make_units(request);
   }
 
@@ -229,7 +230,7 @@ class ProductRunner final : public Runner {
     return find_epilogue(graph, group, &product);
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<ProductProgram>(products_, request);
+    *program = std::make_unique<ProductProgram>(products_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
@@ -237,8 +238,11 @@ class ProductRunner final : public Runner {
     return opcode != ir::kInvalidOpcode && is_product_op(opcode);
   }
 
+  uint64_t generation() const override { return refused_; }
+
  private:
   Products products_;
+  uint64_t refused_ = 0;
 };
 
 }  // namespace

@@ -37,7 +37,7 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group) : graph_(graph), grou
   }
 }
 
-const Status& Unit::bind(std::span<const int64_t> values) {
+const Status& Unit::ask(std::span<const int64_t> values) {
   const auto is_same = [&] {
     for (size_t i = 0; i < symbols_.size(); ++i) {
       if (values_[i] != values[symbols_[i]]) return false;
@@ -45,11 +45,12 @@ const Status& Unit::bind(std::span<const int64_t> values) {
     return true;
   };
   const bool may_work_now = !status_.ok() && status_.code() != ErrorCode::kUnsupported;
-  if (!bound_ || may_work_now || !is_same() || !suits(values)) {
-    bound_ = true;
+  if (!asked_ || may_work_now || !is_same() || !suits(values)) {
+    asked_ = true;
+    bound_ = false;
     symbols_.clear();
     values_.clear();
-    status_ = make(values, &symbols_);
+    status_ = begin(values, &symbols_);
     for (uint32_t n = group_.first; n <= group_.last; ++n) {
       ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
         const ir::View& view = graph_.views[index];
@@ -63,14 +64,21 @@ const Status& Unit::bind(std::span<const int64_t> values) {
     symbols_.erase(twice.begin(), twice.end());
     for (const ir::Sym symbol : symbols_) values_.push_back(values[symbol]);
   }
-  if (status_.ok()) set_numbers(values);
+  return status_;
+}
+
+const Status& Unit::bind(std::span<const int64_t> values) {
+  (void)ask(values);
+  if (status_.ok() && !bound_) status_ = finish();
+  bound_ = status_.ok();
+  if (bound_) set_numbers(values);
   return status_;
 }
 
 // --- programs --------------------------------------------------------------------------------------------------------
 
-UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request)
-    : device_(device), graph_(request.graph), apart_(request.graph) {
+UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+    : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
   // Done alone, a node leaves what a group would not.
   for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
 }
@@ -90,7 +98,7 @@ void UnitProgram::make_units(const LoadRequest& request) {
 
 bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> values) {
   const auto unit = units_.find(first);
-  return unit != units_.end() && unit->second->bind(values).ok();
+  return unit != units_.end() && unit->second->ask(values).ok();
 }
 
 bool UnitProgram::run(tr_run& run, tr_error* error) {
@@ -98,6 +106,11 @@ bool UnitProgram::run(tr_run& run, tr_error* error) {
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
   run.word_count = 0;
   bool good = true;
+  if (run.symbols_changed != 0) {  // all that is not compiled yet, at once
+    for (uint32_t n = run.first; n < run.last; n = unit_at(n, run.last).group().last + 1) {
+      (void)unit_at(n, run.last).ask(values);
+    }
+  }
   for (uint32_t n = run.first; good && n < run.last;) {
     Unit& unit = unit_at(n, run.last);
     const Status& bound = unit.bind(values);
@@ -116,7 +129,7 @@ Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   const auto found = units_.find(node);
   if (found == units_.end()) return *alone_.at(node);
   Unit& unit = *found->second;
-  const bool whole = unit.is_bound() && unit.group().last < last && unit.group().last != node;
+  const bool whole = unit.is_good() && unit.group().last < last && unit.group().last != node;
   return whole ? unit : *alone_.at(node);
 }
 
@@ -125,7 +138,10 @@ bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_erro
   const std::string_view op = ir::op_desc(graph_.nodes[node].opcode).name;
   device_.gpu().set_doing(op);
   Status status = bound;
-  if (status.code() == ErrorCode::kUnsupported && status.kind().empty()) {
+  if (status.code() == ErrorCode::kUnsupported && unit.group().last != node) {
+    ++refused_;  // so the session asks again, whether it is taken
+    error->repeat = 1;
+  } else if (status.code() == ErrorCode::kUnsupported && status.kind().empty()) {
     status = {ErrorCode::kUnsupported,
               "remote: the GPU worker does not do '" + std::string(op) + "' like this (" + status.message() +
                   "); compute it on the CPU (.cpu()), or give it contiguous tensors",

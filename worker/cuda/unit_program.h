@@ -19,9 +19,12 @@ class Unit {
   virtual ~Unit() = default;
 
   const ir::Group& group() const { return group_; }
-  // Makes it anew if one of the values that it depends on is another, or if what went wrong may go right now.
+  // Begins to make it anew if one of the values that it depends on is another, or if what went wrong may go right now.
+  const Status& ask(std::span<const int64_t> values);
+  // Makes it, then: waits for its kernels.
   const Status& bind(std::span<const int64_t> values);
-  bool is_bound() const { return bound_ && status_.ok(); }
+  // It was asked for, and nothing says that it cannot be done.
+  bool is_good() const { return asked_ && status_.ok(); }
 
   // Queues it, its results have memory. The GPU's context is current.
   virtual Status run(std::span<const tr_buffer> buffers, uint64_t number) = 0;
@@ -34,7 +37,9 @@ class Unit {
  private:
   // kUnsupported: it cannot be done with these values. `symbols`: which beside sizes, strides and offsets it depends
   // on.
-  virtual Status make(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
+  virtual Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
+  // The rest of it, which may take long.
+  virtual Status finish() { return {}; }
   // Whether what was made does for the numbers of a run, too.
   virtual bool suits(std::span<const int64_t>) const { return true; }
   // Numbers that change nothing else. Called with each run's.
@@ -45,16 +50,18 @@ class Unit {
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
   std::vector<int64_t> values_;  // of these
-  bool bound_ = false;
+  bool asked_ = false, bound_ = false;
   Status status_;
 };
 
 // A program whose nodes are done by units.
 class UnitProgram : public RunnerProgram {
  public:
-  UnitProgram(CudaDevice& device, const LoadRequest& request);
+  // `refused` counts groups that turn out to have no kernel.
+  UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
   bool creates_buffer(uint32_t) const override { return false; }
+  // Groups that look as if they could be done; that of one there is no kernel is found out when it is compiled.
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
   bool run(tr_run& run, tr_error* error) override;
 
@@ -73,6 +80,7 @@ class UnitProgram : public RunnerProgram {
   void note(const tr_run& run, uint32_t node);
 
   CudaDevice& device_;
+  uint64_t& refused_;
   const ir::Graph& graph_;
   ir::Graph apart_;                                          // as if there were no groups
   std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_;  // by their first node

@@ -1,17 +1,9 @@
 #include "worker/kernels/kernel_cache.h"
 
-#include <fcntl.h>
 #include <sched.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <utility>
 
 #include "codegen/loop/scalar_math.h"
 #include "ir/dtype.h"
@@ -19,19 +11,8 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-namespace fs = std::filesystem;
-
 // A group of 64 nodes has some hundred values; a program some hundred groups.
 constexpr size_t kMostValues = 4096, kMostKernels = 1 << 14;
-
-uint64_t hash(std::string_view text, uint64_t seed) {
-  uint64_t value = seed ^ (text.size() * 0x9E3779B97F4A7C15);
-  for (const char c : text) {
-    value = (value ^ static_cast<uint8_t>(c)) * 0x100000001B3;
-    value ^= value >> 29;
-  }
-  return value * 0x9E3779B97F4A7C15;
-}
 
 // What callers must know of a kernel.
 void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
@@ -59,38 +40,16 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   }
 }
 
-// A file of the cache: this, the text, the code.
-struct Header {
-  char magic[8] = {'T', 'R', 'K', 'E', 'R', 'N', '0', '1'};
-  uint64_t checksum = 0;  // of text and code
-  uint32_t text_size = 0, code_size = 0;
+// Where its functions begin, at the end of what is kept of a kernel.
+struct Trailer {
   uint32_t rows = 0, finish = 0;
 };
-
-uint64_t checksum(std::string_view text, std::string_view code) { return hash(code, hash(text, 1)); }
-
-std::string_view as_text(const std::vector<uint8_t>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// Others must not be able to put code there.
-bool is_private(const fs::path& folder) {
-  struct stat info{};
-  return ::stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
-         (info.st_mode & (S_IWGRP | S_IWOTH)) == 0;
-}
 
 }  // namespace
 
 KernelCache::KernelCache(CacheOptions options)
-    : options_([&] {
-        if (options.folder.empty()) return std::move(options);
-        std::error_code error;
-        fs::create_directories(options.folder, error);
-        fs::permissions(options.folder, fs::perms::owner_all, error);
-        if (!is_private(options.folder)) options.folder.clear();
-        return std::move(options);
-      }()) {}
+    : options_(std::move(options)),
+      files_(options_.folder, options_.limit, options_.target + '\n' + options_.version) {}
 
 KernelCache::~KernelCache() {
   {
@@ -136,7 +95,7 @@ void KernelCache::work() {
   for (;;) {
     if (jobs_.empty() && wrote) {
       lock.unlock();
-      prune();
+      files_.prune();
       lock.lock();
       wrote = false;
     }
@@ -150,7 +109,7 @@ void KernelCache::work() {
     const Status status = options_.compile(job.text, &bytes, &rows, &last);
     if (status.ok()) {
       finish(*job.kernel, bytes, rows, last);
-      write(job.text, bytes, rows, last);
+      write(job.text, std::move(bytes), rows, last);
       compiled_.fetch_add(1, std::memory_order_relaxed);
       wrote = true;
     } else {
@@ -173,80 +132,23 @@ void KernelCache::finish(CompiledKernel& kernel, const std::vector<uint8_t>& byt
   kernel.state.store(kernel.status.ok() ? State::kReady : State::kFailed, std::memory_order_release);
 }
 
-// -- on disk
-
-std::string KernelCache::path_of(const std::string& text) const {
-  const std::string about = options_.target + '\n' + options_.version + '\n' + text;
-  char name[64];
-  std::snprintf(name, sizeof(name), "%016llx%016llx.kernel", static_cast<unsigned long long>(hash(about, 2)),
-                static_cast<unsigned long long>(hash(about, 3)));
-  return options_.folder + "/" + name;
-}
-
 bool KernelCache::read(const std::string& text, CompiledKernel& kernel) {
-  if (options_.folder.empty()) return false;
-  std::ifstream file(path_of(text), std::ios::binary);
-  Header header;
-  const Header expected;
-  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header)) ||
-      std::memcmp(header.magic, expected.magic, sizeof(header.magic)) != 0 || header.text_size != text.size() ||
-      header.code_size > (64u << 20) || header.rows >= header.code_size || header.finish >= header.code_size) {
-    return false;
-  }
-  std::string stored(header.text_size, '\0');
-  std::vector<uint8_t> bytes(header.code_size);
-  if (!file.read(stored.data(), static_cast<std::streamsize>(stored.size())) || stored != text ||
-      !file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size())) ||
-      header.checksum != checksum(stored, as_text(bytes))) {
-    return false;  // damaged: it is compiled again, and written over
-  }
-  finish(kernel, bytes, header.rows, header.finish);
+  std::vector<uint8_t> bytes;
+  Trailer trailer;
+  if (!files_.read(text, &bytes) || bytes.size() < sizeof(trailer)) return false;
+  const size_t code = bytes.size() - sizeof(trailer);
+  std::memcpy(&trailer, bytes.data() + code, sizeof(trailer));
+  if (trailer.rows >= code || trailer.finish >= code) return false;
+  bytes.resize(code);
+  finish(kernel, bytes, trailer.rows, trailer.finish);
   return kernel.ready();
 }
 
-// Under a name of its own first, so that others never see half of it.
-void KernelCache::write(const std::string& text, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t last) {
-  if (options_.folder.empty()) return;
-  Header header;
-  header.checksum = checksum(text, as_text(bytes));
-  header.text_size = static_cast<uint32_t>(text.size());
-  header.code_size = static_cast<uint32_t>(bytes.size());
-  header.rows = rows;
-  header.finish = last;
-  const std::string path = path_of(text);
-  const std::string made = path + "." + std::to_string(::getpid());
-  std::ofstream file(made, std::ios::binary | std::ios::trunc);
-  file.write(reinterpret_cast<const char*>(&header), sizeof(header));
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  std::error_code error;
-  if (file) fs::rename(made, path, error);
-  if (!file || error) fs::remove(made, error);
-}
-
-void KernelCache::prune() {
-  if (options_.folder.empty()) return;
-  struct File {
-    fs::file_time_type time;
-    uint64_t size;
-    fs::path path;
-  };
-  std::vector<File> files;
-  uint64_t total = 0;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(options_.folder, error)) {
-    const uint64_t size = entry.file_size(error);
-    if (error) continue;  // another process has removed it
-    files.push_back({entry.last_write_time(error), size, entry.path()});
-    total += size;
-  }
-  if (total <= options_.limit) return;
-  std::ranges::sort(files, {}, &File::time);
-  for (const File& file : files) {
-    if (total <= options_.limit / 2) break;
-    if (fs::remove(file.path, error)) total -= file.size;
-  }
+void KernelCache::write(const std::string& text, std::vector<uint8_t> bytes, uint32_t rows, uint32_t last) const {
+  const Trailer trailer{rows, last};
+  const auto* const first = reinterpret_cast<const uint8_t*>(&trailer);
+  bytes.insert(bytes.end(), first, first + sizeof(trailer));
+  files_.write(text, bytes);
 }
 
 }  // namespace torch_remote::worker::kernels

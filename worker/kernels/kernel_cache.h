@@ -17,6 +17,7 @@
 #include "codegen/cpu/place.h"
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
+#include "worker/kernels/kernel_files.h"
 
 // Compiled kernels of one target, in memory and on disk. A kernel that is on neither is compiled by a thread of low
 // priority, while whoever asked does something else.
@@ -79,12 +80,11 @@ class KernelCache {
   };
   void work();
   void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
-  std::string path_of(const std::string& text) const;
   bool read(const std::string& text, CompiledKernel& kernel);
-  void write(const std::string& text, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
-  void prune();
+  void write(const std::string& text, std::vector<uint8_t> bytes, uint32_t rows, uint32_t finish) const;
 
   const CacheOptions options_;
+  const KernelFiles files_;
   std::atomic<uint64_t> generation_{0}, compiled_{0};
   std::mutex mutex_;  // of what follows
   std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
