@@ -45,11 +45,12 @@ TEST(GpuCompiler, MakesPtxAndARecipe) {
 
 TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
   const std::string path = std::getenv("NVJITLINK");
-  KernelOptions options, other;
+  KernelOptions options;
   Told told;
   const LibraryPlaces places = {path.substr(0, path.rfind('/')), "", 13000};
   ASSERT_TRUE(open_gpu_compiler(kLibrary, places, told.tell, &options).ok());
   EXPECT_EQ(told.lines, std::vector<std::string>());
+  EXPECT_NE(options.version.find("\ncubin "), std::string::npos) << options.version;
   for (const uint32_t sm : {80u, 86u, 90u, 100u, 120u}) {
     CompiledKernel kernel;
     const Status status = options.compile(kSum, sm, &kernel);
@@ -69,8 +70,6 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
     EXPECT_EQ(kernel.image.back(), 0);
     EXPECT_EQ(told.lines.size(), 1u);
   }
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &other).ok());
-  EXPECT_NE(options.version, other.version);
 }
 
 TEST(GpuCompiler, SaysWhatIsWrong) {
