@@ -190,6 +190,7 @@ bool CudaDevice::pack(const View& view, DevicePointer to) {
   for (size_t d = packed.size() - 1; d-- > 0;) packed[d] = packed[d + 1] * view.sizes[d + 1];
   const ir::DType type = view.item_size == 16 ? ir::DType::kComplex128 : bits_type(view.item_size);
   const Status status = queue_copy(*gpu_, kernels_, {view.data, to, type, type, view.sizes, view.strides, packed});
+  gpu_->queue().flush();  // an event comes behind it
   return status.ok() ? !gpu_->is_lost() : check(Result::kNotSupported, status.message().c_str());
 }
 
@@ -223,10 +224,8 @@ uint64_t CudaDevice::take_failure_record(uint64_t run, std::shared_ptr<const std
 }
 
 void CudaDevice::queued() {
-  const Current current(*gpu_);
   const std::lock_guard lock(mutex_);
   ++queued_;
-  if (!gpu_->is_lost()) late_.flush(queued_);
 }
 
 // --- how far it is ---------------------------------------------------------------------------------------------------
@@ -249,6 +248,7 @@ Ticket CudaDevice::record() {
   poll(&finished);
   if (is_done(queued_)) return 0;
   if (marked_ == queued_) return queued_;
+  if (!gpu_->is_lost()) late_.flush(queued_);
   Mark mark{queued_, new_event(), used_out_ ? new_event() : nullptr};
   const Driver& driver = gpu_->driver();
   check(driver.event_record(mark.work, gpu_->work()), "cuEventRecord");

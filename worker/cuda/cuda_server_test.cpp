@@ -195,6 +195,47 @@ TEST_F(CudaServerTest, ProfilesWhatRanLate) {
   EXPECT_EQ(ops, 15u);
 }
 
+// What the driver is called for in a run: as often as there are kernels and products; once the program has run some
+// times, to launch a graph, and to exchange the addresses of results that lie elsewhere.
+TEST_F(CudaServerTest, AProgramThatRunsAgainIsOneCall) {
+  std::string text = R"(graph() {
+  b0: input survives
+  b1: input survives
+)";
+  constexpr int kLayers = 10;
+  for (int i = 2; i < 2 + 2 * kLayers; ++i) {
+    text += "  b" + std::to_string(i) + ": fresh(64)" + (i == 1 + 2 * kLayers ? " survives\n" : "\n");
+  }
+  text += "  %0: f32[4, 4] @b0\n  %1: f32[4, 4] @b1\n";
+  int last = 0;
+  for (int i = 2; i < 2 + 2 * kLayers; i += 2) {
+    const std::string made = std::to_string(i), next = std::to_string(i + 1);
+    text += "  %" + made + ": f32[4, 4] @b" + made + " = aten::mm(%" + std::to_string(last) + ", %1)\n";
+    text += "  %" + next + ": f32[4, 4] @b" + next + " = aten::relu(%" + made + ")\n";
+    last = i + 1;
+  }
+  load(1, (text + "}").c_str());
+  upload(1, Floats(16, 0.25));
+  upload(2, Floats(16, 0.25));
+  std::vector<uint64_t> single, graphs, exchanged;
+  for (int round = 0; round < 8; ++round) {
+    auto before = cuda::emulated::gpus().calls();
+    run(1, {}, {1, 2}, 100);
+    EXPECT_EQ(synchronize(), "");
+    auto after = cuda::emulated::gpus().calls();
+    const auto made = [&](const char* name) { return after[name] - before[name]; };
+    single.push_back(made("cuLaunchKernel") + made("cublasLtMatmul"));
+    graphs.push_back(made("cuGraphLaunch"));
+    exchanged.push_back(made("cuGraphExecKernelNodeSetParams"));
+    EXPECT_EQ(read(100, {16}, {1}), Floats(16, 0.25));
+  }
+  EXPECT_GE(single.front(), 2u * kLayers);
+  EXPECT_EQ(graphs.front(), 0u);
+  EXPECT_EQ(single.back(), 0u);
+  EXPECT_EQ(graphs.back(), 1u);
+  EXPECT_LE(exchanged.back(), 1u);
+}
+
 TEST_F(CudaServerTest, ClientsMayGoAtAnyTime) {
   load(1, kStep);
   upload(1, {1, 2, 3});

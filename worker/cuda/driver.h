@@ -177,6 +177,8 @@ inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisab
   F(stream_begin_capture, cuStreamBeginCapture, (Stream stream, CaptureMode mode))                                   \
   F(stream_end_capture, cuStreamEndCapture, (Stream stream, Graph * graph))                                          \
   F(stream_is_capturing, cuStreamIsCapturing, (Stream stream, CaptureStatus * status))                               \
+  F(stream_get_capture_info, cuStreamGetCaptureInfo,                                                                 \
+    (Stream stream, CaptureStatus * status, uint64_t* id, Graph* graph, const GraphNode** last, size_t* count))      \
   F(event_create, cuEventCreate, (Event * event, unsigned flags))                                                    \
   F(event_destroy, cuEventDestroy, (Event event))                                                                    \
   F(event_record, cuEventRecord, (Event event, Stream stream))                                                       \

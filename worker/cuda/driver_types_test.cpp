@@ -4,7 +4,12 @@
 
 #include <cstddef>
 
+// All functions by their own names; of those whose names mean later versions to the header, the one that is meant.
 #include "cuda.h"
+#undef cuStreamGetCaptureInfo
+#define cuStreamGetCaptureInfo capture_info_of_12
+static CUresult capture_info_of_12(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**,
+                                   size_t*);
 #include "worker/cuda/driver.h"
 
 namespace torch_remote::worker::cuda {

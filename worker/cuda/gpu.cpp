@@ -34,10 +34,10 @@ class PoolSource final : public SegmentSource {
   DevicePointer take(size_t size) {
     const Driver& driver = gpu_->driver();
     DevicePointer address = 0;
-    Result result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->work());
+    Result result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
     if (result == Result::kOutOfMemory && driver.stream_synchronize(gpu_->work()) == Result::kSuccess &&
         driver.mem_pool_trim_to(gpu_->pool(), 0) == Result::kSuccess) {
-      result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->work());
+      result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
     }
     if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
     return result == Result::kSuccess ? address : 0;
@@ -117,6 +117,7 @@ Gpu::~Gpu() {
   if (context_ == nullptr) return;
   {
     const Current current(*this);
+    queue_->clear();
     for (Stream stream : {work_, in_, out_}) {
       if (stream == nullptr) continue;
       (void)driver_.stream_synchronize(stream);
@@ -127,17 +128,22 @@ Gpu::~Gpu() {
   (void)driver_.primary_ctx_release(device_);
 }
 
+Gpu::Gpu(const Driver& driver) : driver_(driver), queue_(std::make_unique<WorkQueue>(*this)) {}
+
 bool Gpu::check(Result result, const char* what) {
   if (result == Result::kSuccess) return true;
+  lose(to_status(driver_, result, what));
+  return false;
+}
+
+void Gpu::lose(const Status& why) {
   const std::lock_guard lock(mutex_);
   if (status_.ok()) {
-    const Status why = to_status(driver_, result, what);
     status_ = {ErrorCode::kLost, "remote: " + name_ + " is lost" +
                                      (doing_.empty() ? "" : ", '" + std::string(doing_) + "' was queued last") + ": " +
                                      why.message()};
     lost_.store(true, std::memory_order_release);
   }
-  return false;
 }
 
 Status Gpu::status() const {

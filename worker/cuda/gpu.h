@@ -9,6 +9,7 @@
 
 #include "ir/status.h"
 #include "worker/cuda/driver.h"
+#include "worker/cuda/work_queue.h"
 #include "worker/device/memory.h"
 
 namespace torch_remote::worker::cuda {
@@ -26,7 +27,14 @@ class Gpu {
   const Driver& driver() const { return driver_; }
   Context context() const { return context_; }
   // Work; copies from the host into staging memory; copies from staging memory to the host.
-  Stream work() const { return work_; }
+  // Who asks for the first one queues something there: all that is in the queue comes before.
+  Stream work() const {
+    queue_->flush();
+    return work_;
+  }
+  // The same without that: for the queue itself, and what may come before.
+  Stream stream() const { return work_; }
+  WorkQueue& queue() const { return *queue_; }
   Stream in() const { return in_; }
   Stream out() const { return out_; }
   MemoryPool pool() const { return pool_; }
@@ -40,13 +48,14 @@ class Gpu {
   // False if it failed: nothing that is queued from now on counts, `status` says why, and what was being done then.
   // Any thread.
   bool check(Result result, const char* what);
+  void lose(const Status& why);
   bool is_lost() const { return lost_.load(std::memory_order_acquire); }
   Status status() const;
   // The op whose work was queued last, for the message. `op` lives as long as the process.
   void set_doing(std::string_view op) { doing_ = op; }
 
  private:
-  explicit Gpu(const Driver& driver) : driver_(driver) {}
+  explicit Gpu(const Driver& driver);
   Status open_device(int ordinal);
   Status open_context();
 
@@ -60,6 +69,7 @@ class Gpu {
   uint64_t free_memory_ = 0;
   std::string_view doing_;
   std::atomic<bool> lost_ = false;
+  std::unique_ptr<WorkQueue> queue_;
   mutable std::mutex mutex_;
   Status status_;
 };

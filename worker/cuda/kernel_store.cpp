@@ -73,6 +73,7 @@ KernelStore::~KernelStore() {
   for (std::thread& thread : threads_) thread.join();
   if (gpu_->is_lost()) return;
   const Current current(*gpu_);
+  gpu_->queue().clear();
   for (const auto& [text, asked] : all_) {
     if (asked->kernel.module != nullptr) (void)gpu_->driver().module_unload(asked->kernel.module);
   }
@@ -179,16 +180,14 @@ bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call
   if (const Status status = codegen::gpu::make_launches(kernel.recipe, call, &launches); !status.ok()) {
     return gpu.check(Result::kInvalidValue, status.message().c_str());
   }
-  std::vector<void*> parameters;
   for (codegen::gpu::Launch& launch : launches) {
-    parameters.clear();
-    for (uint64_t& parameter : launch.parameters) parameters.push_back(&parameter);
-    const Result result = gpu.driver().launch_kernel(kernel.functions[static_cast<size_t>(launch.function)],
-                                                     launch.grid, 1, 1, launch.block[0], launch.block[1], 1,
-                                                     launch.shared_bytes, gpu.work(), parameters.data(), nullptr);
-    if (!gpu.check(result, "cuLaunchKernel")) return false;
+    gpu.queue().add({.function = kernel.functions[static_cast<size_t>(launch.function)],
+                     .grid = launch.grid,
+                     .block = {launch.block[0], launch.block[1]},
+                     .shared_bytes = launch.shared_bytes,
+                     .words = std::move(launch.parameters)});
   }
-  return true;
+  return !gpu.is_lost();
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -151,6 +151,7 @@ Status ProductLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, 
 
 ProductLibrary::~ProductLibrary() {
   const Current current(*gpu_);
+  gpu_->queue().clear();
   if (handle_ != nullptr) (void)table_.destroy(handle_);
   if (gpu_->is_lost()) return;
   for (const auto& [key, choice] : choices_) {
@@ -161,8 +162,8 @@ ProductLibrary::~ProductLibrary() {
 
 // --- descriptions ----------------------------------------------------------------------------------------------------
 
-Status ProductLibrary::prepare(const Problem& problem, std::unique_ptr<PreparedProduct>* made) {
-  std::unique_ptr<PreparedProduct> prepared(new PreparedProduct(table_));
+Status ProductLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* made) {
+  std::shared_ptr<PreparedProduct> prepared(new PreparedProduct(table_));
   prepared->problem_ = problem;
   Status status = describe(*prepared);
   if (status.ok()) status = choose(*prepared);
@@ -312,7 +313,7 @@ bool ProductLibrary::take_workspace() {
   if (workspace_ != 0) return true;
   if (no_workspace_) return false;
   const Result result =
-      gpu_->driver().mem_alloc_from_pool_async(&workspace_, options_.workspace, gpu_->pool(), gpu_->work());
+      gpu_->driver().mem_alloc_from_pool_async(&workspace_, options_.workspace, gpu_->pool(), gpu_->stream());
   if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
   no_workspace_ = result != Result::kSuccess;
   if (no_workspace_) workspace_ = 0;
@@ -320,30 +321,54 @@ bool ProductLibrary::take_workspace() {
 }
 
 Status ProductLibrary::call(const PreparedProduct& prepared, const lt::Candidate& candidate,
-                            const ProductPointers& pointers, const void* alpha, const void* beta) {
+                            const ProductPointers& pointers, const void* alpha, const void* beta, Stream stream) const {
   const DevicePointer workspace = candidate.workspace != 0 ? workspace_ : 0;
   return lt::to_status(table_.matmul(handle_, prepared.desc_, alpha, pointers.a, prepared.a_, pointers.b, prepared.b_,
                                      beta, pointers.c, prepared.c_, pointers.d, prepared.d_, &candidate.algorithm,
-                                     workspace, workspace != 0 ? options_.workspace : 0, gpu_->work()),
+                                     workspace, workspace != 0 ? options_.workspace : 0, stream),
                        "cublasLtMatmul");
 }
 
-Status ProductLibrary::run(PreparedProduct& prepared, const ProductPointers& pointers, Number alpha, Number beta) {
+Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers,
+                           Number alpha, Number beta) {
   if (gpu_->is_lost()) return {};
-  const Scalar alpha_value(prepared.problem_.scale, alpha);
-  const Scalar beta_value(prepared.problem_.scale, prepared.problem_.adds ? beta : Number{0, 0});
-  Choice* choice = prepared.choice_.get();
-  if (!choice->marks.empty()) decide(*choice);
-  if (choice->candidates[choice->best].workspace != 0 && !take_workspace()) {
+  if (!prepared->problem_.adds) beta = {0, 0};
+  if (!prepared->choice_->marks.empty()) decide(*prepared->choice_);
+  const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
+  if (chosen().workspace != 0 && !take_workspace()) {
     // Another way, that needs none.
-    choices_.erase(choice->key);
-    if (Status status = choose(prepared); !status.ok()) return status;
-    choice = prepared.choice_.get();
+    choices_.erase(prepared->choice_->key);
+    if (Status status = choose(*prepared); !status.ok()) return status;
   }
-  if (Status status = set_pointers(prepared, pointers); !status.ok()) return status;
-  Status status = call(prepared, choice->candidates[choice->best], pointers, alpha_value.data(), beta_value.data());
-  if (status.ok() && !choice->decided && choice->marks.empty()) {
-    time(prepared, pointers, alpha_value.data(), beta_value.data());
+  const lt::Candidate candidate = chosen();
+  const auto queue = [this, prepared, pointers, alpha, beta, candidate](Stream stream) {
+    const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
+    Status status = set_pointers(*prepared, pointers);
+    if (status.ok()) status = call(*prepared, candidate, pointers, alpha_value.data(), beta_value.data(), stream);
+    return status;
+  };
+  if (prepared->proven_) {
+    std::vector<uint64_t> words = {pointers.a,
+                                   pointers.b,
+                                   pointers.c,
+                                   pointers.d,
+                                   pointers.bias,
+                                   pointers.a_scale,
+                                   pointers.b_scale,
+                                   std::bit_cast<uint64_t>(alpha.real),
+                                   std::bit_cast<uint64_t>(alpha.imaginary),
+                                   std::bit_cast<uint64_t>(beta.real),
+                                   std::bit_cast<uint64_t>(beta.imaginary),
+                                   workspace_};
+    words.insert(words.end(), std::begin(candidate.algorithm.data), std::end(candidate.algorithm.data));
+    gpu_->queue().add({.words = std::move(words), .what = prepared, .queue = queue});
+    return {};
+  }
+  Status status = queue(gpu_->work());
+  prepared->proven_ = status.ok();
+  if (status.ok() && !prepared->choice_->decided && prepared->choice_->marks.empty()) {
+    const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
+    time(*prepared, pointers, alpha_value.data(), beta_value.data());
   }
   return status;
 }
@@ -370,12 +395,14 @@ void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers
     choice.marks.push_back(event);
     gpu_->check(driver.event_record(event, gpu_->work()), "cuEventRecord");
   };
+  const Stream stream = gpu_->work();
   // Each once to warm up, then again between two marks.
-  std::erase_if(choice.candidates,
-                [&](const lt::Candidate& candidate) { return !call(prepared, candidate, pointers, alpha, beta).ok(); });
+  std::erase_if(choice.candidates, [&](const lt::Candidate& candidate) {
+    return !call(prepared, candidate, pointers, alpha, beta, stream).ok();
+  });
   mark();
   for (const lt::Candidate& candidate : choice.candidates) {
-    for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta);
+    for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);
     mark();
   }
   scratch.release(scratch.owner);  // who has it next uses it behind this

@@ -43,6 +43,7 @@ class PreparedProduct {
   lt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
   DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // as the description has them
   std::shared_ptr<Choice> choice_;
+  bool proven_ = false;  // it was called
 };
 
 struct ProductPointers {
@@ -63,9 +64,10 @@ class ProductLibrary {
   ~ProductLibrary();
 
   // kUnsupported: cuBLASLt does no such thing.
-  Status prepare(const Problem& problem, std::unique_ptr<PreparedProduct>* prepared);
-  // Queues it.
-  Status run(PreparedProduct& prepared, const ProductPointers& pointers, Number alpha, Number beta);
+  Status prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* prepared);
+  // Queues it: at once the first time, as only the call itself tells whether it can be done.
+  Status run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers, Number alpha,
+             Number beta);
 
   // How often proposals were asked for, and found in the file instead.
   uint64_t asked() const { return asked_; }
@@ -80,7 +82,7 @@ class ProductLibrary {
   bool check(const PreparedProduct& prepared, const lt::Algorithm& algorithm, lt::Candidate* candidate) const;
   Status set_pointers(PreparedProduct& prepared, const ProductPointers& pointers) const;
   Status call(const PreparedProduct& prepared, const lt::Candidate& candidate, const ProductPointers& pointers,
-              const void* alpha, const void* beta);
+              const void* alpha, const void* beta, Stream stream) const;
   void time(const PreparedProduct& prepared, const ProductPointers& pointers, const void* alpha, const void* beta);
   void decide(Choice& choice);
   bool take_workspace();

@@ -70,7 +70,7 @@ class ProductLibraryTest : public ::testing::Test {
     const Current current(device->gpu());
     const auto at = reinterpret_cast<DevicePointer>(memory.data);
     for (int i = 0; i < times; ++i) {
-      const Status status = library->run(*prepared, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
+      const Status status = library->run(prepared, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
       ASSERT_TRUE(status.ok()) << status.message();
       device->queued();
       ASSERT_TRUE(device->wait(device->record()).ok());
@@ -92,7 +92,7 @@ class ProductLibraryTest : public ::testing::Test {
   std::unique_ptr<emulated::EmulatedDriver> driver;
   std::unique_ptr<CudaDevice> device;
   std::unique_ptr<ProductLibrary> library;
-  std::unique_ptr<PreparedProduct> prepared;
+  std::shared_ptr<PreparedProduct> prepared;
   tr_buffer memory{};
 };
 

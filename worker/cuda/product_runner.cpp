@@ -110,7 +110,7 @@ class ProductUnit final : public Unit {
   const Product product_;
   ProductNumbers numbers_;
   ProductPlan plan_;
-  std::unique_ptr<PreparedProduct> first_, next_;
+  std::shared_ptr<PreparedProduct> first_, next_;
   Number alpha_, beta_;
   std::optional<Gelu> gelu_;
   Place gelu_place_;
@@ -177,8 +177,13 @@ Status ProductUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
   }
   if (gpu.is_lost()) return {};
   for (const uint32_t zeros : plan_.zeros) {
+    static const std::shared_ptr<const void> kZeros = std::make_shared<char>();
     const auto to = reinterpret_cast<DevicePointer>(scratch.buffers[zeros].data);
-    if (!gpu.check(gpu.driver().memset_d8_async(to, 0, plan_.scratch[zeros], gpu.work()), "cuMemsetD8Async")) return {};
+    const uint64_t bytes = plan_.scratch[zeros];
+    gpu.queue().add({.words = {to, bytes}, .what = kZeros, .queue = [&gpu, to, bytes](Stream stream) {
+                       return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, 0, bytes, stream),
+                                        "cuMemsetD8Async");
+                     }});
   }
   Status status;
   ProductLibrary* const library = products_.get(&status);
@@ -187,7 +192,7 @@ Status ProductUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
     if (!status.ok()) return status;
     const auto at = [&](const Place& place) { return address(place, buffers, scratch); };
     status = library->run(
-        call.first ? *first_ : *next_,
+        call.first ? first_ : next_,
         {at(call.a), at(call.b), at(call.c), at(call.d), at(call.bias), at(call.a_scale), at(call.b_scale)}, alpha_,
         call.first ? beta_ : Number{});
   }

@@ -52,15 +52,10 @@ bool is_alike(const GraphState& a, const GraphState& b, size_t* where) {
     for (size_t i = 0; i < x.after.size(); ++i) {
       if (index_of(a, x.after[i]) != index_of(b, y.after[i])) return false;
     }
+    if ((x.item.kernel == nullptr) != (y.item.kernel == nullptr)) return false;
     if (x.item.kernel && x.item.kernel->function != y.item.kernel->function) return false;
   }
   return a.nodes.size() == b.nodes.size();
-}
-
-GraphNode handle_of(Call& call, const std::shared_ptr<GraphState>& graph, const Node* node) {
-  GraphNode& handle = graph->handles[node];
-  if (handle == nullptr) handle = call.machine->nodes.add(std::make_shared<NodeState>(NodeState{graph, node}));
-  return handle;
 }
 
 Result graph_exec_update(GraphExec exec_handle, Graph graph_handle, GraphUpdateInfo* info) {
@@ -205,6 +200,12 @@ Result graph_exec_kernel_node_set_params(GraphExec exec_handle, GraphNode node_h
 }
 
 }  // namespace
+
+GraphNode handle_of(Call& call, const std::shared_ptr<GraphState>& graph, const Node* node) {
+  GraphNode& handle = graph->handles[node];
+  if (handle == nullptr) handle = call.machine->nodes.add(std::make_shared<NodeState>(NodeState{graph, node}));
+  return handle;
+}
 
 void add_graph_functions(Driver& driver) {
   driver.graph_instantiate = graph_instantiate;

@@ -146,6 +146,7 @@ struct StreamState {
   bool busy = false, closing = false;
   std::shared_ptr<Capture> capture;
   std::vector<const Node*> tail;  // of the capture: what comes next depends on these
+  std::vector<GraphNode> told;    // these, for who asked last
   std::thread thread;
 
   bool idle() const { return queue.empty() && !busy; }
@@ -250,6 +251,8 @@ std::vector<Context>& context_stack(const Machine& machine);
 
 // Set while the calling thread does a host function: it may not call the driver.
 bool& in_host_function();
+
+GraphNode handle_of(Call& call, const std::shared_ptr<GraphState>& graph, const Node* node);
 
 // Takes what a kernel is called with; what `given` points to may go then.
 Result make_kernel_call(Call& call, const KernelNodeParameters& given, std::shared_ptr<KernelCall>* made);

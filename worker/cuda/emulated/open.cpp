@@ -22,8 +22,8 @@ EmulatedDriver& gpus() {
 
 Status open_device(remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
   std::unique_ptr<CudaDevice> device;
-  const Status status =
-      CudaDevice::open({.driver = gpus().driver(), .limit = options.memory_limit, .kernels = {.compile = compile}}, &device);
+  const Status status = CudaDevice::open(
+      {.driver = gpus().driver(), .limit = options.memory_limit, .kernels = {.compile = compile}}, &device);
   if (!status.ok()) return status;
   opened->runners.push_back(make_cuda_runner(*device));
   opened->runners.push_back(make_product_runner(

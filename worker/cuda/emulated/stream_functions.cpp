@@ -244,6 +244,26 @@ Result stream_is_capturing(Stream handle, CaptureStatus* status) {
   return Result::kSuccess;
 }
 
+// The graph is not to be used before the capture ends; nodes may be kept.
+Result stream_get_capture_info(Stream handle, CaptureStatus* status, uint64_t* id, Graph* graph, const GraphNode** last,
+                               size_t* count) {
+  Call call("cuStreamGetCaptureInfo");
+  if (!call.ready()) return call.error;
+  StreamState* stream = call.stream(handle);
+  if (stream == nullptr) return call.error;
+  *status = !stream->capture           ? CaptureStatus::kNone
+            : stream->capture->invalid ? CaptureStatus::kInvalidated
+                                       : CaptureStatus::kActive;
+  if (*status != CaptureStatus::kActive) return Result::kSuccess;
+  *id = reinterpret_cast<uint64_t>(stream->capture.get());
+  *graph = nullptr;
+  stream->told.clear();
+  for (const Node* node : stream->tail) stream->told.push_back(handle_of(call, stream->capture->graph, node));
+  *last = stream->told.data();
+  *count = stream->told.size();
+  return Result::kSuccess;
+}
+
 }  // namespace
 
 void add_stream_functions(Driver& driver) {
@@ -256,6 +276,7 @@ void add_stream_functions(Driver& driver) {
   driver.stream_begin_capture = stream_begin_capture;
   driver.stream_end_capture = stream_end_capture;
   driver.stream_is_capturing = stream_is_capturing;
+  driver.stream_get_capture_info = stream_get_capture_info;
   driver.event_create = event_create;
   driver.event_destroy = event_destroy;
   driver.event_record = event_record;
