@@ -64,7 +64,12 @@ Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& given) {
   std::vector<int64_t> strides = from;
   strides.insert(strides.end(), to.begin(), to.end());
   const uint64_t data[] = {copy.from, copy.to};
-  (void)launch(gpu, *loaded, {.sizes = sizes, .data = data, .strides = strides, .processors = gpu.processors()});
+  codegen::gpu::Call call;
+  call.sizes = sizes;
+  call.data = data;
+  call.strides = strides;
+  call.processors = gpu.processors();
+  (void)launch(gpu, *loaded, call);
   return {};
 }
 

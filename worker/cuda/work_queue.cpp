@@ -39,8 +39,13 @@ std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
 }  // namespace
 
 void WorkQueue::add(Work work) {
-  const std::lock_guard lock(mutex_);
-  works_.push_back(std::move(work));
+  bool full = false;
+  {
+    const std::lock_guard lock(mutex_);
+    works_.push_back(std::move(work));
+    full = works_.size() >= kMost;
+  }
+  if (full) flush();
 }
 
 WorkQueue::Counts WorkQueue::counts() const {
@@ -53,8 +58,7 @@ void WorkQueue::flush() {
   if (works_.empty()) return;
   std::vector<Work> works = std::exchange(works_, {});
   if (gpu_.is_lost()) return;
-  const bool suits = works.size() >= kFewest && works.size() <= kMost;
-  if (!suits || !launch_graph(works)) queue_all(works);
+  if (works.size() < kFewest || !launch_graph(works)) queue_all(works);
 }
 
 void WorkQueue::clear() {

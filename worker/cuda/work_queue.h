@@ -42,8 +42,8 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
+  // The GPU's context is current, as in `flush`.
   void add(Work work);
-  // The GPU's context is current.
   void flush();
   // Flushes, and forgets all graphs: for who ends what they are made of.
   void clear();
@@ -55,7 +55,7 @@ class WorkQueue {
   };
   Counts counts() const;
 
-  // Sequences of fewer pieces are not worth a graph; of more, the driver gets these as they are.
+  // Sequences of fewer pieces are not worth a graph; so many are not held back any longer.
   static constexpr size_t kFewest = 4, kMost = 8192;
   static constexpr size_t kMostGraphs = 64, kMostPieces = 1 << 16, kMostSeen = 512;
   static constexpr size_t kMostAlike = 4;  // graphs of one sequence
