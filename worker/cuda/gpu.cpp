@@ -109,6 +109,7 @@ Status Gpu::open_context() {
     if (!status.ok()) return status;
     status = to_status(driver_, driver_.stream_create(stream, kStreamNonBlocking, 0), "cuStreamCreate");
   }
+  queue_->set_stream(work_);
   return status;
 }
 
@@ -128,7 +129,10 @@ Gpu::~Gpu() {
   (void)driver_.primary_ctx_release(device_);
 }
 
-Gpu::Gpu(const Driver& driver) : driver_(driver), queue_(std::make_unique<WorkQueue>(*this)) {}
+Gpu::Gpu(const Driver& driver)
+    : driver_(driver),
+      queue_(std::make_unique<WorkQueue>(
+          driver_, [this] { return is_lost(); }, [this](const Status& why) { lose(why); })) {}
 
 bool Gpu::check(Result result, const char* what) {
   if (result == Result::kSuccess) return true;

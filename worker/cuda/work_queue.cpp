@@ -4,8 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "worker/cuda/gpu.h"
-
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -57,7 +55,7 @@ void WorkQueue::flush() {
   const std::lock_guard lock(mutex_);
   if (works_.empty()) return;
   std::vector<Work> works = std::exchange(works_, {});
-  if (gpu_.is_lost()) return;
+  if (is_lost_()) return;
   if (works.size() < kFewest || !launch_graph(works)) queue_all(works);
 }
 
@@ -70,19 +68,19 @@ void WorkQueue::clear() {
 }
 
 Status WorkQueue::queue(const Work& work) const {
-  if (work.function == nullptr) return work.queue(gpu_.stream());
+  if (work.function == nullptr) return work.queue(stream_);
   std::vector<void*> parameters;
   for (const uint64_t& word : work.words) parameters.push_back(const_cast<uint64_t*>(&word));
-  return to_status(gpu_.driver(),
-                   gpu_.driver().launch_kernel(work.function, work.grid, 1, 1, work.block[0], work.block[1], 1,
-                                               work.shared_bytes, gpu_.stream(), parameters.data(), nullptr),
+  return to_status(driver_,
+                   driver_.launch_kernel(work.function, work.grid, 1, 1, work.block[0], work.block[1], 1,
+                                         work.shared_bytes, stream_, parameters.data(), nullptr),
                    "cuLaunchKernel");
 }
 
 void WorkQueue::queue_all(const std::vector<Work>& works) {
   for (const Work& work : works) {
     if (const Status status = queue(work); !status.ok()) {
-      gpu_.lose(status);
+      lose_(status);
       return;
     }
   }
@@ -110,7 +108,8 @@ bool WorkQueue::launch_graph(std::vector<Work>& works) {
   }
   seen.graphs.front().works = std::move(works);
   ++counts_.launched;
-  gpu_.check(gpu_.driver().graph_launch(seen.graphs.front().exec, gpu_.stream()), "cuGraphLaunch");
+  const Result result = driver_.graph_launch(seen.graphs.front().exec, stream_);
+  if (result != Result::kSuccess) lose_(to_status(driver_, result, "cuGraphLaunch"));
   make_room();
   return true;
 }
@@ -139,9 +138,7 @@ bool WorkQueue::find_graph(Seen& seen, const std::vector<Work>& works) {
 
 // What is queued meanwhile becomes a graph; nothing is done.
 bool WorkQueue::capture(const std::vector<Work>& works, Captured& captured) const {
-  const Driver& driver = gpu_.driver();
-  const Stream stream = gpu_.stream();
-  if (driver.stream_begin_capture(stream, CaptureMode::kThreadLocal) != Result::kSuccess) return false;
+  if (driver_.stream_begin_capture(stream_, CaptureMode::kThreadLocal) != Result::kSuccess) return false;
   bool good = true;
   for (const Work& work : works) {
     // The node that it ends with is the work's.
@@ -151,17 +148,18 @@ bool WorkQueue::capture(const std::vector<Work>& works, Captured& captured) cons
     const GraphNode* last = nullptr;
     size_t count = 0;
     good = queue(work).ok() &&
-           driver.stream_get_capture_info(stream, &status, &id, &made, &last, &count) == Result::kSuccess && count == 1;
+           driver_.stream_get_capture_info(stream_, &status, &id, &made, &last, &count) == Result::kSuccess &&
+           count == 1;
     if (!good) break;
     captured.nodes.push_back(*last);
   }
-  const bool ended = driver.stream_end_capture(stream, &captured.graph) == Result::kSuccess;
+  const bool ended = driver_.stream_end_capture(stream_, &captured.graph) == Result::kSuccess;
   return good && ended;
 }
 
 bool WorkQueue::make_graph(const std::vector<Work>& works, Captured& captured) {
   if (!capture(works, captured)) return false;
-  if (gpu_.driver().graph_instantiate(&captured.exec, captured.graph, 0) != Result::kSuccess) {
+  if (driver_.graph_instantiate(&captured.exec, captured.graph, 0) != Result::kSuccess) {
     captured.exec = nullptr;
     return false;
   }
@@ -181,7 +179,7 @@ bool WorkQueue::set_parameters(const Captured& captured, size_t piece, const Wor
   parameters.block_y = work.block[1];
   parameters.shared_bytes = work.shared_bytes;
   parameters.parameters = words.data();
-  return gpu_.driver().graph_exec_kernel_node_set_params(captured.exec, captured.nodes[piece], &parameters) ==
+  return driver_.graph_exec_kernel_node_set_params(captured.exec, captured.nodes[piece], &parameters) ==
          Result::kSuccess;
 }
 
@@ -191,13 +189,12 @@ bool WorkQueue::exchange(const Captured& captured, const std::vector<Work>& work
 }
 
 void WorkQueue::drop(Captured& captured) {
-  const Driver& driver = gpu_.driver();
   if (captured.exec != nullptr) {
     --counts_.graphs;
     pieces_ -= captured.nodes.size();
-    if (!gpu_.is_lost()) (void)driver.graph_exec_destroy(captured.exec);
+    if (!is_lost_()) (void)driver_.graph_exec_destroy(captured.exec);
   }
-  if (captured.graph != nullptr && !gpu_.is_lost()) (void)driver.graph_destroy(captured.graph);
+  if (captured.graph != nullptr && !is_lost_()) (void)driver_.graph_destroy(captured.graph);
 }
 
 void WorkQueue::drop_graphs(Seen& seen) {

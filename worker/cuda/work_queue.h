@@ -8,14 +8,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "ir/status.h"
 #include "worker/cuda/driver.h"
 
 namespace torch_remote::worker::cuda {
-
-class Gpu;
 
 // A piece of work for the GPU: a kernel, or what a library or the driver does.
 struct Work {
@@ -37,11 +36,15 @@ struct Work {
 // they have.) Graphs that were not used for long go. Any thread.
 class WorkQueue {
  public:
-  explicit WorkQueue(Gpu& gpu) : gpu_(gpu) {}
+  // `is_lost`: nothing that is queued counts any more; `lose`: so it is, because of that.
+  WorkQueue(const Driver& driver, std::function<bool()> is_lost, std::function<void(const Status&)> lose)
+      : driver_(driver), is_lost_(std::move(is_lost)), lose_(std::move(lose)) {}
   ~WorkQueue() { clear(); }
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
+  // Before the first work.
+  void set_stream(Stream stream) { stream_ = stream; }
   // The GPU's context is current, as in `flush`.
   void add(Work work);
   void flush();
@@ -89,7 +92,10 @@ class WorkQueue {
   void drop_graphs(Seen& seen);
   void make_room();
 
-  Gpu& gpu_;
+  const Driver& driver_;
+  const std::function<bool()> is_lost_;
+  const std::function<void(const Status&)> lose_;
+  Stream stream_ = nullptr;
   mutable std::mutex mutex_;
   std::vector<Work> works_;
   std::list<Seen> seen_;  // the last one used first
