@@ -44,7 +44,7 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
   const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
   const auto take = [&](void* handle, int major) {
     link_map* map = nullptr;
-    if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0) return false;
+    if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return false;
     *opened = {handle, map->l_name, major};
     return true;
   };

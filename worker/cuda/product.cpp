@@ -54,8 +54,8 @@ class Arguments {
     const ir::OpDesc& desc = ir::op_desc(node_.opcode);
     if (node_.results.size() != 1) return false;
     const Arg& made = node_.results[0];
-    const int alias = desc.results[0].alias;
-    const Arg& arg = made.tag == ArgTag::kView || alias < 0 ? made : node_.args[static_cast<size_t>(alias)];
+    const int8_t alias = desc.results[0].alias;
+    const Arg& arg = made.tag == ArgTag::kView || alias < 0 ? made : node_.args[static_cast<uint8_t>(alias)];
     if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
     *view = arg.a;
     return true;

@@ -31,6 +31,14 @@ uint64_t hash(std::string_view text) {
   return value ^ value >> 29;
 }
 
+// Of a line of the file.
+uint64_t sum_of(const std::string& about, const std::string& key, const std::string& digits) {
+  std::string all = about;
+  all += key;
+  all += digits;
+  return hash(all);
+}
+
 // Sizes of about this one are done alike: the next larger one with three digits in base 2.
 int64_t size_class(int64_t size) {
   if (size <= 8) return size;
@@ -73,10 +81,11 @@ std::string to_hex(const lt::Algorithm& algorithm) {
 std::optional<lt::Algorithm> from_hex(std::string_view text) {
   lt::Algorithm algorithm;
   if (text.size() != kHex) return std::nullopt;
+  const char* from = text.begin();
   for (uint64_t& data : algorithm.data) {
-    const auto read = std::from_chars(text.data(), text.data() + 16, data, 16);
-    if (read.ec != std::errc() || read.ptr != text.data() + 16) return std::nullopt;
-    text.remove_prefix(16);
+    const auto read = std::from_chars(from, from + 16, data, 16);
+    if (read.ec != std::errc() || read.ptr != from + 16) return std::nullopt;
+    from += 16;
   }
   return algorithm;
 }
@@ -140,7 +149,7 @@ ProductLibrary::ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memor
 Status ProductLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                             std::unique_ptr<ProductLibrary>* opened) {
   std::unique_ptr<ProductLibrary> library(new ProductLibrary(std::move(gpu), memory, std::move(options)));
-  const Status status = lt::to_status(library->table_.create(&library->handle_), "cublasLtCreate");
+  Status status = lt::to_status(library->table_.create(&library->handle_), "cublasLtCreate");
   if (!status.ok()) return status;
   library->about_ = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
                     std::to_string(library->table_.get_version()) + " " + std::to_string(library->options_.workspace);
@@ -193,7 +202,7 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
     prepared.a_scale_ = prepared.b_scale_ = kMostAlignment;
     set(lt::DescAttribute::kAScalePointer, prepared.a_scale_);
     set(lt::DescAttribute::kBScalePointer, prepared.b_scale_);
-    set(lt::DescAttribute::kFastAccumulation, int8_t{problem.fast_accumulation});
+    set(lt::DescAttribute::kFastAccumulation, static_cast<int8_t>(problem.fast_accumulation ? 1 : 0));
   }
   const auto lay = [&](const Stored& stored, lt::Layout* layout) {
     if (!status.ok()) return;
@@ -451,7 +460,7 @@ void ProductLibrary::read_file() {
   std::string key, digits, sum;
   while (file >> key >> digits >> sum) {
     const auto algorithm = from_hex(digits);
-    const auto expected = std::to_string(hash(about_ + key + digits));
+    const auto expected = std::to_string(sum_of(about_, key, digits));
     if (algorithm && sum == expected) kept_[key] = *algorithm;
   }
 }
@@ -460,7 +469,7 @@ void ProductLibrary::read_file() {
 void ProductLibrary::write_line(const Choice& choice) const {
   if (path_.empty()) return;
   const std::string digits = to_hex(choice.candidates[choice.best].algorithm);
-  const std::string line = choice.key + " " + digits + " " + std::to_string(hash(about_ + choice.key + digits)) + "\n";
+  const std::string line = choice.key + " " + digits + " " + std::to_string(sum_of(about_, choice.key, digits)) + "\n";
   const int file = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;
   (void)!::write(file, line.data(), line.size());

@@ -70,6 +70,7 @@ void WorkQueue::clear() {
 Status WorkQueue::queue(const Work& work) const {
   if (work.function == nullptr) return work.queue(stream_);
   std::vector<void*> parameters;
+  parameters.reserve(work.words.size());
   for (const uint64_t& word : work.words) parameters.push_back(const_cast<uint64_t*>(&word));
   return to_status(driver_,
                    driver_.launch_kernel(work.function, work.grid, 1, 1, work.block[0], work.block[1], 1,
@@ -171,6 +172,7 @@ bool WorkQueue::make_graph(const std::vector<Work>& works, Captured& captured) {
 
 bool WorkQueue::set_parameters(const Captured& captured, size_t piece, const Work& work) const {
   std::vector<void*> words;
+  words.reserve(work.words.size());
   for (const uint64_t& word : work.words) words.push_back(const_cast<uint64_t*>(&word));
   KernelNodeParameters parameters;
   parameters.function = work.function;
