@@ -47,11 +47,6 @@ double work_of(const Graph& graph, const int64_t* symbols, const Node& node) {
 
 }  // namespace
 
-double steps_of(const Graph& graph, const int64_t* symbols, const Node& node) {
-  // The input of a recurrent layer is [steps, batch, inputs].
-  return is_rnn(node.opcode) ? std::max(1.0, static_cast<double>(symbols[graph.views[node.args[0].a].sizes[0]])) : 1;
-}
-
 void estimate_work(const Graph& graph, const int64_t* symbols, std::vector<double>* work) {
   work->resize(graph.nodes.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) (*work)[n] = work_of(graph, symbols, graph.nodes[n]);

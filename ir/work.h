@@ -17,7 +17,4 @@ inline constexpr double kWorkPerElement = 16;
 // What each node of the graph is worth. `symbols` are the values of its symbols (ir::evaluate).
 void estimate_work(const Graph& graph, const int64_t* symbols, std::vector<double>* work);
 
-// How many steps a node takes, each of which waits for the one before: threads can share a step's work only.
-double steps_of(const Graph& graph, const int64_t* symbols, const Node& node);
-
 }  // namespace torch_remote::ir

@@ -98,11 +98,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 using ir::RnnMode;
 
 // What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
-// oneDNN (32-bit floats and bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is
+// oneDNN (bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is
 // oneDNN's own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
 int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
   const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
-  if (mode != RnnMode::kLstm || item_size > 4) return own;
+  if (mode != RnnMode::kLstm || item_size != 2) return own;
   constexpr int64_t kPage = 4096, kAreas = 7;
   const auto padded = [](int64_t size) { return (size + 63) / 64 * 64 + 64; };  // rows, against cache conflicts
   const int64_t widest = padded(std::max(inputs, units)), state = padded(units);

@@ -203,13 +203,11 @@ void AtenProgram::update(const int64_t* symbols) {
 
 void AtenProgram::update_threads(const int64_t* symbols) {
   ir::estimate_work(graph_, symbols, &work_);
-  shared_work_ = work_;
-  for (size_t n = 0; n < work_.size(); ++n) shared_work_[n] /= ir::steps_of(graph_, symbols, graph_.nodes[n]);
   if (tuner_) {
-    tuner_->resize(shared_work_, &parallel_);
+    tuner_->resize(work_, &parallel_);
   } else {
     parallel_.resize(work_.size());
-    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = shared_work_[n] >= kWorthThreads;
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
   }
   parallel_work_ = largest_work_ = 0;
   for (size_t n = 0; n < work_.size(); ++n) {

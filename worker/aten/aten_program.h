@@ -88,12 +88,11 @@ class AtenProgram {
   std::deque<ScalarTensor> scalars_;                  // they stay where they are
   std::vector<std::optional<Operation>> operations_;  // of the nodes that are wanted
   std::vector<NodeState> nodes_;
-  std::vector<double> work_;         // of the nodes, as estimated
-  std::vector<double> shared_work_;  // of it, what threads can share at once; kept for its capacity
-  std::vector<bool> parallel_;       // of the nodes
-  double largest_work_ = 0;          // of these
-  double parallel_work_ = 0;         // of those that are
-  bool awake_ = true;                // the threads were in time for this run, or it is worth waking them
+  std::vector<double> work_;    // of the nodes, as estimated
+  std::vector<bool> parallel_;  // of the nodes
+  double largest_work_ = 0;     // of these
+  double parallel_work_ = 0;    // of those that are
+  bool awake_ = true;           // the threads were in time for this run, or it is worth waking them
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
   bool updated_ = false;

@@ -6,9 +6,13 @@
 #include <atomic>
 #include <exception>
 
-// Of GNU's OpenMP, which torch is built with, and of LLVM's: runs `function` on so many threads, this one among them.
+// Of GNU's OpenMP, which torch is built with, and of LLVM's: runs `function` on so many threads, this one among them;
+// what these can ask.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+__attribute__((weak)) void GOMP_barrier();
+__attribute__((weak)) int omp_get_thread_num();
+__attribute__((weak)) int omp_get_num_threads();
 }
 
 namespace torch_remote::worker::aten {
@@ -46,6 +50,21 @@ void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t,
   GOMP_parallel([](void* data) { static_cast<Region*>(data)->work(); }, &region,
                 static_cast<unsigned>(std::min(threads, region.parts)), 0);
   if (region.failure) std::rethrow_exception(region.failure);
+}
+
+void TeamMember::wait() const {
+  if (count > 1) GOMP_barrier();
+}
+
+void in_team(int64_t most, const std::function<void(const TeamMember&)>& body) {
+  const bool able = GOMP_parallel && GOMP_barrier && omp_get_thread_num && omp_get_num_threads;
+  if (most <= 1 || !able || at::in_parallel_region()) return body({0, 1});
+  GOMP_parallel(
+      [](void* data) {
+        const auto& work = *static_cast<const std::function<void(const TeamMember&)>*>(data);
+        work({omp_get_thread_num(), omp_get_num_threads()});
+      },
+      const_cast<void*>(static_cast<const void*>(&body)), static_cast<unsigned>(most), 0);
 }
 
 }  // namespace torch_remote::worker::aten

@@ -10,4 +10,14 @@ namespace torch_remote::worker::aten {
 // OpenMP: here it would run everything on the caller's thread.)
 void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
+// One of the threads that do something together.
+struct TeamMember {
+  int64_t index, count;
+  // Returns when all of them have called it.
+  void wait() const;
+};
+
+// Runs `body`, which does not throw, on `most` of torch's threads or on fewer, all at the same time.
+void in_team(int64_t most, const std::function<void(const TeamMember&)>& body);
+
 }  // namespace torch_remote::worker::aten

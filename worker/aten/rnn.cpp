@@ -13,8 +13,11 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "worker/aten/rnn_fused.h"
+#include "worker/aten/rnn_layer.h"
 #include "worker/aten/rnn_onednn.h"
 #include "worker/aten/special.h"
 
@@ -26,55 +29,29 @@ namespace {
 
 using at::Tensor;
 using ir::RnnMode;
+using Direction = RnnDirection;
+using Gradients = RnnGradients;
+using Backward = RnnBackward;
 
-// One direction of the layer. T steps, batch B, I inputs, H hidden units, G gates (ir::rnn_gates).
-struct Direction {
-  RnnMode mode;
-  bool reverse;
-  Tensor input;       // [T, B, I]
-  Tensor hx, cx;      // [B, H]; cx for an LSTM alone
-  Tensor w_ih, w_hh;  // [G*H, I], [G*H, H]
-  Tensor b_ih, b_hh;  // [G*H], or undefined
-  Tensor output;      // [T, B, H]
-  Tensor reserve;     // ir::rnn_reserve parts of [T, B, H] each or more, or undefined: not wanted
-
-  int64_t steps() const { return input.size(0); }
-  int64_t batch() const { return input.size(1); }
-  int64_t hidden() const { return hx.size(1); }
-  // The i-th step in this direction's time.
-  int64_t at(int64_t i) const { return reverse ? steps() - 1 - i : i; }
-
-  // [T, B, parts, H]: `parts` from the reserve's `first` on.
-  Tensor kept(int64_t first, int64_t parts) const {
-    const int64_t part = steps() * batch() * hidden();
-    return reserve.narrow(0, first * part, parts * part).view({steps(), batch(), parts, hidden()});
-  }
-  // For the backward pass, if there will be one: the gates, [T, B, G, H], and one part more, [T, B, H].
-  void keep(const Tensor& gates, const Tensor& last) const {
-    if (!reserve.defined()) return;
-    kept(0, gates.size(2)).copy_(gates);
-    kept(gates.size(2), 1).copy_(last.unsqueeze(2));
-  }
-  // [T, B, H]: what each step started from.
-  Tensor before(const Tensor& first, const Tensor& all) const {
-    if (steps() == 1) return first.unsqueeze(0);
-    return reverse ? at::cat({all.narrow(0, 1, steps() - 1), first.unsqueeze(0)})
-                   : at::cat({first.unsqueeze(0), all.narrow(0, 0, steps() - 1)});
-  }
-  // input @ w_ih^T + bias, [T, B, G, H].
-  Tensor from_input(const Tensor& bias) const {
-    const Tensor rows = input.reshape({steps() * batch(), input.size(2)});
-    const Tensor all = bias.defined() ? at::addmm(bias, rows, w_ih.t()) : at::mm(rows, w_ih.t());
-    return all.view({steps(), batch(), w_ih.size(0) / hidden(), hidden()});
-  }
-  Tensor both_biases() const { return b_ih.defined() ? b_ih + b_hh : Tensor(); }
-  OneDnnLstm onednn() const { return {input, w_ih, w_hh, b_ih, b_hh, hx, cx, reverse}; }
-};
+// For the backward pass, if there will be one: the gates, [T, B, G, H], and one part more, [T, B, H].
+void keep(const Direction& d, const Tensor& gates, const Tensor& last) {
+  if (!d.reserve.defined()) return;
+  d.kept(0, gates.size(2)).copy_(gates);
+  d.kept(gates.size(2), 1).copy_(last.unsqueeze(2));
+}
+// input @ w_ih^T + bias, [T, B, G, H].
+Tensor from_input(const Direction& d, const Tensor& bias) {
+  const Tensor rows = d.input.reshape({d.steps() * d.batch(), d.input.size(2)});
+  const Tensor all = bias.defined() ? at::addmm(bias, rows, d.w_ih.t()) : at::mm(rows, d.w_ih.t());
+  return all.view({d.steps(), d.batch(), d.gates(), d.hidden()});
+}
+Tensor both_biases(const Direction& d) { return d.b_ih.defined() ? d.b_ih + d.b_hh : Tensor(); }
+OneDnnLstm onednn(const Direction& d) { return {d.input, d.w_ih, d.w_hh, d.b_ih, d.b_hh, d.hx, d.cx, d.reverse}; }
 
 // By oneDNN, if it takes the layer.
 bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
   OneDnnStates states;
-  if (!takes_onednn(d.onednn(), d.reserve.defined()) || !onednn_forward(d.onednn(), d.reserve, &states)) return false;
+  if (!takes_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
   d.output.copy_(states.output);
   *hy = states.hy;
   *cy = states.cy;
@@ -83,7 +60,7 @@ bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
 
 // i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Kept: i, f, g, o, then c.
 Tensor lstm(const Direction& d, Tensor* cy) {
-  const Tensor gates = d.from_input(d.both_biases());
+  const Tensor gates = from_input(d, both_biases(d));
   const Tensor cells = at::empty_like(d.output, at::MemoryFormat::Contiguous);
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx, c = d.cx;
@@ -101,14 +78,14 @@ Tensor lstm(const Direction& d, Tensor* cy) {
     h = y;
     c = next;
   }
-  d.keep(gates, cells);
+  keep(d, gates, cells);
   *cy = c;
   return h;
 }
 
 // r, z = sigmoid; n = tanh(x_n + r * h_n); h = n + z * (h - n). Kept: r, z, n, then h_n.
 Tensor gru(const Direction& d) {
-  const Tensor gates = d.from_input(d.b_ih);
+  const Tensor gates = from_input(d, d.b_ih);
   const Tensor hidden_n = at::empty_like(d.output, at::MemoryFormat::Contiguous);
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx;
@@ -124,12 +101,12 @@ Tensor gru(const Direction& d) {
     at::lerp_out(y, fresh, h, g.select(1, 1));
     h = y;
   }
-  d.keep(gates, hidden_n);
+  keep(d, gates, hidden_n);
   return h;
 }
 
 Tensor simple(const Direction& d) {
-  const Tensor all = d.from_input(d.both_biases());
+  const Tensor all = from_input(d, both_biases(d));
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx;
   for (int64_t i = 0; i < d.steps(); ++i) {
@@ -140,17 +117,6 @@ Tensor simple(const Direction& d) {
   }
   return h;
 }
-
-struct Gradients {
-  Tensor output;  // [T, B, H]; these may be undefined
-  Tensor hy, cy;  // [B, H]
-};
-
-// What the backward pass over all steps gives; the gradients of input, weights and biases follow from it.
-struct Backward {
-  Tensor from_input, from_hidden;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
-  Tensor hx, cx;
-};
 
 Tensor step_gradient(const Gradients& gradients, int64_t t, const Tensor& later) {
   if (!gradients.output.defined()) return later;
@@ -266,10 +232,16 @@ void run_forward(const SpecialCall& call) {
   if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
   auto all =
       directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
+  const RnnLoops* const loops = rnn_loops();
+  std::vector<RnnStates> fused;
+  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_forward(*loops, all);
   for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
     Tensor hy, cy;
     const Direction& d = all[i];
-    if (d.mode != RnnMode::kLstm) {
+    if (!fused.empty()) {
+      hy = fused[i].hy;
+      cy = fused[i].cy;
+    } else if (d.mode != RnnMode::kLstm) {
       hy = d.mode == RnnMode::kGru ? gru(d) : simple(d);
     } else if (!lstm_onednn(d, &hy, &cy)) {
       hy = lstm(d, &cy);
@@ -283,10 +255,32 @@ void add_or_store(const Tensor& result, const Tensor& value, bool first) {
   first ? result.copy_(value) : result.add_(value);
 }
 
+// result = a @ b, or added to what is there: [T, B, I].
+void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
+  if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
+  Tensor flat = result.view({a.size(0), b.size(1)});
+  first ? at::mm_out(flat, a, b) : flat.addmm_(a, b);
+}
+
+// w_ih, w_hh and, where there are any, the biases; undefined: not wanted.
+void weight_gradients(const Direction& d, const Backward& b, std::span<const Tensor> w) {
+  const int64_t rows = d.steps() * d.batch();
+  if (w[0].defined()) {
+    at::mm_out(const_cast<Tensor&>(w[0]), b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
+  }
+  if (w[1].defined()) {
+    at::mm_out(const_cast<Tensor&>(w[1]), b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
+  }
+  if (w.size() < 4 || (!w[2].defined() && !w[3].defined())) return;
+  const Tensor sum = b.from_input.sum(0);
+  if (w[2].defined()) w[2].copy_(sum);
+  if (w[3].defined()) w[3].copy_(b.from_hidden.is_same(b.from_input) ? sum : b.from_hidden.sum(0));
+}
+
 void backward_onednn(const Direction& d, const Gradients& gradients, std::span<const Tensor> results, int64_t index,
                      int64_t stride) {
   const OneDnnGradients all =
-      onednn_backward(d.onednn(), d.reserve, d.output, gradients.output, gradients.hy, gradients.cy);
+      onednn_backward(onednn(d), d.reserve, d.output, gradients.output, gradients.hy, gradients.cy);
   if (results[0].defined()) add_or_store(results[0], all.input, index == 0);
   if (results[1].defined()) results[1][index].copy_(all.hx);
   if (results[2].defined()) results[2][index].copy_(all.cx);
@@ -307,31 +301,29 @@ void run_backward(const SpecialCall& call) {
                         optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
   const Tensor grad_output = optional(call.args[5]), grad_hy = optional(call.args[6]), grad_cy = optional(call.args[7]);
   const auto count = static_cast<int64_t>(all.size()), stride = static_cast<int64_t>(weights.size()) / count;
+  std::vector<Gradients> gradients;
+  for (int64_t i = 0; i < count; ++i) {
+    gradients.push_back({part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),
+                         grad_cy.defined() && grad_cy.numel() > 0 ? grad_cy[i] : Tensor()});
+  }
+  const RnnLoops* const loops = rnn_loops();
+  std::vector<Backward> fused;
+  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_backward(*loops, all, gradients);
   for (int64_t i = 0; i < count; ++i) {
     const Direction& d = all[i];
-    const Gradients gradients{part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),
-                              grad_cy.defined() && grad_cy.numel() > 0 ? grad_cy[i] : Tensor()};
-    if (d.mode == RnnMode::kLstm && is_onednn(d.reserve)) {
-      backward_onednn(d, gradients, call.results, i, stride);
+    if (d.mode == RnnMode::kLstm && fused.empty() && is_onednn(d.reserve)) {
+      backward_onednn(d, gradients[i], call.results, i, stride);
       continue;
     }
-    const Backward b = d.mode == RnnMode::kLstm  ? lstm_backward(d, gradients)
-                       : d.mode == RnnMode::kGru ? gru_backward(d, gradients)
-                                                 : simple_backward(d, gradients);
-    if (call.results[0].defined())
-      add_or_store(call.results[0], at::mm(b.from_input, d.w_ih).view(d.input.sizes()), i == 0);
+    const Backward b = !fused.empty()             ? fused[i]
+                       : d.mode == RnnMode::kLstm ? lstm_backward(d, gradients[i])
+                       : d.mode == RnnMode::kGru  ? gru_backward(d, gradients[i])
+                                                  : simple_backward(d, gradients[i]);
+    if (call.results[0].defined()) add_product(call.results[0], b.from_input, d.w_ih, i == 0);
     if (call.results[1].defined()) call.results[1][i].copy_(b.hx);
     if (call.results[2].defined()) call.results[2][i].copy_(b.cx);
     if (call.results.size() == 3) continue;  // no gradients of weights
-    const int64_t rows = d.steps() * d.batch();
-    const Tensor* w = &call.results[3 + i * stride];
-    if (w[0].defined())
-      at::mm_out(const_cast<Tensor&>(w[0]), b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
-    if (w[1].defined()) {
-      at::mm_out(const_cast<Tensor&>(w[1]), b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
-    }
-    if (stride == 4 && w[2].defined()) w[2].copy_(b.from_input.sum(0));
-    if (stride == 4 && w[3].defined()) w[3].copy_(b.from_hidden.sum(0));
+    weight_gradients(d, b, {&call.results[3 + i * stride], static_cast<size_t>(stride)});
   }
 }
 

@@ -67,8 +67,7 @@ Biases biases(const OneDnnLstm& lstm) {
 bool takes_onednn(const OneDnnLstm& lstm, bool train) {
   const at::ScalarType type = lstm.input.scalar_type();
   if (!at::globalContext().userEnabledMkldnn() || lstm.input.numel() == 0) return false;
-  return type == at::kFloat || (type == at::kBFloat16 && has_half(type)) ||
-         (type == at::kHalf && !train && has_half(type));
+  return (type == at::kBFloat16 && has_half(type)) || (type == at::kHalf && !train && has_half(type));
 }
 
 bool onednn_forward(const OneDnnLstm& lstm, const Tensor& reserve, OneDnnStates* states) {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// LSTM layers by oneDNN, as torch's CPU computes them itself: the same numbers, in one call for all steps and in both
-// passes.
+// LSTM layers in half precision by oneDNN, as torch's CPU computes them itself: the same numbers, in one call for all
+// steps and in both passes.
 namespace torch_remote::worker::aten {
 
 // One direction of a layer: T steps, batch B, I inputs, H hidden units.
