@@ -39,8 +39,12 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor t
 
 Status open_host_device(remote::Transport& transport, const ServerOptions& options,
                         std::function<tr_client()> client_activity, OpenDevice* opened) {
-  auto device = std::make_unique<HostDevice>(HostDevice::Options{
-      .transport = &transport, .inproc = options.inproc, .trusted = options.trusted, .limit = options.memory_limit});
+  auto device = std::make_unique<HostDevice>(
+      HostDevice::Options{.transport = &transport,
+                          .inproc = options.inproc,
+                          // Memory that the client does not see is what it was when it was looked at.
+                          .trusted = options.trusted || !transport.shares_memory(),
+                          .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   Status status = make_plugin_runner(
       options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);

@@ -9,7 +9,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr size_t kSmallAttachment = 32 << 10;  // larger ones lie in the client's memory
+constexpr size_t kSmallAttachment = 32 << 10;  // larger ones lie in the client's memory, if it is shared
 constexpr size_t kMaxAhead = 256 << 20;        // bytes of messages that are taken while a run goes on
 // How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
@@ -17,7 +17,10 @@ constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
 constexpr uint64_t kClientLooks = 1'000'000;  // ns
 
 // What a message takes here until it is handled, at most.
-size_t bytes_of(const remote::Frame& frame) { return sizeof(remote::Frame) + frame.control.size() + kSmallAttachment; }
+size_t bytes_of(const remote::Frame& frame, bool shares_memory) {
+  const size_t attached = shares_memory || !frame.attachment ? kSmallAttachment : frame.attachment->bytes().size();
+  return sizeof(remote::Frame) + frame.control.size() + attached;
+}
 
 }  // namespace
 
@@ -42,7 +45,7 @@ void Inbox::look_ahead() {
     } else if (!note_cancel(frame)) {
       note_wait(frame);
       waits_ahead_ += is_waited_for(frame);
-      ahead_bytes_ += bytes_of(frame);
+      ahead_bytes_ += bytes_of(frame, transport_.shares_memory());
       ahead_.push_back(std::move(frame));
     }
   }
@@ -78,7 +81,7 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   if (!ahead_.empty()) {
     *frame = std::move(ahead_.front());
     ahead_.pop_front();
-    ahead_bytes_ -= bytes_of(*frame);
+    ahead_bytes_ -= bytes_of(*frame, transport_.shares_memory());
     waits_ahead_ -= is_waited_for(*frame);
     return {};
   }

@@ -1,5 +1,7 @@
 #include "worker/listener.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -7,34 +9,52 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
-#include <map>
-#include <set>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "remote/net/handshake.h"
+#include "remote/net/tcp.h"
 #include "remote/transport/unix_transport.h"
+#include "worker/control_socket.h"
+#include "worker/network_session.h"
 
 namespace torch_remote::worker {
 namespace {
 
-constexpr std::string_view kUnix = "unix://";
+using Clock = std::chrono::steady_clock;
+using remote::Answer;
+using remote::Opening;
+
+constexpr std::string_view kUnix = "unix://", kTcp = "tcp://", kTls = "tls://";
 // A client that ends one session and begins another one may be quicker than the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
 constexpr std::chrono::milliseconds kForRoom{100};
 // Clients that are refused each have a process as long as it takes to tell them: so many at once, and no longer.
 constexpr size_t kMostRefused = 16;
 constexpr std::chrono::seconds kToRefuse{5};
+// Over a network: connections that have not said their opening (the oldest goes), and processes whose client has not
+// proved who it is.
+constexpr size_t kMostOpening = 64, kMostUnproven = 32;
+constexpr size_t kMostEnded = 256;  // sessions whose end is known
 
 Status system_error(const std::string& what) {
   return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
 }
 
-Status bind_socket(const std::string& url, int* listener) {
-  if (!url.starts_with(kUnix)) return Status::invalid("remote: --listen wants unix://PATH, not '" + url + "'");
-  const std::string path = url.substr(kUnix.size());
+Status bind_unix(const std::string& path, const std::string& url, int* listener) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -42,7 +62,7 @@ Status bind_socket(const std::string& url, int* listener) {
                            std::to_string(sizeof(address.sun_path) - 1) + " bytes");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size());
-  const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   // A socket that a dead worker left. One that still answers is somebody's.
   if (made >= 0 && connect(made, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
     return Status::invalid("remote: another worker listens on " + path);
@@ -61,115 +81,478 @@ int process_of(int client) {
   return getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
 }
 
-// The sessions' processes, each with its client's.
-class Sessions {
- public:
-  // Forgets those that have ended.
-  void reap() {
-    int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0; clients_.erase(pid)) {
-      if (refused_.erase(pid) != 0 || !WIFSIGNALED(status)) continue;
-      spdlog::warn("the session of process {} (pid {}) was killed by signal {} ({})", clients_[pid], pid,
-                   WTERMSIG(status), strsignal(WTERMSIG(status)));
-    }
+// What a session needs is loaded once by a process that ends then: what is missing is said before anybody comes.
+Status try_to_load(const ListenOptions& options, const ServerOptions& server) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return system_error("no pipe");
+  const pid_t pid = fork();
+  if (pid < 0) return system_error("no process");
+  if (pid == 0) {
+    close(ends[0]);
+    ServerOptions its = server;
+    Status status = options.load(&its);
+    if (status.ok()) status = its.unavailable;
+    (void)!write(ends[1], status.message().data(), status.message().size());
+    _exit(0);
   }
-  // Waits a moment for room.
-  bool has_room(size_t most) {
-    const auto deadline = std::chrono::steady_clock::now() + kForOneToEnd;
-    for (;;) {
-      reap();
-      if (most == 0 || clients_.size() < most) return true;
-      if (std::chrono::steady_clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
+  close(ends[1]);
+  std::string message;
+  std::array<char, 1024> bytes;
+  for (ssize_t n; (n = read(ends[0], bytes.data(), bytes.size())) > 0 || (n < 0 && errno == EINTR);) {
+    if (n > 0) message.append(bytes.data(), static_cast<size_t>(n));
   }
-  void add(pid_t session, int client) { clients_[session] = client; }
-  void add_refused(pid_t session) { refused_.insert(session); }
-  size_t refused() const { return refused_.size(); }
-  std::string clients() const {
-    std::string text;
-    for (const auto& [session, client] : clients_) text += (text.empty() ? "" : ", ") + std::to_string(client);
-    return text;
+  close(ends[0]);
+  int ended = 0;
+  while (waitpid(pid, &ended, 0) < 0 && errno == EINTR) {
   }
+  if (WIFSIGNALED(ended)) {
+    return Status::internal(std::string("remote: the process that loads the plugin was killed by signal ") +
+                            std::to_string(WTERMSIG(ended)));
+  }
+  return message.empty() ? Status() : Status(ErrorCode::kUnsupported, message);
+}
 
- private:
-  std::map<pid_t, int> clients_;
-  std::set<pid_t> refused_;
+// One that connected over a network and says its opening.
+struct Incoming {
+  int socket = -1;
+  Clock::time_point deadline;
+  std::array<uint8_t, sizeof(Opening)> bytes{};
+  size_t have = 0;
 };
 
-// The life of a session's process, after fork.
-[[noreturn]] void serve_client(int client, const ServerOptions& options, pid_t listener) {
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != listener) _exit(0);  // it ended before that
-  std::signal(SIGCHLD, SIG_DFL);
-  Status status;
-  try {
-    const std::unique_ptr<remote::Transport> transport =
-        remote::make_unix_transport(client, remote::Lending::kReadOnly);
-    spdlog::debug("serving {}", transport->description());
-    status = serve(*transport, options);
-  } catch (const std::exception& error) {
-    status = Status::internal(std::string("remote: the session ends: ") + error.what());
+struct SessionProcess {
+  enum class State { kServing, kUnproven, kRefused };
+
+  pid_t pid = 0;
+  State state = State::kServing;
+  std::string client;  // "process 12", "127.0.0.1:4000"
+  int control = -1;    // of one whose client came over a network
+  remote::SessionId session{};
+  std::optional<Clock::time_point> asked;  // for room
+};
+
+class Listener {
+ public:
+  Listener(const ListenOptions& options, const ServerOptions& server) : options_(options), server_(server) {}
+
+  Status open();
+  Status run();
+
+ private:
+  bool network() const { return !url_.starts_with(kUnix); }
+  Status open_network();
+  void wait_for_something(std::vector<pollfd>& polled);
+  Status accept_all();
+  void reap();
+  size_t serving() const { return count(SessionProcess::State::kServing); }
+  size_t count(SessionProcess::State state) const {
+    return static_cast<size_t>(std::ranges::count(sessions_, state, &SessionProcess::state));
   }
+  bool has_room() const { return options_.most == 0 || serving() < options_.most; }
+  std::string busy() const;
+  void forget_ours();
+
+  void begin_unix(int client);
+  void begin_network(int client);
+  // False: it is done with.
+  bool read_opening(Incoming& incoming);
+  void answer(int client, Answer::Code code, const std::string& text);
+  void begin_session(int client, const Opening& opening);
+  void hand_over(int client, const Opening& opening);
+  // False: the other end is gone.
+  bool read_control(SessionProcess& session);
+  void let_in(SessionProcess& session);
+
+  const ListenOptions& options_;
+  const ServerOptions& server_;
+  std::string url_;
+  int listener_ = -1;
+  std::shared_ptr<const remote::TlsContext> tls_;
+  const pid_t self_ = getpid();
+  sigset_t waiting_{};  // the signals that are not taken while it waits
+  std::list<Incoming> incoming_;
+  std::list<SessionProcess> sessions_;
+  struct Ended {
+    remote::SessionId session{};
+    std::string how;
+  };
+  std::deque<Ended> ended_;
+};
+
+Status Listener::open() {
+  url_ = options_.url;
+  Status status;
+  if (url_.starts_with(kUnix)) {
+    status = bind_unix(url_.substr(kUnix.size()), url_, &listener_);
+  } else if (url_.starts_with(kTcp) || url_.starts_with(kTls)) {
+    status = open_network();
+  } else {
+    status =
+        Status::invalid("remote: --listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ + "'");
+  }
+  if (!status.ok()) return status;
+  // They end waits, and come at no other time.
+  struct sigaction child{};
+  child.sa_handler = [](int) {};
+  sigaction(SIGCHLD, &child, nullptr);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &blocked, &waiting_);
+  sigdelset(&waiting_, SIGCHLD);
+  spdlog::info("listening on {}", url_);
+  return {};
+}
+
+Status Listener::open_network() {
+  const bool tls = url_.starts_with(kTls);
+  remote::Address address;
+  if (Status status = remote::parse_address(std::string_view(url_).substr(kTcp.size()), url_, &address); !status) {
+    return status;
+  }
+  if (tls) {
+    if (Status status = remote::TlsContext::for_worker(options_.tls, &tls_); !status) return status;
+  }
+  bool loopback = false;
+  const bool any_port = address.port == 0;
+  if (Status status = remote::listen_tcp(&address, &listener_, &loopback); !status) return status;
+  url_ = (tls ? "tls://" : "tcp://") + address.text();
+  const bool knows_clients = !options_.token.empty() || (tls && !options_.tls.authorities.empty());
+  if (!loopback && !knows_clients) {
+    return Status::invalid("remote: " + url_ +
+                           " can be reached from other machines, and whoever connects runs programs here: give a token "
+                           "(--token-file FILE) that clients must know, or listen on 127.0.0.1");
+  }
+  if (!loopback && !tls) {
+    spdlog::warn(
+        "{} can be reached from other machines, and what goes over it can be read and changed on its way: "
+        "listen on tls://, or on 127.0.0.1 behind a tunnel",
+        url_);
+  }
+  if (!knows_clients) {
+    spdlog::warn("every user of this machine may use the worker at {}: --token-file keeps others out", url_);
+  }
+  if (any_port) {
+    std::printf("%s\n", url_.c_str());
+    std::fflush(stdout);
+  }
+  return {};
+}
+
+Status Listener::run() {
+  std::vector<pollfd> polled;
+  for (;;) {
+    reap();
+    wait_for_something(polled);
+    for (SessionProcess& session : sessions_) {
+      if (session.control >= 0 && !read_control(session)) {
+        close(session.control);
+        session.control = -1;
+      }
+      let_in(session);
+    }
+    for (auto incoming = incoming_.begin(); incoming != incoming_.end();) {
+      incoming = read_opening(*incoming) ? std::next(incoming) : incoming_.erase(incoming);
+    }
+    if (Status status = accept_all(); !status.ok()) return status;
+  }
+}
+
+void Listener::wait_for_something(std::vector<pollfd>& polled) {
+  polled.assign(1, {listener_, POLLIN, 0});
+  auto until = Clock::now() + std::chrono::hours(1);
+  for (const Incoming& incoming : incoming_) {
+    polled.push_back({incoming.socket, POLLIN, 0});
+    until = std::min(until, incoming.deadline);
+  }
+  for (const SessionProcess& session : sessions_) {
+    if (session.control >= 0) polled.push_back({session.control, POLLIN, 0});
+    if (session.asked) until = std::min(until, *session.asked + kForOneToEnd);
+  }
+  const auto left = std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero());
+  const timespec timeout = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
+                            std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
+  (void)ppoll(polled.data(), polled.size(), &timeout, &waiting_);
+}
+
+Status Listener::accept_all() {
+  for (;;) {
+    const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (client >= 0) {
+      network() ? begin_network(client) : begin_unix(client);
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP) {
+      return system_error("cannot accept clients");
+    }
+    // No descriptors or no memory just now, which may be one client's doing: the others must not suffer from it.
+    spdlog::warn("cannot accept a client: {}", std::strerror(errno));
+    std::this_thread::sleep_for(kForRoom);
+    return {};
+  }
+}
+
+// Forgets the processes that have ended.
+void Listener::reap() {
+  int status;
+  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    const auto session = std::ranges::find(sessions_, pid, &SessionProcess::pid);
+    if (session == sessions_.end()) continue;
+    std::string how = "it has ended";
+    if (WIFSIGNALED(status)) {
+      how = "it was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
+      if (session->state != SessionProcess::State::kRefused) {
+        spdlog::warn("the session of {} (pid {}) was killed by signal {} ({})", session->client, pid, WTERMSIG(status),
+                     strsignal(WTERMSIG(status)));
+      }
+    }
+    if (session->session != remote::SessionId{}) ended_.push_back({session->session, std::move(how)});
+    if (ended_.size() > kMostEnded) ended_.pop_front();
+    if (session->control >= 0) close(session->control);
+    sessions_.erase(session);
+  }
+}
+
+std::string Listener::busy() const {
+  std::string clients;
+  for (const SessionProcess& session : sessions_) {
+    if (session.state != SessionProcess::State::kServing) continue;
+    std::string client = session.client;
+    // "processes 1, 2"
+    if (constexpr std::string_view kProcess = "process "; !network() && !clients.empty()) {
+      client.erase(0, kProcess.size());
+    } else if (!network() && options_.most > 1) {
+      client.replace(0, kProcess.size(), "processes ");
+    }
+    clients += (clients.empty() ? "" : ", ") + client;
+  }
+  const bool one = options_.most == 1;
+  return "remote: the worker at " + url_ + " (pid " + std::to_string(self_) + ") is busy: it serves " +
+         std::to_string(options_.most) + (one ? " client" : " clients") + " at most, and " + clients +
+         (one ? " uses it" : " use it") +
+         "; wait until one ends, start the worker with a larger --max-sessions, or start another one: "
+         "torch-remote-worker --listen " +
+         (network() ? url_.substr(0, kTcp.size()) + "HOST:ANOTHER_PORT" : "unix://ANOTHER_PATH");
+}
+
+// In a process that was forked from this one: what is not its business.
+void Listener::forget_ours() {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != self_) _exit(0);  // it ended before that
+  std::signal(SIGCHLD, SIG_DFL);
+  sigprocmask(SIG_SETMASK, &waiting_, nullptr);
+  close(listener_);
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.socket >= 0) close(incoming.socket);
+  }
+  for (const SessionProcess& session : sessions_) {
+    if (session.control >= 0) close(session.control);
+  }
+}
+
+[[noreturn]] void end_process(const Status& status) {
   if (!status.ok()) spdlog::warn("{}", status.message());
   spdlog::default_logger()->flush();
   _exit(status.ok() ? 0 : 1);
 }
 
+// --- over a Unix socket ----------------------------------------------------------------------------------------------
+
+[[noreturn]] void serve_unix_client(int client, const ListenOptions& options, const ServerOptions& server) {
+  Status status;
+  try {
+    const std::unique_ptr<remote::Transport> transport =
+        remote::make_unix_transport(client, remote::Lending::kReadOnly);
+    spdlog::debug("serving {}", transport->description());
+    ServerOptions its = server;
+    if (its.unavailable.ok()) {
+      if (Status loaded = options.load(&its); !loaded.ok()) its.unavailable = loaded;
+    }
+    status = serve(*transport, its);
+  } catch (const std::exception& error) {
+    status = Status::internal(std::string("remote: the session ends: ") + error.what());
+  }
+  end_process(status);
+}
+
+void Listener::begin_unix(int client) {
+  const auto deadline = Clock::now() + kForOneToEnd;
+  for (reap(); !has_room() && Clock::now() < deadline; reap()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  using State = SessionProcess::State;
+  const State state = has_room() ? State::kServing : State::kRefused;
+  if (state == State::kRefused && count(State::kRefused) >= kMostRefused) {
+    close(client);
+    return;
+  }
+  ServerOptions its = server_;
+  if (state == State::kRefused) {
+    its.greeting = kToRefuse;
+    its.unavailable = {ErrorCode::kUnsupported, busy()};
+  }
+  const pid_t pid = fork();
+  if (pid == 0) {
+    forget_ours();
+    serve_unix_client(client, options_, its);
+  }
+  if (pid < 0) {
+    spdlog::error("cannot start a session's process: {}", std::strerror(errno));
+  } else {
+    SessionProcess& session = sessions_.emplace_back();
+    session.pid = pid;
+    session.state = state;
+    session.client = "process " + std::to_string(process_of(client));
+  }
+  close(client);
+}
+
+// --- over a network --------------------------------------------------------------------------------------------------
+
+void Listener::begin_network(int client) {
+  remote::set_up_tcp(client);
+  if (incoming_.size() >= kMostOpening) {
+    close(incoming_.front().socket);
+    incoming_.pop_front();
+  }
+  Incoming& incoming = incoming_.emplace_back();
+  incoming.socket = client;
+  incoming.deadline = Clock::now() + remote::kOpeningTime;
+}
+
+bool Listener::read_opening(Incoming& incoming) {
+  ssize_t n;
+  do {
+    n = recv(incoming.socket, incoming.bytes.data() + incoming.have, incoming.bytes.size() - incoming.have,
+             MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && Clock::now() < incoming.deadline) return true;
+  if (n <= 0) {
+    close(incoming.socket);
+    return false;
+  }
+  incoming.have += static_cast<size_t>(n);
+  // Another protocol is answered before it has said so much.
+  const bool ours =
+      std::memcmp(incoming.bytes.data(), Opening::kMagic.data(), std::min(incoming.have, Opening::kMagic.size())) == 0;
+  if (ours && incoming.have < incoming.bytes.size()) return true;
+  const int client = std::exchange(incoming.socket, -1);  // a session's process closes those of others
+  Opening opening;
+  std::string text;
+  const Answer::Code code =
+      remote::check_opening({incoming.bytes.data(), incoming.have}, tls_ != nullptr, &opening, &text);
+  if (code != Answer::kGoOn) {
+    answer(client, code, text);
+  } else if (opening.resumes()) {
+    hand_over(client, opening);
+  } else {
+    begin_session(client, opening);
+  }
+  close(client);
+  return false;
+}
+
+// A socket that nothing was sent to takes so few bytes.
+void Listener::answer(int client, Answer::Code code, const std::string& text) {
+  const std::string bytes = remote::encode_answer(code, text);
+  (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (code == Answer::kGoOn) return;
+  spdlog::info("{} is refused ({})", remote::peer_of(client), static_cast<int>(code));
+  shutdown(client, SHUT_WR);
+  char rest[256];  // what is not read would take the answer with it
+  while (recv(client, rest, sizeof(rest), MSG_DONTWAIT) > 0) {
+  }
+}
+
+void Listener::begin_session(int client, const Opening& opening) {
+  if (count(SessionProcess::State::kUnproven) >= kMostUnproven) {
+    return answer(client, Answer::kRefused, "too many clients connect at once; try again");
+  }
+  int ends[2];
+  if (Status status = make_control_sockets(ends); !status.ok()) {
+    spdlog::error("{}", status.message());
+    return answer(client, Answer::kRefused, "it has no room just now; try again");
+  }
+  const pid_t pid = fork();
+  if (pid == 0) {
+    forget_ours();
+    close(ends[0]);
+    answer(client, Answer::kGoOn, {});
+    Status status;
+    try {
+      status = serve_network_client(client, opening, ends[1], options_, tls_, server_);
+    } catch (const std::exception& error) {
+      status = Status::internal(std::string("remote: the session ends: ") + error.what());
+    }
+    end_process(status);
+  }
+  close(ends[1]);
+  if (pid < 0) {
+    spdlog::error("cannot start a session's process: {}", std::strerror(errno));
+    close(ends[0]);
+    return answer(client, Answer::kRefused, "it has no room just now; try again");
+  }
+  SessionProcess& session = sessions_.emplace_back();
+  session.pid = pid;
+  session.state = SessionProcess::State::kUnproven;
+  session.client = remote::peer_of(client);
+  session.control = ends[0];
+}
+
+void Listener::hand_over(int client, const Opening& opening) {
+  reap();
+  const auto session = std::ranges::find(sessions_, opening.session, &SessionProcess::session);
+  if (session == sessions_.end() || session->control < 0) {
+    const auto ended = std::ranges::find(ended_, opening.session, &Ended::session);
+    return answer(client, Answer::kUnknownSession, ended != ended_.end() ? ended->how : std::string());
+  }
+  answer(client, Answer::kGoOn, {});
+  const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
+  if (!send_control(session->control, Control::kReturns, bytes, client)) {
+    spdlog::warn("the session of {} does not take its client back", session->client);
+  }
+}
+
+bool Listener::read_control(SessionProcess& session) {
+  for (;;) {
+    ControlMessage message;
+    const Status status = receive_control(session.control, &message);
+    if (!status.ok()) return status.code() == ErrorCode::kTimeout;
+    if (message.descriptor >= 0) close(message.descriptor);
+    if (message.type != Control::kAsks || message.body.size() != session.session.size() ||
+        session.state != SessionProcess::State::kUnproven) {
+      continue;
+    }
+    std::memcpy(session.session.data(), message.body.data(), session.session.size());
+    session.asked = Clock::now();
+  }
+}
+
+// Answers one that asked for room, if there is some, or was none for a while.
+void Listener::let_in(SessionProcess& session) {
+  if (!session.asked) return;
+  if (has_room()) {
+    session.state = SessionProcess::State::kServing;
+    send_control(session.control, Control::kAdmitted, {});
+  } else if (Clock::now() - *session.asked >= kForOneToEnd) {
+    session.state = SessionProcess::State::kRefused;
+    session.session = {};
+    send_control(session.control, Control::kRefused, busy());
+  } else {
+    return;
+  }
+  session.asked.reset();
+}
+
 }  // namespace
 
-Status listen(const std::string& url, const ServerOptions& options, size_t most) {
-  int listener = -1;
-  if (Status status = bind_socket(url, &listener); !status) return status;
-  struct sigaction child{};  // interrupts accept4
-  child.sa_handler = [](int) {};
-  sigaction(SIGCHLD, &child, nullptr);
-  spdlog::info("listening on {}", url);
-  const pid_t self = getpid();
-  Sessions sessions;
-  for (;;) {
-    sessions.reap();
-    const int client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    if (client < 0) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP) {
-        return system_error("cannot accept clients");
-      }
-      // No descriptors or no memory just now, which may be one client's doing: the others must not suffer from it.
-      spdlog::warn("cannot accept a client: {}", std::strerror(errno));
-      std::this_thread::sleep_for(kForRoom);
-      continue;
-    }
-    ServerOptions its = options;
-    const bool has_room = sessions.has_room(most);
-    if (!has_room && sessions.refused() >= kMostRefused) {
-      close(client);
-      continue;
-    }
-    if (!has_room) {
-      its.greeting = kToRefuse;
-      its.unavailable = {ErrorCode::kUnsupported,
-                         "remote: the worker at " + url + " (pid " + std::to_string(self) + ") is busy: it serves " +
-                             std::to_string(most) + (most == 1 ? " client" : " clients") + " at most, and " +
-                             (most == 1 ? "process " : "processes ") + sessions.clients() +
-                             (most == 1 ? " uses it" : " use it") +
-                             "; wait until one ends, start the worker with a larger --max-sessions, or start another "
-                             "one: torch-remote-worker --listen unix://ANOTHER_PATH"};
-    }
-    const pid_t pid = fork();
-    if (pid == 0) {
-      close(listener);
-      serve_client(client, its, self);
-    }
-    if (pid < 0) {
-      spdlog::error("cannot start a session's process: {}", std::strerror(errno));
-    } else if (has_room) {
-      sessions.add(pid, process_of(client));
-    } else {
-      sessions.add_refused(pid);
-    }
-    close(client);
-  }
+Status listen(const ListenOptions& options, const ServerOptions& server) {
+  Listener listener(options, server);
+  if (Status status = try_to_load(options, server); !status.ok()) return status;
+  if (Status status = listener.open(); !status.ok()) return status;
+  return listener.run();
 }
 
 }  // namespace torch_remote::worker

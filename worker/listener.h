@@ -1,15 +1,16 @@
 #pragma once
 
-#include <string>
-
+#include "ir/status.h"
+#include "worker/listen_options.h"
 #include "worker/server.h"
 
 namespace torch_remote::worker {
 
-// Serves clients that connect to `url`, unix://PATH: each in a process of its own, forked from this one, which has
-// loaded the plugin and otherwise does nothing. So clients share nothing, none waits for another one, and
-// one whose session crashes or runs out of memory harms none. The sessions end with this process. `most`: how many at
-// once (a further client is refused at once with the reason); 0: any number. Returns only if it cannot listen: why.
-Status listen(const std::string& url, const ServerOptions& options, size_t most);
+// Serves clients that connect: each in a process of its own. So clients share nothing, none waits for another one, and
+// one whose session crashes or runs out of memory harms none. The sessions end with this process, which loads nothing
+// of what they need, and of what clients send reads the 24 bytes of an opening (remote/net/handshake.h): TLS and proofs
+// are their processes' business, each of which has seconds for it. A client that comes back to its session is handed to
+// that one's process. Returns only if it cannot listen: why.
+Status listen(const ListenOptions& options, const ServerOptions& server);
 
 }  // namespace torch_remote::worker

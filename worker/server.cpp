@@ -435,6 +435,7 @@ Status Server::run_program(Frame& frame) {
 Status Server::upload(Frame& frame) {
   const auto* message = wire::verify<wire::Upload>(frame.control);
   if (!message) return damaged("upload");
+  if (frame.refused != 0) return session_->upload_failed(message->buffer(), frame.refused);
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
   const uint64_t size = bytes.size();

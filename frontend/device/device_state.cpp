@@ -85,7 +85,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
   if (Status status = open_capture(&capture); !status) return status;
   const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
   if (Status status =
-          remote::start_worker(where, paths(), threads != nullptr ? std::atoi(threads) : 0, &connection.worker);
+          remote::start_worker(where, paths(), threads != nullptr ? std::atoi(threads) : 0, go_on, &connection.worker);
       !status) {
     return status;
   }

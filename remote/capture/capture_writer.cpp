@@ -13,6 +13,7 @@
 
 #include "ir/op_table.h"
 #include "remote/capture/capture_generated.h"
+#include "remote/transport/forwarding_transport.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -50,36 +51,28 @@ std::span<const std::byte> bytes_of(const AttachmentPtr& attachment) {
   return attachment ? attachment->bytes() : std::span<std::byte>();
 }
 
-class CapturingTransport : public Transport {
+class CapturingTransport : public ForwardingTransport {
  public:
   CapturingTransport(std::unique_ptr<Transport> inner, std::shared_ptr<CaptureWriter> writer)
-      : writer_(std::move(writer)), inner_(std::move(inner)) {}
+      : ForwardingTransport(std::move(inner)), writer_(std::move(writer)) {}
 
-  AttachmentPtr allocate(size_t size) override { return inner_->allocate(size); }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return inner_->share(memory, size, std::move(keep));
-  }
   // Written before it is sent: afterwards the memory is the worker's, which may use it as the buffer that it fills.
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
     writer_->sent(header, control, bytes_of(attachment));
-    return inner_->send(header, control, std::move(attachment));
+    return inner().send(header, control, std::move(attachment));
   }
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
-    Status status = inner_->receive(frame, timeout);
+    Status status = inner().receive(frame, timeout);
     if (status.ok()) writer_->received(frame->header, frame->control, bytes_of(frame->attachment));
     return status;
   }
-  void busy_wait(std::chrono::nanoseconds time) override { inner_->busy_wait(time); }
-  void wake() override { inner_->wake(); }
   void abandon() override {
     writer_->abandon();
-    inner_->abandon();
+    inner().abandon();
   }
-  std::string description() const override { return inner_->description(); }
 
  private:
   const std::shared_ptr<CaptureWriter> writer_;
-  const std::unique_ptr<Transport> inner_;
 };
 
 }  // namespace

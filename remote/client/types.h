@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,6 +12,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "ir/trace.h"
+#include "remote/transport/transport.h"  // KeepWaiting
 
 // What the parts of the client's end share.
 namespace torch_remote::remote {
@@ -60,10 +60,5 @@ struct ProgramOptions {
 // A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
 struct CachedProgram;
 using ProgramPtr = std::shared_ptr<CachedProgram>;
-
-// Called while waiting, every kWaitStep, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
-// when it comes.
-using KeepWaiting = std::function<bool()>;
-inline constexpr std::chrono::milliseconds kWaitStep{50};
 
 }  // namespace torch_remote::remote

@@ -11,7 +11,9 @@
 #include <string_view>
 #include <thread>
 
+#include "remote/net/dial.h"
 #include "remote/providers/child_process.h"
+#include "remote/transport/forwarding_transport.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -23,25 +25,17 @@ constexpr auto kAfterGoodbye = 2s;
 constexpr auto kAfterTerminate = 1s;
 
 // The connection to a child: when it is lost, how the child ended says why.
-class ChildTransport : public Transport {
+class ChildTransport : public ForwardingTransport {
  public:
   ChildTransport(std::unique_ptr<Transport> transport, std::shared_ptr<ChildProcess> child)
-      : transport_(std::move(transport)), child_(std::move(child)) {}
+      : ForwardingTransport(std::move(transport)), child_(std::move(child)) {}
 
-  AttachmentPtr allocate(size_t size) override { return transport_->allocate(size); }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return transport_->share(memory, size, std::move(keep));
-  }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
-    return explain(transport_->send(header, control, std::move(attachment)));
+    return explain(inner().send(header, control, std::move(attachment)));
   }
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
-    return explain(transport_->receive(frame, timeout));
+    return explain(inner().receive(frame, timeout));
   }
-  void busy_wait(std::chrono::nanoseconds time) override { transport_->busy_wait(time); }
-  void wake() override { transport_->wake(); }
-  void abandon() override { transport_->abandon(); }
-  std::string description() const override { return transport_->description(); }
 
  private:
   Status explain(Status status) {
@@ -51,7 +45,6 @@ class ChildTransport : public Transport {
     return {ErrorCode::kLost, status.message() + ", but " + worker + "still runs"};
   }
 
-  std::unique_ptr<Transport> transport_;
   std::shared_ptr<ChildProcess> child_;
 };
 
@@ -86,7 +79,7 @@ class LocalWorker : public Worker {
 
 class ListeningWorker : public Worker {
  public:
-  explicit ListeningWorker(int socket) : transport_(make_unix_transport(socket)) {}
+  explicit ListeningWorker(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
   std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
   int process() const override { return -1; }
   void abandon() override {
@@ -203,18 +196,30 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
     close(socket);
     return status;
   }
-  *worker = std::make_unique<ListeningWorker>(socket);
+  *worker = std::make_unique<ListeningWorker>(make_unix_transport(socket));
   return {};
 }
 
-Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker) {
+Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting,
+                              std::unique_ptr<Worker>* worker) {
+  DialOptions options;
+  std::unique_ptr<Transport> transport;
+  Status status = dial_options_from_environment(&options);
+  if (status.ok()) status = dial(url, options, keep_waiting, &transport);
+  if (status.ok()) *worker = std::make_unique<ListeningWorker>(std::move(transport));
+  return status;
+}
+
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
+                    std::unique_ptr<Worker>* worker) {
   constexpr std::string_view kUnix = "unix://";
   if (name == "local") return start_local_worker({files.worker, files.plugin, files.torch_lib, threads}, worker);
   if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
   if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
+  if (is_network_url(name)) return connect_network_worker(name, keep_waiting, worker);
   return Status::invalid("remote: '" + name +
-                         "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc' or "
-                         "'unix://path'");
+                         "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc', "
+                         "'unix://path', 'tcp://host:port' or 'tls://host:port'");
 }
 
 }  // namespace torch_remote::remote

@@ -39,6 +39,10 @@ Status start_inproc_worker(const std::string& library, const std::string& plugin
 // unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).
 Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker);
 
+// tcp://HOST:PORT or tls://HOST:PORT: a worker that listens there. The environment has token and certificates
+// (remote/net/dial.h). The session is resumed by itself when its connection breaks.
+Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker);
+
 // Where the parts of an installed package lie.
 struct WorkerFiles {
   std::string worker;     // bin/torch-remote-worker
@@ -47,7 +51,9 @@ struct WorkerFiles {
   std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if it lies beside the package
 };
 
-// A worker by the name that users have for it: "local", "inproc" or "unix://path". `threads` is a local one's.
-Status start_worker(const std::string& name, const WorkerFiles& files, int threads, std::unique_ptr<Worker>* worker);
+// A worker by the name that users have for it: "local", "inproc", "unix://path", "tcp://host:port" or
+// "tls://host:port". `threads` is a local one's. What may take long asks `keep_waiting`, if it is not empty.
+Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
+                    std::unique_ptr<Worker>* worker);
 
 }  // namespace torch_remote::remote

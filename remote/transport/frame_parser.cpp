@@ -8,6 +8,7 @@ namespace {
 
 // Memory for a long control message grows with what has come, so that a header alone cannot make us allocate much.
 constexpr size_t kFirstControl = 1 << 20;
+constexpr size_t kSkippedAtOnce = 256 << 10;
 
 }  // namespace
 
@@ -38,6 +39,15 @@ Status FrameParser::advance(size_t bytes, std::deque<Frame>& frames) {
         break;
       case State::kBytes:
         end_frame(frames);
+        break;
+      case State::kSkipped:
+        to_skip_ -= size_;
+        if (to_skip_ > 0) {
+          skip();
+        } else {
+          skipped_ = {};
+          end_frame(frames);
+        }
         break;
     }
     if (!status) return status;
@@ -96,6 +106,14 @@ Status FrameParser::end_control(std::deque<Frame>& frames) {
 
 Status FrameParser::end_attachment(std::deque<Frame>& frames) {
   if (Status status = handler_.attachment(attachment_bytes_, &frame_.attachment); !status) return status;
+  if (!frame_.attachment) {
+    frame_.refused = to_skip_ = attachment_bytes_.size;
+    if (to_skip_ == 0) return Status{ErrorCode::kOutOfMemory, "remote: no memory for a message"};
+    skipped_.resize(kSkippedAtOnce);
+    state_ = State::kSkipped;
+    skip();
+    return {};
+  }
   const std::span<std::byte> bytes = frame_.attachment->bytes();
   if ((attachment_bytes_.flags & kInline) && !bytes.empty()) {
     state_ = State::kBytes;
@@ -105,6 +123,8 @@ Status FrameParser::end_attachment(std::deque<Frame>& frames) {
   }
   return {};
 }
+
+void FrameParser::skip() { begin_piece(skipped_.data(), std::min<uint64_t>(to_skip_, skipped_.size())); }
 
 void FrameParser::end_frame(std::deque<Frame>& frames) {
   frames.push_back(std::move(frame_));

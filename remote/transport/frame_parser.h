@@ -32,7 +32,8 @@ class FrameParser {
   class Handler {
    public:
     virtual ~Handler() = default;
-    // The memory of an attachment: where its bytes are, or for kInline will be put.
+    // The memory of an attachment: where its bytes are, or for kInline will be put; null: there is none, and they are
+    // skipped.
     virtual Status attachment(const AttachmentHeader& header, AttachmentPtr* attachment) = 0;
     // A frame of type kTransport.
     virtual Status transport_message(std::span<const uint8_t> control) = 0;
@@ -51,7 +52,7 @@ class FrameParser {
   bool between_frames() const { return state_ == State::kHeader && have_ == 0; }
 
  private:
-  enum class State { kHeader, kControl, kAttachment, kBytes };
+  enum class State { kHeader, kControl, kAttachment, kBytes, kSkipped };
 
   void begin_piece(void* memory, size_t size) {
     piece_ = static_cast<uint8_t*>(memory);
@@ -61,6 +62,7 @@ class FrameParser {
   Status end_header();
   Status end_control(std::deque<Frame>& frames);
   Status end_attachment(std::deque<Frame>& frames);
+  void skip();
   void end_frame(std::deque<Frame>& frames);
   void begin_frame();
 
@@ -72,6 +74,8 @@ class FrameParser {
   Frame frame_;
   wire::Header header_bytes_;
   AttachmentHeader attachment_bytes_;
+  uint64_t to_skip_ = 0;
+  std::vector<uint8_t> skipped_;  // made when it is needed
 };
 
 }  // namespace torch_remote::remote

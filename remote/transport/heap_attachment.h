@@ -2,6 +2,9 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
@@ -30,6 +33,68 @@ class HeapAttachment : public Attachment {
  private:
   HeapMemory memory_;
   size_t size_;
+};
+
+// Large heap memory comes from fresh pages and goes back to the system each time, so it is pooled as segments are.
+// Thread safe.
+class HeapPool : public std::enable_shared_from_this<HeapPool> {
+ public:
+  // Null if there is no memory.
+  AttachmentPtr allocate(size_t size);
+
+ private:
+  class Pooled;
+
+  HeapMemory take(size_t size) {
+    {
+      std::lock_guard lock(mutex_);
+      if (HeapMemory memory = pool_.take(size)) return memory;
+    }
+    return allocate_heap(size);
+  }
+  void put(size_t size, HeapMemory memory) {
+    std::vector<HeapMemory> evicted;
+    std::lock_guard lock(mutex_);
+    pool_.put(size, std::move(memory), &evicted);
+  }
+
+  std::mutex mutex_;
+  MemoryPool<HeapMemory> pool_;
+};
+
+class HeapPool::Pooled : public Attachment {
+ public:
+  Pooled(std::shared_ptr<HeapPool> pool, HeapMemory memory, size_t size)
+      : pool_(std::move(pool)), memory_(std::move(memory)), size_(size) {}
+  ~Pooled() override { pool_->put(size_class(size_), std::move(memory_)); }
+  std::span<std::byte> bytes() override { return {memory_.get(), size_}; }
+
+ private:
+  std::shared_ptr<HeapPool> pool_;
+  HeapMemory memory_;
+  size_t size_;
+};
+
+inline AttachmentPtr HeapPool::allocate(size_t size) {
+  if (size < kSmallAttachment) {
+    HeapMemory memory = allocate_heap(size);
+    return memory ? std::make_shared<HeapAttachment>(std::move(memory), size) : nullptr;
+  }
+  if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
+  HeapMemory memory = take(size_class(size));
+  return memory ? std::make_shared<Pooled>(shared_from_this(), std::move(memory), size) : nullptr;
+}
+
+// Memory of somebody else, which `keep` holds.
+class KeptAttachment : public Attachment {
+ public:
+  KeptAttachment(const void* memory, size_t size, std::shared_ptr<void> keep)
+      : bytes_(static_cast<std::byte*>(const_cast<void*>(memory)), size), keep_(std::move(keep)) {}
+  std::span<std::byte> bytes() override { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+  std::shared_ptr<void> keep_;
 };
 
 }  // namespace torch_remote::remote

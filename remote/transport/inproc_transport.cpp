@@ -3,7 +3,6 @@
 #include <mutex>
 
 #include "remote/transport/heap_attachment.h"
-#include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
 
 namespace torch_remote::remote {
@@ -18,51 +17,6 @@ struct Mailbox {
   bool peer_closed = false;
   bool closed = false;
   bool woken = false;
-};
-
-// Large heap memory comes from fresh pages and goes back to the system each time, so it is pooled as segments are.
-class HeapPool {
- public:
-  HeapMemory take(size_t size) {
-    {
-      std::lock_guard lock(mutex_);
-      if (HeapMemory memory = pool_.take(size)) return memory;
-    }
-    return allocate_heap(size);
-  }
-  void put(size_t size, HeapMemory memory) {
-    std::vector<HeapMemory> evicted;
-    std::lock_guard lock(mutex_);
-    pool_.put(size, std::move(memory), &evicted);
-  }
-
- private:
-  std::mutex mutex_;
-  MemoryPool<HeapMemory> pool_;
-};
-
-class PooledAttachment : public Attachment {
- public:
-  PooledAttachment(std::shared_ptr<HeapPool> pool, HeapMemory memory, size_t size)
-      : pool_(std::move(pool)), memory_(std::move(memory)), size_(size) {}
-  ~PooledAttachment() override { pool_->put(size_class(size_), std::move(memory_)); }
-  std::span<std::byte> bytes() override { return {memory_.get(), size_}; }
-
- private:
-  std::shared_ptr<HeapPool> pool_;
-  HeapMemory memory_;
-  size_t size_;
-};
-
-class SharedAttachment : public Attachment {
- public:
-  SharedAttachment(const void* memory, size_t size, std::shared_ptr<void> keep)
-      : bytes_(static_cast<std::byte*>(const_cast<void*>(memory)), size), keep_(std::move(keep)) {}
-  std::span<std::byte> bytes() override { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-  std::shared_ptr<void> keep_;
 };
 
 // What the receiver holds. It goes back to its owner's mailbox, so that nothing of the owner's runs on our thread.
@@ -106,18 +60,12 @@ class InprocTransport : public Transport {
   }
 
   AttachmentPtr allocate(size_t size) override {
-    if (size < kSmallAttachment) {
-      HeapMemory memory = allocate_heap(size);
-      return memory ? std::make_shared<HeapAttachment>(std::move(memory), size) : nullptr;
-    }
-    if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
-    release_returned();
-    HeapMemory memory = pool_->take(size_class(size));
-    return memory ? std::make_shared<PooledAttachment>(pool_, std::move(memory), size) : nullptr;
+    if (size >= kSmallAttachment) release_returned();
+    return pool_->allocate(size);
   }
 
   AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return std::make_shared<SharedAttachment>(memory, size, std::move(keep));
+    return std::make_shared<KeptAttachment>(memory, size, std::move(keep));
   }
 
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,7 +13,7 @@
 #include "remote/wire/wire.h"
 
 // Moves frames between a client and a worker, in order. One object is one end of one connection. Implementations: in
-// process (tests), and a Unix socket with shared memory (the local default).
+// process (tests), a Unix socket with shared memory (the local default), and plain streams of bytes (TCP, TLS, pipes).
 namespace torch_remote::remote {
 
 // Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix
@@ -30,6 +31,11 @@ using AttachmentPtr = std::shared_ptr<Attachment>;
 // For Transport::busy_wait, where programs of low latency run: longer than a training loop's code takes between calls.
 inline constexpr std::chrono::milliseconds kBusyWait{1};
 
+// Called while waiting, every kWaitStep, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
+// when it comes.
+using KeepWaiting = std::function<bool()>;
+inline constexpr std::chrono::milliseconds kWaitStep{50};
+
 // Of frames that were received and not asked for yet, in bytes: far more than what a client may send before it is
 // acknowledged, or a worker before it is asked again. A peer that sends on without receiving has to wait.
 inline constexpr size_t kMaxQueued = size_t{64} << 20;
@@ -38,6 +44,7 @@ struct Frame {
   wire::Header header;  // length and checksum are filled in by send
   std::vector<uint8_t> control;
   AttachmentPtr attachment;  // may be null
+  uint64_t refused = 0;      // bytes of an attachment that came and found no memory here; `attachment` is null then
 };
 
 class Transport {
@@ -50,9 +57,10 @@ class Transport {
   // few of those that may never be.
   virtual AttachmentPtr allocate(size_t size) = 0;
 
-  // If `memory` lies where both ends can reach it (in an attachment of this connection that either one made; anywhere
-  // in process), makes an attachment of it without a copy, else null. `keep` is released when the peer has given it
-  // back, on a thread of this end that is in send, receive or the destructor. Thread safe.
+  // Makes an attachment of memory without a copy, if it lies where the other end can reach it (in an attachment of this
+  // connection that either one made; anywhere in process) or would be sent from anyway (a plain stream), else null. It
+  // must not change until `keep` is released: when the peer has given it back or has its bytes, on a thread of this end
+  // that is in send, receive or the destructor. Thread safe.
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
 
   // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it,
@@ -79,6 +87,10 @@ class Transport {
   // In a forked child: closes the child's copies of the descriptors, so that the peer still sees the parent's end
   // close. Takes no lock. Nothing but leaking the object may follow.
   virtual void abandon() = 0;
+
+  // Whether the peer sees the memory of attachments, this end's and those that it sent: then it could still write to
+  // what came from it.
+  virtual bool shares_memory() const { return true; }
 
   // The process at the other end, if it is another one on this machine, else 0.
   virtual int peer_process() const { return 0; }

@@ -19,9 +19,14 @@ constexpr std::string_view kNumber = "number";
 
 constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_WORKER", "",
-     "where tensors live: `local` (default: a child process), `inproc`, or `unix://PATH`, a worker that listens; "
-     "several "
-     "with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+     "where tensors live: `local` (default: a child process), `inproc`, or a worker that listens: `unix://PATH`, "
+     "`tcp://HOST:PORT`, `tls://HOST:PORT`; several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+    {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token that a worker at `tcp://` or `tls://` was given"},
+    {"TORCH_REMOTE_TOKEN", "", "the token itself"},
+    {"TORCH_REMOTE_TLS_CA", "",
+     "PEM file with the authority that a worker's certificate must come from; default: those that the system trusts"},
+    {"TORCH_REMOTE_TLS_CERT", "", "PEM file with this client's certificate, for workers that want one"},
+    {"TORCH_REMOTE_TLS_KEY", "", "PEM file with the key of that certificate"},
     {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; without it as many as torch uses"},
     {"TORCH_REMOTE_WORKER_LOG", "warn|off|critical|error|info|debug|trace", "what a worker writes to standard error"},
     {"TORCH_REMOTE_SYNC", "0|1", "each op runs when it is called: for debugging"},

@@ -84,6 +84,8 @@ const char* name(Type type) {
       return "memory";
     case Type::kCancel:
       return "cancel";
+    case Type::kReceived:
+    case Type::kEnd:
     case Type::kTransport:
       break;
   }

@@ -238,7 +238,7 @@ def test_help_has_examples_that_are_its_options(remote):
     ("arguments", "variables", "message"),
     [
         ([], {}, "torch-remote-worker --listen unix:///tmp/worker.sock"),
-        (["--listen", "tcp://localhost:1"], {}, "--listen wants unix://PATH"),
+        (["--listen", "http://localhost:1"], {}, "--listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT"),
         (["--listen", "unix:///no/such/folder/w"], {}, "No such file or directory"),
         (["--listen", "unix:///tmp/w", "--memory-limit", "much"], {}, "--memory-limit"),
         (["--listen", "unix:///tmp/w"], {"TORCH_REMOTE_WORKER_LOG": "loud"}, "use 'warn' (the default), 'off', "),

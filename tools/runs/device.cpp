@@ -57,7 +57,7 @@ remote::WorkerFiles package_files() {
 
 Status Device::open(const std::string& name, int threads, std::unique_ptr<Device>* device) {
   std::unique_ptr<Device> made(new Device(name));
-  if (Status status = remote::start_worker(name, package_files(), threads, &made->worker_); !status) return status;
+  if (Status status = remote::start_worker(name, package_files(), threads, {}, &made->worker_); !status) return status;
   const auto encode = [](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     *program = ir::encode_program(*request.graph);
     return Status();

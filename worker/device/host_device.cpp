@@ -25,7 +25,9 @@ class TransportSource : public SegmentSource {
 
 CachingAllocator::Pointer make_memory(const HostDevice::Options& options) {
   const uint64_t limit = options.limit ? options.limit : machine_memory();
-  if (options.inproc || !options.transport) return CachingAllocator::create(make_anonymous_source(), limit);
+  if (options.inproc || !options.transport || !options.transport->shares_memory()) {
+    return CachingAllocator::create(make_anonymous_source(), limit);
+  }
   // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
   return CachingAllocator::create(std::make_unique<TransportSource>(*options.transport), limit,
                                   make_anonymous_source());

@@ -1,0 +1,108 @@
+// How much of what a bare socket moves is left: 64 MiB in one attachment, again and again, over loopback.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "remote/net/resuming_transport.h"
+#include "remote/net/testing/net_pairs.h"
+#include "remote/transport/stream_transport.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kSize = size_t{64} << 20;
+constexpr int kTimes = 24;
+
+double rate(const std::function<void()>& sends, const std::function<void()>& receives) {
+  std::vector<double> rates;
+  for (int round = 0; round < 5; ++round) {
+    const auto begin = Clock::now();
+    std::thread other(receives);
+    sends();
+    other.join();
+    rates.push_back(static_cast<double>(kSize) * kTimes / std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  std::ranges::sort(rates);
+  return rates[rates.size() / 2] / 1e9;
+}
+
+double bare() {
+  const auto [a, b] = testing::tcp_sockets();
+  std::vector<char> from(kSize, 1), to(kSize, 1);
+  fcntl(a, F_SETFL, 0);
+  fcntl(b, F_SETFL, 0);
+  const double result = rate(
+      [&, a = a] {
+        for (int i = 0; i < kTimes; ++i) {
+          for (size_t at = 0; at < kSize;)
+            at += static_cast<size_t>(std::max<ssize_t>(send(a, &from[at], kSize - at, 0), 0));
+        }
+      },
+      [&, b = b] {
+        for (int i = 0; i < kTimes; ++i) {
+          for (size_t at = 0; at < kSize;)
+            at += static_cast<size_t>(std::max<ssize_t>(recv(b, &to[at], kSize - at, 0), 0));
+        }
+      });
+  close(a);
+  close(b);
+  return result;
+}
+
+double frames(Transport& from, Transport& to) {
+  return rate(
+      [&] {
+        for (int i = 0; i < kTimes; ++i) {
+          wire::Header header;
+          header.type = static_cast<uint8_t>(wire::Type::kUpload);
+          if (!from.send(header, {}, from.allocate(kSize)).ok()) std::abort();
+        }
+      },
+      [&] {
+        Frame frame;
+        for (int i = 0; i < kTimes; ++i) {
+          if (!to.receive(&frame, 60s).ok()) std::abort();
+        }
+      });
+}
+
+std::unique_ptr<Transport> resuming(std::unique_ptr<ByteStream> stream) {
+  ResumingTransport::Options options;
+  options.most_kept = size_t{512} << 20;
+  return std::make_unique<ResumingTransport>(
+      ResumingTransport::Connection{std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options()),
+                                    0},
+      options, [](bool, std::chrono::milliseconds, const ResumingTransport::Freeze&, ResumingTransport::Connection*) {
+        return Status(ErrorCode::kUnsupported, "gone");
+      });
+}
+
+void run() {
+  const double socket = bare();
+  std::printf("bare socket          %5.2f GB/s\n", socket);
+  const auto print = [socket](const char* what, double value) {
+    std::printf("%-20s %5.2f GB/s, %3.0f %%\n", what, value, 100 * value / socket);
+  };
+  const auto [a, b] = testing::tcp_sockets();
+  const auto tcp_a = resuming(make_socket_stream(a, "tcp")), tcp_b = resuming(make_socket_stream(b, "tcp"));
+  print("tcp://, up", frames(*tcp_a, *tcp_b));
+  print("tcp://, down", frames(*tcp_b, *tcp_a));
+  const testing::Certificates files;
+  auto [c, d] = testing::tls_streams({"", "", files.file("ca.pem")}, files.of("worker"), "127.0.0.1");
+  const auto tls_a = resuming(std::move(c.stream)), tls_b = resuming(std::move(d.stream));
+  print("tls://, up", frames(*tls_a, *tls_b));
+  print("tls://, down", frames(*tls_b, *tls_a));
+}
+
+}  // namespace
+}  // namespace torch_remote::remote
+
+int main() { torch_remote::remote::run(); }

@@ -1,0 +1,13 @@
+// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem), with their
+// keys.
+#include <string>
+
+#include "remote/net/testing/certificates.h"
+
+int main(int argc, char** argv) {
+  using torch_remote::remote::testing::make_certificate;
+  if (argc != 2) return 1;
+  const std::string folder = std::string(argv[1]) + "/";
+  make_certificate(folder + "ca", {.name = "authority", .is_authority = true});
+  make_certificate(folder + "worker", {.name = "127.0.0.1", .authority = folder + "ca"});
+}

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "remote/net/tcp.h"
+#include "remote/net/testing/certificates.h"
+#include "remote/net/tls.h"
+
+// Two connected ends in one process.
+namespace torch_remote::remote::testing {
+
+inline constexpr std::chrono::seconds kPatience{30};
+
+inline std::pair<int, int> tcp_sockets() {
+  Address address{"127.0.0.1", 0};
+  int listener = -1, a = -1;
+  bool loopback = false;
+  EXPECT_TRUE(listen_tcp(&address, &listener, &loopback).ok());
+  EXPECT_TRUE(loopback);
+  EXPECT_TRUE(connect_tcp(address, Patience(kPatience), &a).ok());
+  pollfd polled{listener, POLLIN, 0};
+  (void)poll(&polled, 1, 30'000);
+  const int b = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  set_up_tcp(b);
+  close(listener);
+  return {a, b};
+}
+
+// A folder with an authority ("ca"), and a worker's certificate for 127.0.0.1 ("worker") from it.
+class Certificates {
+ public:
+  Certificates() {
+    char name[] = "/tmp/certificates.XXXXXX";
+    folder_ = mkdtemp(name);
+    make_certificate(file("ca"), {.name = "authority", .is_authority = true});
+    make_certificate(file("worker"), {.name = "127.0.0.1", .authority = file("ca")});
+  }
+  ~Certificates() { std::filesystem::remove_all(folder_); }
+  std::string file(const std::string& name) const { return folder_ + "/" + name; }
+  TlsFiles of(const std::string& name) const { return {file(name) + ".pem", file(name) + ".key", ""}; }
+
+ private:
+  std::string folder_;
+};
+
+struct TlsEnd {
+  std::unique_ptr<ByteStream> stream;
+  ChannelBinding binding{};
+  Status status;
+};
+
+// Both ends shake hands at the same time.
+inline std::pair<TlsEnd, TlsEnd> tls_streams(const TlsFiles& client, const TlsFiles& worker, const std::string& host) {
+  auto [a, b] = tcp_sockets();
+  TlsEnd clients, workers;
+  std::shared_ptr<const TlsContext> ca, cb;
+  EXPECT_TRUE(TlsContext::for_client(client, &ca).ok());
+  EXPECT_TRUE(TlsContext::for_worker(worker, &cb).ok());
+  std::thread other([&, b = b] {
+    workers.status = start_tls(b, cb, {}, Patience(kPatience), "a client", &workers.stream, &workers.binding);
+  });
+  clients.status = start_tls(a, ca, host, Patience(kPatience), "a worker", &clients.stream, &clients.binding);
+  other.join();
+  return {std::move(clients), std::move(workers)};
+}
+
+}  // namespace torch_remote::remote::testing

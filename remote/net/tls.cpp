@@ -1,0 +1,381 @@
+#include "remote/net/tls.h"
+
+#include <arpa/inet.h>
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace torch_remote::remote {
+namespace {
+
+constexpr size_t kRecord = 16 << 10;         // the most bytes of one
+constexpr size_t kReadAhead = 16 * kRecord;  // what one call takes from the socket
+constexpr long kMaxCertificates = 32 << 10;  // bytes that an end may send of them
+constexpr std::string_view kBindingLabel = "EXPORTER-Channel-Binding";
+
+// What OpenSSL says of the last failure; forgets it.
+std::string openssl_error() {
+  const unsigned long code = ERR_peek_last_error();
+  const char* reason = ERR_reason_error_string(code);
+  std::string text = reason != nullptr ? reason : code != 0 ? "error " + std::to_string(code) : "the connection ended";
+  ERR_clear_error();
+  return text;
+}
+
+// --- a socket for OpenSSL --------------------------------------------------------------------------------------------
+
+// OpenSSL's own would raise SIGPIPE.
+int write_socket(BIO* bio, const char* data, int size) {
+  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+  BIO_clear_retry_flags(bio);
+  ssize_t n;
+  do {
+    n = send(socket, data, static_cast<size_t>(size), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_write(bio);
+  return static_cast<int>(n);
+}
+
+int read_socket(BIO* bio, char* data, int size) {
+  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+  BIO_clear_retry_flags(bio);
+  ssize_t n;
+  do {
+    n = recv(socket, data, static_cast<size_t>(size), MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_read(bio);
+  return static_cast<int>(n);
+}
+
+long control_socket(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+BIO* make_bio(int socket) {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
+    BIO_meth_set_write(made, write_socket);
+    BIO_meth_set_read(made, read_socket);
+    BIO_meth_set_ctrl(made, control_socket);
+    return made;
+  }();
+  BIO* bio = BIO_new(method);
+  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(socket)));
+  BIO_set_init(bio, 1);
+  return bio;
+}
+
+// --- contexts --------------------------------------------------------------------------------------------------------
+
+Status load_certificate(SSL_CTX* context, const TlsFiles& files, const char* how) {
+  if (SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1) {
+    return Status::invalid("remote: cannot read the certificate '" + files.certificate + "' (" + openssl_error() +
+                           "); give a PEM file" + how);
+  }
+  if (SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(context) != 1) {
+    return Status::invalid("remote: cannot use the key '" + files.key + "' (" + openssl_error() +
+                           "); give the PEM file of the key of that certificate, without a pass phrase" + how);
+  }
+  return {};
+}
+
+Status load_authorities(SSL_CTX* context, const std::string& file, const char* how) {
+  if (SSL_CTX_load_verify_locations(context, file.c_str(), nullptr) == 1) return {};
+  return Status::invalid("remote: cannot read the authority's certificate '" + file + "' (" + openssl_error() +
+                         "); give a PEM file" + how);
+}
+
+Status new_context(const SSL_METHOD* method, SSL_CTX** context) {
+  ERR_clear_error();
+  // Nothing of this is to run when the process ends: threads may still use it.
+  OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  *context = SSL_CTX_new(method);
+  if (*context == nullptr) return Status::internal("remote: OpenSSL cannot be used: " + openssl_error());
+  SSL_CTX_set_min_proto_version(*context, TLS1_3_VERSION);
+  SSL_CTX_set_mode(*context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_options(*context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
+  SSL_CTX_set_max_cert_list(*context, kMaxCertificates);
+  // The quickest one first, where the processor has instructions for it.
+  SSL_CTX_set_ciphersuites(*context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
+  SSL_CTX_set_read_ahead(*context, 1);
+  SSL_CTX_set_default_read_buffer_len(*context, kReadAhead);
+  return {};
+}
+
+// --- what went wrong -------------------------------------------------------------------------------------------------
+
+std::string date_of(const ASN1_TIME* time) {
+  BIO* text = BIO_new(BIO_s_mem());
+  ASN1_TIME_print(text, time);
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(text, &data);
+  std::string date(data, static_cast<size_t>(size));
+  BIO_free(text);
+  return date;
+}
+
+// Why a client does not trust the worker.
+std::string not_trusted(SSL* ssl, long why, const std::string& host) {
+  X509* certificate = SSL_get0_peer_certificate(ssl);
+  switch (why) {
+    case X509_V_ERR_CERT_HAS_EXPIRED:
+      return "its certificate has expired" +
+             (certificate ? " (" + date_of(X509_get0_notAfter(certificate)) + ")" : std::string()) +
+             "; give the worker a new one (--tls-cert)";
+    case X509_V_ERR_CERT_NOT_YET_VALID:
+      return "its certificate is not valid yet; check the clocks of both machines, or give the worker another one "
+             "(--tls-cert)";
+    case X509_V_ERR_HOSTNAME_MISMATCH:
+    case X509_V_ERR_IP_ADDRESS_MISMATCH:
+      return "its certificate is not for '" + host +
+             "'; connect by a name that is in it, or make one with that name (subjectAltName)";
+    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
+    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
+    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+    case X509_V_ERR_CERT_SIGNATURE_FAILURE:
+      return "its certificate is from an authority that is not trusted here; set TORCH_REMOTE_TLS_CA to the file with "
+             "that authority's certificate";
+    default:
+      return std::string("its certificate is not good: ") + X509_verify_cert_error_string(why) +
+             "; give the worker another one (--tls-cert), or trust its authority (TORCH_REMOTE_TLS_CA)";
+  }
+}
+
+// What the other end says with an alert, which comes after the handshake where a worker wants a certificate.
+std::string alert_text(int reason) {
+  switch (reason) {
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
+      return "the worker wants a certificate of its clients; set TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY";
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_TLSV1_ALERT_DECRYPT_ERROR:
+      return "the other end does not trust the certificate of this one; get one from an authority that it trusts";
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+      return "the other end says that the certificate of this one has expired; make a new one";
+    default:
+      return {};
+  }
+}
+
+// --- the stream ------------------------------------------------------------------------------------------------------
+
+// OpenSSL's object is not thread safe: what one call does, 16 KiB at most, has a lock.
+class TlsStream : public ByteStream {
+ public:
+  TlsStream(int socket, std::shared_ptr<const TlsContext> context, std::string description)
+      : context_(std::move(context)), socket_(socket), description_(std::move(description)) {
+    ssl_ = SSL_new(context_->get());
+    BIO* bio = make_bio(socket_);
+    SSL_set_bio(ssl_, bio, bio);
+  }
+  ~TlsStream() override {
+    if (shaken_) SSL_shutdown(ssl_);  // says that this is the end, if it can
+    ERR_clear_error();
+    SSL_free(ssl_);
+    shutdown(socket_, SHUT_WR);
+    // As in make_socket_stream: what was sent must arrive.
+    char bytes[4096];
+    for (int i = 0; i < 256 && recv(socket_, bytes, sizeof(bytes), MSG_DONTWAIT) > 0; ++i) {
+    }
+    ::close(socket_);
+  }
+
+  Status shake_hands(const std::string& host, const Patience& patience, ChannelBinding* binding);
+
+  Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
+    size_t all = 0;
+    for (const iovec& piece : to) {
+      for (size_t at = 0; at < piece.iov_len;) {
+        size_t n = 0;
+        const Status status = read_record(static_cast<char*>(piece.iov_base) + at, piece.iov_len - at, &n);
+        if (!status && all > 0) return *bytes = all, Status();
+        if (!status) return status;
+        if (n == 0) return *bytes = all, Status();  // the end; the next call finds it again
+        all += n;
+        at += n;
+        if (all >= kReadAhead) return *bytes = all, Status();
+      }
+    }
+    *bytes = all;
+    return {};
+  }
+
+  Status write(std::span<const iovec> from, size_t* bytes, int*) override {
+    const void* data = from.front().iov_base;
+    size_t size = from.front().iov_len;
+    if (size < kRecord && from.size() > 1) {  // one record of small pieces
+      gathered_.clear();
+      for (const iovec& piece : from) {
+        const auto* p = static_cast<const char*>(piece.iov_base);
+        gathered_.insert(gathered_.end(), p, p + std::min(piece.iov_len, kRecord - gathered_.size()));
+        if (gathered_.size() == kRecord) break;
+      }
+      data = gathered_.data();
+      size = gathered_.size();
+    }
+    std::lock_guard lock(mutex_);
+    ERR_clear_error();
+    const int n = SSL_write(ssl_, data, static_cast<int>(std::min<size_t>(size, INT32_MAX)));
+    if (n > 0) return *bytes = static_cast<size_t>(n), Status();
+    return why(n);
+  }
+
+  int input() const override { return socket_; }
+  int output() const override { return socket_; }
+  void shut_down() override { shutdown(socket_, SHUT_RDWR); }
+  void abandon() override { ::close(socket_); }
+  std::string description() const override { return description_; }
+
+ private:
+  Status read_record(char* to, size_t size, size_t* bytes) {
+    std::lock_guard lock(mutex_);
+    ERR_clear_error();
+    const int n = SSL_read(ssl_, to, static_cast<int>(std::min<size_t>(size, INT32_MAX)));
+    if (n > 0) return *bytes = static_cast<size_t>(n), Status();
+    if (SSL_get_error(ssl_, n) == SSL_ERROR_ZERO_RETURN) return *bytes = 0, Status();
+    return why(n);
+  }
+
+  // With mutex_ held, and the result of a call that failed.
+  Status why(int result) {
+    const int saved = errno;
+    switch (SSL_get_error(ssl_, result)) {
+      case SSL_ERROR_WANT_READ:
+      case SSL_ERROR_WANT_WRITE:
+        return {ErrorCode::kTimeout, "remote: timeout"};
+      case SSL_ERROR_SYSCALL:
+        return {ErrorCode::kLost, saved != 0 ? std::strerror(saved) : "it was closed"};
+      default:
+        break;
+    }
+    const int reason = ERR_GET_REASON(ERR_peek_last_error());
+    if (reason == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
+      ERR_clear_error();
+      return {ErrorCode::kLost, "it was closed"};
+    }
+    const std::string alert = alert_text(reason);
+    return {ErrorCode::kLost, alert.empty() ? "TLS: " + openssl_error() : alert};
+  }
+
+  const std::shared_ptr<const TlsContext> context_;
+  const int socket_;
+  const std::string description_;
+  std::mutex mutex_;
+  SSL* ssl_ = nullptr;
+  bool shaken_ = false;
+  std::vector<char> gathered_;  // of who writes
+};
+
+Status TlsStream::shake_hands(const std::string& host, const Patience& patience, ChannelBinding* binding) {
+  const bool client = !host.empty();
+  if (client) {
+    in6_addr number;
+    X509_VERIFY_PARAM* checks = SSL_get0_param(ssl_);
+    if (inet_pton(AF_INET, host.c_str(), &number) == 1 || inet_pton(AF_INET6, host.c_str(), &number) == 1) {
+      X509_VERIFY_PARAM_set1_ip_asc(checks, host.c_str());
+    } else {
+      X509_VERIFY_PARAM_set1_host(checks, host.c_str(), 0);
+      X509_VERIFY_PARAM_set_hostflags(checks, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+      SSL_set_tlsext_host_name(ssl_, host.c_str());
+    }
+    SSL_set_connect_state(ssl_);
+  } else {
+    SSL_set_accept_state(ssl_);
+  }
+  for (;;) {
+    ERR_clear_error();
+    const int result = SSL_do_handshake(ssl_);
+    if (result == 1) break;
+    const int error = SSL_get_error(ssl_, result);
+    if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) {
+      const long trust = SSL_get_verify_result(ssl_);
+      if (client && trust != X509_V_OK) {
+        ERR_clear_error();
+        return {ErrorCode::kUnsupported,
+                "remote: the worker at " + description_ + " is not trusted: " + not_trusted(ssl_, trust, host)};
+      }
+      const bool cut =
+          error == SSL_ERROR_SYSCALL || ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
+      const Status status = why(result);
+      return {cut ? ErrorCode::kLost : ErrorCode::kUnsupported,
+              "remote: no TLS 1.3 with " + description_ + ": " + status.message()};
+    }
+    const Status status = patience.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
+    if (status.code() == ErrorCode::kTimeout) {
+      return {ErrorCode::kTimeout, "remote: " + description_ +
+                                       " does not go on with the TLS handshake; is the network "
+                                       "slow, or another program there?"};
+    }
+    if (!status.ok()) return status;
+  }
+  shaken_ = true;
+  if (SSL_export_keying_material(ssl_, binding->data(), binding->size(), kBindingLabel.data(), kBindingLabel.size(),
+                                 nullptr, 0, 0) != 1) {
+    return Status::internal("remote: TLS gives no channel binding: " + openssl_error());
+  }
+  return {};
+}
+
+}  // namespace
+
+TlsContext::~TlsContext() { SSL_CTX_free(context_); }
+
+Status TlsContext::for_client(const TlsFiles& files, std::shared_ptr<const TlsContext>* context) {
+  SSL_CTX* made = nullptr;
+  if (Status status = new_context(TLS_client_method(), &made); !status) return status;
+  context->reset(new TlsContext(made));
+  SSL_CTX_set_verify(made, SSL_VERIFY_PEER, nullptr);
+  if (files.certificate.empty() != files.key.empty()) {
+    return Status::invalid(
+        "remote: a client's certificate needs its key, and the reverse; set both "
+        "TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY");
+  }
+  if (!files.certificate.empty()) {
+    constexpr const char* kHow = " (TORCH_REMOTE_TLS_CERT, TORCH_REMOTE_TLS_KEY)";
+    if (Status status = load_certificate(made, files, kHow); !status) return status;
+  }
+  if (!files.authorities.empty()) return load_authorities(made, files.authorities, " (TORCH_REMOTE_TLS_CA)");
+  SSL_CTX_set_default_verify_paths(made);
+  return {};
+}
+
+Status TlsContext::for_worker(const TlsFiles& files, std::shared_ptr<const TlsContext>* context) {
+  if (files.certificate.empty() || files.key.empty()) {
+    return Status::invalid("remote: tls:// needs a certificate and its key: --tls-cert FILE --tls-key FILE");
+  }
+  SSL_CTX* made = nullptr;
+  if (Status status = new_context(TLS_server_method(), &made); !status) return status;
+  context->reset(new TlsContext(made));
+  SSL_CTX_set_num_tickets(made, 0);  // sessions of TLS are not resumed; ours are
+  if (Status status = load_certificate(made, files, " (--tls-cert, --tls-key)"); !status) return status;
+  if (files.authorities.empty()) return {};
+  SSL_CTX_set_verify(made, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  if (STACK_OF(X509_NAME)* names = SSL_load_client_CA_file(files.authorities.c_str())) {
+    SSL_CTX_set_client_CA_list(made, names);
+  }
+  return load_authorities(made, files.authorities, " (--tls-client-ca)");
+}
+
+Status start_tls(int socket, std::shared_ptr<const TlsContext> context, const std::string& host,
+                 const Patience& patience, std::string description, std::unique_ptr<ByteStream>* stream,
+                 ChannelBinding* binding) {
+  auto made = std::make_unique<TlsStream>(socket, std::move(context), std::move(description));
+  if (Status status = made->shake_hands(host, patience, binding); !status) return status;
+  *stream = std::move(made);
+  return {};
+}
+
+}  // namespace torch_remote::remote

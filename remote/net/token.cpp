@@ -1,0 +1,88 @@
+#include "remote/net/token.h"
+
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace torch_remote::remote {
+namespace {
+
+Status check(const std::string& token, const std::string& where) {
+  if (token.size() >= kLeastToken && token.size() <= kMostToken) return {};
+  return Status::invalid("remote: the token in " + where + " has " + std::to_string(token.size()) +
+                         " bytes; it needs " + std::to_string(kLeastToken) + " to " + std::to_string(kMostToken) +
+                         " (make one: openssl rand -hex 32 > token)");
+}
+
+const char* setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+}  // namespace
+
+Status read_token_file(const std::string& path, std::string* token, bool* readable_by_others) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    return Status::invalid("remote: cannot read the token file '" + path + "': " + std::strerror(errno));
+  }
+  struct stat info{};
+  *readable_by_others = fstat(file, &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & (S_IRGRP | S_IROTH)) != 0;
+  std::string text(kMostToken + 2, '\0');
+  size_t size = 0;
+  for (ssize_t n; size < text.size() && (n = read(file, text.data() + size, text.size() - size)) > 0;) {
+    size += static_cast<size_t>(n);
+  }
+  close(file);
+  text.resize(size);
+  if (const size_t end = text.find_first_of("\r\n"); end != std::string::npos) text.resize(end);
+  *token = std::move(text);
+  return check(*token, "'" + path + "'");
+}
+
+Status read_token_from_environment(std::string* token) {
+  const char* file = setting("TORCH_REMOTE_TOKEN_FILE");
+  const char* text = setting("TORCH_REMOTE_TOKEN");
+  if (file != nullptr && text != nullptr) {
+    return Status::invalid("remote: TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN are both set; unset one of them");
+  }
+  token->clear();
+  bool others = false;
+  if (file != nullptr) return read_token_file(file, token, &others);
+  if (text == nullptr) return {};
+  *token = text;
+  return check(*token, "TORCH_REMOTE_TOKEN");
+}
+
+Digest hmac_sha256(std::span<const uint8_t> key, std::span<const uint8_t> message) {
+  Digest digest{};
+  static constexpr uint8_t kNone = 0;  // OpenSSL wants a place even for no bytes
+  unsigned int size = digest.size();
+  if (HMAC(EVP_sha256(), key.empty() ? &kNone : key.data(), static_cast<int>(key.size()), message.data(),
+           message.size(), digest.data(), &size) == nullptr) {
+    std::abort();  // a proof that is not one would let anybody in
+  }
+  return digest;
+}
+
+bool equal(std::span<const uint8_t> a, std::span<const uint8_t> b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+void fill_random(std::span<uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = getrandom(bytes.data(), bytes.size(), 0);
+    if (n < 0 && errno != EINTR) std::abort();
+    if (n > 0) bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,199 @@
+#include "remote/transport/byte_stream.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace torch_remote::remote {
+namespace {
+
+constexpr size_t kMaxDescriptors = 16;  // that come with one message; our own ends send one at a time
+
+Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
+Status broken() { return {ErrorCode::kLost, std::strerror(errno)}; }
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+class SocketStream : public ByteStream {
+ public:
+  SocketStream(int socket, std::string description) : socket_(socket), description_(std::move(description)) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    is_unix_ = getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size) == 0 && address.ss_family == AF_UNIX;
+  }
+  ~SocketStream() override {
+    if (!is_unix_) linger();
+    ::close(socket_);
+  }
+
+  Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>* descriptors) override {
+    alignas(cmsghdr) char ancillary[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(to.data());
+    message.msg_iovlen = to.size();
+    if (is_unix_ && descriptors != nullptr) {
+      message.msg_control = ancillary;
+      message.msg_controllen = sizeof(ancillary);
+    }
+    ssize_t n;
+    do {
+      n = recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) return would_block() ? timed_out() : broken();
+    *bytes = static_cast<size_t>(n);
+    if (message.msg_controllen != 0) keep_descriptors(message, *descriptors);
+    if (message.msg_flags & MSG_CTRUNC) {
+      return Status::invalid("remote: more descriptors came than this process may have open; raise `ulimit -n`");
+    }
+    return {};
+  }
+
+  Status write(std::span<const iovec> from, size_t* bytes, int* descriptor) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(from.data());
+    message.msg_iovlen = from.size();
+    alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+    if (*descriptor >= 0) {
+      message.msg_control = ancillary;
+      message.msg_controllen = sizeof(ancillary);
+      cmsghdr* part = CMSG_FIRSTHDR(&message);
+      part->cmsg_level = SOL_SOCKET;
+      part->cmsg_type = SCM_RIGHTS;
+      part->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(part), descriptor, sizeof(int));
+    }
+    ssize_t n;
+    do {
+      n = sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    if (n >= 0) {
+      if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
+      *bytes = static_cast<size_t>(n);
+      return {};
+    }
+    if (errno == ETOOMANYREFS) {  // too many descriptors in flight, which poll does not see
+      usleep(1000);
+      return timed_out();
+    }
+    return would_block() ? timed_out() : broken();
+  }
+
+  int input() const override { return socket_; }
+  int output() const override { return socket_; }
+  void shut_down() override { shutdown(socket_, SHUT_RDWR); }
+  void abandon() override { ::close(socket_); }
+
+  int peer_process() const override {
+    ucred peer{};
+    socklen_t size = sizeof(peer);
+    // A socket pair's other end is known by its maker, which may be this process.
+    const bool known =
+        is_unix_ && getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid != getpid();
+    return known && peer.pid > 0 ? peer.pid : 0;
+  }
+  std::string description() const override {
+    const int peer = peer_process();
+    return peer != 0 ? description_ + ", pid " + std::to_string(peer) : description_;
+  }
+
+ private:
+  // TCP forgets what the peer has not received yet if it is closed with bytes that were not read.
+  void linger() const {
+    shutdown(socket_, SHUT_WR);
+    char bytes[4096];
+    for (int i = 0; i < 256 && recv(socket_, bytes, sizeof(bytes), MSG_DONTWAIT) > 0; ++i) {
+    }
+  }
+
+  static void keep_descriptors(msghdr& message, std::deque<int>& descriptors) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+      const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int descriptor;
+        std::memcpy(&descriptor, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+        descriptors.push_back(descriptor);
+      }
+    }
+  }
+
+  const int socket_;
+  const std::string description_;
+  bool is_unix_ = false;
+};
+
+class PipeStream : public ByteStream {
+ public:
+  PipeStream(int input, int output, std::string description)
+      : input_(input), output_(output), description_(std::move(description)) {
+    for (const int pipe : {input_, output_}) fcntl(pipe, F_SETFL, fcntl(pipe, F_GETFL) | O_NONBLOCK);
+    fcntl(output_, F_SETPIPE_SZ, 1 << 20);  // fewer switches between the two ends; a hint
+  }
+  ~PipeStream() override { abandon(); }
+
+  Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
+    if (ended_) {
+      *bytes = 0;
+      return {};
+    }
+    ssize_t n;
+    do {
+      n = readv(input_, to.data(), static_cast<int>(to.size()));
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) return would_block() ? timed_out() : broken();
+    *bytes = static_cast<size_t>(n);
+    return {};
+  }
+
+  Status write(std::span<const iovec> from, size_t* bytes, int*) override {
+    if (ended_) return {ErrorCode::kLost, "it was closed"};
+    ssize_t n;
+    do {
+      n = writev(output_, from.data(), static_cast<int>(from.size()));
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) return would_block() ? timed_out() : broken();
+    *bytes = static_cast<size_t>(n);
+    return {};
+  }
+
+  int input() const override { return input_; }
+  int output() const override { return output_; }
+  // A pipe has no such call. The ends become pipes whose other end is closed, under the same numbers.
+  void shut_down() override {
+    ended_ = true;
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
+    dup3(ends[0], input_, O_CLOEXEC);
+    if (output_ != input_) dup3(ends[1], output_, O_CLOEXEC);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  void abandon() override {
+    ::close(input_);
+    if (output_ != input_) ::close(output_);
+  }
+  std::string description() const override { return description_; }
+
+ private:
+  const int input_;
+  const int output_;
+  const std::string description_;
+  std::atomic<bool> ended_{false};
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> make_socket_stream(int socket, std::string description) {
+  return std::make_unique<SocketStream>(socket, std::move(description));
+}
+
+std::unique_ptr<ByteStream> make_pipe_stream(int input, int output, std::string description) {
+  return std::make_unique<PipeStream>(input, output, std::move(description));
+}
+
+}  // namespace torch_remote::remote

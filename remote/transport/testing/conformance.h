@@ -1,0 +1,21 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "remote/transport/transport.h"
+
+// What every transport must do. A test that defines `transport_kinds` and links this checks its transports.
+namespace torch_remote::remote {
+
+using TransportPair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
+
+struct TransportKind {
+  const char* name;
+  TransportPair (*make)();
+};
+
+std::vector<TransportKind> transport_kinds();
+
+}  // namespace torch_remote::remote

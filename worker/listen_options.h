@@ -1,0 +1,23 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "remote/net/tls.h"
+#include "worker/server.h"
+
+namespace torch_remote::worker {
+
+struct ListenOptions {
+  std::string url;       // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT; no host: 127.0.0.1; port 0: any
+  size_t most = 0;       // clients at once, 0: any number. A further one is refused at once with the reason
+  std::string token;     // that clients over a network must know; empty: none
+  remote::TlsFiles tls;  // with `authorities`, clients need a certificate
+  std::chrono::milliseconds lease{60'000};     // that a session outlives its connection over a network
+  std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
+  // Loads what sessions need into this process: called in theirs.
+  std::function<Status(ServerOptions*)> load;
+};
+
+}  // namespace torch_remote::worker

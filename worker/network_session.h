@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+
+#include "remote/net/handshake.h"
+#include "remote/net/tls.h"
+#include "worker/listen_options.h"
+#include "worker/server.h"
+
+namespace torch_remote::worker {
+
+// The life of a session's process whose client came over a network and said `opening`: lets the client in or not, asks
+// the listener (over `control`) for room, loads what sessions need, serves, and takes its client's later connections
+// from the listener. Owns both descriptors. `tls` is null for tcp://.
+Status serve_network_client(int socket, const remote::Opening& opening, int control, const ListenOptions& options,
+                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server);
+
+}  // namespace torch_remote::worker
