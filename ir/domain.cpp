@@ -58,6 +58,10 @@ bool Domain::add(uint32_t node) {
   if (!std::ranges::all_of(member.form.parts, [&](const Part& part) { return is_near(graph_->views[part.view]); })) {
     return false;
   }
+  // (Alone it reads one element a row, not all of it.)
+  if (member.form.expansion == Expansion::kNllLoss && maker(graph_->views[member.form.space].buffer) == nullptr) {
+    return false;
+  }
   std::vector<std::vector<uint32_t>> dims_of_axis;
   if (!tried.map_axes(member.form, &dims_of_axis) || !tried.place(member, dims_of_axis) ||
       !tried.find_level(member, dims_of_axis) || !tried.goes_along_lines(member) || !tried.may_access(member)) {
@@ -236,7 +240,7 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
         }
       }
     }
-    if (part.writes && (part.along == Along::kIndexed || !is_injective(access, sizes_))) return false;
+    if (part.writes && !part.adds && (part.along == Along::kIndexed || !is_injective(access, sizes_))) return false;
     member.accesses.push_back(std::move(access));
   }
   return true;
@@ -262,7 +266,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   if (late || reduced == 0) return false;
   // (A matrix whose rows are to be added up is a library's: that is no faster here.)
   const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
-                     member.form.expansion == Expansion::kMseLoss;
+                     member.form.expansion == Expansion::kMseLoss || member.form.expansion == Expansion::kNllLoss;
   const bool of_all = plain && reduced == all() && member.space == all() && columns_ != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {
@@ -365,7 +369,7 @@ bool Domain::may_access(const Member& member) const {
     const View& view = graph_->views[access.part.view];
     const auto clashes = [&](const Access& other) {
       const View& known = graph_->views[other.part.view];
-      if (known.buffer != view.buffer || (!other.part.writes && !access.part.writes)) return false;
+      if (known.buffer != view.buffer || (!other.part.writes && !access.part.writes) || &other == &access) return false;
       return known.dtype != view.dtype || !same_place(access, other);
     };
     for (const Member& other : members_) {

@@ -46,7 +46,10 @@ class FormFinder {
   bool parts() {
     switch (form_.expansion) {
       case Expansion::kNone:
-      case Expansion::kNllLoss:  // alone it reads one element a row, not all of it
+      case Expansion::kCat:
+      case Expansion::kStack:
+      case Expansion::kSliceBackward:
+      case Expansion::kSelectBackward:
         return false;
       case Expansion::kExpression:
         return !divides_integers_by_elements() && pointwise();
@@ -64,6 +67,9 @@ class FormFinder {
         return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
       case Expansion::kSoftmax:
       case Expansion::kLogSoftmax:
+        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
+      case Expansion::kCumsum:
+      case Expansion::kCumprod:
         return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
       case Expansion::kSoftmaxBackward:
       case Expansion::kLogSoftmaxBackward:
@@ -83,6 +89,8 @@ class FormFinder {
         return batch_norm();
       case Expansion::kBatchNormBackward:
         return batch_norm_backward();
+      case Expansion::kNllLoss:
+        return nll_loss();
       case Expansion::kNllLossBackward:
         return nll_loss_backward();
       case Expansion::kVar:
@@ -107,6 +115,8 @@ class FormFinder {
       case Expansion::kEmbedding:
         return reads("weight", Along::kIndexed) && reads("indices", Along::kFirst) && result(0, Along::kLast) &&
                space_of_result();
+      case Expansion::kEmbeddingBackward:
+        return embedding_backward();
     }
     return false;
   }
@@ -238,6 +248,25 @@ class FormFinder {
   bool has_channels() const { return graph_.views[form_.space].sizes.size() >= 2; }
   uint64_t all_but_channels() const {
     return ((uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1) & ~uint64_t{0b10};
+  }
+
+  // The sum of each row's element at its label, and how many labels count.
+  bool nll_loss() {
+    const Arg* weight = argument("weight");
+    return weight != nullptr && weight->tag == ArgTag::kNone && constant("reduction").value_or(0) != 0 &&
+           reads("self") && is_float_argument("self") && reads("target", Along::kFirst) && space("self") &&
+           graph_.views[form_.space].sizes.size() == 2 && reduces_all() && result(0, Along::kRest) &&
+           result(1, Along::kRest);
+  }
+
+  // Each row is added to the one that its index names.
+  bool embedding_backward() {
+    if (constant("scale_grad_by_freq").value_or(1) != 0 || !reads("grad_output") || !reads("indices", Along::kFirst) ||
+        !space("grad_output") || !is_float_argument("grad_output") || !result(0, Along::kIndexed)) {
+      return false;
+    }
+    form_.parts.back().adds = true;
+    return node_.results[0].tag == ArgTag::kView;
   }
 
   // Writes a number at each row's label, and zero elsewhere.

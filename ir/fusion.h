@@ -34,6 +34,8 @@ enum class Expansion : uint8_t {
   kStd,
   kVarMean,
   kStdMean,
+  kCumsum,
+  kCumprod,
   kNllLoss,
   kNllLossBackward,
   kSum,
@@ -48,7 +50,13 @@ enum class Expansion : uint8_t {
   kMaxWithIndex,
   kMinWithIndex,
   kEmbedding,
+  kEmbeddingBackward,
   kMatmul,  // of one row and a matrix
+  // Joins: copies, where a group is cut into sections (ir/sections.h).
+  kCat,
+  kStack,
+  kSliceBackward,
+  kSelectBackward,
 };
 Expansion expansion_of(Opcode opcode);
 
@@ -69,7 +77,8 @@ struct Part {
   bool reads = false;
   bool writes = false;
   bool over_rows =
-      false;  // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
+      false;          // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
+  bool adds = false;  // Along::kIndexed: written by adding to what is there, which is zero at first
 };
 
 // A node as a kernel sees it: at each point of a space something is computed from the parts' elements there, and over

@@ -6,6 +6,7 @@
 
 #include "ir/domain.h"
 #include "ir/op_table_generated.h"
+#include "ir/sections.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
@@ -19,7 +20,7 @@
 // differ is done node by node, which the worker finds out.
 //
 // A group of one node stays only where a kernel of ours does it better than ATen. Rules and their effects:
-// docs/fusion.md.
+// docs/fusion.md. What joins tensors (cat) is in a group that is done in sections (ir/sections.h).
 namespace torch_remote::passes {
 namespace {
 
@@ -190,6 +191,8 @@ class Fuser {
     std::vector<uint32_t> nodes;
     Domain domain;
     uint32_t items = 1;
+    bool joins = false;  // it is done in sections (ir/sections.h), and has no domain of its own
+    GroupKind kind = GroupKind::kPointwise;
   };
 
   bool may_be_fused(const Node& node) const {
@@ -216,22 +219,74 @@ class Fuser {
     bool alone = true;
     for (const uint32_t maker : makers) {
       const Cluster& other = clusters_[maker];
-      if (other.items != made.items) continue;
+      if (other.items != made.items || !is_worth_joining(n, maker)) continue;
       std::vector<uint32_t> nodes;
       std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
       if (nodes.size() > most_nodes_ || comes_between(nodes)) continue;
-      Domain domain = alone ? other.domain : Domain(graph_, values_);
-      const auto added = alone ? std::vector<uint32_t>{n} : nodes;
-      if (!std::ranges::all_of(added, [&](uint32_t node) { return domain.add(node); })) continue;
+      Cluster both{std::move(nodes), alone ? other.domain : Domain(graph_, values_), made.items};
+      both.joins = other.joins || made.joins || is_join(n);
+      if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
       for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
       clusters_[maker].nodes.clear();
-      made = {std::move(nodes), std::move(domain), made.items};
+      made = std::move(both);
       alone = false;
     }
-    if (alone && !made.domain.add(n)) return;
+    made.joins |= is_join(n);
+    if (alone && !fits(made, made.nodes)) return;
     for (const uint32_t node : made.nodes) cluster_of_[node] = static_cast<uint32_t>(clusters_.size());
     tie(made.nodes);
     clusters_.push_back(std::move(made));
+  }
+
+  bool is_join(uint32_t n) const { return ir::is_join(graph_.nodes[n].opcode); }
+
+  // Whether the cluster's nodes can be one, the others being in its domain already.
+  bool fits(Cluster& cluster, const std::vector<uint32_t>& added) const {
+    if (cluster.joins) return fits_in_sections(cluster);
+    return std::ranges::all_of(added, [&](uint32_t node) { return cluster.domain.add(node); });
+  }
+
+  bool fits_in_sections(Cluster& cluster) const {
+    std::vector<ir::Section> sections;
+    if (cluster.items != 1 || !ir::find_sections(graph_, values_, cluster.nodes, &sections)) return false;
+    cluster.kind = GroupKind::kPointwise;
+    for (const ir::Section& section : sections) {
+      Domain domain(section.graph, section.values);
+      for (uint32_t n = 0; n < section.nodes.size(); ++n) {
+        if (!domain.add(n)) return false;
+      }
+      cluster.kind = std::max(cluster.kind, kind_of(domain));
+    }
+    return true;
+  }
+
+  int64_t points(uint32_t view) const {
+    int64_t points = 1;
+    for (const ir::Sym size : graph_.views[view].sizes) points *= values_[size];
+    return points;
+  }
+
+  // What is joined is copied as fast by ATen, but for what the group makes: that must be a quarter of it. (A cache that
+  // grows by a row is not: its group would have to be looked at again in each step.)
+  bool is_worth_joining(uint32_t n, uint32_t maker) const {
+    if (!is_join(n)) return true;
+    int64_t made = 0, all = 0;
+    const auto is_made = [&](uint32_t buffer) {
+      return std::ranges::any_of(clusters_[maker].nodes, [&](uint32_t node) {
+        bool found = false;
+        ir::for_each_view(graph_.nodes[node],
+                          [&](uint32_t view, bool writes) { found |= writes && graph_.views[view].buffer == buffer; });
+        return found;
+      });
+    };
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool writes) {
+      if (writes) {
+        all += points(view);
+      } else if (is_made(graph_.views[view].buffer)) {
+        made += points(view);
+      }
+    });
+    return made >= all / 4;
   }
 
   bool touches(uint32_t node, uint32_t buffer) const {
@@ -271,6 +326,9 @@ class Fuser {
       case ir::Expansion::kBatchNorm:  // at rest it is as any pointwise op
         return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
       case ir::Expansion::kBatchNormBackward:
+      case ir::Expansion::kCumprod:
+      case ir::Expansion::kCumsum:
+      case ir::Expansion::kEmbeddingBackward:
       case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
@@ -317,7 +375,8 @@ class Fuser {
   void drop_small() {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
-                        (cluster.nodes.size() == 1 && !is_better_alone(cluster) && !lies_across(cluster.domain)) ||
+                        (cluster.nodes.size() == 1 &&
+                         (cluster.joins || (!is_better_alone(cluster) && !lies_across(cluster.domain)))) ||
                         !context_.worker.does(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;
@@ -326,12 +385,16 @@ class Fuser {
   }
 
   static GroupKind kind_of(const Cluster& cluster) {
+    if (cluster.items > 1) return GroupKind::kMultiTensor;
+    return cluster.joins ? cluster.kind : kind_of(cluster.domain);
+  }
+
+  static GroupKind kind_of(const Domain& domain) {
     bool columns = false, totals = false;
-    for (const Domain::Member& member : cluster.domain.members()) {
+    for (const Domain::Member& member : domain.members()) {
       columns |= member.reduces == ir::Reduces::kColumns;
       totals |= member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll;
     }
-    if (cluster.items > 1) return GroupKind::kMultiTensor;
     return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
   }
 
@@ -362,8 +425,8 @@ class Fuser {
     const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
     for (const Unit& half : {Unit(all.begin(), middle), Unit(middle, all.end())}) {
       Cluster made{half, Domain(graph_, values_), items};
-      const auto fits = [&](uint32_t n) { return made.domain.add(n); };
-      if (half.size() == 1 || !std::ranges::all_of(half, fits) || !context_.worker.does(kind_of(made))) continue;
+      made.joins = std::ranges::any_of(half, [&](uint32_t n) { return is_join(n); });
+      if (half.size() == 1 || !fits(made, half) || !context_.worker.does(kind_of(made))) continue;
       for (const uint32_t n : half) cluster_of_[n] = static_cast<uint32_t>(clusters_.size());
       clusters_.push_back(std::move(made));
     }

@@ -286,6 +286,53 @@ TEST(Fuse, AGroupDoesNotKeepMoreThanItsNodesAlone) {
             "flip pointwise{add.Tensor neg}");
 }
 
+// The second half of b0's columns, negated, beside the first one.
+constexpr const char* kRotated = R"(  %1: f32[s0, 50]{s1, 1} @b0 + 50
+  %2: f32[s0, 50]{50, 1} @b1 = aten::neg(%1)
+  %3: f32[s0, 50]{s1, 1} @b0
+  %4: f32[s0, s1]{s1, 1} @b2 = aten::cat([%2, %3], 1)
+)";
+
+TEST(Fuse, WhatIsJoinedIsDoneInSections) {
+  EXPECT_EQ(fused_after_head(kRotated), "pointwise{neg cat}");
+  EXPECT_EQ(fused_after_head(std::string(kRotated) + R"(  %5: f32[s0, s1]{s1, 1} @b3 = aten::cos(%0)
+  %6: f32[s0, s1]{s1, 1} @b4 = aten::mul.Tensor(%4, %5)
+)"),
+            "pointwise{neg cat cos mul.Tensor}");
+  // A row is in both sections.
+  EXPECT_EQ(fused_after_head(std::string(kRotated) + R"(  %5: f32[s0, s1]{s1, 1} @b4 = aten::_softmax(%4, 1, false)
+)"),
+            "pointwise{neg cat} rowwise{_softmax}");
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::neg(%0)
+  b6: fresh(s2)
+  b7: fresh(s2) survives
+  %2: f32[16, s1]{s1, 1} @b6 = aten::cat([%1, %0], 0)
+  %3: f32[16, s1]{s1, 1} @b7 = aten::_softmax(%2, 1, false)
+)"),
+            "rowwise{neg cat _softmax}");
+}
+
+TEST(Fuse, WhatIsOnlyJoinedIsLeftToAten) {
+  EXPECT_EQ(fused_after_head("  b6: fresh(s2) survives\n  %1: f32[16, s1]{s1, 1} @b6 = aten::cat([%0, %0], 0)\n"),
+            "cat");
+  // A cache that gets one row more.
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[1, s1]{s1, 1} @b0
+  %2: f32[1, s1]{s1, 1} @b1 = aten::neg(%1)
+  b6: fresh(s2) survives
+  %3: f32[9, s1]{s1, 1} @b6 = aten::cat([%0, %2], 0)
+)"),
+            "neg cat");
+}
+
+TEST(Fuse, GradientsOfSlicesLieAmongZeros) {
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, 50]{s1, 1} @b0
+  %2: f32[s0, 50]{50, 1} @b1 = aten::neg(%1)
+  %3: f32[s0, s1]{s1, 1} @b2 = aten::slice_backward(%2, [s0, s1], 1, 50, 100, 1)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::add.Tensor(%3, %0, alpha=1)
+)"),
+            "pointwise{neg slice_backward add.Tensor}");
+}
+
 TEST(PassOptions, OtherPassesForgetGroups) {
   for (const Pass& pass : pipeline()) {
     if (pass.name == "fuse" || pass.name == "plan") continue;

@@ -27,6 +27,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor t
     spdlog::warn("{}; ops are run one by one", status.message());
     return nullptr;
   }
+  cache.tell_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
   kernels::KernelRunnerOptions made;
   made.waits = cache.urgent;
   made.description = "kernels";

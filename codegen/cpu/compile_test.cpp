@@ -105,6 +105,39 @@ TEST(Compile, HalfTypes) {
   }
 }
 
+TEST(Compile, RunningSums) {
+  // The last places of blocks and lines are carried on; the sums are used in several loops, and kept.
+  check(R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: i32[i0, j0*]
+  a3: i32[i0, j0]
+  a4: f64[i0, j0]
+  %0: f32 = load a0
+  %1: f64 = convert %0
+  %2: f64 = running sum %1
+  %3: f64 = columns max %2
+  %4: f64 = sub %2, %3
+  %5: f64 = running product %4
+  %6: f32 = convert %2
+  %7: i32 = load a2
+  %8: i32 = running sum %7
+  store a1, %6
+  store a3, %8
+  store a4, %5
+})");
+  check(R"(kernel(i0 | j0, j1) {
+  a0: f32[i0, j0, j1]
+  a1: f32[i0, j0, j1]
+  a2: f32[i0]
+  %0: f32 = load a0
+  %1: f32 = running sum %0
+  %2: f32 = columns sum %1
+  store a1, %1
+  store a2, %2
+})");
+}
+
 TEST(Compile, IntegersAndBooleans) {
   for (const std::string type : {"u8", "i8", "i16", "i32", "i64"}) {
     check("kernel(i0 | j0) {\n  a0: " + type + "[i0, j0]\n  a1: " + type + "[j0]\n  a2: bool[i0, j0]\n  a3: " + type +

@@ -138,6 +138,7 @@ class FunctionEmitter {
   MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
     outer_ = outer;
     define(loop.outers);
+    begin_running(loop);
     for (const uint32_t s : loop.outer_stores) store(kernel_.stores[s], {outer, {}, {}});
     bool inner = !loop.vectors.empty() || !loop.reduces.empty() || !loop.lines.empty() || !loop.stores.empty();
     for (const uint32_t total : loop.totals) {
@@ -323,7 +324,57 @@ class FunctionEmitter {
     if (value.kind == Kind::kRandom) {
       if (const std::optional<MlirValue> first = first_number(value, at)) return random(v, value, *first, half, at);
     }
+    if (value.kind == Kind::kRunning) return running(v, vector(value.a, half));
     return compose(value, at, [&](uint32_t input) { return vector(input, half); });
+  }
+
+  // -- Running sums: a block is a vector, and what the blocks before came to lies in memory.
+
+  MlirValue slot(uint32_t v) {
+    MlirValue& found = slots_[v];
+    if (!found) {
+      mlir::OpBuilder::InsertionGuard guard(ops_.b);
+      ops_.b.setInsertionPointToEnd(entry_);
+      const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext());
+      found = ops_.b.create<ll::AllocaOp>(pointer, ops_.type(type(v)), ops_.i64(1), 8);
+    }
+    return found;
+  }
+
+  MlirValue combined(const Value& value, MlirValue x, MlirValue y) {
+    const auto op = value.reduction == Reduction::kSum ? ir::ScalarOp::kAdd : ir::ScalarOp::kMul;
+    return ops_.scalar_op(op, value.type, x, y, {});
+  }
+
+  MlirValue nothing(const Value& value, mlir::Type of) {
+    const int64_t none = value.reduction == Reduction::kSum ? 0 : 1;
+    return ir::is_float(value.type) ? ops_.number(of, static_cast<double>(none)) : ops_.integer(of, none);
+  }
+
+  // At the beginning of a line.
+  void begin_running(const LoopPlan& loop) {
+    for (const uint32_t v : loop.vectors) {
+      const Value& value = kernel_.values[v];
+      if (value.kind != Kind::kRunning || plan_.kept_in[v] < loop.number) continue;
+      ops_.b.create<ll::StoreOp>(nothing(value, ops_.type(value.type)), slot(v), 8);
+    }
+  }
+
+  MlirValue running(uint32_t v, MlirValue x) {
+    static_assert(kRunningBlock == kLanes);
+    const Value& value = kernel_.values[v];
+    MlirValue none = nothing(value, x.getType());
+    for (int32_t apart = 1; apart < kLanes; apart *= 2) {
+      llvm::SmallVector<int32_t, kLanes> from;  // of x and none
+      for (int32_t lane = 0; lane < kLanes; ++lane) from.push_back(lane < apart ? int32_t{kLanes} : lane - apart);
+      x = combined(value, x, ops_.b.create<ll::ShuffleVectorOp>(x, none, from));
+    }
+    const mlir::Type type = ops_.type(value.type);
+    MlirValue before = ops_.b.create<ll::LoadOp>(type, slot(v), 8);
+    x = combined(value, x, ops_.splat(before));
+    MlirValue last = ops_.b.create<ll::ExtractElementOp>(x, ops_.i64(kLanes - 1));
+    ops_.b.create<ll::StoreOp>(last, slot(v), 8);
+    return x;
   }
 
   // Of random words whose numbers are neighbours in neighbouring lanes, of one seed and offset: the first lane's.
@@ -458,6 +509,7 @@ class FunctionEmitter {
   uint32_t ahead_ = kNone;                          // the loop that fetches
   std::vector<uint32_t> reads_next_, writes_next_;  // operands
   std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
+  std::map<uint32_t, MlirValue> slots_;             // of running sums: memory for what comes before a block
   std::map<uint32_t, MlirValue> words_;             // of values that are random words: the second vector's
   std::vector<MlirValue> vectors_[kHalves];         // of each value, as the vectors of the places where the code is
 };

@@ -180,6 +180,9 @@ Status make_recipe(const Plans& plans, Recipe* recipe) {
     if (value.kind == Kind::kReduce && value.over == Over::kLines) {
       return {ErrorCode::kUnsupported, "gpu: a reduction over lines; do the nodes one by one"};
     }
+    if (value.kind == Kind::kRunning) {
+      return {ErrorCode::kUnsupported, "gpu: a running sum; do the nodes one by one"};
+    }
   }
   for (const Store& store : plans.kernel.stores) {
     const DimSet columns = plans.kernel.operands[store.operand].dims & plans.kernel.column_dims();

@@ -18,6 +18,7 @@ Inputs inputs(const Value& value) {
     case Kind::kConvert:
     case Kind::kBits:
     case Kind::kReduce:
+    case Kind::kRunning:
       add(value.a);
       break;
     case Kind::kLdexp:
@@ -44,6 +45,7 @@ Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> ear
     result.reduced |= earlier[input].reduced;
   }
   if (value.kind == Kind::kIndex) result.dims = 1u << value.a;
+  if (value.kind == Kind::kRunning) result.dims |= kernel.last_column();
   if (value.kind == Kind::kLoad) result.dims |= kernel.operands[value.operand].dims;
   if (value.kind == Kind::kReduce && value.over == Over::kColumns) {
     result.dims &= ~kernel.column_dims();

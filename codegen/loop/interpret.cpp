@@ -182,8 +182,39 @@ class Interpreter {
                              : reduce_columns(value);
       return;
     }
+    if (value.kind == Kind::kRunning) {
+      const int64_t lines = line_ == 0 ? 0 : points(facts_[index].dims) / line_;
+      for (int64_t line = 0; line < lines; ++line) run_along(index, value, line * line_);
+      return;
+    }
     for (int64_t point = 0; point < points(facts_[index].dims); ++point) {
       cells_[index][static_cast<size_t>(point)] = element(index, value, place_of(facts_[index].dims, point));
+    }
+  }
+
+  // The places of a line, beginning with cell `first`.
+  void run_along(uint32_t index, const Value& value, int64_t first) {
+    const Cell none = identity(value.reduction, value.type);
+    Cell before = none;
+    for (int64_t begin = 0; begin < line_; begin += kRunningBlock) {
+      std::array<Cell, kRunningBlock> block;
+      block.fill(none);
+      const int64_t count = std::min(line_ - begin, kRunningBlock);
+      for (int64_t k = 0; k < count; ++k) {
+        block[static_cast<size_t>(k)] = cell(value.a, place_of(facts_[index].dims, first + begin + k));
+      }
+      for (int64_t apart = 1; apart < kRunningBlock; apart *= 2) {
+        for (int64_t k = kRunningBlock - 1; k >= 0; --k) {
+          Cell& here = block[static_cast<size_t>(k)];
+          const Cell other = k < apart ? none : block[static_cast<size_t>(k - apart)];
+          here = combine(value.reduction, value.type, here, other);
+        }
+      }
+      for (int64_t k = 0; k < count; ++k) {
+        Cell& made = cells_[index][static_cast<size_t>(first + begin + k)];
+        made = combine(value.reduction, value.type, block[static_cast<size_t>(k)], before);
+      }
+      before = cells_[index][static_cast<size_t>(first + begin + count - 1)];
     }
   }
 
@@ -217,6 +248,7 @@ class Interpreter {
       case Kind::kRandom:
         return to_cell(int64_t{random_word(input(value.a).bits, input(value.b).bits, input(value.c).bits)});
       case Kind::kReduce:
+      case Kind::kRunning:
         break;
     }
     return {};

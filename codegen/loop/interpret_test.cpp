@@ -189,6 +189,40 @@ TEST(Interpret, LinesKeepTheOuterColumn) {
   EXPECT_EQ(most, (std::vector<float>{-1e8f, -6}));
 }
 
+TEST(Interpret, RunningSumsGoAlongTheLastColumn) {
+  Kernel kernel;
+  ASSERT_TRUE(parse_kernel(R"(kernel(i0 | j0, j1) {
+  a0: f64[i0, j0, j1]
+  a1: f64[i0, j0, j1]
+  a2: f64[i0, j0, j1]
+  %0: f64 = load a0
+  %1: f64 = running sum %0
+  %2: f64 = running product %0
+  store a1, %1
+  store a2, %2
+})",
+                           &kernel)
+                  .ok());
+  ASSERT_TRUE(verify(kernel).ok()) << verify(kernel).message();
+  constexpr int64_t kLength = 40;
+  std::vector<double> x(2 * 3 * kLength), sums(x.size()), products(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = i % 7 == 3 ? -1 : static_cast<double>(i % 5 != 0) * 2;
+  void* const data[] = {x.data(), sums.data(), products.data()};
+  const int64_t sizes[] = {2, 3, kLength};
+  const int64_t strides[] = {3 * kLength, kLength, 1, 3 * kLength, kLength, 1, 3 * kLength, kLength, 1};
+  ASSERT_TRUE(interpret(kernel, {.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = {}}).ok());
+  for (size_t line = 0; line < 6; ++line) {
+    double sum = 0, product = 1;
+    for (size_t k = 0; k < kLength; ++k) {
+      const size_t at = line * kLength + k;
+      sum += x[at];
+      product *= x[at];
+      EXPECT_EQ(sums[at], sum) << at;
+      EXPECT_EQ(products[at], product) << at;
+    }
+  }
+}
+
 TEST(Interpret, NothingToReduce) {
   std::vector<float> none(1), sum(2, 7), most(2, 7), product(1, 7);
   std::vector<int64_t> place(2, 7), count(1, 7);

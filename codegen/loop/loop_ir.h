@@ -52,6 +52,7 @@ enum class Kind : uint8_t {
   kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
+  kRunning,   // `reduction` (sum or product) of a over the last column, from its first place to this one
 };
 
 enum class Reduction : uint8_t {
@@ -168,6 +169,11 @@ struct IndexFailure {
   int64_t index = 0;
   int64_t bound = 0;
 };
+
+// Running sums are the same on all targets. Of each kRunningBlock consecutive places of the last column, beginning with
+// 0: each place is added to that d places before it (to 0 if there is none in the block), for d = 1, 2, 4, ...; to the
+// result comes what the blocks before came to, that is the last place of the one before.
+inline constexpr int64_t kRunningBlock = 16;
 
 // In which order a target reduces. Over columns: element k of the last column dim goes to lane k % lanes; a lane adds
 // up its elements of up to `block` consecutive k, beginning with 0 (sums), and these block sums one after the other; at

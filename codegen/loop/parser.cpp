@@ -283,6 +283,10 @@ class Parser {
       value.over = over;
       return reduction(&value.reduction) && values(1, inputs);
     }
+    if (what == name(Kind::kRunning)) {
+      value.kind = Kind::kRunning;
+      return reduction(&value.reduction) && values(1, inputs);
+    }
     const std::optional<ir::ScalarOp> op = scalar_op_from_name(what);
     if (!op) return fail("there is no function '" + std::string(what) + "'");
     value.kind = Kind::kScalarOp;

@@ -75,6 +75,8 @@ std::string definition(const Kernel& kernel, const Value& value) {
       return kind + " " + list({value.a, value.b, value.c});
     case Kind::kReduce:
       return std::string(name(value.over)) + " " + std::string(name(value.reduction)) + " " + value_name(value.a);
+    case Kind::kRunning:
+      return kind + " " + std::string(name(value.reduction)) + " " + value_name(value.a);
     case Kind::kScalarOp:
       break;
   }
@@ -101,7 +103,7 @@ std::string_view name(Over over) {
 
 std::string_view name(Kind kind) {
   static constexpr std::string_view kNames[] = {"constant",  "scalar", "index", "load",   "convert", "bits",
-                                                "scalar_op", "fma",    "ldexp", "reduce", "random"};
+                                                "scalar_op", "fma",    "ldexp", "reduce", "random",  "running"};
   return kNames[static_cast<size_t>(kind)];
 }
 

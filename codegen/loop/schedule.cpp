@@ -186,6 +186,7 @@ class Scheduler {
       case Kind::kScalarOp:
         return cost(value.op);
       case Kind::kRandom:
+      case Kind::kRunning:
         return kCostly;
     }
     return 0;

@@ -80,6 +80,7 @@ constexpr std::string_view kEverything = R"(kernel(i0, i1 | j0, j1) {
   %27: i64 = scalar s1
   %28: bool = is_nan %25
   %29: f32 = ldexp %20, %22
+  %30: f32 = running product %5
   store a4, %13
   store a5, %16
   store a7[%27], %5 adds

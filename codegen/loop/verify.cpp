@@ -147,6 +147,8 @@ class Verifier {
                input(value.b, value.type);
       case Kind::kReduce:
         return reduce(value);
+      case Kind::kRunning:
+        return running(value);
       case Kind::kRandom:
         return is(value, DType::kInt32) && input(value.a, DType::kInt64) && input(value.b, DType::kInt64) &&
                input(value.c, DType::kInt64);
@@ -216,6 +218,16 @@ class Verifier {
     return fail("has a reduction that is none");
   }
 
+  bool running(const Value& value) {
+    if (!input(value.a, value.type)) return false;
+    if (kernel_.columns == 0) return fail("there is no column dim to go along");
+    if (facts_[value.a].finish) return fail("goes along what is known when all rows are done");
+    if (value.reduction != Reduction::kSum && value.reduction != Reduction::kProduct) {
+      return fail("running " + std::string(name(value.reduction)) + "; there are sum and product");
+    }
+    return value.type != DType::kBool || fail("sum and product are of numbers");
+  }
+
   // What its kind does not use is as it is in a new value: the text form has all that a kernel is.
   bool nothing_else(const Value& value) {
     Value used{.kind = value.kind, .type = value.type};
@@ -232,6 +244,7 @@ class Verifier {
       used.indices = value.indices;
     } else {
       if (value.kind == Kind::kScalarOp) used.op = value.op;
+      if (value.kind == Kind::kRunning) used.reduction = value.reduction;
       if (value.kind == Kind::kReduce) used.reduction = value.reduction, used.over = value.over;
       const Inputs in = inputs(value);
       used.a = in.values[0];

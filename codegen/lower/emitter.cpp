@@ -165,6 +165,15 @@ V Emitter::total(Reduction reduction, Over over, V a) {
   return add_value(value);
 }
 
+V Emitter::running(Reduction reduction, V value) {
+  Value made;
+  made.kind = Kind::kRunning;
+  made.type = type(value);
+  made.reduction = reduction;
+  made.a = value;
+  return add_value(std::move(made));
+}
+
 V Emitter::random(V seed, V offset, V number) {
   Value value;
   value.kind = Kind::kRandom;

@@ -39,6 +39,7 @@ class Emitter {
   // An f32 as a half type has it.
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
+  V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
   V lines(Reduction reduction, V value);
   V random(V seed, V offset, V number);
@@ -98,6 +99,11 @@ class NodeEmitter {
   // Of an argument that the op writes, too.
   void update(std::string_view name, V value);
 
+  // An element of an operand, any one, if the index is a place along an axis of the node's space; else it fails.
+  V indexed_in_axis(std::string_view name, V index, uint32_t axis);
+  // Adds the value to the element of a result whose first dim is where `index` says; it is zero before.
+  void accumulate(size_t index, V at, V value);
+
   // How many points the member's reduction goes over, as an argument of the kernel.
   V reduced_points(ir::DType type);
   int64_t count_reduced() const;
@@ -106,6 +112,8 @@ class NodeEmitter {
   V sum_for(size_t result, V value);
   // The member's reduction of a value.
   V reduce(Reduction reduction, V value);
+  // Columns are one dim, along which the member's rows lie.
+  bool has_one_column() const;
   // Where along an axis of its space the point is; i64. kNone if the kernel's dims do not tell.
   V axis_index(uint32_t axis);
   // The point's number, row-major.

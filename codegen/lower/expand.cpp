@@ -296,6 +296,26 @@ bool batch_norm_backward(NodeEmitter& node) {
   return true;
 }
 
+// The labels are looked at as indices: one that no class has fails, and who does the nodes one by one says how.
+bool nll_loss(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = loaded_type(node.result_dtype(0));
+  const V here = node.axis_index(1);
+  if (here == kNone || node.member.reduces != ir::Reduces::kAll) return false;
+  const V label = node.operand("target", DType::kInt64);
+  const V counts = e.op(ScalarOp::kNe, label, node.operand("ignore_index"));
+  const V place = e.where(counts, label, e.constant_int(DType::kInt64, 0));
+  const V known = node.indexed_in_axis("target", place, 1);
+  const V hit = e.op(ScalarOp::kLogicalAnd, e.eq(here, label), counts);
+  const V at_label = e.columns(Reduction::kSum, e.where(hit, node.operand("self", type), e.constant(type, 0)));
+  const V sum = e.rows(Reduction::kSum, e.op(ScalarOp::kNeg, at_label));
+  const V checked = e.where(e.eq(known, known), e.convert(counts, type), e.constant(type, 0));
+  const V total = e.rows(Reduction::kSum, checked);
+  node.result(0, node.whole("reduction") == kMeanReduction ? e.div(sum, total) : sum);
+  node.result(1, total);
+  return true;
+}
+
 // -grad (over the number of labels) at each row's label, zero elsewhere.
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
@@ -371,8 +391,28 @@ bool reduction(NodeEmitter& node) {
   }
 }
 
+// Floats are added up in f64, as torch does.
+bool cumulative(NodeEmitter& node, Reduction reduction) {
+  Emitter& e = node.e;
+  const DType memory = node.result_dtype(0), result = loaded_type(memory);
+  if (!node.has_one_column() || result == DType::kBool) return false;
+  const DType type = memory == DType::kFloat32 ? DType::kFloat64 : result;
+  node.result(0, e.convert(e.running(reduction, e.convert(node.operand("self", result), type)), result));
+  return true;
+}
+
 bool embedding(NodeEmitter& node) {
   node.result(0, node.indexed("weight", node.operand("indices", DType::kInt64)));
+  return true;
+}
+
+// What the padding's rows add is zero.
+bool embedding_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const V index = node.operand("indices", DType::kInt64);
+  const V grad = node.operand("grad_output");
+  const V zero = e.constant(e.type(grad), 0);
+  node.accumulate(0, index, e.where(e.eq(index, node.operand("padding_idx")), zero, grad));
   return true;
 }
 
@@ -401,7 +441,10 @@ bool matmul(NodeEmitter& node) {
 bool expand(NodeEmitter& node) {
   switch (node.member.form.expansion) {
     case Expansion::kNone:
-    case Expansion::kNllLoss:
+    case Expansion::kCat:
+    case Expansion::kStack:
+    case Expansion::kSliceBackward:
+    case Expansion::kSelectBackward:
       return false;
     case Expansion::kExpression:
       return expand_expression(node);
@@ -444,10 +487,18 @@ bool expand(NodeEmitter& node) {
     case Expansion::kVarMean:
     case Expansion::kStdMean:
       return variance(node);
+    case Expansion::kCumsum:
+      return cumulative(node, Reduction::kSum);
+    case Expansion::kCumprod:
+      return cumulative(node, Reduction::kProduct);
+    case Expansion::kNllLoss:
+      return nll_loss(node);
     case Expansion::kNllLossBackward:
       return nll_loss_backward(node);
     case Expansion::kEmbedding:
       return embedding(node);
+    case Expansion::kEmbeddingBackward:
+      return embedding_backward(node);
     case Expansion::kMatmul:
       return matmul(node);
     default:

@@ -18,6 +18,8 @@ struct Binding {
   // Its elements lie across: who calls copies those of some rows side by side first. The kernel has one row dim and one
   // column dim, only loads them, and finds their columns 1 apart.
   bool packed = false;
+  // It is stored to by adding: its elements are set to 0 before, `bounds` times those of the kernel's dims.
+  bool zeroed = false;
 };
 
 // A kernel, and what one run calls it with. Dims that are not the kernel's are looped over by who calls.
@@ -32,6 +34,9 @@ struct Launch {
   std::vector<ir::Sym> depends;         // on which symbols' values what is here depends, but for views and those
   // Of a reduction of all: after the rows one more, of so many places in the last column dim; 0: none.
   int64_t rest = 0;
+  // Its rows are those of the launch before it, of other columns (ir/sections.h): done in turn, some rows at a time,
+  // both find what they read in the cache.
+  bool in_turn = false;
   std::vector<uint32_t> nodes;  // of the graph: that of each of the kernel's indexed operands, for messages
 };
 

@@ -8,9 +8,11 @@
 #include <string>
 #include <tuple>
 
+#include "codegen/loop/facts.h"
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 #include "ir/domain.h"
+#include "ir/sections.h"
 
 namespace torch_remote::codegen {
 
@@ -200,12 +202,25 @@ struct NodeEmitter::Group {
     return static_cast<uint32_t>(launch.operands.size() - 1);
   }
 
-  // Values go to memory that somebody outside looks at; of several in the same place, the last one.
-  void store() {
+  // Values go to memory that somebody outside looks at; of several in the same place, the last one. False: what is
+  // added up does not lie as who sets it to 0 expects, side by side along the last column.
+  bool store() {
     for (const auto& [buffer, written] : made) {
       if (graph.buffers[buffer].in_group) continue;
       launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
     }
+    for (const Added& added : sums) {
+      if (graph.buffers[graph.views[added.access->part.view].buffer].in_group) continue;
+      const uint32_t to = operand(*added.access, added.node);
+      Binding& binding = launch.operands[to];
+      binding.zeroed = true;
+      const auto is_zero = [](int64_t stride) { return stride == 0; };
+      const bool apart =
+          !dims.columns.empty() && !std::ranges::all_of(binding.strides.begin(), binding.strides.end() - 2, is_zero);
+      if (apart || launch.kernel.operands[to].strided || !std::ranges::all_of(binding.outer, is_zero)) return false;
+      launch.kernel.stores.push_back({to, added.value, {added.index}, true});
+    }
+    return true;
   }
 
   struct Made {
@@ -215,6 +230,12 @@ struct NodeEmitter::Group {
     bool rounds = false;  // who reads it gets what a store of it would leave
   };
 
+  struct Added {
+    V index = kNone, value = kNone;
+    const Domain::Access* access = nullptr;
+    uint32_t node = 0;
+  };
+
   const ir::Graph& graph;
   std::span<const int64_t> values;
   const Domain& domain;
@@ -222,6 +243,7 @@ struct NodeEmitter::Group {
   Launch& launch;
   Emitter emitter;
   std::map<uint32_t, Made> made;  // by buffer
+  std::vector<Added> sums;
 };
 
 NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
@@ -412,6 +434,10 @@ V NodeEmitter::reduce(Reduction reduction, V value) {
   return value;
 }
 
+bool NodeEmitter::has_one_column() const {
+  return group_.dims.columns.size() == 1 && member.reduces == ir::Reduces::kColumns;
+}
+
 V NodeEmitter::axis_index(uint32_t axis) {
   uint32_t at = 0;
   for (const std::vector<Merged>* list : {&group_.dims.row, &group_.dims.columns}) {
@@ -460,6 +486,31 @@ V NodeEmitter::indexed(std::string_view name, V index) {
   return kNone;
 }
 
+V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
+  const ir::Arg* given = argument(name);
+  for (Domain::Access access : member.accesses) {
+    if (given == nullptr || access.part.view != given->a) continue;
+    access.part.along = ir::Along::kIndexed;
+    std::ranges::fill(access.strides, 0);
+    access.dims = 0;
+    access.indexed_stride = 0;
+    access.indexed_size = 1;
+    for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
+      if ((member.axes[axis] >> d & 1) != 0) access.indexed_size *= group_.domain.sizes()[d];
+    }
+    return e.load(group_.operand(access, member.node), {index});
+  }
+  return kNone;
+}
+
+void NodeEmitter::accumulate(size_t index, V at, V value) {
+  const uint32_t view = ir::item_of(node.results[index], item_).a;
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.view != view || !access.part.adds) continue;
+    group_.sums.push_back({at, e.convert(value, loaded_type(graph.views[view].dtype)), &access, member.node});
+  }
+}
+
 namespace {
 
 // No item reads or writes what another one writes: each may be done for itself.
@@ -503,7 +554,7 @@ bool may_be_repeated(const ir::Graph& graph, const ir::Group& group, const Launc
 bool is_pointwise(const Kernel& kernel) {
   return std::ranges::none_of(kernel.values,
                               [&](const Value& value) {
-                                return value.kind == Kind::kReduce ||
+                                return value.kind == Kind::kReduce || value.kind == Kind::kRunning ||
                                        (value.kind == Kind::kIndex && value.a >= kernel.rows);
                               }) &&
          std::ranges::all_of(kernel.stores, [&](const Store& store) {
@@ -530,6 +581,76 @@ bool pack_transposed(Launch& launch) {
   return true;
 }
 
+// The kernel of all nodes of a graph, or of some; of ops over lists, of their `item`-th tensors.
+Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::span<const int64_t> values,
+                   uint32_t item, Launch* launch) {
+  Domain domain(graph, values, item);
+  for (uint32_t n = first; n <= last; ++n) {
+    if (!domain.add(n)) {
+      return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
+    }
+  }
+  Arrangement dims(domain);
+  if (Status status = dims.find(); !status.ok()) return status;
+  NodeEmitter::Group made(graph, values, domain, dims, *launch);
+  for (const Domain::Member& member : domain.members()) {
+    NodeEmitter node(made, member, graph.nodes[member.node], item);
+    if (!expand(node)) {
+      return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
+    }
+  }
+  if (!made.store()) return unsupported("what is added up lies apart");
+  return {};
+}
+
+// Adds a kernel that stores something.
+Status finish_launch(const ir::Graph& graph, const ir::Group& group, Launch launch, std::vector<Launch>* launches) {
+  if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
+  if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
+  if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
+  launches->push_back(std::move(launch));
+  return {};
+}
+
+// In the graph's own terms.
+void rename(const ir::Section& section, Launch* launch) {
+  for (Binding& binding : launch->operands) binding.buffer = section.buffers[binding.buffer];
+  for (ir::Sym& symbol : launch->scalar_symbols) {
+    if (symbol != ir::kNoSym) symbol = section.symbols[symbol];
+  }
+  for (ir::Sym& symbol : launch->depends) symbol = section.symbols[symbol];
+  std::erase(launch->depends, ir::kNoSym);
+  launch->depends.insert(launch->depends.end(), section.depends.begin(), section.depends.end());
+  for (uint32_t& node : launch->nodes) node = section.nodes[node];
+}
+
+bool is_in_turn(const Launch& before, const Launch& launch) {
+  const auto reduces_rows = [](const Launch& of) {
+    return std::ranges::any_of(of.kernel.values, [](const Value& value) { return is_total(value); });
+  };
+  return launch.kernel.rows != 0 && launch.kernel.rows == before.kernel.rows && launch.sizes[0] == before.sizes[0] &&
+         launch.outer == before.outer && !reduces_rows(before) && !reduces_rows(launch);
+}
+
+// A kernel for each section.
+Status lower_sections(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
+                      std::vector<Launch>* launches) {
+  std::vector<uint32_t> nodes(group.last - group.first + 1);
+  std::iota(nodes.begin(), nodes.end(), group.first);
+  std::vector<ir::Section> sections;
+  if (!ir::find_sections(graph, values, nodes, &sections)) return unsupported("what is joined is not done apart");
+  for (const ir::Section& section : sections) {
+    Launch launch;
+    const auto last = static_cast<uint32_t>(section.nodes.size()) - 1;
+    if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, &launch); !status.ok()) return status;
+    rename(section, &launch);
+    if (launch.kernel.stores.empty()) continue;
+    launch.in_turn = !launches->empty() && is_in_turn(launches->back(), launch);
+    if (Status status = finish_launch(graph, group, std::move(launch), launches); !status.ok()) return status;
+  }
+  return {};
+}
+
 }  // namespace
 
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
@@ -538,30 +659,17 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
   if (group.last - group.first >= kMostNodes) return unsupported("too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
   if (items > 1 && !are_apart(graph, group, items)) return unsupported("tensors of one list share memory");
+  bool joins = false;
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
+    joins |= ir::is_join(graph.nodes[n].opcode);
+  }
+  if (joins) return lower_sections(graph, group, values, launches);
   for (uint32_t item = 0; item < items; ++item) {
-    Domain domain(graph, values, item);
-    for (uint32_t n = group.first; n <= group.last; ++n) {
-      if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
-      if (!domain.add(n)) {
-        return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
-      }
-    }
-    Arrangement dims(domain);
-    if (Status status = dims.find(); !status.ok()) return status;
     Launch launch;
-    NodeEmitter::Group made(graph, values, domain, dims, launch);
-    for (const Domain::Member& member : domain.members()) {
-      NodeEmitter node(made, member, graph.nodes[member.node], item);
-      if (!expand(node)) {
-        return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
-      }
-    }
-    made.store();
+    if (Status status = lower_nodes(graph, group.first, group.last, values, item, &launch); !status.ok()) return status;
     if (launch.kernel.stores.empty()) continue;
-    if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
-    if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
-    if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
-    launches->push_back(std::move(launch));
+    if (Status status = finish_launch(graph, group, std::move(launch), launches); !status.ok()) return status;
   }
   return {};
 }

@@ -386,6 +386,83 @@ TEST(Lower, ConversionsRound) {
   EXPECT_EQ(kernel("aten::copy_(%1!, %3)").find("bits"), std::string::npos);
 }
 
+constexpr const char* kRotary = R"(graph(s0..s2) {
+  b0: input survives
+  b1: fresh(s2) ssa in_group
+  b2: fresh(s2) ssa in_group
+  b3: input survives
+  b4: fresh(s2) survives ssa
+  %0: f32[s0, s1]{s1, 1} @b0
+  %1: f32[s0, 50]{s1, 1} @b0 + 50
+  %2: f32[s0, 50]{s1, 1} @b0
+  group pointwise {
+  %3: f32[s0, 50]{50, 1} @b1 = aten::neg(%1)
+  %4: f32[s0, s1]{s1, 1} @b2 = aten::cat([%3, %2], 1)
+  %5: f32[s0, s1]{s1, 1} @b3
+  %6: f32[s0, s1]{s1, 1} @b4 = aten::mul.Tensor(%4, %5)
+  }
+}
+)";
+
+TEST(Lower, AJoinIsAKernelForEachSection) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(kRotary, {8, 100, kBytes}, &launches), R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = neg %0
+  %2: f32 = load a1
+  %3: f32 = mul %1, %2
+  store a2, %3
+}
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = mul %0, %1
+  store a2, %2
+}
+)");
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_FALSE(launches[0].in_turn);
+  EXPECT_TRUE(launches[1].in_turn);
+  const auto offsets = [&](const Launch& launch) {
+    std::vector<int64_t> found;
+    for (const Binding& binding : launch.operands) found.push_back(binding.offset);
+    return found;
+  };
+  EXPECT_EQ(offsets(launches[0]), (std::vector<int64_t>{50, 0, 0}));
+  EXPECT_EQ(offsets(launches[1]), (std::vector<int64_t>{0, 50, 50}));
+  for (const Launch& launch : launches) {
+    EXPECT_EQ(launch.sizes, (std::vector<int64_t>{8, 50}));
+    EXPECT_EQ(launch.operands[1].buffer, 3u);
+    EXPECT_EQ(launch.operands[2].buffer, 4u);
+  }
+}
+
+TEST(Lower, WhatIsJoinedNeedNotFit) {
+  // (What is made is read at other places than it is made at.)
+  EXPECT_EQ(lowered(R"(graph(s0..s2) {
+  b0: input survives
+  b1: fresh(s2) ssa in_group
+  b2: fresh(s2) survives ssa
+  %0: f32[s0, s1]{s1, 1} @b0
+  group pointwise {
+  %1: f32[s0, s1]{s1, 1} @b1 = aten::neg(%0)
+  %2: f32[s0, 50]{s1, 1} @b1 + 50
+  %3: f32[s0, 50]{s1, 1} @b1
+  %4: f32[s0, s1]{s1, 1} @b2 = aten::cat([%2, %3], 1)
+  }
+}
+)",
+                    {8, 100, kBytes}),
+            "aten::copy_ is not at the same places");
+}
+
 // Whether b1 may lie where b0 does, of a group that makes b1, and perhaps b2, of b0.
 bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1}") {
   std::vector<Launch> launches;

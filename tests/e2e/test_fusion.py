@@ -36,6 +36,26 @@ def rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
 
 
+def rotary(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * angles.cos() + torch.cat((-x[..., half:], x[..., :half]), -1) * angles.sin()
+
+
+def rotary_of_pairs(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * angles.cos() + turned * angles.sin()
+
+
+def gradients(function: Callable) -> Callable:
+    def run(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in operands]
+        result = function(*leaves)
+        (result * result.detach()).sum().backward()
+        return tuple(x.grad for x in leaves)
+
+    return run
+
+
 # Name: function, shapes of its operands for sizes n and m.
 CASES: dict[str, tuple[Callable, list[Callable]]] = {
     "chain": (lambda x, y: F.gelu(torch.sigmoid(x) * torch.tanh(y)), [lambda n, m: (n, m)] * 2),
@@ -65,6 +85,20 @@ CASES: dict[str, tuple[Callable, list[Callable]]] = {
     "largest": (lambda x: (x * 2).amax(-1) - (x + 1).amin(), [lambda n, m: (n, m)]),
     "mse": (lambda x, y: F.mse_loss(x.tanh(), y), [lambda n, m: (n, m)] * 2),
     "rope": (rope, [lambda n, m: (n, 2 * m), lambda n, m: (n, m)]),
+    "rotary": (rotary, [lambda n, m: (3, n, 2 * m), lambda n, m: (n, 2 * m)]),
+    "rotary, gradients": (gradients(rotary), [lambda n, m: (n, 2 * m)] * 2),
+    "rotary of pairs": (rotary_of_pairs, [lambda n, m: (3, n, 2 * m), lambda n, m: (n, 2 * m)]),
+    "rotary of pairs, gradients": (gradients(rotary_of_pairs), [lambda n, m: (n, 2 * m)] * 2),
+    "joined rows": (lambda x, y: torch.softmax(torch.cat((x * 2, y, -x)), -1) + 1, [lambda n, m: (n, m)] * 2),
+    "joined twice": (
+        lambda x, y: torch.cat((x.neg(), torch.cat((x * 2, y), 0) + 1, y.abs()), 0).tanh(),
+        [lambda n, m: (n, m), lambda n, m: (2 * n, m)],
+    ),
+    "joined crosswise": (
+        lambda x, y: torch.cat((torch.cat((x.neg(), y), 0), torch.cat((y * 2, x), 0)), 1) + 1,
+        [lambda n, m: (n, m)] * 2,
+    ),
+    "stacked": (lambda x, y: torch.stack((x * 2, y + 1)).tanh(), [lambda n, m: (n, m)] * 2),
 }
 
 

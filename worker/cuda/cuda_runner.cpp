@@ -5,6 +5,7 @@
 
 #include "codegen/lower/lower.h"
 #include "ir/fusion.h"
+#include "ir/sections.h"
 #include "worker/cuda/group_call.h"
 #include "worker/cuda/unit_program.h"
 
@@ -18,6 +19,19 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   bool all = true;
   ir::for_each_view(node, [&](uint32_t view, bool) { all = all && (dtypes() & bit(graph.views[view].dtype)) != 0; });
   return all;
+}
+
+// Threads of a GPU do rows and their parts at the same time: sums that go along a row or from row to row have no code.
+bool has_order(ir::Expansion expansion) {
+  return expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
+         expansion == ir::Expansion::kEmbeddingBackward;
+}
+
+// Whether a kernel does the op alone.
+bool has_kernel(ir::Opcode opcode) {
+  const ir::Expansion expansion = ir::expansion_of(opcode);
+  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !has_order(expansion) &&
+         !ir::is_join(opcode);
 }
 
 // By kernels that are made for these nodes.
@@ -80,12 +94,14 @@ class CudaRunner final : public Runner {
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     ir::Form form;
-    return has_kernel_dtypes(graph, graph.nodes[node]) && ir::find_form(graph, graph.nodes[node], 0, &form);
+    return has_kernel(graph.nodes[node].opcode) && has_kernel_dtypes(graph, graph.nodes[node]) &&
+           ir::find_form(graph, graph.nodes[node], 0, &form);
   }
 
   bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
     for (uint32_t n = group.first; n <= group.last; ++n) {
-      if (!has_kernel_dtypes(graph, graph.nodes[n])) return false;
+      const bool ordered = has_order(ir::expansion_of(graph.nodes[n].opcode));
+      if (ordered || !has_kernel_dtypes(graph, graph.nodes[n])) return false;
     }
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
@@ -99,7 +115,7 @@ class CudaRunner final : public Runner {
 
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && ir::expansion_of(opcode) != ir::Expansion::kNone;
+    return opcode != ir::kInvalidOpcode && has_kernel(opcode);
   }
 
   uint64_t kernels_compiled() const override { return device_.kernels().compiled(); }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "codegen/loop/facts.h"
 #include "codegen/loop/scalar_math.h"
 #include "ir/dtype.h"
 
@@ -32,9 +33,15 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   compiled.splits_columns = schedule.phases <= 1 && kernel.columns == 1 && schedule.totals.empty();
   for (const codegen::Value& value : kernel.values) {
     const bool of_column = value.kind == codegen::Kind::kIndex && value.a >= kernel.rows;
-    compiled.splits_columns &= value.kind != codegen::Kind::kReduce && !of_column;
+    compiled.splits_columns &=
+        value.kind != codegen::Kind::kReduce && value.kind != codegen::Kind::kRunning && !of_column;
   }
+  const std::vector<codegen::Facts> facts = codegen::facts(kernel);
   for (const codegen::Store& store : kernel.stores) {
+    compiled.adds |= store.adds;
+    for (const uint32_t index : store.indices) {
+      compiled.splits_columns &= !store.adds || (facts[index].dims & kernel.column_dims()) == 0;
+    }
     // A row's own value must be stored once.
     compiled.splits_columns &= (kernel.operands[store.operand].dims & kernel.column_dims()) != 0;
   }
@@ -107,14 +114,12 @@ void KernelCache::work() {
     std::vector<uint8_t> bytes;
     uint32_t rows = 0, last = 0;
     const Status status = options_.compile(job.text, &bytes, &rows, &last);
-    if (status.ok()) {
-      finish(*job.kernel, bytes, rows, last);
+    if (!status.ok()) {
+      fail(*job.kernel, status);
+    } else if (finish(*job.kernel, bytes, rows, last); job.kernel->ready()) {
       write(job.text, std::move(bytes), rows, last);
       compiled_.fetch_add(1, std::memory_order_relaxed);
       wrote = true;
-    } else {
-      job.kernel->status = status;
-      job.kernel->state.store(CompiledKernel::State::kFailed, std::memory_order_release);
     }
     lock.lock();
     generation_.fetch_add(1, std::memory_order_release);
@@ -123,13 +128,18 @@ void KernelCache::work() {
 }
 
 void KernelCache::finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t last) {
-  using State = CompiledKernel::State;
-  kernel.status = codegen::cpu::PlacedCode::place(bytes, &kernel.code);
-  if (kernel.status.ok()) {
-    kernel.rows = kernel.code.function<codegen::cpu::RowsFunction>(rows);
-    if (last != rows) kernel.finish = kernel.code.function<codegen::cpu::FinishFunction>(last);
+  if (const Status status = codegen::cpu::PlacedCode::place(bytes, &kernel.code); !status.ok()) {
+    return fail(kernel, status);
   }
-  kernel.state.store(kernel.status.ok() ? State::kReady : State::kFailed, std::memory_order_release);
+  kernel.rows = kernel.code.function<codegen::cpu::RowsFunction>(rows);
+  if (last != rows) kernel.finish = kernel.code.function<codegen::cpu::FinishFunction>(last);
+  kernel.state.store(CompiledKernel::State::kReady, std::memory_order_release);
+}
+
+void KernelCache::fail(CompiledKernel& kernel, const Status& why) {
+  kernel.status = why;
+  kernel.state.store(CompiledKernel::State::kFailed, std::memory_order_release);
+  if (failed_.fetch_add(1, std::memory_order_relaxed) == 0 && options_.tell_failure) options_.tell_failure(why);
 }
 
 bool KernelCache::read(const std::string& text, CompiledKernel& kernel) {

@@ -39,6 +39,7 @@ struct CompiledKernel {
   // From the kernel; known at once.
   std::vector<Line> kept, totals;
   bool has_rows = false;        // a row dim
+  bool adds = false;            // it stores by adding, at indices: rows are not done side by side
   bool splits_columns = false;  // a row's columns may be done in parts: no reduction over them, and no index of them
   // When it is ready.
   codegen::cpu::PlacedCode code;
@@ -55,6 +56,8 @@ struct CacheOptions {
   bool urgent = false;         // somebody waits for kernels: they are compiled with normal priority
   // LoopIR's text to code; called by the cache's thread.
   std::function<Status(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish)> compile;
+  // If not null: told of the first kernel that there is no code for, and why; by any thread.
+  std::function<void(const Status& why)> tell_failure;
 };
 
 // All functions may be called by any thread.
@@ -72,6 +75,8 @@ class KernelCache {
   // Grows with each kernel that becomes ready.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
+  // Kernels that could not be compiled: their groups are done node by node.
+  uint64_t failed() const { return failed_.load(std::memory_order_relaxed); }
 
  private:
   struct Job {
@@ -80,12 +85,13 @@ class KernelCache {
   };
   void work();
   void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
+  void fail(CompiledKernel& kernel, const Status& why);
   bool read(const std::string& text, CompiledKernel& kernel);
   void write(const std::string& text, std::vector<uint8_t> bytes, uint32_t rows, uint32_t finish) const;
 
   const CacheOptions options_;
   const KernelFiles files_;
-  std::atomic<uint64_t> generation_{0}, compiled_{0};
+  std::atomic<uint64_t> generation_{0}, compiled_{0}, failed_{0};
   std::mutex mutex_;  // of what follows
   std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
   std::deque<Job> jobs_;

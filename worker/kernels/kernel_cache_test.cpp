@@ -194,7 +194,25 @@ TEST_F(KernelCacheTest, AKernelThatDoesNotCompileIsNoKernel) {
   CompiledKernel* kernel = get(cache, kColumnMax);
   EXPECT_FALSE(kernel->ready());
   EXPECT_EQ(kernel->status.message(), "no");
+  EXPECT_EQ(cache.failed(), 1u);
   EXPECT_TRUE(get(cache, kNegate)->ready());
+  EXPECT_EQ(cache.failed(), 1u);
+}
+
+TEST_F(KernelCacheTest, ThatKernelsDoNotCompileIsToldOnce) {
+  CacheOptions none = options();
+  none.compile = [](std::string_view, std::vector<uint8_t>*, uint32_t*, uint32_t*) {
+    return Status::internal("no library");
+  };
+  std::vector<std::string> told;
+  none.tell_failure = [&](const Status& why) { told.push_back(why.message()); };
+  {
+    KernelCache cache(std::move(none));
+    for (const char* text : {kSoftmax, kNegate, kColumnMax}) EXPECT_FALSE(get(cache, text)->ready());
+    EXPECT_EQ(cache.failed(), 3u);
+    EXPECT_EQ(cache.compiled(), 0u);
+  }
+  EXPECT_EQ(told, std::vector<std::string>{"no library"});
 }
 
 TEST_F(KernelCacheTest, WhatIsTooLargeIsNotCompiled) {

@@ -20,13 +20,15 @@ using codegen::cpu::Call;
 using codegen::cpu::IndexRecord;
 
 constexpr int64_t kGrain = 1 << 14;                    // points that are worth a thread's waking
+constexpr int64_t kTurn = 1 << 13;                     // points of a turn: what it reads stays in the cache
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
 constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
 // What is packed at a time: tall pieces, as memory is read down the columns; of kernels that want whole rows fewer
 // ones.
 constexpr int64_t kPackedRows = 128, kPackedColumns = 256, kPackedWholeRows = 32;
 constexpr size_t kMostItem = 8;
-constexpr int64_t kPiece = 64;  // columns are dealt in multiples of it: results stay aligned
+constexpr int64_t kPiece = 64;       // columns are dealt in multiples of it: results stay aligned
+constexpr int64_t kAddedPiece = 16;  // of kernels that add: the columns are all that can be dealt
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
 
@@ -95,9 +97,17 @@ class LaunchRun {
       const int64_t first = begin <= p.first_point ? 0 : unit(begin), last = unit(end);
       if (first >= last) continue;
       if (p.by_columns) {
-        run_columns(p, first * kPiece, std::min(last * kPiece, p.columns.empty() ? 1 : p.columns[0]));
+        run_columns(p, first * p.piece, std::min(last * p.piece, p.columns.empty() ? 1 : p.columns[0]));
+      } else if (p.kernel->adds) {
+        clear_zeroed(p, 0, p.columns.empty() ? 1 : p.columns[0]);
+        run_rows(p, 0, p.rows * p.lines);
       } else {
-        run_rows(p, first, last);
+        const int64_t step = p.turns == 1 ? last - first : std::max<int64_t>(1, kTurn / p.unit_points);
+        for (int64_t row = first; row < last; row += step) {
+          for (uint32_t turn = 0; turn < p.turns; ++turn) {
+            run_rows(launches_.list_[*at + turn], row, std::min(last, row + step));
+          }
+        }
       }
     }
   }
@@ -127,16 +137,34 @@ class LaunchRun {
     }
   }
 
-  // A part of a single row.
+  // A part of a single row, or of all rows of a kernel that adds.
   void run_columns(const Prepared& p, int64_t begin, int64_t end) const {
     Pointers pointers(p.item_sizes.size());
     const int64_t size = end - begin;
-    for (size_t i = 0; i < p.item_sizes.size(); ++i) {
-      const Binding& binding = p.launch->operands[i];
-      const int64_t stride = p.columns.empty() ? 0 : binding.strides[p.kernel->has_rows ? 1 : 0];
-      pointers[i] = moved(data(p)[i], begin * stride, p.item_sizes[i]);
+    clear_zeroed(p, begin, end);
+    for (int64_t line = 0; line < p.lines; ++line) {
+      at_line(p, line, pointers);
+      for (size_t i = 0; i < p.item_sizes.size(); ++i) {
+        pointers[i] = moved(pointers[i], begin * column_stride(p, i), p.item_sizes[i]);
+      }
+      call(p, pointers.data(), p.columns.empty() ? p.columns : std::span(&size, 1), nullptr, 0, p.rows);
     }
-    call(p, pointers.data(), p.columns.empty() ? p.columns : std::span(&size, 1), nullptr, 0, 1);
+  }
+
+  static int64_t column_stride(const Prepared& p, size_t operand) {
+    return p.columns.empty() ? 0 : p.launch->operands[operand].strides[p.kernel->has_rows ? 1 : 0];
+  }
+
+  // Some columns of what is added to: of all places that an index may name.
+  void clear_zeroed(const Prepared& p, int64_t begin, int64_t end) const {
+    for (const uint32_t i : p.zeroed) {
+      const Binding& to = p.launch->operands[i];
+      const int64_t stride = column_stride(p, i), count = stride == 0 ? 1 : end - begin;
+      for (int64_t place = 0; place < to.bounds[0]; ++place) {
+        void* const first = moved(data(p)[i], place * to.strides.back() + begin * stride, p.item_sizes[i]);
+        std::memset(first, 0, static_cast<size_t>(count) * p.item_sizes[i]);
+      }
+    }
   }
 
   // At each place of the outer dims, rows chunk by chunk, each adding to lines of its own; then all chunks' lines are
@@ -296,6 +324,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
     p.first_stride.push_back(p.strides.size());
     p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
+    if (binding.zeroed) p.zeroed.push_back(static_cast<uint32_t>(i));
     if (binding.packed) p.packed.push_back(static_cast<uint32_t>(i));
     p.bounds.insert(p.bounds.end(), binding.bounds.begin(), binding.bounds.end());
   }
@@ -325,12 +354,22 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
   p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
-    p.by_columns = p.rows * p.lines == 1 && kernel.splits_columns;
-    p.units = p.by_columns ? ((p.columns.empty() ? 1 : p.columns[0]) + kPiece - 1) / kPiece : p.rows * p.lines;
-    p.unit_points = p.by_columns ? kPiece : std::max<int64_t>(1, p.row_points);
+    p.by_columns = (kernel.adds || p.rows * p.lines == 1) && kernel.splits_columns;
+    p.piece = kernel.adds ? kAddedPiece : kPiece;
+    const int64_t columns = p.columns.empty() ? 1 : p.columns[0];
+    p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : kernel.adds ? 1 : p.rows * p.lines;
+    int64_t rows = kernel.adds ? p.rows * p.lines : 1;
+    for (const uint32_t i : p.zeroed) rows += launch.operands[i].bounds[0];
+    p.unit_points = rows * (p.by_columns ? p.piece : std::max<int64_t>(1, p.row_points));
     p.first_point = dealt_points_;
     dealt_points_ += p.units * p.unit_points;
-    dealt_.push_back(static_cast<uint32_t>(list_.size()));
+    Prepared* const before = dealt_.empty() ? nullptr : &list_[dealt_.back()];
+    if (launch.in_turn && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
+      ++before->turns;
+      before->unit_points += p.unit_points;
+    } else {
+      dealt_.push_back(static_cast<uint32_t>(list_.size()));
+    }
   }
   list_.push_back(std::move(p));
 }

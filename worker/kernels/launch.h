@@ -38,7 +38,9 @@ class Launches {
     std::span<const int64_t> columns;
     // What it is dealt in: rows, of all places of the outer dims, or the columns of a single row.
     bool by_columns = false;
+    int64_t piece = 1;  // columns of a unit
     int64_t units = 0, unit_points = 1;
+    uint32_t turns = 1;       // with those after it, whose rows are the same: done in turn, some rows at a time
     int64_t first_point = 0;  // of all launches that are dealt at once, before this one
     size_t first_operand = 0;
     std::vector<uint32_t> item_sizes;      // of operands
@@ -51,6 +53,7 @@ class Launches {
     int64_t chunk = 0, full_chunks = 0, chunks = 0;
     // Operands that are packed, of so many rows and columns at a time.
     std::vector<uint32_t> packed;
+    std::vector<uint32_t> zeroed;      // operands that are set to 0 first
     std::vector<size_t> first_stride;  // of each operand, in `strides`
     int64_t packed_rows = 0, packed_columns = 0, packed_line = 0;
   };

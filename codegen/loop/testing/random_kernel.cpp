@@ -311,6 +311,15 @@ class Maker {
     op(one_of({ScalarOp::kSub, ScalarOp::kMul, ScalarOp::kDiv, ScalarOp::kMax}), type(result), other, result);
   }
 
+  void running() {
+    const DType type = some_type();
+    const uint32_t a = type == DType::kBool ? convert(pick(type, false), DType::kInt32) : pick(type, false);
+    add({.kind = Kind::kRunning,
+         .type = this->type(a),
+         .reduction = one_of({Reduction::kSum, Reduction::kProduct}),
+         .a = a});
+  }
+
   void random(bool finish) {
     uint32_t in[3];
     for (uint32_t& word : in) word = pick(DType::kInt64, finish);
@@ -325,6 +334,8 @@ class Maker {
     const uint32_t what = below(100);
     if (row_wise_ && kernel_.columns != 0 && chance(25)) {
       reduce(Over::kColumns);
+    } else if (row_wise_ && kernel_.columns != 0 && chance(4)) {
+      running();
     } else if (what < 37) {
       scalar_op(finish);
     } else if (what < 47) {
