@@ -68,9 +68,19 @@ bool Domain::add(uint32_t node) {
     return false;
   }
   tried.members_.push_back(std::move(member));
-  if (!tried.has_one_layout()) return false;
+  if (!tried.has_one_layout() || !tried.is_dealt_one_way()) return false;
   *this = std::move(tried);
   return true;
+}
+
+// Rows whose totals are wanted are dealt to threads, and what adds at indices has all rows in one thread.
+bool Domain::is_dealt_one_way() const {
+  bool adds = false, totals = false;
+  for (const Member& member : members_) {
+    adds |= std::ranges::any_of(member.accesses, [](const Access& access) { return access.part.adds; });
+    totals |= member.reduces == Reduces::kRows || member.reduces == Reduces::kAll;
+  }
+  return !adds || !totals;
 }
 
 // No place of it is so far away that sums and products of strides overflow. (Sizes and strides may be anything where no

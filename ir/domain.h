@@ -75,6 +75,7 @@ class Domain {
   bool keeps_rows(const Member& member, const Access& result);
   bool goes_along_lines(const Member& member) const;
   bool has_one_layout() const;
+  bool is_dealt_one_way() const;
   const Access* maker(uint32_t buffer) const;
   bool may_access(const Member& member) const;
   int64_t value(Sym symbol) const { return values_[symbol]; }

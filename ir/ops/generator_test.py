@@ -233,9 +233,7 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     )
     assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[graph]\n')
     assert '{"aten::bmm", "bmm", kBool | kComplexHalf},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
-    assert '{"aten::mode", "mode_cpu", kComplex, true},' in dtypes(
-        Path("ir/ops/kernel_dtypes.toml")
-    )
+    assert '{"aten::mode", "mode_cpu", kComplex, true},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
     assert "dtypes ['bits'] are unknown" in wrong(dtypes, row)
     assert "'bmmm' is not in native_functions" in wrong(dtypes, row.replace("bmm =", "bmmm ="))

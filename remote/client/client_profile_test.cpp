@@ -82,6 +82,7 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
   TraceWriter(trace).op(0, 6, 10, true);
   flush();
   ASSERT_TRUE(synchronize().ok());
+  ASSERT_TRUE(synchronize().ok());  // whoever sent the first one may log that after its answer
   const EventLog::Recorded recorded = EventLog::stop();
   EXPECT_FALSE(EventLog::on());
   EXPECT_EQ(recorded.dropped, 0u);
@@ -104,12 +105,14 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
     EXPECT_EQ(event.session, client->session());
     EXPECT_GT(event.bytes, sizeof(wire::Header));
   }
+  ASSERT_GE(sent.size(), 4u);
+  sent.resize(4);
   EXPECT_EQ(sent, (std::vector<std::string_view>{"load program", "run", "run", "synchronize"}));
   EXPECT_EQ(events[kBuild].size(), 1u);
-  ASSERT_EQ(events[kReply].size(), 1u);
+  ASSERT_EQ(events[kReply].size(), 2u);
   EXPECT_EQ(events[kReply][0].sequence, info.sequence + 2);
   ASSERT_FALSE(events[kAcknowledged].empty());
-  EXPECT_EQ(events[kAcknowledged].back().sequence, info.sequence + 2);
+  EXPECT_EQ(events[kAcknowledged].back().sequence, info.sequence + 3);
   ASSERT_TRUE(synchronize().ok());
   EXPECT_TRUE(EventLog::stop().events.empty());  // off: nothing was added
 }

@@ -314,6 +314,23 @@ def test_nan_and_infinity_go_through(remote):
         torch.testing.assert_close(function(x.to(remote)).cpu(), function(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("tokens", ((1, 4), (2, 16), (4, 64)), ids=str)
+def test_gradients_of_embeddings_beside_a_sum_of_all(remote, tokens):
+    """Threads take columns of the one and rows of the other."""
+    torch.manual_seed(0)
+    tables = [torch.randn(50, 32), torch.randn(2, 32), torch.randn(tokens[1], 32)]
+    words = torch.randint(0, 50, tokens)
+    places = [words, words % 2, torch.arange(tokens[1])]
+
+    def gradients(device):
+        weights = [t.to(device).requires_grad_() for t in tables]
+        y = sum(F.embedding(p.to(device), w) for p, w in zip(places, weights, strict=True)).tanh()
+        return [y.detach().square().mean(), *torch.autograd.grad((y * y).sum(), weights)]
+
+    for got, want in zip(gradients(remote), gradients("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_an_embedding_is_part_of_a_kernel(remote, counted):
     table, places = torch.randn(50, 64), torch.randint(0, 50, (7, 9))
     with counted() as c:

@@ -34,8 +34,8 @@ using Compile = std::function<Status(std::string_view text, uint32_t sm, Compile
 
 struct KernelOptions {
   Compile compile;
-  std::string folder;          // where compiled ones are kept; empty: nowhere
-  std::string version;         // of the compiler, and of what makes machine code
+  std::string folder = {};     // where compiled ones are kept; empty: nowhere
+  std::string version = {};    // of the compiler, and of what makes machine code
   uint64_t limit = 256 << 20;  // bytes there
   uint32_t threads = 0;        // that compile; 0: half of the machine's
 };
