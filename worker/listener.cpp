@@ -42,6 +42,7 @@ constexpr std::string_view kUnix = "unix://", kTcp = "tcp://", kTls = "tls://";
 // A client that ends one session and begins another one may be quicker than the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
 constexpr std::chrono::milliseconds kForRoom{100};
+constexpr std::chrono::milliseconds kForEnd{50};
 // Clients that are refused each have a process as long as it takes to tell them: so many at once, and no longer.
 constexpr size_t kMostRefused = 16;
 constexpr std::chrono::seconds kToRefuse{5};
@@ -130,6 +131,12 @@ struct SessionProcess {
   remote::SessionId session{};
   std::optional<Clock::time_point> asked;  // for room
 };
+
+// Its process has closed its end.
+bool is_gone(const SessionProcess& session) {
+  pollfd polled{session.control, POLLIN, 0};
+  return session.control < 0 || (poll(&polled, 1, 0) > 0 && (polled.revents & POLLHUP));
+}
 
 class Listener {
  public:
@@ -502,8 +509,15 @@ void Listener::begin_session(int client, const Opening& opening) {
 }
 
 void Listener::hand_over(int client, const Opening& opening) {
+  const auto find = [&] { return std::ranges::find(sessions_, opening.session, &SessionProcess::session); };
   reap();
-  const auto session = std::ranges::find(sessions_, opening.session, &SessionProcess::session);
+  auto session = find();
+  // A process that dies closes its sockets a moment before it can be asked how it died.
+  for (int i = 0; i < kForEnd.count() && session != sessions_.end() && is_gone(*session); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    reap();
+    session = find();
+  }
   if (session == sessions_.end() || session->control < 0) {
     const auto ended = std::ranges::find(ended_, opening.session, &Ended::session);
     return answer(client, Answer::kUnknownSession, ended != ended_.end() ? ended->how : std::string());

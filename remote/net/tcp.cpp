@@ -117,8 +117,10 @@ Status parse_address(std::string_view text, std::string_view url, Address* addre
   }
   if (host.find_first_of("/@?# ") != std::string_view::npos) good = false;
   if (!good) {
-    return Status::invalid("remote: '" + std::string(url) +
-                           "' is no address of a worker; write it like tcp://127.0.0.1:4500 or tls://[::1]:4500");
+    return Status::invalid(
+        "remote: '" + std::string(url) +
+        "' is no address of a worker (TORCH_REMOTE_WORKER or --listen); write it like tcp://127.0.0.1:4500 or "
+        "tls://[::1]:4500");
   }
   address->host = host.empty() ? "127.0.0.1" : std::string(host);
   return {};
