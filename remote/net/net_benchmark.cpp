@@ -1,4 +1,5 @@
 // How much of what a bare socket moves is left: 64 MiB in one attachment, again and again, over loopback.
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>

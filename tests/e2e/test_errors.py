@@ -174,7 +174,7 @@ FIRST_USE = """
 """
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "tcp://", "localx"])
+@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://localhost:1", "localx"])
 def test_wrong_worker_urls_name_the_right_ones(script, remote, url):
     output = script(FIRST_USE, status=3, TORCH_REMOTE_WORKER=url).stdout
     assert "TORCH_REMOTE_WORKER" in output and url in output and "unix://" in output and "local" in output
