@@ -77,8 +77,11 @@ bool Domain::add(uint32_t node) {
 bool Domain::is_dealt_one_way() const {
   bool adds = false, totals = false;
   for (const Member& member : members_) {
-    adds |= std::ranges::any_of(member.accesses, [](const Access& access) { return access.part.adds; });
     totals |= member.reduces == Reduces::kRows || member.reduces == Reduces::kAll;
+    for (const Part& part : member.form.parts) {
+      adds |= part.adds;
+      totals |= part.over_rows;
+    }
   }
   return !adds || !totals;
 }

@@ -606,6 +606,10 @@ Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::s
 // Adds a kernel that stores something.
 Status finish_launch(const ir::Graph& graph, const ir::Group& group, Launch launch, std::vector<Launch>* launches) {
   if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
+  const bool adds = std::ranges::any_of(launch.kernel.stores, &Store::adds);
+  if (adds && std::ranges::any_of(launch.kernel.values, [](const Value& value) { return is_total(value); })) {
+    return unsupported("rows are dealt in two ways");
+  }
   if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
   if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
   launches->push_back(std::move(launch));

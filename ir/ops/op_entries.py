@@ -465,7 +465,7 @@ def _single(op: Op, ops: dict[str, Op]) -> str:
     """What CPU calls for each tensor of a multi-tensor op: add_.Tensor for _foreach_add_.List."""
     if "PerTensor" not in op.facts:
         return ""
-    base, _, suffix = op.overload.name.removeprefix("_foreach_").partition(".")
+    base = op.overload.name.removeprefix("_foreach_").partition(".")[0]
     base = re.sub("^minimum", "clamp_max", re.sub("^maximum", "clamp_min", base))
     kinds = [
         a.kind.removesuffix("List") if a.kind in ("TensorList", "ScalarList") else a.kind for a in op.overload.args

@@ -331,6 +331,20 @@ def test_gradients_of_embeddings_beside_a_sum_of_all(remote, tokens):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_of_embeddings_behind_a_norm(remote):
+    """The norm's weights have totals of the rows."""
+    torch.manual_seed(0)
+    table, weight, places = torch.randn(50, 32), torch.rand(32), torch.randint(0, 50, (4, 16))
+
+    def gradients(device):
+        weights = [t.to(device).requires_grad_() for t in (table, weight)]
+        y = F.layer_norm(F.embedding(places.to(device), weights[0]), (32,), weights[1]).tanh()
+        return torch.autograd.grad(y, weights, torch.linspace(0, 1, y.numel()).view_as(y).to(device))
+
+    for got, want in zip(gradients(remote), gradients("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_an_embedding_is_part_of_a_kernel(remote, counted):
     table, places = torch.randn(50, 64), torch.randint(0, 50, (7, 9))
     with counted() as c:

@@ -16,6 +16,7 @@ NAMES = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit", "resnet50", "
 GENERATES = ("llama", "gpt2", "t5", "mamba")
 LARGE = os.environ.get("TORCH_REMOTE_TEST_LARGE") == "1"
 STEPS, WARM = 60 if LARGE else 20, 2  # the second step has the optimizer's state
+NO_KERNELS_OF_ITS_OWN = {"lstm"}  # models before it have compiled them
 BATCH = (8, 48) if LARGE else (3, 12)
 # A loss may be so many times further from that of float64 than float32 on CPU was until then, as the model is or begun
 # with weights moved by a rounding (what tells how far rounding takes a model whose batch norm has three images), ...
@@ -91,8 +92,8 @@ def test_trains_as_on_cpu(remote, counted, nothing_is_made, name):
     with counted() as c:
         ours = losses_of(name, remote, torch.float32, nothing_is_made(zoo.FIXED_MODELS[name].same_ops))
         torch.remote.synchronize()
-    if WAITS:
-        assert c["kernels_compiled"] >= 1  # of those that no model before it had
+    if WAITS and name not in NO_KERNELS_OF_ITS_OWN:
+        assert c["kernels_compiled"] >= 1
     if too_far(exact, ours, [plain]):
         moved = losses_of(name, cpu, torch.float32, nothing(), moved=True)
         assert too_far(exact, ours, [plain, moved]) == ""
