@@ -32,7 +32,7 @@ wire::Header link_header(wire::Type type) {
 }  // namespace
 
 ResumingTransport::ResumingTransport(Connection first, Options options, Reconnect reconnect)
-    : options_(options),
+    : options_(std::move(options)),
       reconnect_(std::move(reconnect)),
       description_(first.transport->description()),
       connection_(std::move(first.transport)),

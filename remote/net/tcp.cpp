@@ -131,7 +131,7 @@ Status connect_tcp(const Address& address, const Patience& patience, int* socket
   if (Status status = resolve(address, patience, &found); !status) return status;
   int error = 0;
   for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
-    const Status status = connect_one(*to, patience, socket, &error);
+    Status status = connect_one(*to, patience, socket, &error);
     if (status.code() == ErrorCode::kTimeout) {
       return {ErrorCode::kTimeout, "remote: the machine at " + address.text() +
                                        " does not answer; check the address, that the machine runs, and that no "
