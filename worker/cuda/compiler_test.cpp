@@ -4,6 +4,11 @@
 
 #include <cstdlib>
 
+// libnvJitLink keeps memory of its own when it refuses something.
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {  // NOLINT: LSan's name
+  return "leak:libnvJitLink";
+}
+
 namespace torch_remote::worker::cuda {
 namespace {
 
