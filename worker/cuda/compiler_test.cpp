@@ -49,7 +49,9 @@ TEST(GpuCompiler, MakesPtxAndARecipe) {
 }
 
 TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
-  const std::string path = std::getenv("NVJITLINK");
+  const char* const given = std::getenv("NVJITLINK");
+  ASSERT_NE(given, nullptr);
+  const std::string path = given;
   KernelOptions options;
   Told told;
   const LibraryPlaces places = {path.substr(0, path.rfind('/')), "", 13000};
