@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = {"cc_library", "cc_binary", "py_library", "py_binary", "room", "flatbuffer_cc_library", "wheel"}
+LIBRARIES = {
+    "cc_library",
+    "cc_binary",
+    "py_library",
+    "py_binary",
+    "room",
+    "flatbuffer_cc_library",
+    "vector_loops",
+    "wheel",
+}
 FOLDERS = {"codegen", "frontend", "ir", "passes", "remote", "tools", "worker"}
 # Not rooms: what only tests use, and what is generated beside a room's sources.
 APART = re.compile(r"(^|/)testing$|^tests|^examples|^bazel|^docs|^$")

@@ -603,11 +603,14 @@ Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::s
   return {};
 }
 
+bool has_totals(const Kernel& kernel) {
+  return std::ranges::any_of(kernel.values, [](const Value& value) { return is_total(value); });
+}
+
 // Adds a kernel that stores something.
 Status finish_launch(const ir::Graph& graph, const ir::Group& group, Launch launch, std::vector<Launch>* launches) {
   if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
-  const bool adds = std::ranges::any_of(launch.kernel.stores, &Store::adds);
-  if (adds && std::ranges::any_of(launch.kernel.values, [](const Value& value) { return is_total(value); })) {
+  if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, &Store::adds)) {
     return unsupported("rows are dealt in two ways");
   }
   if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
@@ -629,11 +632,8 @@ void rename(const ir::Section& section, Launch* launch) {
 }
 
 bool is_in_turn(const Launch& before, const Launch& launch) {
-  const auto reduces_rows = [](const Launch& of) {
-    return std::ranges::any_of(of.kernel.values, [](const Value& value) { return is_total(value); });
-  };
   return launch.kernel.rows != 0 && launch.kernel.rows == before.kernel.rows && launch.sizes[0] == before.sizes[0] &&
-         launch.outer == before.outer && !reduces_rows(before) && !reduces_rows(launch);
+         launch.outer == before.outer && !has_totals(before.kernel) && !has_totals(launch.kernel);
 }
 
 // A kernel for each section.
