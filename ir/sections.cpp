@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -12,7 +13,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Each is a kernel's call.
-constexpr size_t kMostSections = 8;
+constexpr int64_t kMostSections = 8;
 
 // Places first, first + step, ... of a dim.
 struct Range {
@@ -21,11 +22,26 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// One tensor after the other along a dim of the result; those without a view are zeros.
+// Places that both have. The first one is found by trying: if there is one, it is among `b.step` neighbours of `a`.
+Range intersection(const Range& a, const Range& b) {
+  Range both = {a.dim, 0, std::lcm(a.step, b.step), 0};
+  const int64_t begin = std::max(a.first, b.first);
+  const int64_t end = std::min(a.first + (a.count - 1) * a.step, b.first + (b.count - 1) * b.step) + 1;
+  int64_t place = a.first + (begin - a.first + a.step - 1) / a.step * a.step;
+  for (int64_t tries = 0; tries < b.step && place < end; ++tries, place += a.step) {
+    if ((place - b.first) % b.step != 0) continue;
+    both.first = place;
+    both.count = (end - 1 - place) / both.step + 1;
+    break;
+  }
+  return both;
+}
+
+// Each place of a dim of the result is an operand's, of which it has all in order; those without a view are zeros.
 struct Join {
   struct Operand {
     uint32_t view = kNone;
-    int64_t count = 0;
+    Range places;  // of the result
   };
   static constexpr uint32_t kNone = 0xFFFFFFFF;
   uint32_t result = 0;  // view
@@ -96,8 +112,7 @@ class Cut {
   bool keep_operand(uint32_t node, size_t operand, bool* empty) {
     const Join join = joins_.at(node);
     joins_.erase(node);
-    Range range{join.dim, 0, 1, join.operands[operand].count};
-    for (size_t i = 0; i < operand; ++i) range.first += join.operands[i].count;
+    const Range range = join.operands[operand].places;
     *empty = range.count == 0;
     if (*empty) return true;
     Node& copy = section_.graph.nodes[node];
@@ -231,7 +246,7 @@ class Cut {
                                                                         : find_slice(node, &join);
     if (!found) return false;
     int64_t places = 0;
-    for (const Join::Operand& operand : join.operands) places += operand.count;
+    for (const Join::Operand& operand : join.operands) places += operand.places.count;
     if (places != size(join.result, join.dim)) return false;
     joins_[n] = std::move(join);
     return true;
@@ -249,6 +264,7 @@ class Cut {
     const Arg* tensors = argument(node, "tensors");
     if (tensors == nullptr || tensors->tag != ArgTag::kList) return false;
     const size_t rank = view(join->result).sizes.size();
+    int64_t begin = 0;
     for (const Arg& tensor : tensors->items) {
       if (tensor.tag != ArgTag::kView) return false;
       if (stacks) {
@@ -259,7 +275,9 @@ class Cut {
       }
       // (Of other ranks is what cat leaves out: tensors of shape [0].)
       if (view(tensor.a).sizes.size() != rank) return false;
-      join->operands.push_back({tensor.a, size(tensor.a, join->dim)});
+      const int64_t count = size(tensor.a, join->dim);
+      join->operands.push_back({tensor.a, {join->dim, begin, 1, count}});
+      begin += count;
     }
     return true;
   }
@@ -270,7 +288,7 @@ class Cut {
     const Arg* grad = argument(node, "grad_output");
     int64_t first = 0, end = 0, step = 1;
     if (grad == nullptr || grad->tag != ArgTag::kView || !number(node, selects ? "index" : "start", &first) ||
-        (!selects && (!number(node, "end", &end) || !number(node, "step", &step))) || step != 1) {
+        (!selects && (!number(node, "end", &end) || !number(node, "step", &step))) || step < 1) {
       return false;
     }
     const int64_t places = size(join->result, join->dim);
@@ -278,15 +296,23 @@ class Cut {
     if (end < 0) end += places;
     end = selects ? first + 1 : std::clamp(end, first, places);
     if (first < 0 || first >= end || end > places) return false;
+    const int64_t count = (end - first - 1) / step + 1, last = first + (count - 1) * step;
     View& inner = section_.graph.views[grad->a];
     if (selects) {
       inner.sizes.insert(inner.sizes.begin() + join->dim, constant(1));
       inner.strides.insert(inner.strides.begin() + join->dim, constant(0));
     }
-    if (inner.sizes.size() != view(join->result).sizes.size() || size(grad->a, join->dim) != end - first) return false;
-    if (first != 0) join->operands.push_back({Join::kNone, first});
-    join->operands.push_back({grad->a, end - first});
-    if (end != places) join->operands.push_back({Join::kNone, places - end});
+    if (inner.sizes.size() != view(join->result).sizes.size() || size(grad->a, join->dim) != count) return false;
+    const auto add = [&](uint32_t of, int64_t from, int64_t by, int64_t number) {
+      if (number > 0) join->operands.push_back({of, {join->dim, from, by, number}});
+    };
+    add(Join::kNone, 0, 1, first);
+    add(grad->a, first, step, count);
+    if (count > 1) {
+      if (step > kMostSections) return false;
+      for (int64_t k = 1; k < step; ++k) add(Join::kNone, first + k, step, count - 1);
+    }
+    add(Join::kNone, last + 1, 1, places - 1 - last);
     return true;
   }
 
@@ -299,11 +325,17 @@ class Cut {
   // Only these places of the view are left; and so of what its node reads and writes beside it, and of what other nodes
   // read and write of its buffer.
   bool narrow(uint32_t v, const Range& range) {
+    const bool begun = ranges_[v].has_value() || is_all(v, range);
+    return leave(v, range) && (begun || through_node(v, range));
+  }
+
+  // Likewise, but for its own node, which knows.
+  bool leave(uint32_t v, const Range& range) {
     if (ranges_[v].has_value()) return *ranges_[v] == range;
     if (is_all(v, range)) return true;
     if (range.first < 0 || range.first + (range.count - 1) * range.step >= size(v, range.dim)) return false;
     ranges_[v] = range;
-    return through_node(v, range) && through_buffer(v, range);
+    return through_buffer(v, range);
   }
 
   bool through_node(uint32_t v, const Range& range) {
@@ -365,19 +397,20 @@ class Cut {
         return operand.view == Join::kNone || narrow(operand.view, range);
       });
     }
-    if (v != join.result || range.step != 1) return false;
+    if (v != join.result) return false;
     join.operands.clear();
-    int64_t begin = 0;
     for (const Join::Operand& operand : operands) {
-      const int64_t first = std::max(begin, range.first);
-      const int64_t count = std::min(begin + operand.count, range.first + range.count) - first;
-      if (count > 0) {
-        join.operands.push_back({operand.view, count});
-        if (operand.view != Join::kNone && !narrow(operand.view, {join.dim, first - begin, 1, count})) return false;
+      const Range& places = operand.places;
+      const Range both = intersection(range, places);
+      if (both.count > 0) {
+        // Where they are among the places that are left, and in the operand.
+        const Range left = {join.dim, (both.first - range.first) / range.step, both.step / range.step, both.count};
+        const Range inner = {join.dim, (both.first - places.first) / places.step, both.step / places.step, both.count};
+        join.operands.push_back({operand.view, left});
+        if (operand.view != Join::kNone && !leave(operand.view, inner)) return false;
       } else if (operand.view != Join::kNone) {
         owners_[operand.view] = kNoNode;
       }
-      begin += operand.count;
     }
     return true;
   }
@@ -511,13 +544,13 @@ class Cutter {
   bool run(Cut whole) {
     const uint32_t join = whole.last_join();
     if (join == kNoNode) {
-      if (sections_.size() == kMostSections) return false;
+      if (std::ssize(sections_) == kMostSections) return false;
       bool once = true;
       sections_.push_back(whole.finish(&done_, &once));
       return once;
     }
     const size_t operands = whole.operands_of(join);
-    if (operands > kMostSections) return false;
+    if (static_cast<int64_t>(operands) > kMostSections) return false;
     for (size_t i = 0; i < operands; ++i) {
       Cut part = whole;
       bool empty = false;

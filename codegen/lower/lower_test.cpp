@@ -444,6 +444,38 @@ kernel(i0 | j0) {
   }
 }
 
+TEST(Lower, GradientsOfEverySecondPlace) {
+  // Of 0, 2, 4, ... and of 3, 5, 7, ...
+  std::vector<Launch> launches;
+  const std::string text = lowered(R"(graph(s0..s2) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s2) ssa in_group
+  b3: fresh(s2) ssa in_group
+  b4: fresh(s2) survives ssa
+  %0: f32[s0, 50]{50, 1} @b0
+  %1: f32[s0, 49]{49, 1} @b1
+  group pointwise {
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::slice_backward(%0, [s0, s1], 1, 0, 100, 2)
+  %3: f32[s0, s1]{s1, 1} @b3 = aten::slice_backward(%1, [s0, s1], 1, 3, 100, 2)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::add.Tensor(%2, %3, alpha=1)
+  }
+}
+)",
+                                   {8, 100, kBytes}, &launches);
+  ASSERT_EQ(launches.size(), 5u) << text;
+  std::vector<int64_t> columns, first, steps;
+  for (const Launch& launch : launches) {
+    columns.push_back(launch.sizes.back());
+    first.push_back(launch.operands.back().offset);
+    steps.push_back(launch.operands.back().strides.back());
+  }
+  // 0 and 2; 1 of each row; 3, 5, ... 97; 99 of each row; 4, 6, ...
+  EXPECT_EQ(columns, (std::vector<int64_t>{2, 8, 48, 8, 48}));
+  EXPECT_EQ(first, (std::vector<int64_t>{0, 1, 3, 99, 4}));
+  EXPECT_EQ(steps, (std::vector<int64_t>{2, 100, 2, 100, 2}));
+}
+
 TEST(Lower, WhatIsJoinedNeedNotFit) {
   // (What is made is read at other places than it is made at.)
   EXPECT_EQ(lowered(R"(graph(s0..s2) {

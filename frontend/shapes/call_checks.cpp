@@ -110,10 +110,11 @@ void triangle(const OpEntry& op, const IValue* args) {
   }
 }
 
-// cumsum, cumprod: a copy if there is nothing to add up.
+// cumsum, cumprod: a copy if there is nothing to add up. (An `out` of another size is resized, and then has no overlap.)
 void cumulative(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
-  if (out != nullptr && out->dim() > 0 && out->numel() > 0) at::assert_no_internal_overlap(*out);
+  if (out == nullptr || out->dim() == 0 || out->numel() == 0) return;
+  if (out->sizes() == tensor_at(args, 0).sizes()) at::assert_no_internal_overlap(*out);
 }
 
 // In place, the elements of one operand are read while those of another are written.

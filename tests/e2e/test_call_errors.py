@@ -265,3 +265,11 @@ def test_an_exported_program_names_the_argument(remote):
     module = torch.remote.load_exported(program)
     with pytest.raises(RuntimeError, match="argument 'scale' of a compiled graph must be on remote:0, got one on cpu"):
         module(torch.ones(2, 3, device=remote), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("function", [torch.cumsum, torch.cumprod])
+def test_an_out_of_another_size_is_resized_before_it_is_looked_at(remote, function):
+    out = overlapping("remote", 2, 2)
+    expected = function(torch.arange(1.0, 7).view(2, 3), 1)
+    function(expected.new_tensor([[1.0, 2, 3], [4, 5, 6]]).to("remote"), 1, out=out)
+    assert torch.equal(out.cpu(), expected)

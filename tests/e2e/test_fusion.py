@@ -282,6 +282,25 @@ def test_division_of_integers_by_zero_is_torchs_error(remote):
     assert all(torch.equal(got, x // k + 1) for k, got in by.items())
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gradients_of_slices_with_steps(remote, dim):
+    x = torch.randn(13, 12, 11)
+    items = [slice(None, None, 2), slice(1, None, 2), slice(2, 9, 3), slice(4, -1, 1), slice(None, None, 5), 3]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        whole = (x * 1.5).movedim(dim, 0)
+        loss = sum((whole[item].sigmoid() * (i + 1)).sum() for i, item in enumerate(items))
+        even, odd = whole[0:10:2], whole[1:10:2]
+        turned = torch.stack((even * 0.5 - odd, odd * 0.5 + even), -1).flatten(-2)
+        (loss + turned.square().mean()).backward()
+        return x.grad
+
+    expected = step(x)
+    for _ in range(2):
+        torch.testing.assert_close(step(x.to("remote")).cpu(), expected)
+
+
 def test_a_conversion_to_a_half_type_rounds(remote):
     """What is left when a number is cut in halves is exact: sums of bfloat16 do float32's work so."""
     x = torch.randn(64, 33)
