@@ -482,10 +482,9 @@ class Generator:
             shape, stride = self.strided(t)
             self.emit(f"{v}.as_strided_({shape}, {stride})", (v,), (), mutates=True)
         elif kind == 4:
-            size = min(
-                self.tensor(other).untyped_storage().nbytes() // t.element_size(), 2
-            )  # growing would add garbage
-            self.emit(f"{v}.set_({other}.untyped_storage(), 0, ({size},), (1,))", (v, other), (), mutates=True)
+            # (Growing would add garbage, also with other sizes than now.)
+            room = f"{other}.untyped_storage().nbytes() // {t.element_size()}"
+            self.emit(f"{v}.set_({other}.untyped_storage(), 0, (min({room}, 2),), (1,))", (v, other), (), mutates=True)
         elif kind == 5:
             self.assign(f"torch.empty(0, dtype={t.dtype}, device=device).set_({v}.untyped_storage())", v)
         else:
