@@ -110,7 +110,8 @@ void triangle(const OpEntry& op, const IValue* args) {
   }
 }
 
-// cumsum, cumprod: a copy if there is nothing to add up. (An `out` of another size is resized, and then has no overlap.)
+// cumsum, cumprod: a copy if there is nothing to add up. (An `out` of another size is resized, and then has no
+// overlap.)
 void cumulative(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
   if (out == nullptr || out->dim() == 0 || out->numel() == 0) return;
