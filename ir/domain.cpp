@@ -20,15 +20,17 @@ int64_t product(const std::vector<int64_t>& sizes) {
 }
 
 bool same_place(const Domain::Access& a, const Domain::Access& b) {
-  return a.offset == b.offset && a.strides == b.strides && a.part.along != Along::kIndexed &&
-         b.part.along != Along::kIndexed;
+  return a.offset == b.offset && a.strides == b.strides && a.indexed.empty() && b.indexed.empty();
 }
 
-// Each point writes another element.
+// Each point, with each index, writes another element.
 bool is_injective(const Domain::Access& access, const std::vector<int64_t>& sizes) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (access.strides[d] != 0) dims.emplace_back(access.strides[d], sizes[d]);
+  }
+  for (const Domain::Indexed& dim : access.indexed) {
+    if (dim.size > 1) dims.emplace_back(dim.stride, dim.size);
   }
   std::ranges::sort(dims);
   int64_t reach = 1;
@@ -37,6 +39,25 @@ bool is_injective(const Domain::Access& access, const std::vector<int64_t>& size
     reach = stride * size;
   }
   return true;
+}
+
+// Neighbours are written each to where an index of its own says: element by element, which ATen does as fast.
+bool chooses_columns(const Domain::Member& member) {
+  if (std::ranges::none_of(member.accesses, [](const Domain::Access& access) { return access.part.in_order; })) {
+    return false;
+  }
+  const auto space = std::ranges::find_if(member.accesses, [&](const Domain::Access& access) {
+    return access.part.reads && access.indexed.empty() && access.dims != 0 && !access.part.is_index;
+  });
+  if (space == member.accesses.end()) return true;
+  uint32_t inner = 0;
+  for (uint32_t d = 1; d < space->strides.size(); ++d) {
+    const int64_t stride = space->strides[d];
+    if (stride != 0 && (space->strides[inner] == 0 || stride < space->strides[inner])) inner = d;
+  }
+  return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+    return access.part.is_index && access.strides[inner] != 0;
+  });
 }
 
 }  // namespace
@@ -73,17 +94,19 @@ bool Domain::add(uint32_t node) {
   return true;
 }
 
-// Rows whose totals are wanted are dealt to threads, and what adds at indices has all rows in one thread.
+// Rows whose totals are wanted are dealt to threads, and what is written at indices has all rows in one thread, which
+// has some of the columns.
 bool Domain::is_dealt_one_way() const {
-  bool adds = false, totals = false;
+  bool in_order = false, reduces = false;
   for (const Member& member : members_) {
-    totals |= member.reduces == Reduces::kRows || member.reduces == Reduces::kAll;
+    if (chooses_columns(member)) return false;
+    reduces |= member.reduces != Reduces::kNothing;
     for (const Part& part : member.form.parts) {
-      adds |= part.adds;
-      totals |= part.over_rows;
+      in_order |= part.in_order;
+      reduces |= part.over_rows;
     }
   }
-  return !adds || !totals;
+  return !in_order || !reduces;
 }
 
 // No place of it is so far away that sums and products of strides overflow. (Sizes and strides may be anything where no
@@ -135,7 +158,7 @@ bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
                             std::vector<std::vector<uint32_t>>* dims_of_axis) {
   std::vector<AxisRange> axes;
   for (const Part& part : form.parts) {
-    if (!part.reads || !find_axes(*graph_, form, part, &axes)) continue;
+    if (!part.reads || is_at_indices(part) || !find_axes(*graph_, form, part, &axes)) continue;
     const View& view = graph_->views[part.view];
     const Access* const made = maker(view.buffer);
     if (made == nullptr || graph_->views[made->part.view].dtype != view.dtype) continue;
@@ -236,13 +259,14 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
   for (const Part& part : form.parts) {
     const View& view = graph_->views[part.view];
     if (!find_axes(*graph_, form, part, &axes)) return false;
-    Access access{part, value(view.offset), std::vector<int64_t>(sizes_.size()), 0, 0, 0};
-    if (part.along == Along::kIndexed) {
-      access.indexed_size = value(view.sizes[0]);
-      access.indexed_stride = value(view.strides[0]);
-    }
+    Access access{part, value(view.offset), std::vector<int64_t>(sizes_.size()), {}, 0};
     for (size_t d = 0; d < axes.size(); ++d) {
       int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+      if (part.is_by_index(d)) access.indexed.push_back({size, stride});
+      if (part.along == Along::kNamed && axes[d].count == 1) {
+        if (size < sizes[axes[d].first]) return false;
+        size = sizes[axes[d].first];
+      }
       for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
         if (a == axes[d].first ? size != sizes[a] : size % sizes[a] != 0) return false;
         size /= sizes[a];
@@ -253,7 +277,7 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
         }
       }
     }
-    if (part.writes && !part.adds && (part.along == Along::kIndexed || !is_injective(access, sizes_))) return false;
+    if (part.writes && (part.in_order == access.indexed.empty() || !is_injective(access, sizes_))) return false;
     member.accesses.push_back(std::move(access));
   }
   return true;

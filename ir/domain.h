@@ -35,11 +35,15 @@ class Domain {
   // Adds a node after those that are there. False: one loop nest cannot do it too, and nothing has changed.
   bool add(uint32_t node);
 
+  // A dim of a view where an index says.
+  struct Indexed {
+    int64_t size = 0, stride = 0;
+  };
   struct Access {
     Part part;
-    int64_t offset = 0;                            // elements
-    std::vector<int64_t> strides;                  // of each dim, elements; 0: it does not vary
-    int64_t indexed_size = 0, indexed_stride = 0;  // Along::kIndexed
+    int64_t offset = 0;            // elements
+    std::vector<int64_t> strides;  // of each dim, elements; 0: it does not vary
+    std::vector<Indexed> indexed;  // of the dims that indices choose
     DimMask dims = 0;
     bool finish = false;  // it writes what is known when all rows are done
   };

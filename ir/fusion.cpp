@@ -1,410 +1,56 @@
 #include "ir/fusion.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <optional>
 
+// Where the views of a node lie in its space.
 namespace torch_remote::ir {
-namespace {
 
-class FormFinder {
- public:
-  FormFinder(const Graph& graph, const Node& node, uint32_t item, Form* form)
-      : graph_(graph), node_(node), desc_(op_desc(node.opcode)), item_(item), form_(*form) {}
-
-  bool find() {
-    form_ = {};
-    form_.expansion = expansion_of(node_.opcode);
-    for (const ResultDesc& result : desc_.results) {
-      if (result.kind != ResultKind::kTensor && result.kind != ResultKind::kTensorList) return false;
-    }
-    if (!parts()) return false;
-    return std::ranges::all_of(form_.parts, [&](const Part& part) { return computable(graph_.views[part.view]); });
-  }
-
- private:
-  static bool computable(const View& view) {
-    if (view.dynamic) return false;
-    switch (view.dtype) {
-      case DType::kBool:
-      case DType::kUInt8:
-      case DType::kInt8:
-      case DType::kInt16:
-      case DType::kInt32:
-      case DType::kInt64:
-      case DType::kFloat16:
-      case DType::kBFloat16:
-      case DType::kFloat32:
-      case DType::kFloat64:
-        return true;
-      default:
-        return false;
-    }
-  }
-
-  bool parts() {
-    switch (form_.expansion) {
-      case Expansion::kNone:
-      case Expansion::kCat:
-      case Expansion::kStack:
-      case Expansion::kSliceBackward:
-      case Expansion::kSelectBackward:
-        return false;
-      case Expansion::kExpression:
-        return !divides_integers_by_elements() && pointwise();
-      case Expansion::kCopy:
-      case Expansion::kFill:
-      case Expansion::kGelu:
-      case Expansion::kGeluBackward:
-        return pointwise();
-      case Expansion::kDropout:
-        return constant("train").value_or(0) != 0 && pointwise();
-      case Expansion::kMseLoss:
-        if (constant("reduction").value_or(-1) == 0) return pointwise();
-        return reads("self") && reads("target") && space("self") && reduces_all() && result(0, Along::kRest);
-      case Expansion::kMseLossBackward:
-        return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
-      case Expansion::kSoftmax:
-      case Expansion::kLogSoftmax:
-        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
-      case Expansion::kCumsum:
-      case Expansion::kCumprod:
-        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
-      case Expansion::kSoftmaxBackward:
-      case Expansion::kLogSoftmaxBackward:
-        return reads("grad_output") && reads("output") && space("output") && reduces_dim() && result(0, Along::kLast);
-      case Expansion::kLayerNorm:
-        return reads("input") && reads("weight") && reads("bias") && space("input") && reduces_last() &&
-               result(0, Along::kLast) && result(1, Along::kLast) && result(2, Along::kLast);
-      case Expansion::kLayerNormBackward:
-        return reads("grad_out") && reads("input") && reads("mean") && reads("rstd") && reads("weight") &&
-               space("input") && reduces_last() && result(0, Along::kLast) && result(1, Along::kLast, true) &&
-               result(2, Along::kLast, true);
-      case Expansion::kGroupNorm:
-        return group_norm();
-      case Expansion::kGroupNormBackward:
-        return group_norm_backward();
-      case Expansion::kBatchNorm:
-        return batch_norm();
-      case Expansion::kBatchNormBackward:
-        return batch_norm_backward();
-      case Expansion::kNllLoss:
-        return nll_loss();
-      case Expansion::kNllLossBackward:
-        return nll_loss_backward();
-      case Expansion::kVar:
-      case Expansion::kStd:
-      case Expansion::kVarMean:
-      case Expansion::kStdMean:
-        return is_float_argument("self") && reduction();
-      case Expansion::kSum:
-      case Expansion::kMean:
-      case Expansion::kMax:
-      case Expansion::kMin:
-      case Expansion::kProduct:
-      case Expansion::kAny:
-      case Expansion::kAll:
-      case Expansion::kArgMax:
-      case Expansion::kArgMin:
-      case Expansion::kMaxWithIndex:
-      case Expansion::kMinWithIndex:
-        return reduction();
-      case Expansion::kMatmul:
-        return matmul();
-      case Expansion::kEmbedding:
-        return reads("weight", Along::kIndexed) && reads("indices", Along::kFirst) && result(0, Along::kLast) &&
-               space_of_result();
-      case Expansion::kEmbeddingBackward:
-        return embedding_backward();
-    }
-    return false;
-  }
-
-  // Division of integers by zero is an error, which kernels do not tell. (Numbers of a run are looked at when it is
-  // lowered.)
-  bool divides_integers_by_elements() const {
-    bool divides = false, floats = false;
-    for (const ScalarNode& node : desc_.tree) {
-      if (node.op == ScalarOp::kArgument) {
-        const Arg& arg = item_of(node_.args[node.a], item_);
-        floats |= arg.tag == ArgTag::kFloat || (arg.tag == ArgTag::kView && is_float(graph_.views[arg.a].dtype)) ||
-                  (arg.tag == ArgTag::kScalarTensor && is_float(static_cast<DType>(arg.b & 0xFF)));
-      }
-      if (node.op != ScalarOp::kFloorDiv && node.op != ScalarOp::kFmod && node.op != ScalarOp::kRemainder) continue;
-      const ScalarNode* divisor = &desc_.tree[node.b];
-      if (divisor->op == ScalarOp::kToCompute) divisor = &desc_.tree[divisor->a];
-      divides |= divisor->op != ScalarOp::kArgument || item_of(node_.args[divisor->a], item_).tag == ArgTag::kView;
-    }
-    return divides && !floats;
-  }
-
-  // Every tensor argument, broadcast, and the results.
-  bool pointwise() {
-    for (const ScalarNode& node : desc_.tree) {
-      if (node.op != ScalarOp::kArgument) continue;
-      const ArgTag tag = item_of(node_.args[node.a], item_).tag;
-      if (tag == ArgTag::kNone || tag == ArgTag::kComplex) return false;
-    }
-    bool any = false;
-    for (size_t i = 0; i < node_.args.size(); ++i) {
-      const ArgDesc& desc = desc_.args[i];
-      const Arg& arg = item_of(node_.args[i], item_);
-      if (desc.role != ArgRole::kOperand || arg.tag == ArgTag::kScalarTensor) continue;
-      if (arg.tag != ArgTag::kView) return false;
-      form_.parts.push_back({arg.a, Along::kLast, !desc.overwrites, desc.writes, false});
-      if (!desc.writes) continue;
-      form_.space = arg.a;
-      any = true;
-    }
-    for (const Arg& arg : node_.results) {
-      const Arg& result = item_of(arg, item_);
-      if (result.tag == ArgTag::kNone) continue;
-      if (result.tag != ArgTag::kView) return false;
-      form_.parts.push_back({result.a, Along::kLast, false, true, false});
-      form_.space = result.a;
-      any = true;
-    }
-    return any;
-  }
-
-  bool reduction() {
-    if (!reads("self") || !space("self")) return false;
-    const size_t rank = graph_.views[form_.space].sizes.size();
-    const Arg* dims = argument("dim");
-    if (dims == nullptr || dims->tag == ArgTag::kNone || (dims->tag == ArgTag::kList && dims->items.empty())) {
-      const bool finds = form_.expansion == Expansion::kArgMax || form_.expansion == Expansion::kArgMin;
-      if ((finds && rank > 1) || !reduces_all()) return false;
-    } else if (dims->tag == ArgTag::kList) {
-      for (const Arg& dim : dims->items) {
-        if (!reduces(dim)) return false;
-      }
-    } else if (!reduces(*dims)) {
-      return false;
-    }
-    const bool keeps = constant("keepdim").value_or(0) != 0;
-    for (size_t i = 0; i < node_.results.size(); ++i) {
-      if (!result(i, keeps ? Along::kLast : Along::kRest)) return false;
-    }
-    return true;
-  }
-
-  // A row is a group of channels of an image.
-  bool group_norm() {
-    return reads("input") && reads("weight", Along::kChannel) && reads("bias", Along::kChannel) && space("input") &&
-           reduces_groups() && result(0, Along::kLast) && result(1, Along::kFirst) && result(2, Along::kFirst);
-  }
-
-  bool group_norm_backward() {
-    return reads("grad_out") && reads("input") && reads("mean", Along::kFirst) && reads("rstd", Along::kFirst) &&
-           reads("weight", Along::kChannel) && space("input") && reduces_groups() && result(0, Along::kLast) &&
-           result(1, Along::kChannel, true) && result(2, Along::kChannel, true);
-  }
-
-  bool reduces_groups() {
-    const size_t rank = graph_.views[form_.space].sizes.size();
-    form_.pieces = constant("group").value_or(0);
-    if (form_.pieces <= 0 || rank < 2) return false;
-    form_.reduced = ((uint64_t{1} << (rank + 1)) - 1) & ~uint64_t{0b11};
-    return true;
-  }
-
-  // A row is a channel of all images. At rest the statistics are given: nothing is reduced, and none are made.
-  bool batch_norm() {
-    const Arg* training = argument("training");
-    const bool trains = training != nullptr && constant("training").value_or(1) != 0;
-    if (!reads("input") || !reads("weight", Along::kChannel) || !reads("bias", Along::kChannel) || !space("input") ||
-        !has_channels()) {
-      return false;
-    }
-    for (const std::string_view name : {"running_mean", "running_var"}) {
-      const Arg* running = argument(name);
-      if (running == nullptr || (!trains && running->tag == ArgTag::kNone)) return false;
-      if (running->tag == ArgTag::kNone) continue;
-      if (running->tag != ArgTag::kView) return false;
-      form_.parts.push_back({running->a, Along::kChannel, true, trains, false});
-    }
-    if (!result(0, Along::kLast)) return false;
-    if (!trains) return true;
-    form_.reduced = all_but_channels();
-    return result(1, Along::kChannel) && result(2, Along::kChannel);
-  }
-
-  bool batch_norm_backward() {
-    const bool trains = constant("train").value_or(1) != 0;
-    if (!reads("grad_out") || !reads("input") || !reads("weight", Along::kChannel) || !space("input") ||
-        !has_channels()) {
-      return false;
-    }
-    for (const std::string_view name :
-         trains ? std::array{"save_mean", "save_invstd"} : std::array{"running_mean", "running_var"}) {
-      const Arg* statistics = argument(name);
-      if (statistics == nullptr || statistics->tag != ArgTag::kView || !reads(name, Along::kChannel)) return false;
-    }
-    form_.reduced = all_but_channels();
-    return result(0, Along::kLast) && result(1, Along::kChannel) && result(2, Along::kChannel);
-  }
-
-  bool has_channels() const { return graph_.views[form_.space].sizes.size() >= 2; }
-  uint64_t all_but_channels() const {
-    return ((uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1) & ~uint64_t{0b10};
-  }
-
-  // The sum of each row's element at its label, and how many labels count.
-  bool nll_loss() {
-    const Arg* weight = argument("weight");
-    return weight != nullptr && weight->tag == ArgTag::kNone && constant("reduction").value_or(0) != 0 &&
-           reads("self") && is_float_argument("self") && reads("target", Along::kFirst) && space("self") &&
-           graph_.views[form_.space].sizes.size() == 2 && reduces_all() && result(0, Along::kRest) &&
-           result(1, Along::kRest);
-  }
-
-  // Each row is added to the one that its index names.
-  bool embedding_backward() {
-    if (constant("scale_grad_by_freq").value_or(1) != 0 || !reads("grad_output") || !reads("indices", Along::kFirst) ||
-        !space("grad_output") || !is_float_argument("grad_output") || !result(0, Along::kIndexed)) {
-      return false;
-    }
-    form_.parts.back().adds = true;
-    return node_.results[0].tag == ArgTag::kView;
-  }
-
-  // Writes a number at each row's label, and zero elsewhere.
-  bool nll_loss_backward() {
-    const Arg* weight = argument("weight");
-    if (weight == nullptr || weight->tag != ArgTag::kNone) return false;
-    const bool whole = constant("reduction").value_or(0) != 0;
-    if (!reads("grad_output", whole ? Along::kLast : Along::kFirst) || !reads("target", Along::kFirst) ||
-        !reads("total_weight") || !result(0, Along::kLast)) {
-      return false;
-    }
-    return space_of_result() && graph_.views[form_.space].sizes.size() == 2;
-  }
-
-  // One row times a matrix: each of the matrix's elements is read once, so memory is all that it costs. What is larger
-  // is a library's.
-  bool matmul() {
-    const bool adds = argument("mat1") != nullptr;  // addmm(self, mat1, mat2)
-    const std::string_view left = adds ? "mat1" : "self";
-    if ((adds && !reads("self")) || !reads(left, Along::kReduced) || !reads("mat2") || !space("mat2")) return false;
-    if (argument(left)->tag != ArgTag::kView) return false;
-    const View& row = graph_.views[argument(left)->a];
-    if (row.sizes.size() != 2 || graph_.views[form_.space].sizes.size() != 2) return false;
-    if (!is_one(row.sizes[0]) || is_one(graph_.views[form_.space].sizes[1])) return false;
-    form_.reduced = 1;
-    return is_float(row.dtype) && result(0, Along::kLast);
-  }
-
-  bool is_one(Sym size) const {
-    int64_t known = 0;
-    return graph_.is_constant(size, &known) && known == 1;
-  }
-
-  bool is_float_argument(std::string_view name) const {
-    const Arg* arg = argument(name);
-    return arg != nullptr && arg->tag == ArgTag::kView && is_float(graph_.views[arg->a].dtype);
-  }
-
-  // -- arguments by name
-
-  const Arg* argument(std::string_view name) const {
-    for (size_t i = 0; i < desc_.args.size(); ++i) {
-      if (desc_.args[i].name == name) return &node_.args[i];
-    }
-    return nullptr;
-  }
-
-  std::optional<int64_t> constant(std::string_view name) const {
-    const Arg* arg = argument(name);
-    int64_t value = 0;
-    if (arg == nullptr || (arg->tag != ArgTag::kInt && arg->tag != ArgTag::kBool)) return std::nullopt;
-    if (!graph_.is_constant(arg->a, &value)) return std::nullopt;
-    return value;
-  }
-
-  // An undefined tensor is no part.
-  bool reads(std::string_view name, Along along = Along::kLast) {
-    const Arg* arg = argument(name);
-    if (arg == nullptr) return false;
-    if (arg->tag == ArgTag::kNone) return true;
-    if (arg->tag != ArgTag::kView) return false;
-    form_.parts.push_back({arg->a, along, true, false, false});
-    return true;
-  }
-
-  bool result(size_t index, Along along, bool over_rows = false) {
-    const Arg& arg = node_.results[index];
-    if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, along, false, true, over_rows});
-    return arg.tag == ArgTag::kView || arg.tag == ArgTag::kNone;
-  }
-
-  bool space(std::string_view name) {
-    const Arg* arg = argument(name);
-    if (arg == nullptr || arg->tag != ArgTag::kView) return false;
-    form_.space = arg->a;
-    return !graph_.views[arg->a].dynamic;
-  }
-
-  bool space_of_result() {
-    form_.space = node_.results[0].a;
-    return node_.results[0].tag == ArgTag::kView;
-  }
-
-  // -- axes
-
-  bool reduces(const Arg& dim) {
-    int64_t value = 0;
-    if (dim.tag != ArgTag::kInt || !graph_.is_constant(dim.a, &value)) return false;
-    const auto rank = static_cast<int64_t>(graph_.views[form_.space].sizes.size());
-    if (value < 0) value += rank;
-    if (value < 0 || value >= rank) return false;
-    form_.reduced |= uint64_t{1} << value;
-    return true;
-  }
-
-  bool reduces_dim() {
-    const Arg* dim = argument("dim");
-    return dim != nullptr && reduces(*dim);
-  }
-
-  bool reduces_all() {
-    form_.reduced = (uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1;
-    return form_.reduced != 0;
-  }
-
-  bool reduces_last() {
-    const Arg* shape = argument("normalized_shape");
-    const size_t rank = graph_.views[form_.space].sizes.size();
-    if (shape == nullptr || shape->tag != ArgTag::kList || shape->items.empty() || shape->items.size() > rank) {
-      return false;
-    }
-    const uint64_t all = (uint64_t{1} << rank) - 1;
-    form_.reduced = all & ~((uint64_t{1} << (rank - shape->items.size())) - 1);
-    return true;
-  }
-
-  const Graph& graph_;
-  const Node& node_;
-  const OpDesc& desc_;
-  uint32_t item_;
-  Form& form_;
-};
-
-}  // namespace
-
-uint32_t count_items(const Node& node) {
-  const OpDesc& desc = op_desc(node.opcode);
-  if (desc.family != Family::kMultiTensor) return 1;
-  const auto list = std::ranges::find(node.args, ArgTag::kList, &Arg::tag);
-  return list != node.args.end() ? static_cast<uint32_t>(list->items.size()) : 1;
+bool is_at_indices(const Part& part) {
+  return part.along == Along::kNamed && std::ranges::count(part.axes, kByIndex) != 0;
 }
 
-const Arg& item_of(const Arg& arg, uint32_t item) {
-  return arg.tag == ArgTag::kList && item < arg.items.size() ? arg.items[item] : arg;
+bool checks_indices(const Form& form) {
+  return form.expansion == Expansion::kNllLoss || std::ranges::any_of(form.parts, is_at_indices);
 }
 
-bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form) {
-  return FormFinder(graph, node, item, form).find();
+bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes) {
+  const bool checks = std::ranges::any_of(nodes, [&](uint32_t n) {
+    Form form;
+    return find_form(graph, graph.nodes[n], 0, &form) && checks_indices(form);
+  });
+  if (!checks) return true;
+  const auto first_of = [&](uint32_t buffer) {
+    for (uint32_t n = 0;; ++n) {
+      bool touches = false;
+      for_each_view(graph.nodes[n], [&](uint32_t view, bool) { touches |= graph.views[view].buffer == buffer; });
+      if (touches) return n;
+    }
+  };
+  bool makes = true;
+  for (const uint32_t n : nodes) {
+    for_each_access(graph.nodes[n], [&](uint32_t view, Access access) {
+      const uint32_t buffer = graph.views[view].buffer;
+      if (!makes || access == Access::kReads || access == Access::kCreates) return;
+      makes = graph.buffers[buffer].kind == BufferKind::kFresh && std::ranges::count(nodes, first_of(buffer)) != 0;
+    });
+  }
+  return makes;
+}
+
+bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes) {
+  std::vector<uint32_t> written, read;  // buffers
+  Form form;
+  for (const uint32_t n : nodes) {
+    for_each_view(graph.nodes[n], [&](uint32_t view, bool writes) {
+      if (writes) written.push_back(graph.views[view].buffer);
+    });
+    if (!find_form(graph, graph.nodes[n], 0, &form)) continue;
+    for (const Part& part : form.parts) {
+      if (part.is_index) read.push_back(graph.views[part.view].buffer);
+    }
+  }
+  return std::ranges::none_of(read, [&](uint32_t buffer) { return std::ranges::count(written, buffer) != 0; });
 }
 
 bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes_out) {
@@ -426,7 +72,6 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
         while (axis < axes && (form.reduced >> axis & 1) != 0) ++axis;
         break;
       case Along::kLast:
-      case Along::kIndexed:
         axis = axes - rank + d;
         break;
       case Along::kReduced:
@@ -435,8 +80,11 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
       case Along::kChannel:
         axis = d + 1;
         break;
+      case Along::kNamed:
+        axis = part.is_by_index(d) ? axes : static_cast<int>(part.axes[d]);
+        break;
     }
-    const bool indexed = part.along == Along::kIndexed && d == 0;
+    const bool indexed = part.is_by_index(d);
     int64_t size = 0;
     const bool one = graph.is_constant(view.sizes[d], &size) && size == 1;
     if (!indexed && !one && (axis < 0 || axis >= axes)) return false;

@@ -51,7 +51,18 @@ enum class Expansion : uint8_t {
   kMinWithIndex,
   kEmbedding,
   kEmbeddingBackward,
+  kIndexSelect,
+  kGather,
+  kIndex,
+  kIndexAdd,
+  kIndexCopy,
+  kIndexPut,
+  kScatter,
+  kScatterAdd,
   kMatmul,  // of one row and a matrix
+  kFusedAdam,
+  kFusedAdamW,
+  kFusedSgd,
   // Joins: copies, where a group is cut into sections (ir/sections.h).
   kCat,
   kStack,
@@ -65,10 +76,15 @@ enum class Along : uint8_t {
   kLast,     // the last dim along the last axis, and so on; a dim of size 1 is every place (broadcasting)
   kFirst,    // the first dim along the first axis, and so on
   kRest,     // its dims, in order, along the axes that are not reduced
-  kIndexed,  // its first dim where an index says, the others as kLast
   kReduced,  // the last dim along the reduced axis; the others are of size 1
   kChannel,  // its only dim along axis 1, which may be split
+  kNamed,    // as Part::axes says; of a dim that is longer than its axis, the first places
 };
+
+// In Part::axes: along none, but where an index says.
+inline constexpr uint32_t kByIndex = 0xFFFFFFFF;
+// Dims of a view that indices may choose.
+inline constexpr uint32_t kMostIndexed = 4;
 
 // A view that the node reads or writes.
 struct Part {
@@ -77,9 +93,16 @@ struct Part {
   bool reads = false;
   bool writes = false;
   bool over_rows =
-      false;          // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
-  bool adds = false;  // Along::kIndexed: written by adding to what is there, which is zero at first
+      false;              // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
+  bool in_order = false;  // written at indices, row after row: several may have one place; if not read, from zero on
+  std::vector<uint32_t> axes = {};  // Along::kNamed: of each dim
+  bool is_index = false;            // its elements are places
+
+  bool is_by_index(size_t dim) const { return along == Along::kNamed && axes[dim] == kByIndex; }
 };
+
+// Whether indices say which of its elements are meant.
+bool is_at_indices(const Part& part);
 
 // A node as a kernel sees it: at each point of a space something is computed from the parts' elements there, and over
 // some of its axes something may be reduced.
@@ -95,6 +118,16 @@ struct Form {
 
 // The node's form; of an op over lists of tensors, that of their `item`-th. False: no kernel does this node.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
+
+// Whether the node may fail, as an index of its operands may be out of bounds: only the data tell.
+bool checks_indices(const Form& form);
+
+// Who does these nodes may find an index out of bounds when others are done, and do them all again: all that they write
+// they make, or there are no indices.
+bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes);
+
+// None of them makes an index that one of them reads: who does them can look at all indices first.
+bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes);
 
 // How many tensors an op over lists does; 1 of any other op.
 uint32_t count_items(const Node& node);

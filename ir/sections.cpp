@@ -382,6 +382,10 @@ class Cut {
       case Expansion::kProduct:
       case Expansion::kAny:
       case Expansion::kAll:
+      case Expansion::kEmbedding:
+      case Expansion::kIndexSelect:
+      case Expansion::kGather:
+      case Expansion::kIndex:
         return true;
       default:
         return false;

@@ -178,6 +178,10 @@ class Fuser {
     cluster_of_.assign(count, kNoNode);
     after_.assign(count, Bits(count));
     for (uint32_t n = 0; n < count; ++n) {
+      ir::Form form;
+      checks_indices_.push_back(ir::find_form(graph_, graph_.nodes[n], 0, &form) && ir::checks_indices(form));
+    }
+    for (uint32_t n = 0; n < count; ++n) {
       after_[n].set(n);
       for (const uint32_t b : before_[n]) after_[n].add(after_[b]);
       if (may_be_fused(graph_.nodes[n])) join(n);
@@ -240,8 +244,15 @@ class Fuser {
 
   bool is_join(uint32_t n) const { return ir::is_join(graph_.nodes[n].opcode); }
 
+  // Whether they may be done at once though an index may be out of bounds.
+  bool may_fail(const std::vector<uint32_t>& nodes) const {
+    return std::ranges::none_of(nodes, [&](uint32_t n) { return checks_indices_[n]; }) ||
+           ir::may_be_repeated(graph_, nodes) || ir::knows_indices(graph_, nodes);
+  }
+
   // Whether the cluster's nodes can be one, the others being in its domain already.
   bool fits(Cluster& cluster, const std::vector<uint32_t>& added) const {
+    if (!may_fail(cluster.nodes)) return false;
     if (cluster.joins) return fits_in_sections(cluster);
     return std::ranges::all_of(added, [&](uint32_t node) { return cluster.domain.add(node); });
   }
@@ -320,15 +331,36 @@ class Fuser {
     }
   }
 
+  // Whether neighbours in the result are chosen by indices of their own.
+  static bool indices_vary_inside(const Domain::Member& member) {
+    const auto made = std::ranges::find_if(member.accesses, [](const auto& access) { return access.part.writes; });
+    for (uint32_t d = 0; d < made->strides.size(); ++d) {
+      if (made->strides[d] != 1) continue;
+      return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+        return access.part.is_index && access.strides[d] != 0;
+      });
+    }
+    return false;
+  }
+
   // What one node alone gains is less memory traffic than ATen's kernel has, or vector code where ATen has none.
   bool is_better_alone(const Cluster& cluster) const {
     switch (ir::expansion_of(graph_.nodes[cluster.nodes[0]].opcode)) {
       case ir::Expansion::kBatchNorm:  // at rest it is as any pointwise op
         return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
+      case ir::Expansion::kIndexSelect:  // whole rows are copied as fast
+        return indices_vary_inside(cluster.domain.members()[0]);
       case ir::Expansion::kBatchNormBackward:
       case ir::Expansion::kCumprod:
       case ir::Expansion::kCumsum:
       case ir::Expansion::kEmbeddingBackward:
+      case ir::Expansion::kGather:
+      case ir::Expansion::kIndex:
+      case ir::Expansion::kIndexAdd:
+      case ir::Expansion::kIndexPut:
+      case ir::Expansion::kFusedAdam:
+      case ir::Expansion::kFusedAdamW:
+      case ir::Expansion::kFusedSgd:
       case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
@@ -486,6 +518,7 @@ class Fuser {
   const std::vector<std::vector<uint32_t>> before_;
   std::vector<Bits> after_;  // of each node: what must come before it, and itself
   std::vector<uint32_t> cluster_of_;
+  std::vector<bool> checks_indices_;  // of each node
   std::vector<Cluster> clusters_;
   size_t most_nodes_ = 0;
 };

@@ -333,6 +333,78 @@ TEST(Fuse, GradientsOfSlicesLieAmongZeros) {
             "pointwise{neg slice_backward add.Tensor}");
 }
 
+// %0: f32[s0, s1], %1: i64[s0]; b1 is made, b4 and b5 survive.
+std::string fused_at_indices(const std::string& nodes) {
+  return fused_after_head(
+      "  b6: input survives\n  b7: input survives\n  %1: i64[s0]{1} @b6\n  %2: f32[s0, s1]{s1, 1} @b7\n" + nodes);
+}
+
+TEST(Fuse, ReadsAtIndicesJoinWhatReadsThem) {
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
+)"),
+            "pointwise{index_select tanh}");
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index.Tensor(%0, [%1])
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::_softmax(%3, 1, false)
+)"),
+            "rowwise{index.Tensor _softmax}");
+  // What is read at indices is made before: all of it.
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::index.Tensor(%3, [%1])
+)"),
+            "tanh pointwise{index.Tensor}");
+  // Bytes and bools are masks.
+  EXPECT_EQ(fused_at_indices(R"(  %3: u8[s0]{1} @b6
+  %4: f32[s0, s1]{s1, 1} @b1 = aten::index.Tensor(%0, [%3])
+  %5: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%4)
+)"),
+            "index.Tensor tanh");
+}
+
+TEST(Fuse, WhereAnIndexIsOutOfBoundsNothingIsDone) {
+  // All indices are there before: they are looked at first.
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
+  aten::add_.Tensor(%2!, %3, alpha=1)
+)"),
+            "pointwise{index_select add_.Tensor}");
+  // The group makes one: it may write only what it makes.
+  const std::string chosen = R"(  b8: input survives
+  b9: fresh(s2)
+  %3: i64[s0, s1]{s1, 1} @b8
+  %4: i64[s0, s1]{s1, 1} @b9 = aten::abs(%3)
+  %5: f32[s0, s1]{s1, 1} @b1 = aten::gather(%0, 0, %4, sparse_grad=false)
+)";
+  EXPECT_EQ(fused_at_indices(chosen + "  %6: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%5)\n"), "pointwise{abs gather tanh}");
+  EXPECT_EQ(fused_at_indices(chosen + "  aten::add_.Tensor(%2!, %5, alpha=1)\n"), "pointwise{abs gather} add_.Tensor");
+}
+
+TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
+  aten::index_add_(%2!, 0, %1, %3, alpha=1)
+)"),
+            "pointwise{tanh index_add_}");
+  EXPECT_EQ(fused_at_indices(R"(  aten::mul_.Scalar(%2!, 2)
+  aten::index_add_(%2!, 0, %1, %0, alpha=1)
+)"),
+            "mul_.Scalar pointwise{index_add_}");
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%2)
+  aten::index_add_(%2!, 0, %1, %3, alpha=1)
+)"),
+            "tanh pointwise{index_add_}");
+  // Each element where its own index says.
+  EXPECT_EQ(fused_at_indices(R"(  b8: input survives
+  %3: i64[s0, s1]{s1, 1} @b8
+  %4: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
+  aten::scatter_add_(%2!, 0, %3, %4)
+)"),
+            "tanh scatter_add_");
+  // Rows are dealt to threads, or columns.
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::_softmax(%0, 1, false)
+  aten::index_add_(%2!, 0, %1, %3, alpha=1)
+)"),
+            "rowwise{_softmax} pointwise{index_add_}");
+}
+
 TEST(PassOptions, OtherPassesForgetGroups) {
   for (const Pass& pass : pipeline()) {
     if (pass.name == "fuse" || pass.name == "plan") continue;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -83,12 +84,14 @@ class NodeEmitter {
   const ir::Arg* argument(std::string_view name) const;
   int64_t whole(std::string_view name) const;      // an int of this run
   double number(std::string_view name) const;      // a float of this run
+  bool flag(std::string_view name) const;          // a bool of this run
   int64_t symbol(ir::Sym symbol) const;            // its value in this run
   int64_t space_points() const;                    // of the space that the node is computed over
   std::optional<double> number(size_t arg) const;  // of this run, if the argument is one
   bool has(std::string_view name) const;           // it is given
   bool has_part(std::string_view name) const;      // and its elements take part
   const ir::View* view(std::string_view name) const;
+  int64_t size(const ir::View& view, size_t dim) const;  // in this run
 
   bool wants(size_t result) const;
   ir::DType result_dtype(size_t result) const;
@@ -99,10 +102,12 @@ class NodeEmitter {
   // Of an argument that the op writes, too.
   void update(std::string_view name, V value);
 
+  // The element of a view that the node reads, at the point.
+  V element(uint32_t view);
   // An element of an operand, any one, if the index is a place along an axis of the node's space; else it fails.
   V indexed_in_axis(std::string_view name, V index, uint32_t axis);
-  // Adds the value to the element of a result whose first dim is where `index` says; it is zero before.
-  void accumulate(size_t index, V at, V value);
+  // Writes the value, or adds it, to the element where the indices in these views say; of what the node writes so.
+  void write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps = false);
 
   // How many points the member's reduction goes over, as an argument of the kernel.
   V reduced_points(ir::DType type);
@@ -118,8 +123,10 @@ class NodeEmitter {
   V axis_index(uint32_t axis);
   // The point's number, row-major.
   V linear_index();
-  // The element of an operand whose first dim is where `index` says.
-  V indexed(std::string_view name, V index);
+  // An index that the node reads; i64. `wraps`: those below zero count from the end.
+  V place(uint32_t view, int64_t bound, bool wraps = false, std::optional<int64_t> ignored = std::nullopt);
+  // The element of an operand where the indices in these views say, one for each of its dims that they choose.
+  V indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps = false);
 
  private:
   V read(const ir::Domain::Access& access, std::vector<V> indices = {});
@@ -132,5 +139,9 @@ class NodeEmitter {
 bool expand(NodeEmitter& node);
 // Of OpDesc::tree.
 bool expand_expression(NodeEmitter& node);
+// Of what reads or writes at indices.
+bool expand_indices(NodeEmitter& node);
+// Of steps of optimizers.
+bool expand_optimizer(NodeEmitter& node);
 
 }  // namespace torch_remote::codegen

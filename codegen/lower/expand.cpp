@@ -302,7 +302,8 @@ bool nll_loss(NodeEmitter& node) {
   const DType type = loaded_type(node.result_dtype(0));
   const V here = node.axis_index(1);
   if (here == kNone || node.member.reduces != ir::Reduces::kAll) return false;
-  const V label = node.operand("target", DType::kInt64);
+  const ir::View& scores = *node.view("self");
+  const V label = node.place(node.argument("target")->a, node.size(scores, 1), false, node.whole("ignore_index"));
   const V counts = e.op(ScalarOp::kNe, label, node.operand("ignore_index"));
   const V place = e.where(counts, label, e.constant_int(DType::kInt64, 0));
   const V known = node.indexed_in_axis("target", place, 1);
@@ -401,21 +402,6 @@ bool cumulative(NodeEmitter& node, Reduction reduction) {
   return true;
 }
 
-bool embedding(NodeEmitter& node) {
-  node.result(0, node.indexed("weight", node.operand("indices", DType::kInt64)));
-  return true;
-}
-
-// What the padding's rows add is zero.
-bool embedding_backward(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const V index = node.operand("indices", DType::kInt64);
-  const V grad = node.operand("grad_output");
-  const V zero = e.constant(e.type(grad), 0);
-  node.accumulate(0, index, e.where(e.eq(index, node.operand("padding_idx")), zero, grad));
-  return true;
-}
-
 // beta * self + alpha * (mat1 @ mat2); what beta = 0 leaves out may be anything.
 bool matmul(NodeEmitter& node) {
   Emitter& e = node.e;
@@ -496,11 +482,22 @@ bool expand(NodeEmitter& node) {
     case Expansion::kNllLossBackward:
       return nll_loss_backward(node);
     case Expansion::kEmbedding:
-      return embedding(node);
     case Expansion::kEmbeddingBackward:
-      return embedding_backward(node);
+    case Expansion::kIndexSelect:
+    case Expansion::kGather:
+    case Expansion::kIndex:
+    case Expansion::kIndexAdd:
+    case Expansion::kIndexCopy:
+    case Expansion::kIndexPut:
+    case Expansion::kScatter:
+    case Expansion::kScatterAdd:
+      return expand_indices(node);
     case Expansion::kMatmul:
       return matmul(node);
+    case Expansion::kFusedAdam:
+    case Expansion::kFusedAdamW:
+    case Expansion::kFusedSgd:
+      return expand_optimizer(node);
     default:
       return reduction(node);
   }

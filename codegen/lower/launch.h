@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "codegen/loop/loop_ir.h"
@@ -22,6 +23,17 @@ struct Binding {
   bool zeroed = false;
 };
 
+// Indices in memory: each of them is to be one of so many places.
+struct IndexCheck {
+  uint32_t buffer = 0;  // of the graph
+  ir::DType dtype = ir::DType::kInt64;
+  int64_t offset = 0;                   // elements
+  std::vector<int64_t> sizes, strides;  // elements
+  int64_t bound = 0;
+  bool wraps = false;              // those below zero count from the end
+  std::optional<int64_t> ignored;  // this one is no place, and may be anything
+};
+
 // A kernel, and what one run calls it with. Dims that are not the kernel's are looped over by who calls.
 struct Launch {
   Kernel kernel;               // one row dim at most
@@ -37,6 +49,10 @@ struct Launch {
   // Its rows are those of the launch before it, of other columns (ir/sections.h): done in turn, some rows at a time,
   // both find what they read in the cache.
   bool in_turn = false;
+  std::vector<IndexCheck> checks;
+  bool computes_indices = false;  // there are others, that the kernel computes
+  // Something is written that was there before: where an index is out of bounds, nothing may be done.
+  bool checks_first = false;
   std::vector<uint32_t> nodes;  // of the graph: that of each of the kernel's indexed operands, for messages
 };
 

@@ -184,10 +184,10 @@ struct NodeEmitter::Group {
     const uint32_t last = static_cast<uint32_t>(binding.strides.size());
     operand.strided = last != 0 && (operand.dims >> (last - 1) & 1) != 0 && !dims.columns.empty() && inner != 1;
     for (const Merged& dim : dims.outer) binding.outer.push_back(dim.stride(access));
-    if (access.part.along == ir::Along::kIndexed) {
-      operand.indexed = 1;
-      binding.strides.push_back(access.indexed_stride);
-      binding.bounds.push_back(access.indexed_size);
+    operand.indexed = static_cast<uint8_t>(access.indexed.size());
+    for (const Domain::Indexed& dim : access.indexed) {
+      binding.strides.push_back(dim.stride);
+      binding.bounds.push_back(dim.size);
     }
     for (uint32_t i = 0; i < launch.operands.size(); ++i) {
       const Binding& known = launch.operands[i];
@@ -209,16 +209,17 @@ struct NodeEmitter::Group {
       if (graph.buffers[buffer].in_group) continue;
       launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
     }
-    for (const Added& added : sums) {
-      if (graph.buffers[graph.views[added.access->part.view].buffer].in_group) continue;
-      const uint32_t to = operand(*added.access, added.node);
+    for (const Written& written : at_indices) {
+      if (graph.buffers[graph.views[written.access->part.view].buffer].in_group) continue;
+      const uint32_t to = operand(*written.access, written.node);
+      launch.kernel.stores.push_back({to, written.value, written.indices, written.adds});
       Binding& binding = launch.operands[to];
-      binding.zeroed = true;
+      binding.zeroed = !written.access->part.reads;
+      if (!binding.zeroed) continue;
       const auto is_zero = [](int64_t stride) { return stride == 0; };
       const bool apart =
           !dims.columns.empty() && !std::ranges::all_of(binding.strides.begin(), binding.strides.end() - 2, is_zero);
       if (apart || launch.kernel.operands[to].strided || !std::ranges::all_of(binding.outer, is_zero)) return false;
-      launch.kernel.stores.push_back({to, added.value, {added.index}, true});
     }
     return true;
   }
@@ -230,10 +231,12 @@ struct NodeEmitter::Group {
     bool rounds = false;  // who reads it gets what a store of it would leave
   };
 
-  struct Added {
-    V index = kNone, value = kNone;
+  struct Written {
+    std::vector<V> indices;
+    V value = kNone;
     const Domain::Access* access = nullptr;
     uint32_t node = 0;
+    bool adds = false;
   };
 
   const ir::Graph& graph;
@@ -243,7 +246,7 @@ struct NodeEmitter::Group {
   Launch& launch;
   Emitter emitter;
   std::map<uint32_t, Made> made;  // by buffer
-  std::vector<Added> sums;
+  std::vector<Written> at_indices;
 };
 
 NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
@@ -279,14 +282,18 @@ V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
   return e.load(group_.operand(access, member.node), std::move(indices));
 }
 
+V NodeEmitter::element(uint32_t view) {
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.view == view && access.part.reads && access.indexed.empty()) return read(access);
+  }
+  return kNone;
+}
+
 V NodeEmitter::operand(size_t index) {
   const ir::Arg& given = arg(index);
   switch (given.tag) {
     case ir::ArgTag::kView:
-      for (const Domain::Access& access : member.accesses) {
-        if (access.part.view == given.a && access.part.reads) return read(access);
-      }
-      return kNone;
+      return element(given.a);
     case ir::ArgTag::kScalarTensor: {
       const auto dtype = static_cast<DType>(given.b & 0xFF);
       if (dtype == DType::kBool) return scalar_of(DType::kBool, given.a);
@@ -323,6 +330,11 @@ double NodeEmitter::number(std::string_view name) const {
   if (given == nullptr) return 0;
   if (given->tag == ir::ArgTag::kInt) return static_cast<double>(symbol(given->a));
   return given->tag == ir::ArgTag::kFloat ? std::bit_cast<double>(symbol(given->a)) : 0;
+}
+
+bool NodeEmitter::flag(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
 }
 
 std::optional<double> NodeEmitter::number(size_t index) const {
@@ -392,6 +404,8 @@ void NodeEmitter::update(std::string_view name, V value) {
   const ir::Arg* given = argument(name);
   if (given != nullptr && given->tag == ir::ArgTag::kView) write(given->a, value);
 }
+
+int64_t NodeEmitter::size(const ir::View& view, size_t dim) const { return group_.values[view.sizes[dim]]; }
 
 int64_t NodeEmitter::space_points() const {
   int64_t points = 1;
@@ -476,12 +490,29 @@ V NodeEmitter::linear_index() {
   return number == kNone ? e.constant_int(DType::kInt64, 0) : number;
 }
 
-V NodeEmitter::indexed(std::string_view name, V index) {
+V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
+  const ir::View& from = graph.views[view];
+  if (group_.made.contains(from.buffer)) {
+    group_.launch.computes_indices = true;
+  } else {
+    IndexCheck check{from.buffer, from.dtype, group_.values[from.offset], {}, {}, bound, wraps, ignored};
+    for (const ir::Sym size : from.sizes) check.sizes.push_back(group_.values[size]);
+    for (const ir::Sym stride : from.strides) check.strides.push_back(group_.values[stride]);
+    group_.launch.checks.push_back(std::move(check));
+  }
+  const V index = e.convert(element(view), DType::kInt64);
+  if (!wraps) return index;
+  const V below = e.op(ir::ScalarOp::kLt, index, e.constant_int(DType::kInt64, 0));
+  return e.where(below, e.add(index, e.scalar_int(bound)), index);
+}
+
+V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
   const ir::Arg* given = argument(name);
   for (const Domain::Access& access : member.accesses) {
-    if (given != nullptr && access.part.view == given->a && access.part.along == ir::Along::kIndexed) {
-      return e.load(group_.operand(access, member.node), {index});
-    }
+    if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
+    std::vector<V> places;
+    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    return e.load(group_.operand(access, member.node), std::move(places));
   }
   return kNone;
 }
@@ -490,24 +521,24 @@ V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
   const ir::Arg* given = argument(name);
   for (Domain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a) continue;
-    access.part.along = ir::Along::kIndexed;
     std::ranges::fill(access.strides, 0);
     access.dims = 0;
-    access.indexed_stride = 0;
-    access.indexed_size = 1;
+    access.indexed = {{1, 0}};
     for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
-      if ((member.axes[axis] >> d & 1) != 0) access.indexed_size *= group_.domain.sizes()[d];
+      if ((member.axes[axis] >> d & 1) != 0) access.indexed[0].size *= group_.domain.sizes()[d];
     }
     return e.load(group_.operand(access, member.node), {index});
   }
   return kNone;
 }
 
-void NodeEmitter::accumulate(size_t index, V at, V value) {
-  const uint32_t view = ir::item_of(node.results[index], item_).a;
+void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps) {
   for (const Domain::Access& access : member.accesses) {
-    if (access.part.view != view || !access.part.adds) continue;
-    group_.sums.push_back({at, e.convert(value, loaded_type(graph.views[view].dtype)), &access, member.node});
+    if (!access.part.in_order) continue;
+    std::vector<V> places;
+    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    const DType type = loaded_type(graph.views[access.part.view].dtype);
+    group_.at_indices.push_back({std::move(places), e.convert(value, type), &access, member.node, adds});
   }
 }
 
@@ -532,22 +563,6 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
     }
   }
   return true;
-}
-
-// An index that is out of bounds is found when other rows are stored already; the group is then repeated node by node.
-// So nothing may be stored but to what the group makes.
-bool may_be_repeated(const ir::Graph& graph, const ir::Group& group, const Launch& launch) {
-  const Kernel& kernel = launch.kernel;
-  if (std::ranges::none_of(kernel.operands, [](const Operand& operand) { return operand.indexed != 0; })) return true;
-  return std::ranges::all_of(kernel.stores, [&](const Store& store) {
-    bool made = false;
-    for (uint32_t n = group.first; n <= group.last; ++n) {
-      ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
-        made |= access == ir::Access::kCreates && graph.views[view].buffer == launch.operands[store.operand].buffer;
-      });
-    }
-    return made;
-  });
 }
 
 // Whether columns may be done apart from each other.
@@ -608,9 +623,9 @@ bool has_totals(const Kernel& kernel) {
 }
 
 // Adds a kernel that stores something.
-Status finish_launch(const ir::Graph& graph, const ir::Group& group, Launch launch, std::vector<Launch>* launches) {
-  if (!may_be_repeated(graph, group, launch)) return unsupported("an index decides what is written in place");
-  if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, &Store::adds)) {
+Status finish_launch(Launch launch, std::vector<Launch>* launches) {
+  const auto at_indices = [](const Store& store) { return !store.indices.empty(); };
+  if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, at_indices)) {
     return unsupported("rows are dealt in two ways");
   }
   if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
@@ -622,6 +637,7 @@ Status finish_launch(const ir::Graph& graph, const ir::Group& group, Launch laun
 // In the graph's own terms.
 void rename(const ir::Section& section, Launch* launch) {
   for (Binding& binding : launch->operands) binding.buffer = section.buffers[binding.buffer];
+  for (IndexCheck& check : launch->checks) check.buffer = section.buffers[check.buffer];
   for (ir::Sym& symbol : launch->scalar_symbols) {
     if (symbol != ir::kNoSym) symbol = section.symbols[symbol];
   }
@@ -637,10 +653,8 @@ bool is_in_turn(const Launch& before, const Launch& launch) {
 }
 
 // A kernel for each section.
-Status lower_sections(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
+Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, std::span<const int64_t> values,
                       std::vector<Launch>* launches) {
-  std::vector<uint32_t> nodes(group.last - group.first + 1);
-  std::iota(nodes.begin(), nodes.end(), group.first);
   std::vector<ir::Section> sections;
   if (!ir::find_sections(graph, values, nodes, &sections)) return unsupported("what is joined is not done apart");
   for (const ir::Section& section : sections) {
@@ -650,7 +664,7 @@ Status lower_sections(const ir::Graph& graph, const ir::Group& group, std::span<
     rename(section, &launch);
     if (launch.kernel.stores.empty()) continue;
     launch.in_turn = !launches->empty() && is_in_turn(launches->back(), launch);
-    if (Status status = finish_launch(graph, group, std::move(launch), launches); !status.ok()) return status;
+    if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
   }
   return {};
 }
@@ -668,13 +682,20 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
     joins |= ir::is_join(graph.nodes[n].opcode);
   }
-  if (joins) return lower_sections(graph, group, values, launches);
-  for (uint32_t item = 0; item < items; ++item) {
+  std::vector<uint32_t> nodes(group.last - group.first + 1);
+  std::iota(nodes.begin(), nodes.end(), group.first);
+  const bool checks_first = !ir::may_be_repeated(graph, nodes);
+  if (checks_first && !ir::knows_indices(graph, nodes)) return unsupported("an index decides what is written in place");
+  if (joins) {
+    if (Status status = lower_sections(graph, nodes, values, launches); !status.ok()) return status;
+  }
+  for (uint32_t item = 0; item < items && !joins; ++item) {
     Launch launch;
     if (Status status = lower_nodes(graph, group.first, group.last, values, item, &launch); !status.ok()) return status;
     if (launch.kernel.stores.empty()) continue;
-    if (Status status = finish_launch(graph, group, std::move(launch), launches); !status.ok()) return status;
+    if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
   }
+  for (Launch& launch : *launches) launch.checks_first = checks_first;
   return {};
 }
 

@@ -518,6 +518,85 @@ TEST(Lower, WhatIsStoredMayTakeAPlaceAfterItsLastLoad) {
   EXPECT_FALSE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n", "f32[s0, s1]{0, 1}"));
 }
 
+TEST(Lower, IndicesBelowZeroCountFromTheEnd) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(R"(graph(s0..s4) {
+  b0: input survives
+  b1: input survives
+  b2: input survives
+  b3: fresh(s3) survives ssa
+  %0: f32[s0, s1, s2]{900, s2, 1} @b0
+  %1: i64[s4]{1} @b1
+  %2: i32[s4]{1} @b2 + 3
+  group pointwise {
+  %3: f32[s0, s4]{s4, 1} @b3 = aten::index.Tensor(%0, [none, %1, %2])
+  }
+}
+)",
+                    {8, 30, 20, kBytes, 11}, &launches),
+            R"(
+kernel(i0 | j0) {
+  s0: i64
+  s1: i64
+  a0: i64[j0]
+  a1: i32[j0]
+  a2: f32[_, _, i0]
+  a3: f32[i0, j0]
+  %0: i64 = load a0
+  %1: i64 = constant 0
+  %2: bool = lt %0, %1
+  %3: i64 = scalar s0
+  %4: i64 = add %0, %3
+  %5: i64 = where %2, %4, %0
+  %6: i32 = load a1
+  %7: i64 = convert %6
+  %8: bool = lt %7, %1
+  %9: i64 = scalar s1
+  %10: i64 = add %7, %9
+  %11: i64 = where %8, %10, %7
+  %12: f32 = load a2[%5, %11]
+  store a3, %12
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{8, 11}));
+  EXPECT_FALSE(launches[0].checks_first);
+  ASSERT_EQ(launches[0].checks.size(), 2u);
+  EXPECT_EQ(launches[0].checks[1].offset, 3);
+  EXPECT_EQ(launches[0].checks[1].bound, 20);
+  EXPECT_TRUE(launches[0].checks[1].wraps);
+}
+
+TEST(Lower, RowsAreAddedWhereAnIndexSays) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(R"(graph(s0..s4) {
+  b0: input survives
+  b1: input survives
+  b2: input survives
+  %0: f32[s0, s1]{s1, 1} @b0
+  %1: i64[s2]{1} @b1
+  %2: f32[s2, s1]{s1, 1} @b2
+  group pointwise {
+  aten::index_add_(%0!, 0, %1, %2, alpha=s3)
+  }
+}
+)",
+                    {50, 16, 7, 1, 0}, &launches),
+            R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: i64[i0]
+  a2: f32[_, j0]
+  %0: f32 = load a0
+  %1: i64 = load a1
+  store a2[%1], %0 adds
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_TRUE(launches[0].checks_first);
+  EXPECT_FALSE(launches[0].operands[2].zeroed);
+}
+
 // What one loop nest cannot do is said, and is no kernel.
 TEST(Lower, WhatDoesNotFit) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {

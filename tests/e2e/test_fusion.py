@@ -387,6 +387,49 @@ def test_a_bad_index_is_an_error_and_changes_nothing(remote):
     assert torch.equal(sums.cpu(), torch.ones(100, 64))
 
 
+STEPS = {
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
+    "adamw, amsgrad": (torch.optim.AdamW, {"amsgrad": True, "betas": (0.3, 0.95)}),
+    "adam": (torch.optim.Adam, {}),
+    "adam, maximize": (torch.optim.Adam, {"weight_decay": 0.1, "maximize": True}),
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd, momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}),
+    "sgd, nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_fused_optimizers_are_kernels(remote, counted, name, dtype):
+    kind, options = STEPS[name]
+    half = dtype in (torch.bfloat16, torch.float16)
+    if half and kind is torch.optim.SGD:
+        pytest.skip("torch's kernel does no step of SGD's, and another one with other threads")
+    shapes = ((300, 40), (1,), (7,), (2, 3, 5), (1000,))
+    starts = [torch.randn(shape).to(dtype) for shape in shapes]
+    grads = [[torch.randn(shape).to(dtype) for shape in shapes] for _ in range(5)]
+
+    def trained(device):
+        parameters = [x.to(device).requires_grad_() for x in starts]
+        optimizer = kind(parameters, fused=True, **options)
+        for step, some in enumerate(grads):
+            for p, g in zip(parameters, some, strict=True):
+                p.grad = g.to(device)
+            optimizer.param_groups[0]["lr"] *= 0.9 if step else 1
+            optimizer.step()
+        states = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
+        return [x.detach().cpu() for x in (*parameters, *states)]
+
+    with counted() as c:
+        ours = trained(remote)
+        torch.remote.synchronize()
+    assert c["kernels_compiled"] >= 1
+    scale = 1 if half else 4
+    for got, want in zip(ours, trained("cpu"), strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=scale * EPS[want.dtype], atol=scale * EPS[dtype] * 2)
+
+
 def test_dropout_draws_what_it_draws_alone(remote):
     x = torch.randn(64, 100, device=remote)
     torch.manual_seed(3)

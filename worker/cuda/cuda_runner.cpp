@@ -24,7 +24,9 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
 // Threads of a GPU do rows and their parts at the same time: sums that go along a row or from row to row have no code.
 bool has_order(ir::Expansion expansion) {
   return expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
-         expansion == ir::Expansion::kEmbeddingBackward;
+         expansion == ir::Expansion::kEmbeddingBackward || expansion == ir::Expansion::kIndexAdd ||
+         expansion == ir::Expansion::kIndexCopy || expansion == ir::Expansion::kIndexPut ||
+         expansion == ir::Expansion::kScatter || expansion == ir::Expansion::kScatterAdd;
 }
 
 // Whether a kernel does the op alone.

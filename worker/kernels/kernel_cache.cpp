@@ -38,9 +38,9 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   }
   const std::vector<codegen::Facts> facts = codegen::facts(kernel);
   for (const codegen::Store& store : kernel.stores) {
-    compiled.adds |= store.adds;
+    compiled.in_order |= !store.indices.empty();
     for (const uint32_t index : store.indices) {
-      compiled.splits_columns &= !store.adds || (facts[index].dims & kernel.column_dims()) == 0;
+      compiled.splits_columns &= (facts[index].dims & kernel.column_dims()) == 0;
     }
     // A row's own value must be stored once.
     compiled.splits_columns &= (kernel.operands[store.operand].dims & kernel.column_dims()) != 0;

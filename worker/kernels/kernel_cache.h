@@ -39,7 +39,7 @@ struct CompiledKernel {
   // From the kernel; known at once.
   std::vector<Line> kept, totals;
   bool has_rows = false;        // a row dim
-  bool adds = false;            // it stores by adding, at indices: rows are not done side by side
+  bool in_order = false;        // it stores at indices: rows that may have one place are not done side by side
   bool splits_columns = false;  // a row's columns may be done in parts: no reduction over them, and no index of them
   // When it is ready.
   codegen::cpu::PlacedCode code;

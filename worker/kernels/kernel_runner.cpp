@@ -9,6 +9,7 @@
 
 #include "codegen/lower/lower.h"
 #include "worker/kernels/attention.h"
+#include "worker/kernels/index_check.h"
 #include "worker/kernels/launch.h"
 
 namespace torch_remote::worker::kernels {
@@ -29,6 +30,8 @@ struct BoundGroup {
   std::vector<codegen::Launch> launches;
   std::vector<CompiledKernel*> kernels;  // of each launch
   Launches prepared;
+  // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
+  mutable bool shares = false;
   std::unique_ptr<Attention> attention;  // instead of launches
 };
 
@@ -84,8 +87,11 @@ class KernelProgram : public RunnerProgram {
   }
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
+    const BoundGroup& group = group_at(first);
     const codegen::Launch* both = nullptr;
-    for (const codegen::Launch& launch : group_at(first).launches) {
+    if (std::ranges::any_of(group.launches, &codegen::Launch::computes_indices)) return false;
+    if (!std::ranges::all_of(group.launches, checks_little)) return false;
+    for (const codegen::Launch& launch : group.launches) {
       const auto has = [&](const codegen::Binding& binding) {
         return binding.buffer == made || binding.buffer == source;
       };
@@ -93,7 +99,9 @@ class KernelProgram : public RunnerProgram {
       if (both != nullptr) return false;
       both = &launch;
     }
-    return both != nullptr && codegen::may_share(*both, made, source);
+    const bool shares = both != nullptr && codegen::may_share(*both, made, source);
+    group.shares |= shares;
+    return shares;
   }
 
   bool run(tr_run& run, tr_error* error) override {
@@ -104,7 +112,7 @@ class KernelProgram : public RunnerProgram {
       codegen::cpu::IndexRecord failure;
       if (group.attention != nullptr) {
         group.attention->run(buffers, options_.threads);
-      } else {
+      } else if (may_begin(group, buffers, &failure)) {
         group.prepared.run(buffers, options_.threads, &failure);
       }
       if (failure.operand != codegen::cpu::kNoFailure) {
@@ -123,6 +131,29 @@ class KernelProgram : public RunnerProgram {
   }
 
  private:
+  // To look at all of its indices first costs little beside the rest.
+  static bool checks_little(const codegen::Launch& launch) {
+    constexpr int64_t kLittle = 16;
+    int64_t points = 1, indices = 0;
+    for (const int64_t size : launch.sizes) points *= size;
+    for (const int64_t size : launch.outer) points *= size;
+    for (const codegen::IndexCheck& check : launch.checks) {
+      int64_t count = 1;
+      for (size_t d = 0; d < check.sizes.size(); ++d) count *= check.strides[d] != 0 ? check.sizes[d] : 1;
+      indices += count;
+    }
+    return indices * kLittle <= points || indices == 0;
+  }
+
+  static bool may_begin(const BoundGroup& group, std::span<const tr_buffer> buffers,
+                        codegen::cpu::IndexRecord* failure) {
+    return std::ranges::all_of(group.launches, [&](const codegen::Launch& launch) {
+      if (!group.shares && !launch.checks_first) return true;
+      return std::ranges::all_of(launch.checks,
+                                 [&](const codegen::IndexCheck& check) { return are_inside(check, buffers, failure); });
+    });
+  }
+
   // The group's time is its first node's.
   static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
     const uint64_t ended = now();

@@ -54,6 +54,17 @@ void* moved(void* data, int64_t elements, uint32_t item_size) {
   return static_cast<std::byte*>(data) + elements * static_cast<int64_t>(item_size);
 }
 
+// Whether no two rows write the same place, whatever the indices are: what is stored to at indices varies over all dims
+// of rows. (ir::Domain sees to it that these are other elements.)
+bool are_rows_apart(const Launch& launch) {
+  return std::ranges::all_of(launch.kernel.stores, [&](const codegen::Store& store) {
+    if (store.indices.empty()) return true;
+    const Binding& to = launch.operands[store.operand];
+    const bool rows = launch.kernel.rows == 0 || to.strides[0] != 0;
+    return !to.zeroed && rows && std::ranges::count(to.outer, 0) == 0;
+  });
+}
+
 }  // namespace
 
 // One run of the launches.
@@ -98,7 +109,7 @@ class LaunchRun {
       if (first >= last) continue;
       if (p.by_columns) {
         run_columns(p, first * p.piece, std::min(last * p.piece, p.columns.empty() ? 1 : p.columns[0]));
-      } else if (p.kernel->adds) {
+      } else if (p.in_order) {
         clear_zeroed(p, 0, p.columns.empty() ? 1 : p.columns[0]);
         run_rows(p, 0, p.rows * p.lines);
       } else {
@@ -354,11 +365,12 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
   p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
-    p.by_columns = (kernel.adds || p.rows * p.lines == 1) && kernel.splits_columns;
-    p.piece = kernel.adds ? kAddedPiece : kPiece;
+    p.in_order = kernel.in_order && !are_rows_apart(launch);
+    p.by_columns = (p.in_order || p.rows * p.lines == 1) && kernel.splits_columns;
+    p.piece = p.in_order ? kAddedPiece : kPiece;
     const int64_t columns = p.columns.empty() ? 1 : p.columns[0];
-    p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : kernel.adds ? 1 : p.rows * p.lines;
-    int64_t rows = kernel.adds ? p.rows * p.lines : 1;
+    p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : p.in_order ? 1 : p.rows * p.lines;
+    int64_t rows = p.in_order ? p.rows * p.lines : 1;
     for (const uint32_t i : p.zeroed) rows += launch.operands[i].bounds[0];
     p.unit_points = rows * (p.by_columns ? p.piece : std::max<int64_t>(1, p.row_points));
     p.first_point = dealt_points_;

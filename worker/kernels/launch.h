@@ -38,7 +38,8 @@ class Launches {
     std::span<const int64_t> columns;
     // What it is dealt in: rows, of all places of the outer dims, or the columns of a single row.
     bool by_columns = false;
-    int64_t piece = 1;  // columns of a unit
+    bool in_order = false;  // all rows by one thread, as they may write the same places
+    int64_t piece = 1;      // columns of a unit
     int64_t units = 0, unit_points = 1;
     uint32_t turns = 1;       // with those after it, whose rows are the same: done in turn, some rows at a time
     int64_t first_point = 0;  // of all launches that are dealt at once, before this one
