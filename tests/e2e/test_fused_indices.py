@@ -356,3 +356,12 @@ def test_routing_to_experts(remote, dtype):
         return torch.zeros_like(x).index_add_(0, token, chosen * 2)
 
     check(remote, function, (x, weights, token, which), exact=dtype in (torch.float32, torch.float64))
+
+
+def test_rows_that_meet_are_one_threads(remote):
+    """Enough rows for several threads, which would lose some of what others add."""
+    t, i, s = torch.zeros(70, 64, dtype=torch.int64), places(70, 60000), torch.randint(-9, 9, (60000, 64))
+    want = t.clone().index_add_(0, i, s * 2)
+    i, s = i.to(remote), s.to(remote)
+    for _ in range(10):
+        assert torch.equal(t.to(remote).index_add_(0, i, s * 2).cpu(), want)
