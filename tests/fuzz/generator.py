@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from program import DRAWS, FUSED, OPTIMIZERS, Program, Session, Step
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from vocabulary import (
     ACTIVATIONS,
     BINARY,
@@ -436,11 +437,20 @@ class Generator:
             self.mutate(v, f"{v}.{self.rng.choice(calls)}")
 
     def mutate(self, v: str, call: str, *uses: str) -> None:
+        if any(self.overlaps_unseen(v, other) for other in uses):
+            return
         r = self.name()
         if self.emit(f"{r} = {call}", (v, *uses), (r,), mutates=True):
             self.emit(f"same_storage({v}, {r})", (v, r))
             if self.chance(0.7):
                 self.live.remove(r)
+
+    def overlaps_unseen(self, written: str, read: str) -> bool:
+        """Whether torch would let an op read what it has written: it looks for that among dense tensors only."""
+        w, r = self.tensor(written), self.tensor(read)
+        if read == written or w.untyped_storage().data_ptr() != r.untyped_storage().data_ptr():
+            return False
+        return not all(map(is_non_overlapping_and_dense_or_false, (w, r)))
 
     def index_inplace(self, v: str) -> None:
         t, d = self.tensor(v), self.dim(v)
