@@ -12,6 +12,7 @@
 #include "worker/cuda/cublaslt.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 
 namespace torch_remote::worker {
@@ -40,6 +41,7 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->runners.push_back(cuda::make_cuda_runner(*device));
     opened->runners.push_back(cuda::make_product_runner(
         *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
+    opened->runners.push_back(cuda::make_op_runner(*device, cuda::written_kernels()));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();

@@ -95,7 +95,8 @@ class NvJitLink : public Assembler {
     if (functions_.cubin(handle, code->cubin.data()) != kSuccess) {
       return Status::internal("gpu: libnvJitLink gave no code");
     }
-    code->facts = read_facts(code->functions, text(handle, functions_.info_size, functions_.info));
+    code->log = text(handle, functions_.info_size, functions_.info);
+    code->facts = read_facts(code->functions, code->log);
     return {};
   }
 

@@ -22,6 +22,7 @@ struct GpuCode {
   std::vector<uint8_t> cubin;  // empty if there was no assembler
   std::vector<Function> functions;
   std::vector<FunctionFacts> facts;  // of each function, with the cubin
+  std::string log;                   // of the assembler
   Recipe recipe;
 };
 

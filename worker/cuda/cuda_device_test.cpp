@@ -180,10 +180,11 @@ TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
 }
 
 TEST_F(OnGpus, IndexErrorsAreThoseOfTheCpu) {
-  EXPECT_EQ(index_error("aten::embedding", 7, 3).message(), "index out of range in self");
-  EXPECT_EQ(index_error("aten::nll_loss_forward", 7, 3).message(), "Target 7 is out of bounds.");
-  EXPECT_EQ(index_error("aten::gather", -1, 3).message(), "index -1 is out of bounds for dimension with size 3");
-  EXPECT_EQ(index_error("aten::gather", -1, 3).kind(), "IndexError");
+  EXPECT_EQ(index_error({0, "aten::embedding"}, 7, 3).message(), "index out of range in self");
+  EXPECT_EQ(index_error({0, "aten::nll_loss_forward"}, 7, 3).message(), "Target 7 is out of bounds.");
+  EXPECT_EQ(index_error({0, "aten::gather", 1}, -1, 3).message(),
+            "index -1 is out of bounds for dimension 1 with size 3");
+  EXPECT_EQ(index_error({0, "aten::gather"}, -1, 3).kind(), "IndexError");
 }
 
 }  // namespace

@@ -36,6 +36,20 @@ bool has_kernel(ir::Opcode opcode) {
          !ir::is_join(opcode);
 }
 
+// Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
+bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
+  bool reads_none = false, makes_none = true;
+  ir::for_each_view(node, [&](uint32_t view, bool writes) {
+    const bool none = std::ranges::any_of(graph.views[view].sizes, [&](ir::Sym size) {
+      int64_t value = 1;
+      return graph.is_constant(size, &value) && value == 0;
+    });
+    reads_none |= !writes && none;
+    makes_none &= !writes || none;
+  });
+  return reads_none && !makes_none;
+}
+
 // By kernels that are made for these nodes.
 class KernelUnit final : public Unit {
  public:
@@ -97,13 +111,14 @@ class CudaRunner final : public Runner {
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     ir::Form form;
     return has_kernel(graph.nodes[node].opcode) && has_kernel_dtypes(graph, graph.nodes[node]) &&
-           ir::find_form(graph, graph.nodes[node], 0, &form);
+           !reduces_nothing(graph, graph.nodes[node]) && ir::find_form(graph, graph.nodes[node], 0, &form);
   }
 
   bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
     for (uint32_t n = group.first; n <= group.last; ++n) {
       const bool ordered = has_order(ir::expansion_of(graph.nodes[n].opcode));
-      if (ordered || !has_kernel_dtypes(graph, graph.nodes[n])) return false;
+      const bool good = has_kernel_dtypes(graph, graph.nodes[n]) && !reduces_nothing(graph, graph.nodes[n]);
+      if (ordered || !good) return false;
     }
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }

@@ -10,10 +10,20 @@ constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::
 
 }  // namespace
 
-Status index_error(std::string_view op, int64_t index, int64_t bound) {
-  const std::string number = std::to_string(index);
-  std::string text = "index " + number + " is out of bounds for dimension with size " + std::to_string(bound);
-  if (op.starts_with("aten::embedding") || op.starts_with("aten::index_select")) text = "index out of range in self";
+Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) {
+  const std::string_view op = operand.op;
+  const std::string number = std::to_string(index), size = std::to_string(bound);
+  if (op.starts_with("aten::bernoulli")) {
+    return {ErrorCode::kOpFailed, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", "RuntimeError"};
+  }
+  const bool in_self =
+      op.starts_with("aten::embedding") || op.starts_with("aten::index_select") || op.starts_with("aten::index_add");
+  const bool of_all = op.starts_with("aten::take") || op.starts_with("aten::put");
+  std::string text = "index " + number + " is out of bounds for dimension ";
+  if (operand.dim >= 0) text += std::to_string(operand.dim) + " ";
+  text += "with size " + size;
+  if (in_self) text = "index out of range in self";
+  if (of_all) text = "out of range: tried to access index " + number + " on a tensor of " + size + " elements.";
   if (op.starts_with("aten::nll_loss")) text = "Target " + number + " is out of bounds.";
   return {ErrorCode::kOpFailed, text, "IndexError"};
 }
@@ -73,7 +83,7 @@ void LateFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
     const Record& record = host_[taken.record];
     if (record.operand < taken.operands->size()) {
       const IndexedOperand& operand = (*taken.operands)[record.operand];
-      failures->push_back({taken.run, operand.node, index_error(operand.op, record.index, record.bound)});
+      failures->push_back({taken.run, operand.node, index_error(operand, record.index, record.bound)});
     }
     taken_.pop_front();
   }

@@ -17,10 +17,11 @@ namespace torch_remote::worker::cuda {
 struct IndexedOperand {
   uint32_t node = 0;
   std::string_view op;  // lives as long as the process
+  int64_t dim = -1;     // of the tensor, that the index is along; -1: ops that do not say it
 };
 
-// What an op says of an index that is out of its bounds: as on the CPU.
-Status index_error(std::string_view op, int64_t index, int64_t bound);
+// What an op says of an index that is out of its bounds: as on the CPU. Of what is no index, its own words.
+Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound);
 
 // Failures that only data can tell. A kernel that may find one is given a record in the GPU's memory; after a run these
 // are copied to the host, behind the kernels, and made empty again. Used by one thread, with the GPU's context current.

@@ -8,6 +8,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/cuda/cublaslt.h"
+#include "worker/cuda/place.h"
 
 // Products of matrices: which nodes are one, and which calls of cuBLASLt do a node with given sizes and strides. No GPU
 // here.
@@ -75,20 +76,6 @@ struct Problem {
   bool is_scaled = false;  // of float8
   bool fast_accumulation = false;
   bool operator==(const Problem&) const = default;
-};
-
-// An address: in a buffer of the graph or, from kScratch on, in memory that the plan wants.
-inline constexpr uint32_t kScratch = 0x80000000, kNowhere = 0xFFFFFFFF;
-struct Place {
-  uint32_t buffer = kNowhere;
-  uint64_t offset = 0;  // bytes
-};
-
-// Elements from one place to another one.
-struct Moved {
-  Place from, to;
-  ir::DType from_type = ir::DType::kFloat32, to_type = ir::DType::kFloat32;
-  std::vector<int64_t> sizes, from_strides, to_strides;  // elements
 };
 
 struct ProductCall {

@@ -31,7 +31,8 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group) : graph_(graph), grou
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph.views[view].buffer;
-      const bool has_memory = graph.buffers[buffer].kind == ir::BufferKind::kFresh && !graph.buffers[buffer].in_group;
+      const bool has_memory = graph.buffers[buffer].kind == ir::BufferKind::kFresh && !graph.buffers[buffer].in_group &&
+                              !graph.views[view].dynamic;
       if (has_memory) fresh_.push_back(buffer);
     });
   }
@@ -45,15 +46,17 @@ const Status& Unit::ask(std::span<const int64_t> values) {
     return true;
   };
   const bool may_work_now = !status_.ok() && status_.code() != ErrorCode::kUnsupported;
-  if (!asked_ || may_work_now || !is_same() || !suits(values)) {
+  if (!asked_ || may_work_now || !is_same() || (!empty_ && !suits(values))) {
     asked_ = true;
     bound_ = false;
     symbols_.clear();
     values_.clear();
-    status_ = begin(values, &symbols_);
+    empty_ = makes_nothing(values);
+    status_ = empty_ ? Status() : begin(values, &symbols_);
     for (uint32_t n = group_.first; n <= group_.last; ++n) {
       ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
         const ir::View& view = graph_.views[index];
+        if (view.dynamic) return;
         symbols_.insert(symbols_.end(), view.sizes.begin(), view.sizes.end());
         symbols_.insert(symbols_.end(), view.strides.begin(), view.strides.end());
         symbols_.push_back(view.offset);
@@ -67,11 +70,24 @@ const Status& Unit::ask(std::span<const int64_t> values) {
   return status_;
 }
 
+// All that it writes has no elements.
+bool Unit::makes_nothing(std::span<const int64_t> values) const {
+  bool nothing = true;
+  for (uint32_t n = group_.first; n <= group_.last; ++n) {
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool writes) {
+      const ir::View& view = graph_.views[index];
+      const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
+      if (writes) nothing = nothing && !view.dynamic && std::ranges::any_of(view.sizes, is_zero);
+    });
+  }
+  return nothing;
+}
+
 const Status& Unit::bind(std::span<const int64_t> values) {
   (void)ask(values);
-  if (status_.ok() && !bound_) status_ = finish();
+  if (status_.ok() && !bound_ && !empty_) status_ = finish();
   bound_ = status_.ok();
-  if (bound_) set_numbers(values);
+  if (bound_ && !empty_) set_numbers(values);
   return status_;
 }
 
@@ -81,6 +97,10 @@ UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_
     : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
   // Done alone, a node leaves what a group would not.
   for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
+}
+
+bool UnitProgram::creates_buffer(uint32_t buffer) const {
+  return std::ranges::any_of(graph_.views, [&](const ir::View& view) { return view.buffer == buffer && view.dynamic; });
 }
 
 void UnitProgram::make_units(const LoadRequest& request) {
@@ -148,7 +168,7 @@ bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_erro
               "NotImplementedError"};
   }
   if (status.ok()) status = allocate(run, unit);
-  if (status.ok()) status = unit.run({run.buffers, run.buffer_count}, run.number);
+  if (status.ok() && !unit.is_empty()) status = unit.run(run);
   if (!status.ok()) set_error(status, node, error);
   return status.ok();
 }

@@ -25,9 +25,13 @@ class Unit {
   const Status& bind(std::span<const int64_t> values);
   // It was asked for, and nothing says that it cannot be done.
   bool is_good() const { return asked_ && status_.ok(); }
+  // There is nothing to do: no result has elements.
+  bool is_empty() const { return empty_; }
 
-  // Queues it, its results have memory. The GPU's context is current.
+  // Queues it, its results have memory but for dynamic ones. The GPU's context is current.
   virtual Status run(std::span<const tr_buffer> buffers, uint64_t number) = 0;
+  // Likewise; makes the memory of dynamic results, and says what these are.
+  virtual Status run(tr_run& run) { return this->run({run.buffers, run.buffer_count}, run.number); }
   // Buffers with memory that its nodes make or use.
   std::span<const uint32_t> fresh() const { return fresh_; }
 
@@ -45,12 +49,14 @@ class Unit {
   // Numbers that change nothing else. Called with each run's.
   virtual void set_numbers(std::span<const int64_t> values) = 0;
 
+  bool makes_nothing(std::span<const int64_t> values) const;
+
   const ir::Graph& graph_;
   const ir::Group group_;
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
   std::vector<int64_t> values_;  // of these
-  bool asked_ = false, bound_ = false;
+  bool asked_ = false, bound_ = false, empty_ = false;
   Status status_;
 };
 
@@ -60,7 +66,7 @@ class UnitProgram : public RunnerProgram {
   // `refused` counts groups that turn out to have no kernel.
   UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool creates_buffer(uint32_t buffer) const override;
   // Groups that look as if they could be done; that of one there is no kernel is found out when it is compiled.
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
   bool run(tr_run& run, tr_error* error) override;

@@ -34,6 +34,15 @@ std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
   return key;
 }
 
+// As the driver takes a kernel's parameters.
+std::vector<void*> parameters_of(const Work& work) {
+  if (work.one_parameter) return {const_cast<uint64_t*>(work.words.data())};
+  std::vector<void*> parameters;
+  parameters.reserve(work.words.size());
+  for (const uint64_t& word : work.words) parameters.push_back(const_cast<uint64_t*>(&word));
+  return parameters;
+}
+
 }  // namespace
 
 void WorkQueue::add(Work work) {
@@ -69,9 +78,7 @@ void WorkQueue::clear() {
 
 Status WorkQueue::queue(const Work& work) const {
   if (work.function == nullptr) return work.queue(stream_);
-  std::vector<void*> parameters;
-  parameters.reserve(work.words.size());
-  for (const uint64_t& word : work.words) parameters.push_back(const_cast<uint64_t*>(&word));
+  std::vector<void*> parameters = parameters_of(work);
   return to_status(driver_,
                    driver_.launch_kernel(work.function, work.grid, 1, 1, work.block[0], work.block[1], 1,
                                          work.shared_bytes, stream_, parameters.data(), nullptr),
@@ -171,9 +178,7 @@ bool WorkQueue::make_graph(const std::vector<Work>& works, Captured& captured) {
 }
 
 bool WorkQueue::set_parameters(const Captured& captured, size_t piece, const Work& work) const {
-  std::vector<void*> words;
-  words.reserve(work.words.size());
-  for (const uint64_t& word : work.words) words.push_back(const_cast<uint64_t*>(&word));
+  std::vector<void*> words = parameters_of(work);
   KernelNodeParameters parameters;
   parameters.function = work.function;
   parameters.grid_x = work.grid;

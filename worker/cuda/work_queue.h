@@ -23,10 +23,11 @@ struct Work {
   std::array<unsigned, 2> block = {1, 1};
   unsigned shared_bytes = 0;
   // Of a kernel: its parameters, each of 8 bytes. Of anything else: all that `queue` makes of it but for `what`.
-  std::vector<uint64_t> words;
+  std::vector<uint64_t> words = {};
+  bool one_parameter = false;  // of a kernel: its only parameter is a struct of these words
   // Without a function: what it is, and how it is queued.
-  std::shared_ptr<const void> what;
-  std::function<Status(Stream stream)> queue;
+  std::shared_ptr<const void> what = nullptr;
+  std::function<Status(Stream stream)> queue = nullptr;
 };
 
 // What is to be done on the GPU's work stream. It is held back until somebody uses the stream himself (`flush`): then
@@ -74,10 +75,10 @@ class WorkQueue {
   };
   // A sequence that was there. Several programs may have the same one, or one with memory that takes turns.
   struct Seen {
-    Key key;
-    std::list<Captured> graphs;  // the last one used first
-    bool never = false;          // it cannot be captured, or is not worth it
-    uint32_t restless = 0;       // how much more often than not most of a graph was exchanged
+    Key key = {};
+    std::list<Captured> graphs = {};  // the last one used first
+    bool never = false;               // it cannot be captured, or is not worth it
+    uint32_t restless = 0;            // how much more often than not most of a graph was exchanged
   };
 
   void queue_all(const std::vector<Work>& works);

@@ -5,6 +5,8 @@
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
+#include "worker/cuda/emulated/written.h"
+#include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 
 namespace torch_remote::worker::cuda::emulated {
@@ -33,6 +35,7 @@ Status open_device(remote::Transport&, const ServerOptions& options, std::functi
         return Status();
       },
       ""));
+  opened->runners.push_back(make_op_runner(*device, written_kernels()));
   opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
   opened->group_kinds = group_kinds() | product_group_kinds();
   opened->dtypes = dtypes();

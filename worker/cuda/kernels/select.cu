@@ -1,0 +1,112 @@
+// Elements that are not 0, and different values: how many there are depends on the data.
+
+#include "worker/cuda/kernels/device.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kEach = kSelectChunk / kThreads;
+
+__device__ bool is_set(u64 in, i64 at, i64 dtype) {
+  return is_float(dtype) ? load_float(in, at, dtype) != 0 : load_whole(in, at, dtype) != 0;
+}
+
+// Sums of the threads before; *all is that of the block.
+__device__ i64 sum_before(i64 mine, i64* shared, i64* all) {
+  sync();
+  shared[thread()] = mine;
+  for (int apart = 1; apart < kThreads; apart *= 2) {
+    sync();
+    i64 more = shared[thread()];
+    if (thread() >= apart) more += shared[thread() - apart];
+    sync();
+    shared[thread()] = more;
+  }
+  sync();
+  *all = shared[kThreads - 1];
+  return shared[thread()] - mine;
+}
+
+}  // namespace
+
+KERNEL(kThreads) select_count(const SelectCountArguments select) {
+  __shared__ i64 shared[kThreads];
+  const i64 first = block() * kSelectChunk + thread() * kEach;
+  i64 mine = 0, all = 0;
+  for (int i = 0; i < kEach; ++i) mine += first + i < select.count && is_set(select.in, first + i, select.dtype);
+  sum_before(mine, shared, &all);
+  if (thread() == 0) pointer<i64>(select.counts)[block()] = all;
+}
+
+// One block.
+KERNEL(kThreads) select_sum(const SelectSumArguments select) {
+  __shared__ i64 shared[kThreads];
+  i64 before = 0;
+  auto* const counts = pointer<i64>(select.counts);
+  for (i64 tile = 0; tile < select.count; tile += kThreads) {
+    const i64 at = tile + thread();
+    const i64 mine = at < select.count ? counts[at] : 0;
+    i64 all = 0;
+    const i64 sum = sum_before(mine, shared, &all);
+    if (at < select.count) counts[at] = before + sum;
+    before += all;
+  }
+  if (thread() == 0) counts[select.count] = before;
+}
+
+KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
+  __shared__ i64 shared[kThreads];
+  const i64 first = block() * kSelectChunk + thread() * kEach;
+  i64 mine = 0, all = 0;
+  for (int i = 0; i < kEach; ++i) mine += first + i < select.count && is_set(select.in, first + i, select.dtype);
+  i64 to = pointer<const i64>(select.counts)[block()] + sum_before(mine, shared, &all);
+  for (int i = 0; i < kEach; ++i) {
+    if (first + i >= select.count || !is_set(select.in, first + i, select.dtype)) continue;
+    if (select.values != 0) {
+      move(select.values, to, select.from, first + i, select.item);
+    } else {
+      i64 rest = first + i;
+      for (i64 d = select.rank - 1; d >= 0; --d) {
+        const i64 next = divide(rest, select.sizes[d]);
+        pointer<i64>(select.places)[to * select.rank + d] = rest - next * select.sizes[d];
+        rest = next;
+      }
+    }
+    ++to;
+  }
+}
+
+KERNEL(kThreads) unique_flags(const UniqueFlagsArguments unique) {
+  const auto* const keys = pointer<const u64>(unique.keys);
+  for (i64 i = first_item(); i < unique.count; i += all_threads()) {
+    pointer<u8>(unique.flags)[i] = i == 0 || keys[i] != keys[i - 1] || (unique.floats != 0 && keys[i] == kKeyOfNan);
+  }
+}
+
+KERNEL(kThreads) unique_write(const UniqueWriteArguments unique) {
+  __shared__ i64 shared[kThreads];
+  const i64 first = block() * kSelectChunk + thread() * kEach;
+  const auto* const flags = pointer<const u8>(unique.flags);
+  i64 mine = 0, all = 0;
+  for (int i = 0; i < kEach; ++i) mine += first + i < unique.count && flags[first + i] != 0;
+  i64 number = pointer<const i64>(unique.counts)[block()] + sum_before(mine, shared, &all) - 1;
+  for (int i = 0; i < kEach && first + i < unique.count; ++i) {
+    const i64 place = unique.sorted != 0 ? pointer<const u32>(unique.sorted)[first + i] : first + i;
+    if (flags[first + i] != 0) {
+      ++number;
+      move(unique.values, number, unique.in, place, unique.item);
+      if (unique.begins != 0) pointer<i64>(unique.begins)[number] = first + i;
+    }
+    if (unique.inverse != 0) pointer<i64>(unique.inverse)[place] = number;
+  }
+}
+
+KERNEL(kThreads) unique_count(const UniqueCountArguments unique) {
+  const auto* const begins = pointer<const i64>(unique.begins);
+  for (i64 i = first_item(); i < unique.count; i += all_threads()) {
+    pointer<i64>(unique.out)[i] = (i + 1 < unique.count ? begins[i + 1] : unique.end) - begins[i];
+  }
+}
+
+}  // namespace torch_remote::worker::cuda

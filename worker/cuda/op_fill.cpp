@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "worker/cuda/kernels/arguments.h"
+#include "worker/cuda/op_plan.h"
+
+// Elements that follow from their places, and what is made of copies.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+Status range(OpPlanner& planner, const RangeArguments& range, const OpTensor& to) {
+  planner.launch(KernelFile::kFill, "fill_range", range, blocks_for(range.count))
+      .at(&RangeArguments::out, planner.output(to));
+  return {};
+}
+
+Status arange(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  return range(planner,
+               {.count = to->count(),
+                .dtype = static_cast<i64>(to->dtype),
+                .first = planner.number("start"),
+                .step = planner.number("step", 1),
+                .whole_first = planner.whole("start"),
+                .whole_step = planner.whole("step", 1)},
+               *to);
+}
+
+Status linspace(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || !ir::is_float(to->dtype) || planner.tensor("start") || planner.tensor("end")) return refuse("of integers");
+  const int64_t count = to->count();
+  const double first = planner.number("start"), last = planner.number("end");
+  return range(planner,
+               {.count = count,
+                .dtype = static_cast<i64>(to->dtype),
+                .first = first,
+                .step = count > 1 ? (last - first) / static_cast<double>(count - 1) : 0,
+                .half = count / 2,
+                .last = count > 1 ? last : first},
+               *to);
+}
+
+// A part of what is written: where it begins, and its sizes.
+OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
+  OpTensor made = whole;
+  made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.sizes[dim] = size;
+  made.strides[dim] *= step;
+  return made;
+}
+
+// The result, in memory of its own if it is not packed or something else is there.
+std::optional<OpTensor> packed_result(OpPlanner& planner) {
+  std::optional<OpTensor> to = planner.result(0);
+  if (!to) return to;
+  to->place = planner.output(*to);
+  to->strides = packed_strides(to->sizes);
+  return to;
+}
+
+bool find_tensors(OpPlanner& planner, std::vector<OpTensor>* tensors) {
+  const ir::Arg* const list = planner.argument("tensors");
+  if (list == nullptr || list->tag != ir::ArgTag::kList) return false;
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return false;
+    tensors->push_back(planner.tensor_of(item.a));
+  }
+  return true;
+}
+
+size_t dim_in(int64_t dim, size_t rank) {
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
+}
+
+Status cat(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return refuse("without a list");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (const OpTensor& tensor : tensors) {
+    if (tensor.sizes.size() != to->sizes.size()) continue;  // of one dim, without elements
+    const int64_t size = tensor.sizes[dim];
+    planner.copy(tensor, part(*to, dim, begin, size));
+    begin += size;
+  }
+  return {};
+}
+
+Status stack(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || !find_tensors(planner, &tensors)) return refuse("without a list");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (OpTensor& tensor : tensors) {
+    tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+    tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+    planner.copy(tensor, part(*to, dim, begin++, 1));
+  }
+  return {};
+}
+
+// Of a slice: its begin, and its size for that step.
+std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t step) {
+  const auto place = [&](std::string_view name, int64_t otherwise) {
+    const int64_t given = planner.whole(name, otherwise);
+    return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+  };
+  const int64_t begin = place("start", 0), end = std::max(place("end", size), begin);
+  return {begin, (end - begin + step - 1) / step};
+}
+
+// Zeros, or `self`, with a part that is another tensor's.
+Status replace(OpPlanner& planner, std::string_view source, bool slices) {
+  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!from || !to || to->sizes.empty()) return refuse("without a result");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  if (self) {
+    planner.copy(*self, *to);
+  } else {
+    planner.zero(to->place, to->nbytes());
+  }
+  const int64_t size = to->sizes[dim];
+  if (slices) {
+    const int64_t step = planner.whole("step", 1);
+    const auto [begin, count] = slice_of(planner, size, step);
+    planner.copy(*from, part(*to, dim, begin, count, step));
+    return {};
+  }
+  const int64_t index = planner.whole("index");
+  OpTensor one = *from;
+  one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+  one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+  planner.copy(one, part(*to, dim, index < 0 ? index + size : index, 1));
+  return {};
+}
+Status slice_backward(OpPlanner& planner) { return replace(planner, "grad_output", true); }
+Status select_backward(OpPlanner& planner) { return replace(planner, "grad_output", false); }
+Status slice_scatter(OpPlanner& planner) { return replace(planner, "src", true); }
+Status select_scatter(OpPlanner& planner) { return replace(planner, "src", false); }
+
+Status pad(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> pads = planner.wholes("pad");
+  if (!self || !to || self->sizes.size() != to->sizes.size()) return refuse("without a result");
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{
+                  .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
+              blocks_for(to->count()))
+      .at(&FillArguments::out, to->place);
+  OpTensor from = *self, inner = *to;
+  for (size_t i = 0; i + 1 < pads.size(); i += 2) {
+    const size_t dim = self->sizes.size() - 1 - i / 2;
+    const int64_t before = pads[i], after = pads[i + 1];
+    const int64_t size = self->sizes[dim] + std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0);
+    from = part(from, dim, std::max<int64_t>(-before, 0), size);
+    inner = part(inner, dim, std::max<int64_t>(before, 0), size);
+  }
+  planner.copy(from, inner);
+  return {};
+}
+
+Status flip(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() > kMostDims) return refuse("of so many dims");
+  OpTensor from = *self;
+  if (from.count() == 0) return {};
+  for (const int64_t given : planner.wholes("dims")) {
+    if (from.sizes.empty()) break;
+    const size_t dim = dim_in(given, from.sizes.size());
+    from.place.offset += static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
+    from.strides[dim] = -from.strides[dim];
+  }
+  IndexArguments copy{.count = from.count(), .rank = static_cast<i64>(from.sizes.size())};
+  copy.item = ir::item_size(from.dtype);
+  for (size_t d = 0; d < from.sizes.size(); ++d) {
+    copy.sizes[d] = from.sizes[d];
+    copy.self_strides[d] = from.strides[d];
+    copy.value_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
+      .at(&IndexArguments::self, from.place)
+      .at(&IndexArguments::values, to->place);
+  return {};
+}
+
+// Two pieces a dim change places.
+void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
+               std::span<const std::pair<size_t, int64_t>> shifts) {
+  if (shifts.empty()) return planner.copy(from, to);
+  const auto [dim, given] = shifts.front();
+  const int64_t size = from.sizes[dim];
+  if (size == 0) return;
+  const int64_t shift = (given % size + size) % size;
+  roll_dims(planner, part(from, dim, 0, size - shift), part(to, dim, shift, size - shift), shifts.subspan(1));
+  if (shift != 0) roll_dims(planner, part(from, dim, size - shift, shift), part(to, dim, 0, shift), shifts.subspan(1));
+}
+
+Status roll(OpPlanner& planner) {
+  std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> shifts = planner.wholes("shifts"), dims = planner.wholes("dims");
+  if (!self || !to) return refuse("without a result");
+  std::vector<std::pair<size_t, int64_t>> pairs;
+  if (dims.empty()) {  // of all elements
+    self->place = planner.packed(*self);
+    for (OpTensor* const flat : {&*self, &*to}) {
+      flat->sizes = {flat->count()};
+      flat->strides = {1};
+    }
+    if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
+  } else if (self->sizes.empty() || dims.size() > 3) {
+    return refuse("of so many dims");
+  }
+  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
+    const size_t dim = dim_in(dims[i], self->sizes.size());
+    const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
+    if (same != pairs.end()) {
+      same->second += shifts[i];
+    } else {
+      pairs.emplace_back(dim, shifts[i]);
+    }
+  }
+  roll_dims(planner, *self, *to, pairs);
+  return {};
+}
+
+Status triangle(OpPlanner& planner, bool upper) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() < 2) return refuse("of no matrix");
+  const Place in = planner.packed(*self);
+  planner
+      .launch(KernelFile::kFill, "triangle",
+              TriangleArguments{.count = self->count(),
+                                .rows = self->sizes[self->sizes.size() - 2],
+                                .columns = self->sizes.back(),
+                                .diagonal = planner.whole("diagonal"),
+                                .upper = upper ? 1 : 0,
+                                .item = ir::item_size(self->dtype)},
+              blocks_for(self->count()))
+      .at(&TriangleArguments::in, in)
+      .at(&TriangleArguments::out, planner.output(*to));
+  return {};
+}
+Status lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
+Status upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
+
+// Bits of 1, or of NaN.
+uint64_t one_of(DType dtype) {
+  return dtype == DType::kFloat64    ? uint64_t{0x3FF} << 52
+         : dtype == DType::kFloat32  ? 0x3F800000
+         : dtype == DType::kFloat16  ? 0x3C00
+         : dtype == DType::kBFloat16 ? 0x3F80
+                                     : 1;
+}
+uint64_t nan_of(DType dtype) {
+  return dtype == DType::kFloat64    ? uint64_t{0x7FF8} << 48
+         : dtype == DType::kFloat32  ? 0x7FC00000
+         : dtype == DType::kFloat16  ? 0x7E00
+         : dtype == DType::kBFloat16 ? 0x7FC0
+                                     : 0;
+}
+
+// Sums and the like of a number, which is one itself; and of no elements, which `nothing` has the bits of.
+Status reduce_few(OpPlanner& planner, uint64_t (*nothing)(DType dtype)) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0), index = planner.result(1);
+  if (!self || !to) return refuse("without a result");
+  if (self->sizes.empty()) {
+    planner.copy(*self, *to);
+    if (index) planner.zero(planner.output(*index), index->nbytes());
+    return {};
+  }
+  if (self->count() != 0 || nothing == nullptr) return refuse("of so many dims");
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = to->count(), .item = ir::item_size(to->dtype), .bits = nothing(to->dtype)},
+              blocks_for(to->count()))
+      .at(&FillArguments::out, planner.output(*to));
+  return {};
+}
+Status sum(OpPlanner& planner) {
+  return reduce_few(planner, [](DType) { return uint64_t{0}; });
+}
+Status product(OpPlanner& planner) { return reduce_few(planner, one_of); }
+Status mean(OpPlanner& planner) { return reduce_few(planner, nan_of); }
+Status most(OpPlanner& planner) { return reduce_few(planner, nullptr); }
+
+constexpr NamedPlan kPlans[] = {{"arange", arange},
+                                {"linspace", linspace},
+                                {"cat", cat},
+                                {"stack", stack},
+                                {"_stack", stack},
+                                {"slice_backward", slice_backward},
+                                {"select_backward", select_backward},
+                                {"slice_scatter", slice_scatter},
+                                {"select_scatter", select_scatter},
+                                {"constant_pad_nd", pad},
+                                {"flip", flip},
+                                {"roll", roll},
+                                {"tril", lower_triangle},
+                                {"triu", upper_triangle},
+                                {"sum", sum},
+                                {"mean", mean},
+                                {"prod", product},
+                                {"amax", most},
+                                {"amin", most},
+                                {"max", most},
+                                {"min", most},
+                                {"any", sum},
+                                {"all", product}};
+
+}  // namespace
+
+std::span<const NamedPlan> fill_plans() { return kPlans; }
+
+}  // namespace torch_remote::worker::cuda

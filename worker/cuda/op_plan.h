@@ -1,0 +1,251 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ir/status.h"
+#include "worker/cuda/kernel_images.h"
+#include "worker/cuda/late_failures.h"
+#include "worker/cuda/place.h"
+
+// What is done for a node by kernels that are written by hand (worker/cuda/kernels). No GPU here.
+namespace torch_remote::worker::cuda {
+
+// A kernel, with its argument: a struct of kernels/arguments.h.
+struct OpLaunch {
+  KernelFile file = KernelFile::kFill;
+  const char* kernel = "";
+  unsigned grid = 1, block = 1;
+  std::vector<uint64_t> words;
+  // Words that only a run knows.
+  struct Address {
+    size_t word = 0;
+    Place place;
+  };
+  struct Parameter {
+    size_t word = 0;
+    ir::Sym symbol = ir::kNoSym;
+  };
+  std::vector<Address> addresses;
+  std::vector<Parameter> parameters;
+  std::optional<size_t> failure;  // an IndexRecord, whose operands are the plan's
+};
+
+// Bytes of one value.
+struct OpFill {
+  Place to;
+  uint64_t nbytes = 0;
+  uint8_t value = 0;
+};
+
+// Bytes that the host computes of the run's numbers.
+struct OpUpload {
+  Place to;
+  std::function<std::vector<std::byte>(std::span<const int64_t> values)> make;
+};
+
+using OpStep = std::variant<Moved, OpLaunch, OpFill, OpUpload>;
+
+// A result of which only data tell how large it is: packed.
+struct DynamicResult {
+  uint32_t view = 0;
+  ir::DType dtype = ir::DType::kInt64;
+  std::vector<int64_t> sizes;
+};
+
+struct OpPlan {
+  std::vector<uint64_t> scratch;  // bytes of each
+  std::vector<OpStep> steps;
+  std::vector<IndexedOperand> operands;  // of failures
+  // With dynamic results: a number (i64) that the host reads when the steps are done, and then what else is done. The
+  // second plan's scratch follows the first one's, and its buffers are those of the results.
+  std::optional<Place> count;
+  std::function<Status(int64_t count, OpPlan* rest, std::vector<DynamicResult>* results)> then;
+};
+
+// A view, in one run.
+struct OpTensor {
+  uint32_t view = 0;
+  Place place;
+  ir::DType dtype = ir::DType::kFloat32;
+  std::vector<int64_t> sizes, strides;
+
+  int64_t count() const;
+  bool is_packed() const;
+  uint64_t nbytes() const { return static_cast<uint64_t>(count()) * ir::item_size(dtype); }
+};
+
+// What lies before, along and behind a dim.
+struct Split {
+  int64_t outer = 1, length = 1, inner = 1;
+};
+Split split(std::span<const int64_t> sizes, int64_t dim);
+
+std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
+
+// Makes a node's plan for one run's values.
+class OpPlanner {
+ public:
+  OpPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, OpPlan* plan,
+            std::vector<ir::Sym>* symbols)
+      : graph_(graph), node_(graph.nodes[node]), number_(node), values_(values), plan_(plan), symbols_(symbols) {}
+
+  // -- the node
+
+  std::string_view op() const { return ir::op_desc(node_.opcode).name; }
+  // Null: there is no such argument, or it was not given.
+  const ir::Arg* argument(std::string_view name) const;
+  bool has(std::string_view name) const { return argument(name) != nullptr; }
+  // Numbers; the plan is made anew when they change.
+  int64_t whole(std::string_view name, int64_t otherwise = 0);
+  double number(std::string_view name, double otherwise = 0);
+  bool flag(std::string_view name, bool otherwise = false) { return whole(name, otherwise ? 1 : 0) != 0; }
+  std::vector<int64_t> wholes(std::string_view name);
+  int64_t value(ir::Sym symbol);
+  // A number as bits of an element.
+  uint64_t bits(std::string_view name, ir::DType dtype);
+  std::optional<OpTensor> tensor(std::string_view name);
+  OpTensor tensor_of(uint32_t view) const;
+  // The only one of `indices`, if it is a mask, and the dim that it begins with.
+  std::optional<std::pair<OpTensor, size_t>> mask() const;
+  // The i-th result, or the argument that it is. None: it is not wanted.
+  std::optional<OpTensor> result(size_t i);
+  // The view of a result whose size depends on data.
+  std::optional<uint32_t> dynamic_result(size_t i) const;
+
+  // -- its plan
+
+  Place scratch(uint64_t nbytes);
+  // Packed elements of it, in that dtype; those of it where it has them.
+  Place packed(const OpTensor& tensor, ir::DType dtype);
+  Place packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
+  // The same tensor, in memory that nothing else is written to.
+  OpTensor apart(const OpTensor& tensor, const OpTensor& written);
+  // Where packed elements of a result go, which no operand lies in; what is moved from there is moved by `finish`.
+  Place output(const OpTensor& to);
+  void copy(const OpTensor& from, const OpTensor& to);  // broadcast
+  void zero(Place to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
+  void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
+  uint32_t add_operand(int64_t dim);
+
+  // A launch of so many blocks (none: nothing is done), with words to fill in.
+  template <typename T>
+  class Call {
+   public:
+    Call(OpLaunch* launch, const T& given) : launch_(launch), given_(given) {}
+    template <typename U>
+    Call& at(U T::* member, const Place& place) {
+      if (launch_ != nullptr && place.buffer != kNowhere)
+        launch_->addresses.push_back({word(&(given_.*member)), place});
+      return *this;
+    }
+    template <typename F>
+    Call& at_word(F&& member, const Place& place) {
+      if (launch_ != nullptr && place.buffer != kNowhere) launch_->addresses.push_back({word(member(given_)), place});
+      return *this;
+    }
+    template <typename U>
+    Call& parameter(U T::* member, ir::Sym symbol) {
+      if (launch_ != nullptr) launch_->parameters.push_back({word(&(given_.*member)), symbol});
+      return *this;
+    }
+    template <typename F>
+    Call& failure(F&& member) {
+      if (launch_ != nullptr) launch_->failure = word(member(given_));
+      return *this;
+    }
+
+   private:
+    size_t word(const void* member) const {
+      return static_cast<size_t>(static_cast<const char*>(member) - reinterpret_cast<const char*>(&given_)) / 8;
+    }
+    OpLaunch* launch_;
+    const T given_;
+  };
+  template <typename T>
+  Call<T> launch(KernelFile file, const char* kernel, const T& given, int64_t grid, unsigned block = 256) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
+    if (grid <= 0) return {nullptr, given};
+    OpLaunch& made = std::get<OpLaunch>(plan_->steps.emplace_back(OpLaunch{}));
+    made.file = file;
+    made.kernel = kernel;
+    made.grid = static_cast<unsigned>(grid);
+    made.block = block;
+    made.words.resize(sizeof(T) / 8);
+    std::memcpy(made.words.data(), &given, sizeof(T));
+    return {&made, given};
+  }
+
+  // After the last step.
+  void finish();
+
+  OpPlan& plan() { return *plan_; }
+  const ir::Graph& graph() const { return graph_; }
+
+ private:
+  bool is_read(uint32_t buffer) const;
+  void move(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+
+  const ir::Graph& graph_;
+  const ir::Node& node_;
+  const uint32_t number_;
+  std::span<const int64_t> values_;
+  OpPlan* const plan_;
+  std::vector<ir::Sym>* const symbols_;
+  struct Late {
+    Place from;
+    OpTensor to;
+  };
+  std::vector<Late> late_;
+};
+
+// Blocks of 256 threads for so many items, each of which goes on to others.
+inline int64_t blocks_for(int64_t items) {
+  constexpr int64_t kMost = 4096;
+  return items <= 0 ? 0 : items > kMost * 256 ? kMost : (items + 255) / 256;
+}
+
+inline Status refuse(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
+
+// -- the ops
+
+using PlanOp = Status (*)(OpPlanner& planner);
+// Of an op's name: that of ATen's ops without namespace and overload; null: there is none.
+PlanOp find_op_plan(ir::Opcode opcode);
+
+// By file; each is a list of names and functions.
+struct NamedPlan {
+  std::string_view name;
+  PlanOp plan;
+};
+std::span<const NamedPlan> random_plans();
+std::span<const NamedPlan> scan_plans();
+std::span<const NamedPlan> sort_plans();
+std::span<const NamedPlan> index_plans();
+std::span<const NamedPlan> select_plans();
+std::span<const NamedPlan> fill_plans();
+std::span<const NamedPlan> attention_plans();
+
+// Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
+struct Sorted {
+  Place keys, places;
+};
+Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length);
+// The same of a tensor's elements, along a dim.
+Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Place packed, const Split& dims, bool descending,
+                   Sorted* sorted);
+
+// x[mask], whose size depends on data.
+Status plan_index_by_mask(OpPlanner& planner);
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,282 @@
+#include "worker/cuda/op_runner.h"
+
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "worker/cuda/copy_kernel.h"
+#include "worker/cuda/op_plan.h"
+#include "worker/cuda/unit_program.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// Modules that are loaded, and functions in them.
+class OpKernels {
+ public:
+  OpKernels(CudaDevice& device, KernelArchive archive) : device_(device), archive_(archive) {}
+  ~OpKernels() {
+    if (gpu().is_lost()) return;
+    const Current current(gpu());
+    gpu().queue().clear();
+    for (const Module module : modules_) {
+      if (module != nullptr) (void)gpu().driver().module_unload(module);
+    }
+    if (count_ != nullptr) (void)gpu().driver().mem_free_host(count_);
+  }
+  OpKernels(const OpKernels&) = delete;
+  OpKernels& operator=(const OpKernels&) = delete;
+
+  CudaDevice& device() { return device_; }
+
+  // The GPU's context is current, as in what follows.
+  Status find(KernelFile file, const char* name, Function* function) {
+    Function& known = functions_[name];
+    if (known == nullptr) {
+      Module& module = modules_[static_cast<size_t>(file)];
+      if (module == nullptr) {
+        if (Status status = load(file, &module); !status.ok()) return status;
+      }
+      const Result result = gpu().driver().module_get_function(&known, module, name);
+      if (result != Result::kSuccess) return to_status(gpu().driver(), result, "cuModuleGetFunction");
+    }
+    *function = known;
+    return {};
+  }
+
+  // Waits for what is queued.
+  Status read(DevicePointer from, int64_t* count) {
+    const Driver& driver = gpu().driver();
+    if (count_ == nullptr) {
+      void* memory = nullptr;
+      const Result result = driver.mem_host_alloc(&memory, sizeof(*count_), 0);
+      if (result != Result::kSuccess) return to_status(driver, result, "cuMemHostAlloc");
+      count_ = static_cast<int64_t*>(memory);
+    }
+    const bool good =
+        gpu().check(driver.memcpy_dtoh_async(count_, from, sizeof(*count_), gpu().work()), "cuMemcpyDtoHAsync") &&
+        gpu().check(driver.stream_synchronize(gpu().work()), "cuStreamSynchronize");
+    *count = good ? *count_ : 0;
+    return {};
+  }
+
+ private:
+  Gpu& gpu() { return device_.gpu(); }
+
+  Status load(KernelFile file, Module* module) {
+    const KernelArchive image = find_image(archive_, file, gpu().sm());
+    if (image.empty()) return {ErrorCode::kInternal, "remote: the worker has no kernels for " + gpu().name()};
+    const Result result = gpu().driver().module_load_data_ex(module, image.data(), 0, nullptr, nullptr);
+    return result == Result::kSuccess ? Status() : to_status(gpu().driver(), result, "cuModuleLoadDataEx");
+  }
+
+  CudaDevice& device_;
+  const KernelArchive archive_;
+  std::array<Module, kKernelFiles> modules_ = {};
+  std::map<std::string_view, Function> functions_;
+  int64_t* count_ = nullptr;  // pinned
+};
+
+// Memory for one run, which is given back when all of it is queued.
+struct Scratch {
+  Scratch() = default;
+  ~Scratch() {
+    for (tr_buffer& buffer : buffers) {
+      if (buffer.release != nullptr) buffer.release(buffer.owner);
+    }
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  std::vector<tr_buffer> buffers;
+};
+
+Status no_memory(uint64_t bytes) {
+  return {ErrorCode::kOutOfMemory, "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a kernel",
+          "OutOfMemoryError"};
+}
+
+class OpUnit final : public Unit {
+ public:
+  OpUnit(OpKernels& kernels, const ir::Graph& graph, const ir::Group& group, PlanOp make)
+      : Unit(graph, group), kernels_(kernels), make_(make) {}
+
+  Status run(std::span<const tr_buffer> buffers, uint64_t number) override {
+    Scratch scratch;
+    return do_plan(plan_, buffers, number, &scratch);
+  }
+  Status run(tr_run& run) override;
+
+ private:
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    plan_ = {};
+    OpPlanner planner(graph(), group().first, values, &plan_, symbols);
+    Status status = make_(planner);
+    planner.finish();
+    operands_ = std::make_shared<const std::vector<IndexedOperand>>(plan_.operands);
+    values_.clear();
+    return status;
+  }
+  // Seeds, which are others in each run.
+  void set_numbers(std::span<const int64_t> values) override {
+    values_.clear();
+    for (const OpStep& step : plan_.steps) {
+      const auto* const launch = std::get_if<OpLaunch>(&step);
+      const bool needs = std::holds_alternative<OpUpload>(step) || (launch != nullptr && !launch->parameters.empty());
+      if (!needs) continue;
+      values_.assign(values.begin(), values.end());
+      return;
+    }
+  }
+
+  Status do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, uint64_t number, Scratch* scratch);
+  Status do_launch(const OpLaunch& launch, std::span<const tr_buffer> buffers, uint64_t record, const Scratch& scratch);
+  static DevicePointer address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch) {
+    const tr_buffer& buffer =
+        place.buffer >= kScratch ? scratch.buffers[place.buffer - kScratch] : buffers[place.buffer];
+    return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
+  }
+
+  OpKernels& kernels_;
+  const PlanOp make_;
+  OpPlan plan_;
+  std::shared_ptr<const std::vector<IndexedOperand>> operands_;
+  std::vector<int64_t> values_;  // of the run, if they are needed
+};
+
+Status OpUnit::do_launch(const OpLaunch& launch, std::span<const tr_buffer> buffers, uint64_t record,
+                         const Scratch& scratch) {
+  Function function = nullptr;
+  if (Status status = kernels_.find(launch.file, launch.kernel, &function); !status.ok()) return status;
+  Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
+  work.words = launch.words;
+  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = address(word.place, buffers, scratch);
+  for (const OpLaunch::Parameter& word : launch.parameters) {
+    work.words[word.word] = static_cast<uint64_t>(values_[word.symbol]);
+  }
+  if (launch.failure) work.words[*launch.failure] = record;
+  kernels_.device().gpu().queue().add(std::move(work));
+  return {};
+}
+
+Status OpUnit::do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, uint64_t number, Scratch* scratch) {
+  CudaDevice& device = kernels_.device();
+  Gpu& gpu = device.gpu();
+  for (const uint64_t bytes : plan.scratch) {
+    if (!device.memory().allocate(bytes, &scratch->buffers.emplace_back(), Reach::kOwn)) return no_memory(bytes);
+  }
+  if (gpu.is_lost()) return {};
+  uint64_t record = 0;
+  for (const OpStep& step : plan.steps) {
+    Status status;
+    if (const auto* const launch = std::get_if<OpLaunch>(&step)) {
+      if (launch->failure && record == 0) {
+        record = device.take_failure_record(number, operands_);
+        if (record == 0) return gpu.is_lost() ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord));
+      }
+      status = do_launch(*launch, buffers, record, *scratch);
+    } else if (const auto* const moved = std::get_if<Moved>(&step)) {
+      status = queue_copy(gpu, device.kernels(),
+                          {.from = address(moved->from, buffers, *scratch),
+                           .to = address(moved->to, buffers, *scratch),
+                           .from_type = moved->from_type,
+                           .to_type = moved->to_type,
+                           .sizes = moved->sizes,
+                           .from_strides = moved->from_strides,
+                           .to_strides = moved->to_strides});
+    } else if (const auto* const fill = std::get_if<OpFill>(&step)) {
+      if (fill->nbytes == 0) continue;
+      static const std::shared_ptr<const void> kFills = std::make_shared<char>();
+      const DevicePointer to = address(fill->to, buffers, *scratch);
+      gpu.queue().add({.words = {to, fill->nbytes, fill->value},
+                       .what = kFills,
+                       .queue = [&gpu, to, nbytes = fill->nbytes, value = fill->value](Stream stream) {
+                         return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, value, nbytes, stream),
+                                          "cuMemsetD8Async");
+                       }});
+    } else {
+      const auto& upload = std::get<OpUpload>(step);
+      const auto bytes = std::make_shared<std::vector<std::byte>>(upload.make(values_));
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
+      device.copy_in(reinterpret_cast<void*>(address(upload.to, buffers, *scratch)), *bytes, bytes);
+    }
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status OpUnit::run(tr_run& run) {
+  const std::span<tr_buffer> buffers(run.buffers, run.buffer_count);
+  Scratch scratch;
+  if (Status status = do_plan(plan_, buffers, run.number, &scratch); !status.ok() || !plan_.count) return status;
+  int64_t count = 0;
+  CudaDevice& device = kernels_.device();
+  if (device.gpu().is_lost()) return {};
+  if (Status status = kernels_.read(address(*plan_.count, buffers, scratch), &count); !status.ok()) return status;
+  OpPlan rest;
+  std::vector<DynamicResult> results;
+  if (Status status = plan_.then(count, &rest, &results); !status.ok()) return status;
+  for (const DynamicResult& result : results) {
+    uint64_t nbytes = ir::item_size(result.dtype);
+    for (const int64_t size : result.sizes) nbytes *= static_cast<uint64_t>(size);
+    tr_buffer& buffer = buffers[graph().views[result.view].buffer];
+    if (buffer.release != nullptr) buffer.release(buffer.owner);
+    buffer = {};
+    if (!device.memory().allocate(nbytes, &buffer)) return no_memory(nbytes);
+    std::vector<int64_t> words = {static_cast<int64_t>(result.dtype), static_cast<int64_t>(result.sizes.size())};
+    words.insert(words.end(), result.sizes.begin(), result.sizes.end());
+    for (const int64_t stride : packed_strides(result.sizes)) words.push_back(stride);
+    if (run.word_count + words.size() > run.word_capacity) return Status::internal("cuda: too many words");
+    for (const int64_t word : words) run.words[run.word_count++] = word;
+  }
+  return do_plan(rest, buffers, run.number, &scratch);
+}
+
+class OpProgram final : public UnitProgram {
+ public:
+  OpProgram(OpKernels& kernels, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(kernels.device(), request, refused), kernels_(kernels) {
+    make_units(request);
+  }
+
+ private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    const PlanOp make = find_op_plan(graph.nodes[group.first].opcode);
+    if (group.first != group.last || make == nullptr) return nullptr;
+    return std::make_unique<OpUnit>(kernels_, graph, group, make);
+  }
+
+  OpKernels& kernels_;
+};
+
+class OpRunner final : public Runner {
+ public:
+  OpRunner(CudaDevice& device, KernelArchive archive) : kernels_(device, archive) {}
+
+  std::string description() const override { return "written kernels"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override {
+    return find_op_plan(graph.nodes[node].opcode) != nullptr;
+  }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<OpProgram>(kernels_, request, refused_);
+    return {};
+  }
+  bool has_op(const char* name) override {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && find_op_plan(opcode) != nullptr;
+  }
+
+ private:
+  OpKernels kernels_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_op_runner(CudaDevice& device, KernelArchive kernels) {
+  return std::make_unique<OpRunner>(device, kernels);
+}
+
+}  // namespace torch_remote::worker::cuda
