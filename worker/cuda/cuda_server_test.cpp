@@ -136,8 +136,9 @@ TEST_F(CudaServerTest, NamesTheOpThatNothingDoes) {
   run(1, {3, 12}, {1}, 100);
   std::string error;
   read(100, {3}, {1}, &error);
-  EXPECT_NE(error.find("nothing in this worker does the op 'aten::erfinv' (it has CUDA kernels, cuBLASLt, written kernels)"),
-            std::string::npos)
+  EXPECT_NE(
+      error.find("nothing in this worker does the op 'aten::erfinv' (it has CUDA kernels, cuBLASLt, written kernels)"),
+      std::string::npos)
       << error;
   run(2, {3, 12}, {1, 1}, 200);
   EXPECT_EQ(read(200, {3}, {1}), (Floats{2, 4, 6}));
