@@ -139,24 +139,33 @@ __device__ inline double rounded(double x, i64 dtype) {
   }
 }
 
-// An element of so many bytes.
+// An element of so many bytes. `kShared`: others may write the same there at the same time.
+template <typename T, bool kShared>
+__device__ inline void put(u64 to, i64 at, T x) {
+  if (kShared) {
+    pointer<volatile T>(to)[at] = x;
+  } else {
+    pointer<T>(to)[at] = x;
+  }
+}
+template <bool kShared = false>
 __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) {
   switch (item) {
     case 1:
-      pointer<u8>(to)[to_at] = pointer<const u8>(from)[from_at];
+      put<u8, kShared>(to, to_at, pointer<const u8>(from)[from_at]);
       break;
     case 2:
-      pointer<u16>(to)[to_at] = pointer<const u16>(from)[from_at];
+      put<u16, kShared>(to, to_at, pointer<const u16>(from)[from_at]);
       break;
     case 4:
-      pointer<u32>(to)[to_at] = pointer<const u32>(from)[from_at];
+      put<u32, kShared>(to, to_at, pointer<const u32>(from)[from_at]);
       break;
     case 8:
-      pointer<u64>(to)[to_at] = pointer<const u64>(from)[from_at];
+      put<u64, kShared>(to, to_at, pointer<const u64>(from)[from_at]);
       break;
     default:
-      pointer<u64>(to)[2 * to_at] = pointer<const u64>(from)[2 * from_at];
-      pointer<u64>(to)[2 * to_at + 1] = pointer<const u64>(from)[2 * from_at + 1];
+      put<u64, kShared>(to, 2 * to_at, pointer<const u64>(from)[2 * from_at]);
+      put<u64, kShared>(to, 2 * to_at + 1, pointer<const u64>(from)[2 * from_at + 1]);
   }
 }
 

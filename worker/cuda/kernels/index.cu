@@ -125,7 +125,7 @@ KERNEL(256) index_read(const IndexArguments index) {
 KERNEL(256) index_write(const IndexArguments index) {
   for (i64 p = first_item(); p < index.count; p += all_threads()) {
     const Spot spot = find(index, p, 0, index.rank, true);
-    if (spot.good) move(index.self, spot.self, index.values, spot.value, index.item);
+    if (spot.good) move<true>(index.self, spot.self, index.values, spot.value, index.item);
   }
 }
 
