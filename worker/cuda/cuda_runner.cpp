@@ -29,11 +29,17 @@ bool has_order(ir::Expansion expansion) {
          expansion == ir::Expansion::kScatter || expansion == ir::Expansion::kScatterAdd;
 }
 
+// Kernels written by hand (op_runner.h) read at indices of all forms.
+bool reads_at_indices(ir::Expansion expansion) {
+  return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
+         expansion == ir::Expansion::kIndex;
+}
+
 // Whether a kernel does the op alone.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !has_order(expansion) &&
-         !ir::is_join(opcode);
+         !reads_at_indices(expansion) && !ir::is_join(opcode);
 }
 
 // Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
