@@ -14,6 +14,7 @@
 #include "frontend/device/generator.h"
 #include "frontend/device/host_memory.h"
 #include "frontend/device/sync_debug.h"
+#include "frontend/device/worker_names.h"
 #include "frontend/hooks/hooks.h"
 #include "frontend/inspect/graph_object.h"
 #include "frontend/inspect/kineto.h"
@@ -109,6 +110,8 @@ py::object worker_info(int device) {
   info["session"] = worker->session();
   info["description"] = worker->description();
   info["last_acknowledged"] = worker->last_acknowledged();
+  info["last_sent"] = worker->last_sent();
+  info["lost"] = worker->health().message();
   info["process"] = worker_process(static_cast<c10::DeviceIndex>(device));
   return info;
 }
@@ -249,6 +252,14 @@ PYBIND11_MODULE(_C, module) {
              }));
   module.def("sync_debug_mode", [] { return static_cast<int>(f::sync_debug_mode()); });
   module.def("device_count", f::device_count);
+  module.def("add_device", wrap_pybind_function([](const std::string& worker) {
+               f::check_not_forked();
+               return static_cast<int>(f::add_device(worker));
+             }));
+  module.def("set_worker", wrap_pybind_function([](int device, const std::string& worker) {
+               f::set_worker(f::checked_device(device), worker);
+             }));
+  module.def("worker_names", wrap_pybind_function(f::worker_names));
   module.def("current_device", [] { return static_cast<int>(f::current_device()); });
   module.def("set_device", wrap_pybind_function(f::set_current_device));
   module.def("default_generator",

@@ -16,6 +16,7 @@ struct ListenOptions {
   remote::TlsFiles tls;  // with `authorities`, clients need a certificate
   std::chrono::milliseconds lease{60'000};     // that a session outlives its connection over a network
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
+  std::string status_file;  // where others see what sessions do (worker/status_file.h); empty: nowhere
   // Loads what sessions need into this process: called in theirs.
   std::function<Status(ServerOptions*)> load;
 };

@@ -30,6 +30,7 @@
 #include "remote/transport/unix_transport.h"
 #include "worker/control_socket.h"
 #include "worker/network_session.h"
+#include "worker/status_file.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -130,6 +131,7 @@ struct SessionProcess {
   int control = -1;    // of one whose client came over a network
   remote::SessionId session{};
   std::optional<Clock::time_point> asked;  // for room
+  SessionStatus* counts = nullptr;
 };
 
 // Its process has closed its end.
@@ -169,6 +171,9 @@ class Listener {
   // False: the other end is gone.
   bool read_control(SessionProcess& session);
   void let_in(SessionProcess& session);
+  // For a session's process that is about to be made, and after that.
+  SessionStatus* begin_status(const std::string& client) { return status_ ? status_->begin(client) : nullptr; }
+  SessionProcess& add_session(pid_t pid, SessionProcess::State state, std::string client, SessionStatus* counts);
 
   const ListenOptions& options_;
   const ServerOptions& server_;
@@ -184,6 +189,7 @@ class Listener {
     std::string how;
   };
   std::deque<Ended> ended_;
+  std::unique_ptr<StatusFile> status_;  // null if nobody wants it
 };
 
 Status Listener::open() {
@@ -198,6 +204,9 @@ Status Listener::open() {
         Status::invalid("remote: --listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ + "'");
   }
   if (!status.ok()) return status;
+  if (!options_.status_file.empty()) {
+    if (status = StatusFile::create(options_.status_file, options_.most, &status_); !status.ok()) return status;
+  }
   // They end waits, and come at no other time.
   struct sigaction child{};
   child.sa_handler = [](int) {};
@@ -308,6 +317,10 @@ void Listener::reap() {
     const auto session = std::ranges::find(sessions_, pid, &SessionProcess::pid);
     if (session == sessions_.end()) continue;
     std::string how = "it has ended";
+    if (status_) {
+      status_->end(session->counts);
+      if (WIFSIGNALED(status)) ++status_->all().killed;
+    }
     if (WIFSIGNALED(status)) {
       how = "it was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
       if (session->state != SessionProcess::State::kRefused) {
@@ -367,11 +380,12 @@ void Listener::forget_ours() {
 
 // --- over a Unix socket ----------------------------------------------------------------------------------------------
 
-[[noreturn]] void serve_unix_client(int client, const ListenOptions& options, const ServerOptions& server) {
+[[noreturn]] void serve_unix_client(int client, const ListenOptions& options, const ServerOptions& server,
+                                    SessionStatus* counts) {
   Status status;
   try {
-    const std::unique_ptr<remote::Transport> transport =
-        remote::make_unix_transport(client, remote::Lending::kReadOnly);
+    std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(client, remote::Lending::kReadOnly);
+    if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
     spdlog::debug("serving {}", transport->description());
     ServerOptions its = server;
     if (its.unavailable.ok()) {
@@ -382,6 +396,19 @@ void Listener::forget_ours() {
     status = Status::internal(std::string("remote: the session ends: ") + error.what());
   }
   end_process(status);
+}
+
+SessionProcess& Listener::add_session(pid_t pid, SessionProcess::State state, std::string client,
+                                      SessionStatus* counts) {
+  SessionProcess& session = sessions_.emplace_back();
+  session.pid = pid;
+  session.state = state;
+  session.client = std::move(client);
+  session.counts = counts;
+  if (counts != nullptr) counts->process = static_cast<uint64_t>(pid);
+  if (status_ && state == SessionProcess::State::kServing) ++status_->all().sessions;
+  if (status_ && state == SessionProcess::State::kRefused) ++status_->all().refused;
+  return session;
 }
 
 void Listener::begin_unix(int client) {
@@ -400,18 +427,18 @@ void Listener::begin_unix(int client) {
     its.greeting = kToRefuse;
     its.unavailable = {ErrorCode::kUnsupported, busy()};
   }
+  std::string name = "process " + std::to_string(process_of(client));
+  SessionStatus* const counts = state == State::kServing ? begin_status(name) : nullptr;
   const pid_t pid = fork();
   if (pid == 0) {
     forget_ours();
-    serve_unix_client(client, options_, its);
+    serve_unix_client(client, options_, its, counts);
   }
   if (pid < 0) {
     spdlog::error("cannot start a session's process: {}", std::strerror(errno));
+    if (status_) status_->end(counts);
   } else {
-    SessionProcess& session = sessions_.emplace_back();
-    session.pid = pid;
-    session.state = state;
-    session.client = "process " + std::to_string(process_of(client));
+    add_session(pid, state, std::move(name), counts);
   }
   close(client);
 }
@@ -482,6 +509,8 @@ void Listener::begin_session(int client, const Opening& opening) {
     spdlog::error("{}", status.message());
     return answer(client, Answer::kRefused, "it has no room just now; try again");
   }
+  std::string name = remote::peer_of(client);
+  SessionStatus* const counts = begin_status(name);
   const pid_t pid = fork();
   if (pid == 0) {
     forget_ours();
@@ -489,7 +518,7 @@ void Listener::begin_session(int client, const Opening& opening) {
     answer(client, Answer::kGoOn, {});
     Status status;
     try {
-      status = serve_network_client(client, opening, ends[1], options_, tls_, server_);
+      status = serve_network_client(client, opening, ends[1], options_, tls_, server_, counts);
     } catch (const std::exception& error) {
       status = Status::internal(std::string("remote: the session ends: ") + error.what());
     }
@@ -498,14 +527,11 @@ void Listener::begin_session(int client, const Opening& opening) {
   close(ends[1]);
   if (pid < 0) {
     spdlog::error("cannot start a session's process: {}", std::strerror(errno));
+    if (status_) status_->end(counts);
     close(ends[0]);
     return answer(client, Answer::kRefused, "it has no room just now; try again");
   }
-  SessionProcess& session = sessions_.emplace_back();
-  session.pid = pid;
-  session.state = SessionProcess::State::kUnproven;
-  session.client = remote::peer_of(client);
-  session.control = ends[0];
+  add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts).control = ends[0];
 }
 
 void Listener::hand_over(int client, const Opening& opening) {
@@ -549,10 +575,12 @@ void Listener::let_in(SessionProcess& session) {
   if (!session.asked) return;
   if (has_room()) {
     session.state = SessionProcess::State::kServing;
+    if (status_) ++status_->all().sessions;
     send_control(session.control, Control::kAdmitted, {});
   } else if (Clock::now() - *session.asked >= kForOneToEnd) {
     session.state = SessionProcess::State::kRefused;
     session.session = {};
+    if (status_) ++status_->all().refused;
     send_control(session.control, Control::kRefused, busy());
   } else {
     return;

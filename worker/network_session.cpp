@@ -119,7 +119,8 @@ class Returning {
 }  // namespace
 
 Status serve_network_client(int socket, const Opening& opening, int control, const ListenOptions& options,
-                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server) {
+                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
+                            SessionStatus* counts) {
   const Maker maker{control, options, std::move(tls), server.memory_limit ? server.memory_limit : UINT64_MAX};
   const remote::Admit admit = [control](remote::SessionId* session, uint64_t*) {
     remote::fill_random(*session);
@@ -142,8 +143,10 @@ Status serve_network_client(int socket, const Opening& opening, int control, con
     const uint64_t one = 1;
     (void)!write(interrupt, &one, sizeof(one));
   };
-  ResumingTransport transport(std::move(first), how, Returning(maker, greeted, interrupt));
-  return serve(transport, its);
+  std::unique_ptr<remote::Transport> transport =
+      std::make_unique<ResumingTransport>(std::move(first), how, Returning(maker, greeted, interrupt));
+  if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
+  return serve(*transport, its);
 }
 
 }  // namespace torch_remote::worker

@@ -6,13 +6,15 @@
 #include "remote/net/tls.h"
 #include "worker/listen_options.h"
 #include "worker/server.h"
+#include "worker/status_file.h"
 
 namespace torch_remote::worker {
 
 // The life of a session's process whose client came over a network and said `opening`: lets the client in or not, asks
 // the listener (over `control`) for room, loads what sessions need, serves, and takes its client's later connections
-// from the listener. Owns both descriptors. `tls` is null for tcp://.
+// from the listener. Owns both descriptors. `tls` is null for tcp://; `counts` may be null.
 Status serve_network_client(int socket, const remote::Opening& opening, int control, const ListenOptions& options,
-                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server);
+                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
+                            SessionStatus* counts);
 
 }  // namespace torch_remote::worker

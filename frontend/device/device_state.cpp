@@ -16,6 +16,7 @@
 #include "frontend/device/build_program.h"
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
+#include "frontend/device/worker_names.h"
 #include "frontend/source/source.h"
 #include "remote/client/event_log.h"
 #include "remote/wire/environment.h"
@@ -62,33 +63,14 @@ void after_fork_in_child() {
   }
 }
 
-// The workers' names, by device.
-std::vector<std::string> worker_names() {
-  const char* setting = std::getenv("TORCH_REMOTE_WORKER");
-  std::istringstream all(setting != nullptr ? setting : "");
-  std::vector<std::string> names;
-  for (std::string name; std::getline(all, name, ',');) names.push_back(name.empty() ? "local" : name);
-  if (names.empty()) names.emplace_back("local");
-  return names;
-}
-
 Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connection& connection) {
   if (Status status = remote::check_environment(); !status) return status;
-  const std::vector<std::string> names = worker_names();  // as they are now
-  if (names.size() > kMaxDevices || static_cast<size_t>(device) >= names.size()) {
-    return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(names.size()) +
-                           " workers, and remote:" + std::to_string(device) + " is used; at most " +
-                           std::to_string(kMaxDevices) + " can be named, with commas between them");
-  }
-  const std::string& where = names[device];
+  std::string where;
+  if (Status status = worker_name(device, &where); !status) return status;
   std::shared_ptr<remote::CaptureWriter> capture;
   if (Status status = open_capture(&capture); !status) return status;
-  const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
-  if (Status status =
-          remote::start_worker(where, paths(), threads != nullptr ? std::atoi(threads) : 0, go_on, &connection.worker);
-      !status) {
+  if (Status status = open_worker(device, where, paths(), go_on, keep_raised, &connection.worker); !status)
     return status;
-  }
   std::unique_ptr<remote::Transport> transport = connection.worker->take_transport();
   if (capture) transport = remote::capture_frames(std::move(transport), capture);
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
@@ -112,15 +94,17 @@ void stop(Connection& connection) {
 
 // GIL held. The class lives in the Python package.
 void set_worker_lost(const std::string& message) {
-  const py::object type = py::module_::import("torch_remote.errors").attr("WorkerLost");
-  py::object session = py::none(), acknowledged = py::none();
+  const py::object make = py::module_::import("torch_remote.errors").attr("worker_lost");
+  py::object session = py::none(), acknowledged = py::none(), device = py::none();
   for (int i = 0; i < device_count(); ++i) {
     const remote::Client* client = existing_client(static_cast<c10::DeviceIndex>(i));
     if (client == nullptr || client->health().ok()) continue;
     session = py::int_(client->session());
     acknowledged = py::int_(client->last_acknowledged());
+    device = py::int_(i);
   }
-  PyErr_SetObject(type.ptr(), type(message, session, acknowledged).ptr());
+  const py::object error = make(message, session, acknowledged, device);
+  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
 }
 
 // An exception that has been raised in Python by a signal handler while waiting without the GIL.
@@ -132,17 +116,15 @@ constinit thread_local c10::DeviceIndex detail::current_device = 0;
 
 void set_current_device(int device) { detail::current_device = checked_device(device); }
 
-int device_count() noexcept {
-  static const auto count = static_cast<int>(std::min<size_t>(worker_names().size(), kMaxDevices));
-  return count;
-}
+static_assert(kMostWorkers == kMaxDevices);
+int device_count() noexcept { return worker_count(); }
 
 c10::DeviceIndex checked_device(int index) {
   const int last = device_count() - 1;
   TORCH_CHECK(
       index >= 0 && index <= last, "remote: there is no device remote:", index, "; ",
       last == 0 ? std::string("remote:0 is the only one") : "remote:0 to remote:" + std::to_string(last) + " exist",
-      " (TORCH_REMOTE_WORKER names a worker for each, with commas between them)");
+      " (TORCH_REMOTE_WORKER names a worker for each, with commas between them; torch.remote.add_machine adds one)");
   return static_cast<c10::DeviceIndex>(index);
 }
 
@@ -317,13 +299,17 @@ void name_the_way_out() {
 
 }  // namespace
 
+void keep_raised() {
+  interrupted = std::make_unique<python_error>();
+  interrupted->persist();
+}
+
 bool keep_waiting() {
   if (!Py_IsInitialized()) return true;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return true;
   name_the_way_out();
-  interrupted = std::make_unique<python_error>();
-  interrupted->persist();
+  keep_raised();
   return false;
 }
 

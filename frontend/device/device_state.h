@@ -14,7 +14,8 @@ namespace torch_remote::frontend {
 
 inline constexpr int kMaxDevices = 16;
 
-// As many as TORCH_REMOTE_WORKER names workers (with commas between them) when this is first called.
+// As many as TORCH_REMOTE_WORKER names workers (with commas between them) when this is first called, and those that
+// were added since. It never becomes less.
 int device_count() noexcept;
 // The index, or an error if there is no such device.
 c10::DeviceIndex checked_device(int index);
@@ -69,6 +70,9 @@ int worker_process(c10::DeviceIndex device);
 
 // Passed to every wait: looks for Ctrl-C.
 bool keep_waiting();
+
+// Takes the exception that is set in this thread: what `raise` raises for the next kInterrupted. GIL held.
+void keep_raised();
 
 // True in a child of fork() whose parent had used the device. Every use then raises, as CUDA does.
 bool in_bad_fork();

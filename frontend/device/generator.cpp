@@ -89,7 +89,7 @@ RemoteGenerator* RemoteGenerator::clone_impl() const {
 const at::Generator& default_generator(c10::DeviceIndex device) {
   static const auto generators = [] {
     std::vector<at::Generator> all;
-    for (int i = 0; i < device_count(); ++i) {
+    for (int i = 0; i < kMaxDevices; ++i) {
       all.push_back(at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i)));
     }
     return all;

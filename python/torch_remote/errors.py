@@ -1,5 +1,7 @@
 """Exceptions of the device."""
 
+import sys
+
 
 class WorkerLost(RuntimeError):
     """The worker is gone: it died, was killed, or the connection to it broke.
@@ -15,6 +17,14 @@ class WorkerLost(RuntimeError):
         super().__init__(message)
         self.session = session
         self.last_acknowledged = last_acknowledged
+
+
+def worker_lost(message: str, session: int | None, last_acknowledged: int | None, device: int | None) -> WorkerLost:
+    """The error for a lost worker of a device: where a machine's provider knows more of its end, that is said, too."""
+    registry = sys.modules.get("torch_remote.providers.registry")
+    if registry is not None and device is not None:
+        message += registry.end_of(device)
+    return WorkerLost(message, session, last_acknowledged)
 
 
 class UnexpectedCompile(RuntimeError):

@@ -131,6 +131,7 @@ class Client {
   virtual std::string description() const = 0;
   virtual uint64_t session() const = 0;
   virtual uint64_t last_acknowledged() const = 0;
+  virtual uint64_t last_sent() const = 0;
 
   // Forked child: forget everything without touching the connection (no destructor of it runs).
   virtual void abandon() = 0;

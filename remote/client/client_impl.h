@@ -68,6 +68,7 @@ class ClientImpl final : public Client {
   std::string description() const override { return description_; }
   uint64_t session() const override { return session_; }
   uint64_t last_acknowledged() const override { return replies_.acknowledged(); }
+  uint64_t last_sent() const override { return replies_.last_sent(); }
 
   void abandon() override {
     abandoned_ = true;

@@ -124,8 +124,12 @@ class Returning {
 
 }  // namespace
 
+TlsFiles tls_files_from_environment() {
+  return {setting("TORCH_REMOTE_TLS_CERT"), setting("TORCH_REMOTE_TLS_KEY"), setting("TORCH_REMOTE_TLS_CA")};
+}
+
 Status dial_options_from_environment(DialOptions* options) {
-  options->tls = {setting("TORCH_REMOTE_TLS_CERT"), setting("TORCH_REMOTE_TLS_KEY"), setting("TORCH_REMOTE_TLS_CA")};
+  options->tls = tls_files_from_environment();
   return read_token_from_environment(&options->token);
 }
 

@@ -19,6 +19,8 @@ struct DialOptions {
 
 // TORCH_REMOTE_TOKEN_FILE, TORCH_REMOTE_TOKEN, TORCH_REMOTE_TLS_CA, TORCH_REMOTE_TLS_CERT, TORCH_REMOTE_TLS_KEY.
 Status dial_options_from_environment(DialOptions* options);
+// The last three of these.
+TlsFiles tls_files_from_environment();
 
 // Whether it begins like an address that `dial` takes.
 bool is_network_url(std::string_view url);

@@ -14,12 +14,15 @@
 #include "remote/net/dial.h"
 #include "remote/providers/child_process.h"
 #include "remote/transport/forwarding_transport.h"
+#include "remote/transport/stream_transport.h"
+#include "remote/transport/unix_transport.h"
 
 namespace torch_remote::remote {
 namespace {
 
 using namespace std::chrono_literals;
 
+constexpr std::string_view kUnix = "unix://", kSocket = "socket:", kChannel = "channel:";
 constexpr auto kAfterEndOfFile = 500ms;  // the connection ends a moment before the process does
 constexpr auto kAfterGoodbye = 2s;
 constexpr auto kAfterTerminate = 1s;
@@ -202,17 +205,53 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
 
 Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting,
                               std::unique_ptr<Worker>* worker) {
+  return connect_worker({url, {}, {}, -1}, keep_waiting, worker);
+}
+
+Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker) {
+  const std::string& url = endpoint.url;
+  if (url == kSocket) {
+    *worker = std::make_unique<ListeningWorker>(make_unix_transport(endpoint.socket));
+    return {};
+  }
+  if (url.starts_with(kChannel)) {
+    auto stream = make_socket_stream(endpoint.socket, url.substr(kChannel.size()));
+    *worker = std::make_unique<ListeningWorker>(
+        std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options()));
+    return {};
+  }
+  if (url.starts_with(kUnix)) return connect_unix_worker(url.substr(kUnix.size()), worker);
+  if (!is_network_url(url)) {
+    return Status::invalid("remote: a provider says that its worker is at '" + url +
+                           "', which is no address; it must give unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
+  }
   DialOptions options;
+  Status status;
+  if (endpoint.token.empty()) {
+    status = dial_options_from_environment(&options);
+  } else {
+    options.token = endpoint.token;
+    options.tls = tls_files_from_environment();
+  }
+  const auto take = [](const std::string& given, std::string& to) {
+    if (!given.empty()) to = given;
+  };
+  take(endpoint.tls.certificate, options.tls.certificate);
+  take(endpoint.tls.key, options.tls.key);
+  take(endpoint.tls.authorities, options.tls.authorities);
   std::unique_ptr<Transport> transport;
-  Status status = dial_options_from_environment(&options);
   if (status.ok()) status = dial(url, options, keep_waiting, &transport);
   if (status.ok()) *worker = std::make_unique<ListeningWorker>(std::move(transport));
   return status;
 }
 
+bool is_worker_name(std::string_view name) {
+  if (name == "local" || name == "inproc" || name.starts_with(kUnix)) return true;
+  return is_network_url(name) && name.find('?') == std::string_view::npos;  // with options it is a machine's
+}
+
 Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
                     std::unique_ptr<Worker>* worker) {
-  constexpr std::string_view kUnix = "unix://";
   if (name == "local") return start_local_worker({files.worker, files.plugin, files.torch_lib, threads}, worker);
   if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
   if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);

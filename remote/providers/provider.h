@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "ir/status.h"
+#include "remote/net/tls.h"
 #include "remote/transport/transport.h"
 
 // Who starts a worker, and where.
@@ -43,6 +45,17 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
 // (remote/net/dial.h). The session is resumed by itself when its connection breaks.
 Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker);
 
+// Where a worker is that somebody else has started.
+struct Endpoint {
+  std::string url;    // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT, or one of those below
+  std::string token;  // empty: the environment's
+  TlsFiles tls;       // empty ones: the environment's
+  // A connected stream socket: its owner is who connects. The worker at its other end shares memory ("socket:"), or
+  // only bytes go to and fro ("channel:DESCRIPTION": another program carries them).
+  int socket = -1;
+};
+Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker);
+
 // Where the parts of an installed package lie.
 struct WorkerFiles {
   std::string worker;     // bin/torch-remote-worker
@@ -50,6 +63,9 @@ struct WorkerFiles {
   std::string inproc;     // lib/libtorch_remote_inproc.so
   std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if it lies beside the package
 };
+
+// Whether `start_worker` knows what this is.
+bool is_worker_name(std::string_view name);
 
 // A worker by the name that users have for it: "local", "inproc", "unix://path", "tcp://host:port" or
 // "tls://host:port". `threads` is a local one's. What may take long asks `keep_waiting`, if it is not empty.

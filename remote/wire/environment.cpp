@@ -20,7 +20,9 @@ constexpr std::string_view kNumber = "number";
 constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_WORKER", "",
      "where tensors live: `local` (default: a child process), `inproc`, or a worker that listens: `unix://PATH`, "
-     "`tcp://HOST:PORT`, `tls://HOST:PORT`; several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+     "`tcp://HOST:PORT`, `tls://HOST:PORT`, or a machine that one is started on, `ssh://USER@HOST` "
+     "([machines.md](machines.md)); several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+    {"TORCH_REMOTE_SSH", "", "the command for machines of `ssh://`, with options: `ssh -i key`; default: `ssh`"},
     {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token that a worker at `tcp://` or `tls://` was given"},
     {"TORCH_REMOTE_TOKEN", "", "the token itself"},
     {"TORCH_REMOTE_TLS_CA", "",

@@ -48,9 +48,12 @@ def environment(folder: Path, programs: dict[str, Path]) -> dict[str, str]:
     for name, file in {**{name: package / "bin" / name for name in names}, **programs}.items():
         (path / name).symlink_to(file.resolve())
     (path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (path / "python").chmod(0o755)
+    (path / "torch-remote").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m torch_remote_cli "$@"\n')
+    for name in ("python", "torch-remote"):
+        (path / name).chmod(0o755)
     return {
         **os.environ,
+        "XDG_RUNTIME_DIR": str(folder),
         "PATH": f"{path}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
         "TORCH_REMOTE_PACKAGE": str(package.resolve()),

@@ -97,6 +97,7 @@ __all__ = [
     "StreamContext",
     "UnexpectedCompile",
     "WorkerLost",
+    "add_machine",
     "amp",
     "benchmark",
     "can_device_access_peer",
@@ -181,6 +182,14 @@ def __getattr__(name: str) -> Any:
         return tuple(_C.default_generator(i) for i in range(device_count()))
     why = f": {ABSENT[name]}" if name in ABSENT else ""
     raise AttributeError(f"module 'torch.remote' has no attribute '{name}'{why}")
+
+
+def add_machine(machine: Any, **arguments: Any) -> torch.device:
+    """Starts a machine and gives its first device: a URL ("ssh://user@host", "tcp://host:4500"), a provider's name
+    ("local") or a torch_remote.RemoteMachine. Arguments are those of RemoteMachine."""
+    from torch_remote.providers import add_machine
+
+    return add_machine(machine, **arguments)
 
 
 def load_exported(program: Any, device: torch.device | str = "remote") -> torch.nn.Module:

@@ -1,0 +1,19 @@
+"""Machines for workers: what starts them, where, and which devices they become (docs/machines.md).
+
+A *provider* starts workers of one kind of place; the entry points `torch_remote.providers` name more of them.
+"""
+
+from torch_remote.providers.machine import MachineStatus, RemoteMachine, add_machine, machines
+from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
+
+__all__ = [
+    "Endpoint",
+    "MachineError",
+    "MachineSpec",
+    "MachineStatus",
+    "Provider",
+    "ProviderStatus",
+    "RemoteMachine",
+    "add_machine",
+    "machines",
+]

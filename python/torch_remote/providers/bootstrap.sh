@@ -1,0 +1,62 @@
+# Run by sh on a machine that is to have a worker (torch_remote/providers/ssh.py): lines come in, an answer goes out for
+# each ("ok ..." or "failed ..."), and at last this becomes the worker. No single quotes here.
+umask 077
+root="${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/bundles"
+glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
+echo "torch-remote-bootstrap 1 $(uname -s) $(uname -m) ${glibc#glibc }"
+
+find_torch() {
+  for python in python3 python; do
+    command -v "$python" >/dev/null 2>&1 || continue
+    found=$("$python" -c "
+import importlib.metadata, importlib.util, os
+if importlib.metadata.version(\"torch\").partition(\"+\")[0] == \"$1\":
+    print(os.path.join(os.path.dirname(importlib.util.find_spec(\"torch\").origin), \"lib\"))
+" 2>/dev/null) && [ -f "$found/libtorch_cpu.so" ] && echo "$found" && return
+  done
+}
+
+find_gpus() {
+  for gpu in /proc/driver/nvidia/gpus/*/information; do
+    [ -f "$gpu" ] && sed -n "s/^Model:[[:space:]]*//p" "$gpu" | tr "\n" ";"
+  done
+}
+
+# Pieces from standard input: a line with the number of bytes, the bytes; 0 ends it.
+pieces() {
+  while read -r size && [ "$size" -gt 0 ]; do
+    head -c "$size" || return 1
+  done
+}
+
+# Only a whole archive gets its name. What is left over goes: parts, and what nobody asked for in two months.
+put() {
+  part="$root/$1.part.$$"
+  trap "rm -rf \"$part\" \"$part.good\"" EXIT
+  mkdir -p "$part" || return 1
+  pieces | { gzip -dc && : >"$part.good" || cat >/dev/null; } | { tar -xf - -C "$part" || { cat >/dev/null; false; }; } &&
+    [ -f "$part.good" ] && { mv "$part" "$root/$1" 2>/dev/null || [ -d "$root/$1" ]; }
+  whole=$?
+  rm -rf "$part" "$part.good"
+  trap - EXIT
+  find "$root" -mindepth 1 -maxdepth 1 \( -name "*.part.*" -mtime +1 -o -mtime +60 \) -exec rm -rf {} + 2>/dev/null
+  return $whole
+}
+
+while read -r word first rest; do
+  case "$word" in
+    torch) echo "ok $(find_torch "$first")" ;;
+    gpus) echo "ok $(find_gpus)" ;;
+    have) if [ -d "$root/$first" ]; then touch "$root/$first"; echo "ok $root/$first"; else echo "ok"; fi ;;
+    put) if put "$first"; then echo "ok $root/$first"; else echo "failed cannot unpack in $root"; fi ;;
+    run)
+      read -r bundle
+      read -r torch_lib
+      export TORCH_REMOTE_PACKAGE="$bundle" TORCH_REMOTE_WORKER_LOG="$first"
+      [ -n "$torch_lib" ] && export TORCH_REMOTE_TORCH_LIB="$torch_lib"
+      export LD_LIBRARY_PATH="$bundle/lib/system${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+      echo ok
+      exec "$bundle/bin/torch-remote-worker" --stdio $rest ;;
+    *) echo "failed $word is not known" ;;
+  esac
+done

@@ -1,0 +1,164 @@
+"""What a machine without torch_remote needs to run a worker: the program and its libraries, named by their contents.
+
+Two archives: the *worker* (program, plugin, code generator, and the shared libraries of this machine that these need,
+but for the C library), and *libtorch* (what the plugin is linked against), which a machine that has the same torch does
+not need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from torch_remote.providers.provider import MachineError
+
+_package = Path(__file__).parent.parent
+# Every Linux with glibc has these, and they must be of one version.
+_C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl))\.so\b.*")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Files by their names in it."""
+
+    files: dict[str, Path]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of names and contents."""
+        total = hashlib.sha256()
+        for name, file in sorted(self.files.items()):
+            total.update(f"{name}\0{_digest(file)}\0".encode())
+        return total.hexdigest()[:32]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.stat().st_size for file in self.files.values())
+
+    def packed(self) -> Iterator[bytes]:
+        """The archive, tar in gzip, in pieces; nothing of it is kept. Equal files give equal bytes."""
+        gzip = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+        for name, file in sorted(self.files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = file.stat().st_size
+            entry.mode = 0o755 if name.startswith("bin/") else 0o644
+            yield gzip.compress(entry.tobuf(tarfile.GNU_FORMAT))
+            with file.open("rb") as source:
+                while piece := source.read(_PIECE):
+                    yield gzip.compress(piece)
+            yield gzip.compress(bytes(-entry.size % tarfile.BLOCKSIZE))
+        yield gzip.compress(bytes(2 * tarfile.BLOCKSIZE)) + gzip.flush()
+
+    def needs_glibc(self) -> tuple[int, int]:
+        """The oldest C library that these files run with."""
+        versions = {(2, 17)}
+        for file in self.files.values():
+            for match in re.finditer(rb"GLIBC_(\d+)\.(\d+)\0", _dynamic_strings(file)):
+                versions.add((int(match[1]), int(match[2])))
+        return max(versions)
+
+
+def worker() -> Archive:
+    """Program, plugin, code generator, and what they need."""
+    files = {
+        "bin/torch-remote-worker": Path(
+            os.environ.get("TORCH_REMOTE_WORKER_BINARY") or _package / "bin/torch-remote-worker"
+        ),
+        "lib/libaten_plugin.so": _package / "lib/libaten_plugin.so",
+        "lib/libtorch_remote_codegen.so": _package / "lib/libtorch_remote_codegen.so",
+    }
+    for file in list(files.values()):
+        if not file.exists():
+            raise MachineError(f"remote: {file} is missing; install torch_remote again")
+    for file in list(files.values()):
+        for name, library in _needed(file, []).items():
+            files.setdefault(f"lib/system/{name}", library)
+    return Archive({name: file.resolve() for name, file in files.items()})
+
+
+def libtorch() -> Archive:
+    """torch's own library and what lies beside it that this needs."""
+    folder = Path(torch.__file__).parent / "lib"
+    needed = {"libtorch_cpu.so": folder / "libtorch_cpu.so"}
+    for name, library in _needed(folder / "libtorch_cpu.so", [folder]).items():
+        if library.parent == folder.resolve() or not library.is_relative_to("/lib"):
+            needed.setdefault(name, library)
+    return Archive({name: file.resolve() for name, file in needed.items() if not _is_system(file)})
+
+
+def torch_version() -> str:
+    """Of which torch a machine's libtorch must be: without what follows a plus."""
+    return torch.__version__.partition("+")[0]
+
+
+def _is_system(file: Path) -> bool:
+    return file.name.startswith(("libstdc++", "libgcc_s"))  # in the worker's archive
+
+
+def _needed(file: Path, folders: list[Path]) -> dict[str, Path]:
+    """The shared libraries that a file of this machine needs, but for the C library and torch's: by name."""
+    path = os.pathsep.join(map(str, [*folders, os.environ.get("LD_LIBRARY_PATH", "")])).strip(os.pathsep)
+    try:
+        output = subprocess.run(
+            ["ldd", str(file.resolve())],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "LD_LIBRARY_PATH": path},
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MachineError(f"remote: cannot find out which libraries {file} needs: {error}") from error
+    found = {}
+    for name, where in re.findall(r"^\s*(\S+) => (/\S+) ", output, flags=re.MULTILINE):
+        if not _C_LIBRARY.fullmatch(name) and (folders or not name.startswith(("libtorch", "libc10"))):
+            found[name] = Path(where).resolve()
+    return found
+
+
+def _dynamic_strings(file: Path) -> bytes:
+    """The names of symbols' versions stand in .dynstr, which lies near the beginning or the end of a library."""
+    most = 16 << 20
+    with file.open("rb") as source:
+        begin = source.read(most)
+        source.seek(max(most, os.fstat(source.fileno()).st_size - most))
+        return begin + source.read()
+
+
+def _digest(file: Path) -> str:
+    """SHA-256 of a file; remembered as long as its size and times stay."""
+    about = file.stat()
+    key = f"{file} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-remote" / "digests.json"
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        known = json.loads(cache.read_text())
+    if key not in known:
+        with file.open("rb") as source:
+            known[key] = hashlib.file_digest(source, "sha256").hexdigest()
+        with contextlib.suppress(OSError):  # a cache
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            partial = cache.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(dict(list(known.items())[-256:])))
+            partial.replace(cache)
+    return known[key]
+
+
+def write(archive: Archive, file: io.RawIOBase | io.BufferedIOBase) -> None:
+    """Writes it as one file, for those who carry it by hand."""
+    for piece in archive.packed():
+        file.write(piece)

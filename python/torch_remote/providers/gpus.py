@@ -1,0 +1,84 @@
+"""Names of GPUs: what users write, how drivers and clusters call the same thing."""
+
+import difflib
+import re
+
+from torch_remote.providers.provider import MachineError
+
+# Name -> pattern of what NVIDIA's driver calls it (without "NVIDIA "), other names that users have for it.
+_KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "T4": (r"(Tesla )?T4", ()),
+    "V100": (r"(Tesla )?V100\b.*", ()),
+    "A10": (r"A10", ("A10G",)),
+    "A100": (r"A100\b.*", ()),
+    "A100-40GB": (r"A100\b.*40GB", ("A100-40G",)),
+    "A100-80GB": (r"A100\b.*80GB", ("A100-80G",)),
+    "L4": (r"L4", ()),
+    "L40S": (r"L40S", ()),
+    "H100": (r"H100\b.*", ()),
+    "H200": (r"H200\b.*", ()),
+    "B200": (r"B200\b.*", ()),
+    "B300": (r"B300\b.*", ()),
+    "GB200": (r"GB200\b.*", ()),
+    "RTX-3090": (r"GeForce RTX 3090", ("3090",)),
+    "RTX-4090": (r"GeForce RTX 4090", ("4090",)),
+    "RTX-5090": (r"GeForce RTX 5090", ("5090",)),
+    "RTX-A6000": (r"RTX A6000", ("A6000",)),
+    "RTX-6000-Ada": (r"RTX 6000 Ada.*", ()),
+    "RTX-PRO-6000": (r"RTX PRO 6000\b.*", ()),
+}
+ANY = "any"  # whichever GPU there is
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_NAMES = {_plain(name): name for known, (_, others) in _KNOWN.items() for name in (known,)} | {
+    _plain(other): known for known, (_, others) in _KNOWN.items() for other in others
+}
+
+
+def names() -> list[str]:
+    """All that can be asked for."""
+    return [ANY, *_KNOWN]
+
+
+def canonical(gpu: str, count: int) -> tuple[str, int]:
+    """The name as it is in `names()`, and how many: of "a100", "A100:2" (without a number as many as `count` says)."""
+    name, colon, number = gpu.partition(":")
+    if colon:
+        if not re.fullmatch(r"[1-9]\d{0,2}", number):
+            raise MachineError(
+                f"remote: gpu={gpu!r} has no count after the colon; write {name + ':2'!r}, or gpu_count=2"
+            )
+        if count not in (1, int(number)):
+            raise MachineError(f"remote: gpu={gpu!r} and gpu_count={count} differ; give one of them")
+        count = int(number)
+    if _plain(name) == ANY:
+        return ANY, count
+    known = _NAMES.get(_plain(name).removeprefix("nvidia"))
+    if known is None:
+        near = difflib.get_close_matches(_plain(name), _NAMES, n=1, cutoff=0.5)
+        guess = f"did you mean {_NAMES[near[0]]!r}? " if near else ""
+        raise MachineError(f"remote: there is no GPU called {name!r}; {guess}Known are {', '.join(names())}")
+    return known, count
+
+
+def matches(gpu: str, driver_name: str) -> bool:
+    """Whether what the driver calls `driver_name` ("NVIDIA A100-SXM4-80GB") is a `gpu`."""
+    if gpu == ANY:
+        return True
+    return re.fullmatch(_KNOWN[gpu][0], driver_name.removeprefix("NVIDIA ").strip()) is not None
+
+
+def choose(gpu: str, count: int, there: list[str], where: str) -> list[int]:
+    """Indices of `count` GPUs among `there`, the driver's names in its order."""
+    found = [i for i, name in enumerate(there) if matches(gpu, name)]
+    if len(found) >= count:
+        return found[:count]
+    has = ", ".join(there) if there else "no NVIDIA GPU"
+    wanted = f"{count} GPU{'s' if count > 1 else ''}" + ("" if gpu == ANY else f" of kind {gpu}")
+    raise MachineError(
+        f"remote: {where} has {has}, and {wanted} {'are' if count > 1 else 'is'} wanted; ask for what is there"
+    )

@@ -1,0 +1,105 @@
+"""Provider `local`: workers that are child processes of this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from torch_remote.providers import gpus
+from torch_remote.providers.processes import Carrier, Log
+from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
+
+_package = Path(__file__).parent.parent
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def worker_arguments(spec: MachineSpec, gpu: int | None) -> list[str]:
+    """Arguments of torch-remote-worker."""
+    arguments = []
+    if spec.threads is not None:
+        arguments += ["--threads", str(spec.threads)]
+    if spec.memory_limit is not None:
+        arguments += ["--memory-limit", str(spec.memory_limit)]
+    if gpu is not None:
+        arguments += ["--device", f"cuda:{gpu}"]
+    return arguments
+
+
+def gpus_here() -> list[str]:
+    """What the driver calls this machine's GPUs, in the order of their bus ids, which is the driver's."""
+    names = []
+    for folder in sorted(_DRIVER.iterdir()) if _DRIVER.is_dir() else []:
+        for line in (folder / "information").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "Model":
+                names.append(value.strip())
+    return names
+
+
+class Local(Provider):
+    """A child process for each device, which shares memory with this one."""
+
+    can_pause = True
+
+    def __init__(self) -> None:
+        self._workers: dict[int, Carrier] = {}
+        self._log = Log()
+        self._paused = False
+
+    def start(self, spec: MachineSpec) -> Endpoint:
+        self._spec = spec
+        self._binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or str(_package / "bin/torch-remote-worker")
+        if not os.access(self._binary, os.X_OK):
+            raise MachineError(
+                f"remote: the worker's program {self._binary} is missing or not executable; install torch_remote again"
+            )
+        self._gpus = gpus.choose(spec.gpu, spec.gpu_count, gpus_here(), "this machine") if spec.gpu else None
+        return self.connect(0)
+
+    def connect(self, index: int) -> Endpoint:
+        if index in self._workers:
+            self._workers.pop(index).stop()
+        arguments = [self._binary, "--socket-fd", "{socket}", "--plugin", str(_package / "lib/libaten_plugin.so")]
+        environment = dict(os.environ)
+        environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.__file__).parent / "lib"))
+        worker = Carrier(
+            [*arguments, *worker_arguments(self._spec, self._gpus[index] if self._gpus else None)],
+            self._log,
+            environment=environment,
+            stdio=False,
+            what="the worker",
+        )
+        worker.what = f"the worker (pid {worker.pid})"
+        self._workers[index] = worker
+        return Endpoint("socket:", socket=worker.take_socket())
+
+    def stop(self) -> None:
+        for worker in self._workers.values():
+            worker.stop()
+        self._workers.clear()
+        self._log.close()
+
+    def status(self) -> ProviderStatus:
+        ends = [end for worker in self._workers.values() if (end := worker.end())]
+        if ends:
+            return ProviderStatus("lost", "; ".join(ends))
+        pids = ", ".join(str(worker.pid) for worker in self._workers.values())
+        if not self._workers:
+            return ProviderStatus("stopped")
+        return ProviderStatus("paused" if self._paused else "running", f"pid {pids}")
+
+    def logs(self) -> str:
+        return self._log.text()
+
+    def pause(self) -> None:
+        self._paused = True
+        for worker in self._workers.values():
+            worker.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._paused = False
+        for worker in self._workers.values():
+            worker.signal(signal.SIGCONT)

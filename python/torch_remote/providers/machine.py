@@ -1,0 +1,426 @@
+"""RemoteMachine: a machine that a provider starts, and its devices."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import torch
+
+from torch_remote import _C
+from torch_remote.providers import gpus, records, registry, watch
+from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, find_provider
+
+_log = logging.getLogger("torch_remote.machines")
+
+_TO_END = 0.5  # seconds: a connection ends a moment before the process does
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class MachineStatus:
+    """How a machine is."""
+
+    id: str
+    name: str  # its own, or where it is
+    provider: str
+    state: Literal["new", "running", "paused", "stopped", "lost"]
+    detail: str  # for people: why it was lost, processes, ...
+    devices: tuple[str, ...]  # "remote:1", ...; none while it is stopped
+    gpu: str | None
+    gpu_count: int
+    seconds: float  # since it was started
+    idle_seconds: float  # since its devices were last used
+    price: float | None  # US dollars per hour, if known
+
+
+def bytes_of(text: int | str) -> int:
+    """2147483648 of "2G"."""
+    if isinstance(text, int):
+        number = text
+    else:
+        match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+        if match is None:
+            raise MachineError(f"remote: {text!r} is no number of bytes; write 8G, 500M or 1000000")
+        number = int(match[1]) * _UNITS[match[2].upper()]
+    if number <= 0:
+        raise MachineError(f"remote: memory_limit={text!r} leaves no memory; write 8G, 500M or 1000000")
+    return number
+
+
+def _seconds(name: str, value: float | str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0
+    if not 0 < number < float("inf"):
+        raise MachineError(f"remote: {name}={value!r} is no time; give seconds, more than 0")
+    return number
+
+
+def _count(name: str, value: int | str, most: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if not 1 <= number <= most or number != float(value):
+        raise MachineError(f"remote: {name}={value!r} must be a whole number from 1 to {most}")
+    return number
+
+
+class RemoteMachine:
+    """A machine with workers; each of its devices is a `remote:i` while it runs.
+
+        with torch_remote.RemoteMachine("ssh", host="user@gpu.example.org", gpu="A100") as machine:
+            model.to(machine.device())
+
+    Args:
+        provider: who starts it ("local", "ssh", "tcp", "tls", "ray", "kubernetes", "modal", or one that another package
+            brings), or a URL: "ssh://user@host?gpu=A100".
+        gpu: the GPU that each device must be ("A100", "H100-80GB", "any"); with a count "A100:2". None: CPUs.
+        gpu_count: how many devices; without `gpu`, workers on the CPU.
+        threads: of each worker; None: as many as torch chooses there.
+        memory_limit: of each worker's tensors: bytes, or "8G".
+        idle_timeout: seconds without use after which the machine is stopped, with all tensors on it.
+        name: for lists; default: where it is.
+        options: the provider's own (docs/machines.md).
+
+    Thread safe. Raises MachineError for what cannot be had.
+    """
+
+    def __init__(
+        self,
+        provider: str = "local",
+        gpu: str | None = None,
+        *,
+        gpu_count: int = 1,
+        threads: int | None = None,
+        memory_limit: int | str | None = None,
+        idle_timeout: float | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        given: dict[str, Any] = {
+            "gpu": gpu, "gpu_count": gpu_count, "threads": threads, "memory_limit": memory_limit,
+            "idle_timeout": idle_timeout, "name": name, **options,
+        }  # fmt: skip
+        if "://" in provider:
+            provider, given = _read_url(provider, given)
+        self._kind = find_provider(provider)
+        count = _count("gpu_count", given.pop("gpu_count"), 16)
+        gpu = given.pop("gpu")
+        if gpu is not None:
+            gpu, count = gpus.canonical(gpu, count)
+        threads, limit = given.pop("threads"), given.pop("memory_limit")
+        idle = _seconds("idle_timeout", given.pop("idle_timeout"))
+        label = given.pop("name")
+        options = {key: value for key, value in given.items() if value is not None}
+        for option in options:
+            if option not in self._kind.options:
+                known = ", ".join(self._kind.options) or "none"
+                raise MachineError(f"remote: provider {provider!r} has no option {option!r}; it has {known}")
+        self.spec = MachineSpec(
+            id=f"m-{secrets.token_hex(4)}",
+            provider=provider,
+            gpu=gpu,
+            gpu_count=count,
+            threads=None if threads is None else _count("threads", threads, 4096),
+            memory_limit=None if limit is None else bytes_of(limit),
+            idle_timeout=idle,
+            options=options,
+        )
+        address = options.get(self._kind.address) if self._kind.address else None
+        self.name: str = label or (f"{provider}://{address}" if address else provider)
+        self._lock = threading.RLock()  # of its life; a device that connects does not wait for it
+        self._connecting = threading.Lock()
+        self._provider: Provider | None = None
+        self._first: Endpoint | None = None  # of `start`, until it is used
+        self._shared: Endpoint | None = None  # of `start`, for all devices
+        self._devices: list[int] = []
+        self._state: Literal["new", "running", "paused", "stopped"] = "new"
+        self._why = ""
+        self._logs = ""
+        self._started = time.monotonic()
+        self._watch: watch.Watch | None = None
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    def __repr__(self) -> str:
+        return f"<RemoteMachine {self.id} {self.name} {self._state}>"
+
+    # -- life
+
+    def start(self) -> RemoteMachine:
+        """Starts the machine and connects its devices; does nothing if it runs. Ctrl-C ends it, and undoes it."""
+        with self._lock:
+            if self._state in ("running", "paused"):
+                return self
+            registry.check_may_start()
+            try:
+                self._start_provider()
+                self._devices = registry.give_devices(self)
+                for index in self._devices:
+                    _C.machine(index)  # connects
+            except BaseException as error:
+                self._end("it could not be started")
+                if isinstance(error, RuntimeError) and not isinstance(error, MachineError):
+                    raise MachineError(str(error)) from error
+                raise
+            self._run()
+            return self
+
+    def start_for(self, devices: list[int]) -> None:
+        """The same for devices that there are, those that TORCH_REMOTE_WORKER names: one of them connects just now."""
+        with self._lock:
+            try:
+                self._start_provider()
+            except BaseException:
+                self._end("it could not be started")
+                raise
+            self._devices = devices
+            self._run()
+
+    def leave(self) -> None:
+        """Ends a machine of such devices while one of them connects, so they are not waited for."""
+        with self._lock:
+            if self._state in ("running", "paused"):
+                self._end("it was started anew", disconnect=False)
+
+    def _start_provider(self) -> None:
+        self._provider = self._kind()
+        _log.info("starting %s (%s)", self.name, self.id)
+        self._first = self._provider.start(self.spec)
+        if self._first.socket is None:
+            self._shared = self._first
+
+    def _run(self) -> None:
+        self._state = "running"
+        self._why = ""
+        self._started = time.monotonic()
+        _log.info("%s (%s) runs", self.name, self.id)
+        records.write(self)
+        self._watch = watch.Watch(self, self.spec.idle_timeout)
+
+    def stop(self) -> None:
+        """Ends the machine, and waits for that: what its devices had is lost, and they are no more until `start`."""
+        with self._lock:
+            if self._state in ("running", "paused"):
+                self._end("it was stopped")
+
+    def _end(self, why: str, disconnect: bool = True) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if self._state == "paused" and self._provider is not None:
+            self._provider.resume()
+        self._state = "stopped"
+        self._why = why
+        devices, self._devices = self._devices, []
+        try:
+            for index in devices if disconnect else ():
+                _C.restart(index)  # says goodbye
+            registry.take_devices(self, devices, why)
+        finally:
+            provider, self._provider = self._provider, None
+            first, self._first, self._shared = self._first, None, None
+            if first is not None and first.socket is not None:
+                first.socket.close()
+            if provider is not None:
+                try:
+                    provider.stop()
+                finally:
+                    self._logs = provider.logs()
+            records.remove(self.id)
+            _log.info("%s (%s): %s", self.name, self.id, why)
+
+    def __enter__(self) -> RemoteMachine:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def pause(self) -> None:
+        """Has the machine use no processor, and keep its tensors; whatever uses a device of it resumes it."""
+        for index in self.device_indices():
+            _C.synchronize(index)
+        with self._lock:
+            provider = self._running("paused")
+            if not self._kind.can_pause:
+                raise MachineError(
+                    f"remote: machines of provider {self.spec.provider!r} cannot be paused; stop() ends them, with "
+                    "their tensors (torch.save keeps these)"
+                )
+            if self._state == "paused":
+                return
+            provider.pause()
+            self._state = "paused"
+            assert self._watch is not None
+            self._watch.paused()
+
+    def resume(self) -> None:
+        """Undoes `pause`; does nothing if it is not paused."""
+        with self._lock:
+            provider = self._running("resumed")
+            if self._state == "paused":
+                provider.resume()
+                self._state = "running"
+
+    def _running(self, what: str) -> Provider:
+        if self._provider is None or self._state not in ("running", "paused"):
+            raise MachineError(f"remote: {self!r} does not run, so it cannot be {what}; start() it")
+        return self._provider
+
+    # -- use
+
+    def device(self, index: int = 0) -> torch.device:
+        """The machine's device of that index, from 0 to gpu_count - 1."""
+        with self._lock:
+            if not self._devices:
+                raise MachineError(
+                    f"remote: {self!r} has no devices, as {self._why or 'it was not started'}; start() it"
+                )
+            if not 0 <= index < len(self._devices):
+                raise MachineError(
+                    f"remote: {self!r} has {len(self._devices)} device{'s' if len(self._devices) > 1 else ''}, and no "
+                    f"device({index}); ask for more with gpu_count="
+                )
+            return torch.device("remote", self._devices[index])
+
+    def devices(self) -> list[torch.device]:
+        """All of them; none while the machine does not run."""
+        with self._lock:
+            return [torch.device("remote", index) for index in self._devices]
+
+    def connect(self, device: int) -> Endpoint:
+        """Where the worker of the device remote:`device` is: the device connects."""
+        with self._connecting:
+            provider, devices = self._provider, self._devices
+            if provider is None or device not in devices:
+                raise MachineError(f"remote: {self!r} does not run ({self._why or 'it was not started'}); start() it")
+            index = devices.index(device)
+            if index == 0 and self._first is not None:
+                first, self._first = self._first, None
+                return first
+            if type(provider).connect is not Provider.connect:
+                return provider.connect(index)
+            if self._shared is None:
+                raise MachineError(f"remote: provider {self.spec.provider!r} gives a socket, and has no connect()")
+            return self._shared
+
+    # -- looking
+
+    def status(self) -> MachineStatus:
+        """How it is now."""
+        with self._lock:
+            state: Any = self._state
+            detail, price = self._why, None
+            if self._provider is not None:
+                its = self._provider.status()
+                detail, price = its.detail, self._provider.price()
+                state = "lost" if its.state in ("lost", "stopped") else state
+                for index in self._devices:
+                    info = _C.worker_info(index)
+                    if state != "lost" and info is not None and info["lost"]:
+                        state, detail = "lost", info["lost"]
+            return MachineStatus(
+                id=self.id,
+                name=self.name,
+                provider=self.spec.provider,
+                state=state,
+                detail=detail,
+                devices=tuple(f"remote:{index}" for index in self._devices),
+                gpu=self.spec.gpu,
+                gpu_count=self.spec.gpu_count,
+                seconds=time.monotonic() - self._started if self._devices else 0.0,
+                idle_seconds=self._watch.idle_seconds() if self._watch is not None else 0.0,
+                price=price,
+            )
+
+    def logs(self) -> str:
+        """What the workers wrote: the end of it, if that is much. Also after `stop`."""
+        with self._lock:
+            return self._provider.logs() if self._provider is not None else self._logs
+
+    def end_of(self) -> str:
+        """What the provider knows of how it ended, for an error; empty if it has not. Waits for no lock."""
+        provider = self._provider
+        deadline = time.monotonic() + _TO_END
+        while provider is not None:
+            its = provider.status()
+            if its.state == "lost":
+                return its.detail
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return ""
+
+    def idle_for_too_long(self) -> None:
+        """The watch says so."""
+        with self._lock:
+            if self._state in ("running", "paused"):
+                self._end(f"it was not used for {self.spec.idle_timeout:g} s (idle_timeout)")
+
+    def resume_if_used(self, used: bool) -> bool:
+        """The watch of a paused machine: whether it is not to look any more."""
+        with self._lock:
+            if self._state == "paused" and used:
+                self.resume()
+            return self._state != "paused"
+
+    def device_indices(self) -> list[int]:
+        return list(self._devices)
+
+
+def _read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """ "ssh://user@host:22?gpu=A100&threads=2": the provider, and the arguments with those of the URL."""
+    parts = urlsplit(url)
+    kind = find_provider(parts.scheme)
+    arguments = dict(given)
+    address = unquote(parts.netloc + parts.path)
+    if address:
+        if kind.address is None:
+            raise MachineError(
+                f"remote: provider {parts.scheme!r} has no address; write {parts.scheme + '://'!r}, not {url!r}"
+            )
+        arguments[kind.address] = address
+    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+        if arguments.get(key) not in (None, 1 if key == "gpu_count" else None):
+            raise MachineError(f"remote: {key} is given twice, in {url!r} and beside it")
+        arguments[key] = value
+    return parts.scheme, arguments
+
+
+def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:
+    """Starts a machine, unless it runs, and gives its first device.
+
+    Args:
+        machine: a RemoteMachine, a URL ("ssh://user@host", "tcp://host:4500") or a provider's name.
+        arguments: of RemoteMachine, for a URL or a name.
+    """
+    if isinstance(machine, RemoteMachine):
+        if arguments:
+            raise MachineError(f"remote: {machine!r} is made already; {', '.join(arguments)} cannot be given here")
+        return machine.start().device()
+    return RemoteMachine(machine, **arguments).start().device()
+
+
+def machines() -> list[RemoteMachine]:
+    """The machines of this process that run, the oldest first."""
+    return [machine for machine in registry.machines() if isinstance(machine, RemoteMachine)]
+
+
+registry.make = RemoteMachine

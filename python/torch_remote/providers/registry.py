@@ -1,0 +1,145 @@
+"""Which machine each device belongs to. What TORCH_REMOTE_WORKER names is started here when it is first used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from torch_remote import _C
+from torch_remote.providers.handle import Machine
+from torch_remote.providers.provider import Endpoint, MachineError
+
+make: Callable[[str], Machine] | None = None  # of a URL: RemoteMachine
+
+_MACHINE = "machine:"
+_STOPPED = "stopped:"
+
+_lock = threading.Lock()  # of the two; nothing is started or waited for with it held
+_owners: dict[int, Machine] = {}  # by device
+_free: list[int] = []  # devices whose machine was stopped, the oldest first
+_all: dict[str, Machine] = {}  # by id
+
+
+def machines() -> list[Machine]:
+    """The machines of this process that run, the oldest first."""
+    with _lock:
+        return list(_all.values())
+
+
+def check_may_start() -> None:
+    if _C.in_bad_fork():
+        raise RuntimeError(
+            "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use the "
+            "'spawn' start method"
+        )
+
+
+def give_devices(machine: Machine) -> list[int]:
+    """Devices for a machine: new ones, or when there are 16, those whose machine was stopped first."""
+    given = []
+    name = _MACHINE + machine.id
+    with _lock:
+        try:
+            for _ in range(machine.spec.gpu_count):
+                # A tensor of such a device is lost, like that of a lost worker: nobody else's is shown instead.
+                if _free:
+                    index = _free.pop(0)
+                    _C.set_worker(index, name)
+                else:
+                    index = _C.add_device(name)
+                given.append(index)
+        except BaseException:
+            for index in given:
+                _C.set_worker(index, f"{_STOPPED}{machine!r}: there is no room for all of its devices")
+            _free.extend(given)
+            raise
+        _owners.update(dict.fromkeys(given, machine))
+        _all[machine.id] = machine
+    # As where a device is used first: torch's engine may know nothing of these devices.
+    torch.autograd.set_multithreading_enabled(False)
+    for index in given:
+        # As if it had been there when the user said torch.manual_seed.
+        _C.default_generator(index).manual_seed(torch.initial_seed())
+    return given
+
+
+def take_devices(machine: Machine, devices: list[int], why: str) -> None:
+    """The machine has ended."""
+    with _lock:
+        _all.pop(machine.id, None)
+        for index in devices:
+            if _owners.pop(index, None) is not None and _named.pop(index, None) is None:
+                _C.set_worker(index, f"{_STOPPED}{machine!r}: {why}")
+                _free.append(index)
+
+
+# -- devices that TORCH_REMOTE_WORKER names
+
+_named: dict[int, str] = {}  # by device: as it was named when it was started
+_turns: dict[str, threading.Lock] = {}  # by name
+
+
+def connect(device: int, name: str) -> Endpoint:
+    """Where the worker of a device is, which is called `name` (frontend/device/worker_names.h)."""
+    if name.startswith(_STOPPED):
+        raise MachineError(f"remote: remote:{device} has no worker: {name.removeprefix(_STOPPED)}; start() it again")
+    if name.startswith(_MACHINE):
+        with _lock:
+            machine = _owners.get(device)
+        if machine is None:
+            raise MachineError(f"remote: the machine of remote:{device} has just been stopped; start() it again")
+        return machine.connect(device)
+    with _lock:
+        turn = _turns.setdefault(name, threading.Lock())
+    with turn:  # devices of one machine may connect at once
+        with _lock:
+            machine = _owners.get(device)
+        if machine is not None and _named.get(device) == name:
+            try:
+                return machine.connect(device)
+            except MachineError:
+                if machine.status().state != "lost":
+                    raise
+        if machine is not None:  # another name, or nothing to go on with: started anew
+            machine.leave()
+            machine = None
+        if machine is None:
+            machine = _start_named(device, name)
+    return machine.connect(device)
+
+
+def _start_named(device: int, name: str) -> Machine:
+    check_may_start()
+    if "://" not in name:
+        raise MachineError(
+            f"remote: '{name}' is not a worker (TORCH_REMOTE_WORKER); use 'local' (the default), 'inproc', "
+            "'unix://path', 'tcp://host:port', 'tls://host:port', or a machine: 'ssh://user@host'"
+        )
+    assert make is not None
+    machine = make(name)
+    # The same machine several times is its devices: "ssh://host?gpu=A100:2,ssh://host?gpu=A100:2".
+    same = [index for index, other in enumerate(_C.worker_names()) if other == name]
+    first = same.index(device) // machine.spec.gpu_count * machine.spec.gpu_count
+    devices = same[first : first + machine.spec.gpu_count]
+    machine.start_for(devices)
+    with _lock:
+        _owners.update(dict.fromkeys(devices, machine))
+        _named.update(dict.fromkeys(devices, name))
+        _all[machine.id] = machine
+    return machine
+
+
+def end_of(device: int) -> str:
+    """What is known of how a device's machine ended, for an error: empty, or "; ..."."""
+    with _lock:
+        machine = _owners.get(device)
+    text = machine.end_of() if machine is not None else ""
+    return f"; {text}" if text else ""
+
+
+def stop_all() -> None:
+    """At exit."""
+    for machine in machines():
+        machine.stop()

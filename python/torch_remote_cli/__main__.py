@@ -1,0 +1,3 @@
+from torch_remote_cli.main import main
+
+main()

@@ -1,0 +1,70 @@
+"""`torch-remote run --on ssh://host script.py`: an unchanged script, with its device on another machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+
+from torch_remote_cli import output
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="A script and its arguments, or a program (torchrun ...).")],
+    on: Annotated[
+        str, typer.Option(help="The machine: ssh://user@host, tcp://host:port, tls://host:port, unix://path, local.")
+    ] = "local",
+    gpu: Annotated[str | None, typer.Option(help="The GPU that it must have: A100, H100:2, any.")] = None,
+    gpu_count: Annotated[int, typer.Option(min=1, max=16, help="How many devices, remote:0, remote:1, ...")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each worker.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Of each worker's tensors: 8G, 500M.")] = None,
+    idle_timeout: Annotated[float | None, typer.Option(help="Seconds without use after which it is stopped.")] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module, as for python -m.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="Of the worker: warn, info, debug, trace.")] = None,
+) -> None:
+    """Run a script with the device `remote` on a machine."""
+    if gpu is not None and ":" in gpu:
+        gpu, _, count = gpu.partition(":")
+        if not count.isdigit() or gpu_count not in (1, int(count)):
+            output.fail(f"--gpu {gpu}:{count}: write --gpu {gpu} --gpu-count 2", 2)
+        gpu_count = int(count)
+    wanted = {
+        "gpu": gpu, "gpu_count": gpu_count if gpu_count > 1 else None, "threads": threads,
+        "memory_limit": memory_limit, "idle_timeout": idle_timeout,
+    }  # fmt: skip
+    query = urlencode({key: value for key, value in wanted.items() if value is not None})
+    if "," in on + query:
+        output.fail(f"--on {on}: no commas; --gpu-count makes several devices", 2)
+    machine = on if "://" in on or not query else f"{on}://"
+    if query:
+        machine += ("&" if "?" in machine else "?") + query
+    environment = dict(os.environ)
+    environment["TORCH_REMOTE_WORKER"] = ",".join([machine] * gpu_count)
+    environment.setdefault("TORCH_REMOTE_AUTOLOAD", "1")  # a script need not import torch_remote
+    if log_level is not None:
+        environment["TORCH_REMOTE_WORKER_LOG"] = log_level
+    arguments = _arguments(command, module)
+    sys.stdout.flush()
+    try:
+        os.execvpe(arguments[0], arguments, environment)
+    except OSError as error:
+        output.fail(f"cannot run {arguments[0]}: {error.strerror}")
+
+
+def _arguments(command: list[str], module: bool) -> list[str]:
+    """What to execute."""
+    first = command[0]
+    if module:
+        return [sys.executable, "-m", *command]
+    if Path(first).is_file() and (first.endswith(".py") or not os.access(first, os.X_OK)):
+        return [sys.executable, *command]
+    if Path(first).is_dir() and (Path(first) / "__main__.py").exists():
+        return [sys.executable, *command]
+    if shutil.which(first) is None:
+        output.fail(f"there is no script and no program {first!r}", 2)
+    return command

@@ -1,0 +1,325 @@
+"""The command torch-remote: workers, scripts on machines, metrics, what it says to people and to programs."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import sshd as sshd_module
+import torch
+
+from torch_remote_cli import metrics, state, status_file
+
+CLIENT = """
+import sys, torch, torch_remote
+x = torch.arange(4.0, device="remote")
+x.sum().item()
+print("ready", flush=True)
+sys.stdin.readline()
+assert x.sum().item() == 6
+"""
+
+
+@pytest.fixture
+def environment(tmp_path, remote):
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def command(environment, tmp_path):
+    """command("worker", "status") -> (exit status, standard output, standard error)."""
+
+    def run(*arguments, **variables):
+        result = subprocess.run(
+            [sys.executable, "-m", "torch_remote_cli", *map(str, arguments)],
+            env={**environment, **variables}, capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        )  # fmt: skip
+        return result.returncode, result.stdout, result.stderr
+
+    yield run
+    run("worker", "stop", "--all")
+    left = [path for path in (tmp_path / "torch-remote").glob("workers/*") if path.suffix != ".log"]
+    assert not left, left
+
+
+def ok(result):
+    status, output, errors = result
+    assert status == 0, output + errors
+    return output
+
+
+@contextlib.contextmanager
+def client(environment, url, **variables):
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**environment, "TORCH_REMOTE_WORKER": url, **variables},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+
+
+def get(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
+    (tmp_path / "token").write_text("a token of enough bytes\n")
+    (tmp_path / "token").chmod(0o600)
+    entry = json.loads(
+        ok(command(
+            "worker", "serve", "--background", "--name", "mine", "--token-file", "token", "--metrics", "0",
+            "--max-sessions", "3", "--log-format", "json", "--log-level", "debug", "--json",
+        ))
+    )  # fmt: skip
+    assert entry["name"] == "mine" and re.fullmatch(r"tcp://127\.0\.0\.1:\d+", entry["url"])
+    assert get(entry["metrics"] + "/healthz") == (200, '{"status": "ok"}\n')
+    assert get(entry["metrics"] + "/other")[0] == 404
+    with client(environment, entry["url"], TORCH_REMOTE_TOKEN_FILE=str(tmp_path / "token")):
+        (seen,) = json.loads(ok(command("worker", "status", "mine", "--json")))
+        (session,) = seen["sessions"]
+        assert session["messages"] > 0 and session["bytes_in"] > 0 and session["bytes_out"] > 0
+        assert session["memory_bytes"] > 1 << 20 and session["client"].startswith("127.0.0.1:")
+        text = ok(command("worker", "status"))
+        assert f"mine: {entry['url']}" in text and "1 sessions now" in text and session["client"] in text
+        status, body = get(entry["metrics"] + "/metrics")
+        assert status == 200
+        samples = dict(line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
+        assert float(samples["torch_remote_up"]) == float(samples["torch_remote_sessions"]) == 1
+        assert float(samples["torch_remote_sessions_limit"]) == 3
+        assert float(samples["torch_remote_received_bytes_total"]) >= session["bytes_in"]
+        assert float(samples[f'torch_remote_session_memory_bytes{{process="{session["process"]}"}}']) > 1 << 20
+        look = json.loads(ok(command("top", "--json", "-n", "1", "-d", "0.2")).splitlines()[0])
+        (worker,) = look["workers"]
+        assert worker["name"] == "mine" and worker["sessions"][0]["process"] == session["process"]
+        assert 0 <= worker["sessions"][0]["busy_share"] <= 1
+        assert session["client"] in ok(command("top", "-n", "1", "-d", "0.1"))
+    lines = [json.loads(line) for line in ok(command("worker", "logs", "mine", "-n", "1000")).splitlines()]
+    assert all(set(line) == {"time", "level", "process", "message"} for line in lines)
+    assert any("listening on" in line["message"] and line["level"] == "info" for line in lines)
+    assert any(line["level"] == "debug" for line in lines) and "a token of" not in str(lines)
+    status, _, errors = command("worker", "serve", "--name", "mine")
+    assert status == 1 and "a worker called 'mine' runs already" in errors and "worker stop mine" in errors
+    assert "mine was stopped" in ok(command("worker", "stop"))
+    assert not Path(f"/proc/{entry['listener']}").exists()
+    with pytest.raises(urllib.error.URLError):
+        get(entry["metrics"] + "/healthz")
+    assert json.loads(ok(command("worker", "status", "--json"))) == []
+    assert "stopping" in ok(command("worker", "logs", "mine", "-n", "1"))
+
+
+def test_totals_keep_what_ended(command, environment):
+    entry = json.loads(ok(command("worker", "serve", "--background", "--json", "--metrics", "127.0.0.1:0")))
+    for _ in range(2):
+        with client(environment, entry["url"]):
+            pass
+    deadline = time.monotonic() + 20
+    while True:
+        counts = status_file.read(Path(entry["status_file"]))
+        if not counts.sessions:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert counts.sessions_total == 2 and counts.messages_total > 0 and counts.killed_total == 0
+    assert "torch_remote_sessions_total 2" in get(entry["metrics"] + "/metrics")[1]
+
+
+def test_serving_in_the_foreground_ends_with_ctrl_c(environment, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch_remote_cli", "worker", "serve", "--unix", str(tmp_path / "w.sock"), "--json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    entry = json.loads(process.stdout.readline())
+    assert entry["url"] == f"unix://{tmp_path}/w.sock"
+    with client(environment, entry["url"]):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0 and re.search(r"^\S+Z info \[\d+\] listening on unix://", log, re.M), log
+    assert not Path(f"/proc/{entry['listener']}").exists()
+
+
+def test_a_worker_that_nobody_uses_ends(environment, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_remote_cli", "worker", "serve", "--idle-timeout", "0.3"],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0 and "nobody used it for 0.3 s" in result.stderr
+
+
+def test_a_listener_does_not_outlive_who_looks_after_it(environment):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch_remote_cli", "worker", "serve", "--json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    entry = json.loads(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while state.process_began(entry["listener"]) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["worker", "serve", "--host", "0.0.0.0"], "give a token (--token-file FILE)"),
+        (["worker", "serve", "--tls-cert", "x"], "TLS needs both --tls-cert FILE and --tls-key FILE"),
+        (["worker", "serve", "--token-file", "/nowhere"], "/nowhere"),
+        (["worker", "serve", "--device", "tpu"], "is no device; there are cpu, cuda:0"),
+        (["worker", "serve", "--metrics", "here"], "write HOST:PORT, or a port of 127.0.0.1"),
+        (["worker", "serve", "--log-level", "loud"], "there are trace, debug, info"),
+        (["worker", "serve", "--name", "../x"], "a name has no slash"),
+        (["worker", "serve", "--background", "--host", "0.0.0.0"], "give a token (--token-file FILE)"),
+        (["worker", "stop"], "no worker runs here; torch-remote worker serve starts one"),
+        (["worker", "logs", "nobody"], "there is no worker called 'nobody'; none runs here"),
+        (["run", "--on", "local", "nothing.py"], "there is no script and no program 'nothing.py'"),
+        (["run", "--on", "ssh://a,ssh://b", "x.py"], "no commas; --gpu-count makes several devices"),
+    ],
+)
+def test_what_is_wrong_is_said(command, arguments, message):
+    status, output, errors = command(*arguments)
+    assert status != 0 and message in errors.replace("\n", " "), output + errors
+    assert "Traceback" not in errors
+
+
+SCRIPT = """
+import sys, torch
+x = torch.ones(3, device="remote") + torch.ones(3, device=f"remote:{torch.remote.device_count() - 1}").to("remote")
+print(sys.argv[1:], x.sum().item(), torch.remote.device_count(), torch.remote.get_device_properties().worker)
+"""
+
+
+def test_run_on_machines(command, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)  # it does not import torch_remote
+    output = ok(command("run", "script.py", "--flag", "1"))
+    assert output.startswith("['--flag', '1'] 6.0 1 ")
+    output = ok(command("run", "--on", "local", "--gpu-count", "2", "--threads", "1", "script.py"))
+    assert output.startswith("[] 6.0 2 ")
+    assert ok(command("run", "--on", "local", "-m", "script", "a")).startswith("['a'] 6.0 1 ")
+    assert ok(command("run", sys.executable, "script.py")).startswith("[] 6.0 1 ")
+    entry = json.loads(ok(command("worker", "serve", "--background", "--json")))
+    assert " over tcp" in ok(command("run", "--on", entry["url"], "script.py"))
+    (tmp_path / "bad.py").write_text("raise SystemExit(7)")
+    assert command("run", "bad.py")[0] == 7
+
+
+def test_run_over_ssh(command, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    server = sshd_module.Sshd(tmp_path)
+    try:
+        where = f"ssh://{server.host}?torch_lib={Path(torch.__file__).parent / 'lib'}"
+        output = ok(command("run", "--on", where, "--threads", "1", "script.py", TORCH_REMOTE_SSH=server.command))
+        assert output.startswith("[] 6.0 1 ") and f"ssh://{server.host}" in output
+    finally:
+        server.stop()
+
+
+def test_machines_of_all_processes(command, environment):
+    assert json.loads(ok(command("machines", "--json"))) == []
+    assert "no machine runs" in ok(command("machines"))
+    with client(environment, "local://?threads=1") as process:
+        (entry,) = json.loads(ok(command("machines", "--json")))
+        assert entry["process"] == process.pid and entry["devices"] == ["remote:0"] and entry["provider"] == "local"
+        assert entry["id"] in ok(command("machines"))
+    assert json.loads(ok(command("machines", "--json"))) == []
+
+
+def test_entries_of_killed_processes_go(command, environment):
+    with client(environment, "local://?threads=1"):
+        (entry,) = json.loads(ok(command("machines", "--json")))
+        file = Path(environment["XDG_RUNTIME_DIR"], "torch-remote/machines", f"{entry['id']}.json")
+        stale = file.with_name("m-stale.json")
+        stale.write_text(json.dumps({**entry, "process_began": 1}))  # a pid that is another process's now
+        assert json.loads(ok(command("machines", "--json"))) == [entry]
+        assert not stale.exists() and file.exists()
+
+
+def test_doctor(command):
+    found = json.loads(ok(command("doctor", "--json")))
+    by_name = {check["check"]: check for check in found["checks"]}
+    assert found["failed"] == 0 and {"system", "installation", "torch", "GPU", "device"} <= set(by_name)
+    assert "round trip" in by_name["device"]["found"] and by_name["device"]["state"] == "ok"
+    status, output, _ = command("doctor", TORCH_REMOTE_WORKER="unix:///nowhere/w.sock")
+    assert status == 1 and "no worker at unix:///nowhere/w.sock" in output
+    assert "-> " in output and "torch-remote-worker --listen" in output
+    status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
+    assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
+
+
+def test_bench(command):
+    found = json.loads(ok(command("bench", "--on", "local", "--seconds", "0.02", "--json")))
+    figures = {key: value for key, value in found.items() if key != "worker"}
+    assert len(figures) == 6 and all(value > 0 for value in figures.values()), found
+    assert "round trip" in ok(command("bench", "--seconds", "0.02"))
+
+
+def test_help_loads_no_torch(command, environment):
+    for arguments in ([], ["worker"], ["worker", "serve"], ["run"], ["top"], ["doctor"], ["bench"], ["machines"]):
+        assert "Usage: torch-remote" in ok(command(*arguments, "--help"))
+    code = "import sys, torch_remote_cli.commands; assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_the_package_loads_nothing_of_the_command(script, remote):
+    script(
+        """
+        import sys, torch, torch_remote
+        for name in ("typer", "rich", "ray", "modal", "kubernetes", "torch_remote.providers", "torch_remote_cli"):
+            assert name not in sys.modules, name
+        torch_remote.RemoteMachine
+        assert "torch_remote.providers.ssh" not in sys.modules and "typer" not in sys.modules
+        """
+    )
+
+
+def test_the_state_folder_is_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert state.folder("machines").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "torch-remote").chmod(0o777)
+    with pytest.raises(OSError, match="not a folder that only you can write to"):
+        state.folder("machines")
+
+
+def test_metrics_are_prometheus_text():
+    session = status_file.Session(12, 1, 3, 4, 5, 0.5, 0.25, "127.0.0.1:1")
+    text = metrics.text(status_file.Counts(1, 0, 7, 1, 2, 3, 4, 5, 1.5, [session]), "0.1")
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) torch_remote_\w+ .+|torch_remote_\w+(\{\w+="[^"]*"\})? [-+.e\d]+', line), (
+            line
+        )
+    assert (
+        "torch_remote_busy_seconds_total 1.5" in text and 'torch_remote_session_idle_seconds{process="12"} 0.25' in text
+    )
+    assert "torch_remote_up 0" in metrics.text(None, "0.1")
+    assert text.endswith("\n")
+
+
+def test_the_health_check_says_what_is_wrong():
+    wrong = ["it is on fire"]
+    endpoint = metrics.Endpoint("127.0.0.1", 0, lambda: "", lambda: wrong[0] if wrong else None)
+    try:
+        assert get(endpoint.url + "/healthz") == (503, '{"status": "failing", "why": "it is on fire"}\n')
+        wrong.clear()
+        assert get(endpoint.url + "/healthz")[0] == 200
+    finally:
+        endpoint.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError):
+        metrics.Endpoint("127.0.0.1", taken.getsockname()[1], lambda: "", lambda: None)

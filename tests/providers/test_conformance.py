@@ -1,0 +1,236 @@
+"""What is true of the machines of every provider."""
+
+import os
+import threading
+import time
+
+import places
+import pytest
+import torch
+
+import torch_remote
+from torch_remote import MachineError, WorkerLost, machines
+from torch_remote_cli import state
+
+
+@pytest.fixture(scope="module", params=places.PLACES)
+def place(request, tmp_path_factory, remote_module):
+    made = places.PLACES[request.param](tmp_path_factory.mktemp(request.param))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def remote_module():
+    if os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote") == "cpu":
+        pytest.skip("of the device remote alone")
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(place, runtime_folder):
+    """No process, descriptor, thread or entry of a machine stays."""
+    before = (len(os.listdir("/proc/self/fd")), places.descendants(os.getpid()), threading.active_count())
+    yield
+    assert machines() == []
+    wait_until(lambda: not place.sessions())
+    wait_until(lambda: threading.active_count() == before[2])
+    assert state.entries("machines") == []
+    wait_until(lambda: set(places.descendants(os.getpid())) <= set(before[1]))
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
+
+
+def use(device):
+    x = torch.arange(6.0).view(2, 3)
+    y = x.to(device)
+    assert y.device == device
+    assert torch.equal((y @ y.T).cpu(), x @ x.T)
+    y.requires_grad_()
+    (y * y).sum().backward()
+    assert torch.equal(y.grad.cpu(), 2 * x)
+
+
+def test_a_machine_computes_and_goes(place):
+    machine = place.machine()
+    assert machine.status().state == "new" and machine.devices() == []
+    with machine as entered:
+        assert entered is machine and machines() == [machine]
+        use(machine.device())
+        status = machine.status()
+        assert status.state == "running" and status.devices == (str(machine.device()),) and status.id == machine.id
+        assert status.provider == place.provider and status.gpu is None and status.seconds >= 0
+        (entry,) = state.entries("machines")
+        assert (entry["id"], entry["provider"], entry["process"]) == (machine.id, place.provider, os.getpid())
+    status = machine.status()
+    assert status.state == "stopped" and status.devices == () and status.detail == "it was stopped"
+    with pytest.raises(MachineError, match=r"no devices, as it was stopped; start\(\) it"):
+        machine.device()
+    machine.stop()  # once more is nothing
+    assert isinstance(machine.logs(), str)
+
+
+def test_tensors_of_a_stopped_machine_are_lost_and_say_so(place):
+    with place.machine() as machine:
+        x = torch.ones(3, device=machine.device())
+        assert x.sum().item() == 3
+    with pytest.raises(RuntimeError, match=r"it was stopped|lost"):
+        x.cpu()
+    with machine:  # the same device again, as another session
+        with pytest.raises(RuntimeError, match=r"lost|restart"):
+            x.cpu()
+        use(machine.device())
+
+
+def test_devices_are_sessions_of_their_own(place):
+    with place.machine(gpu_count=2) as machine:
+        first, second = machine.devices()
+        assert first != second and machine.device(1) == second
+        use(first)
+        use(second)
+        wait_until(lambda: len(place.sessions()) == 2)
+        assert torch.equal((torch.ones(3, device=first) * 2).to(second).cpu(), torch.full((3,), 2.0))
+        with pytest.raises(MachineError, match=r"has 2 devices, and no device\(2\); ask for more with gpu_count="):
+            machine.device(2)
+
+
+def test_machines_come_and_go_more_often_than_there_are_devices(place):
+    count = torch.remote.device_count()
+    for i in range(20 if place.provider == "local" else 3):
+        with place.machine() as machine:
+            assert torch.full((2,), float(i), device=machine.device()).sum().item() == 2 * i
+    assert torch.remote.device_count() <= max(count, 3)
+
+
+def test_a_lost_worker_is_said_and_another_one_comes(place):
+    with place.machine() as machine:
+        x = torch.ones(3, device=machine.device())
+        assert x.sum().item() == 3
+        place.lose()
+        with pytest.raises(WorkerLost):
+            (x + 1).cpu()
+        assert machine.status().state == "lost"
+        torch.remote.restart(machine.device())
+        use(machine.device())
+        assert machine.status().state == "running", machine.status()
+
+
+def test_a_machine_that_was_lost_can_be_started_again(place):
+    machine = place.machine().start()
+    place.lose()
+    with pytest.raises(WorkerLost):
+        torch.ones(1, device=machine.device()).cpu()
+    machine.stop()
+    with machine:
+        use(machine.device())
+
+
+def test_a_machine_that_nobody_uses_is_stopped(place):
+    machine = place.machine(idle_timeout=0.6).start()
+    x = torch.ones(3, device=machine.device())
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:  # used
+        assert (x + 1).sum().item() == 6
+        time.sleep(0.05)
+    wait_until(lambda: machine.status().state == "stopped")
+    assert machine.status().detail == "it was not used for 0.6 s (idle_timeout)"
+    with pytest.raises(RuntimeError, match=r"was not used for 0\.6 s \(idle_timeout\); start\(\) it again|lost"):
+        x.cpu()
+
+
+def test_pause_where_it_is_possible(place):
+    with place.machine() as machine:
+        x = torch.arange(3.0, device=machine.device())
+        if not place.can_pause:
+            with pytest.raises(MachineError, match=r"cannot be paused; stop\(\) ends them"):
+                machine.pause()
+            return
+        machine.pause()
+        machine.pause()
+        assert machine.status().state == "paused"
+        wait_until(lambda: all(proc_state(pid) == "T" for pid in place.sessions()))
+        machine.resume()
+        assert machine.status().state == "running" and x.tolist() == [0, 1, 2]
+        machine.pause()
+        assert (x + 1).tolist() == [1, 2, 3]  # using it resumes it
+        assert machine.status().state == "running"
+        machine.pause()  # and it can be stopped
+
+
+def proc_state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(") ")[2][0]
+
+
+def test_what_cannot_be_had_is_said(place):
+    with pytest.raises(MachineError, match="has no option 'colour'; it has"):
+        place.machine(colour="red")
+    with pytest.raises(MachineError, match="no GPU called 'A1000'; did you mean 'A100'"):
+        place.machine(gpu="A1000")
+    with pytest.raises(MachineError, match="gpu_count=0 must be a whole number from 1 to 16"):
+        place.machine(gpu_count=0)
+    with pytest.raises(MachineError, match="no number of bytes; write 8G"):
+        place.machine(memory_limit="much")
+    with pytest.raises(MachineError, match="idle_timeout=-1 is no time"):
+        place.machine(idle_timeout=-1)
+    with pytest.raises(MachineError, match=r"there is no room|has no NVIDIA GPU|runs already"):
+        place.machine(gpu="A100", gpu_count=2).start()
+
+
+def test_the_limits_of_a_worker_can_be_chosen(place):
+    if not place.chooses:
+        with pytest.raises(MachineError, match=r"runs already, so threads=1 cannot be chosen here; .*--threads"):
+            place.machine(threads=1).start()
+        return
+    with place.machine(threads=1, memory_limit="64M") as machine:
+        assert torch.remote.get_device_properties(machine.device()).total_memory == 64 << 20
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(100 << 20, dtype=torch.uint8, device=machine.device()).cpu()
+        use(machine.device())
+
+
+def test_urls_and_add_machine(place):
+    options = place.options()
+    address = options.pop({"ssh": "host", "tcp": "address", "tls": "address"}.get(place.provider, ""), "")
+    device = torch.remote.add_machine(f"{place.provider}://{address}", **options)
+    try:
+        use(device)
+        (machine,) = machines()
+        assert machine.device() == device and machine.name == (f"{place.provider}://{address}" if address else "local")
+        assert torch.remote.add_machine(machine) == device
+    finally:
+        for machine in machines():
+            machine.stop()
+
+
+def test_a_seed_that_was_set_before_holds_for_a_new_machine(place):
+    torch.manual_seed(11)
+    with place.machine() as machine:
+        ours = torch.rand(4, device=machine.device()).cpu()
+    torch.manual_seed(11)
+    assert torch.equal(ours, torch.rand(4, device="remote").cpu())
+    torch_remote.remote.restart()
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(place):
+    machine = place.machine()
+    timer = threading.Timer(0.03, lambda: os.kill(os.getpid(), 2))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            machine.start()
+            time.sleep(10)  # it was quicker
+    finally:
+        timer.join()
+        machine.stop()
+    assert machine.status().state == "stopped"

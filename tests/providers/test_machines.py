@@ -1,0 +1,325 @@
+"""Names of GPUs, providers of others, and machines that TORCH_REMOTE_WORKER names."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_remote import MachineError, RemoteMachine
+from torch_remote.providers import gpus, local
+from torch_remote.providers.machine import bytes_of
+from torch_remote_cli.state import process_began
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "canonical"),
+    [
+        ("A100", 1, ("A100", 1)),
+        ("a100", 2, ("A100", 2)),
+        ("NVIDIA A100", 1, ("A100", 1)),
+        ("A100:4", 1, ("A100", 4)),
+        ("h100:2", 2, ("H100", 2)),
+        ("A100-80gb", 1, ("A100-80GB", 1)),
+        ("rtx 4090", 1, ("RTX-4090", 1)),
+        ("any:3", 1, ("any", 3)),
+    ],
+)
+def test_names_of_gpus(given, count, canonical):
+    assert gpus.canonical(given, count) == canonical
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "message"),
+    [
+        ("A1000", 1, r"no GPU called 'A1000'; did you mean 'A100'\? Known are any, T4, "),
+        ("abacus", 1, "no GPU called 'abacus'; .*Known are"),
+        ("A100:two", 1, "has no count after the colon; write 'A100:2', or gpu_count=2"),
+        ("A100:0", 1, "has no count"),
+        ("A100:2", 3, "gpu='A100:2' and gpu_count=3 differ"),
+    ],
+)
+def test_names_of_gpus_that_are_none(given, count, message):
+    with pytest.raises(MachineError, match=message):
+        gpus.canonical(given, count)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "fits"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-40GB", "NVIDIA A100-SXM4-80GB", False),
+        ("A10", "NVIDIA A10", True),
+        ("A10", "NVIDIA A100-PCIE-40GB", False),
+        ("A100", "NVIDIA A10", False),
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("L4", "NVIDIA L40S", False),
+        ("T4", "Tesla T4", True),
+        ("RTX-4090", "NVIDIA GeForce RTX 4090", True),
+        ("any", "NVIDIA Something New", True),
+    ],
+)
+def test_what_drivers_call_gpus(gpu, driver, fits):
+    assert gpus.matches(gpu, driver) is fits
+
+
+def test_every_name_is_canonical_and_a_pattern():
+    for name in gpus.names():
+        assert gpus.canonical(name, 1) == (name, 1)
+        assert not gpus.matches(name, "Voodoo 2") or name == gpus.ANY
+
+
+def test_gpus_of_a_machine_are_chosen(tmp_path, monkeypatch):
+    for i, model in enumerate(["NVIDIA A10", "NVIDIA A100-SXM4-40GB", "NVIDIA A10"]):
+        (tmp_path / f"0000:0{i}:00.0").mkdir()
+        (tmp_path / f"0000:0{i}:00.0/information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\n")
+    monkeypatch.setattr(local, "_DRIVER", tmp_path)
+    there = local.gpus_here()
+    assert gpus.choose("A10", 2, there, "it") == [0, 2]
+    assert gpus.choose("A100", 1, there, "it") == [1]
+    with pytest.raises(MachineError, match=r"it has NVIDIA A10, .*, and 2 GPUs of kind A100 are wanted"):
+        gpus.choose("A100", 2, there, "it")
+    monkeypatch.setattr(local, "_DRIVER", tmp_path / "none")
+    with pytest.raises(MachineError, match="this machine has no NVIDIA GPU, and 1 GPU is wanted"):
+        RemoteMachine(gpu="any").start()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8G", 8 << 30), ("500M", 500 << 20), ("1GiB", 1 << 30), (77, 77), ("12", 12)]
+)
+def test_numbers_of_bytes(text, count):
+    assert bytes_of(text) == count
+
+
+def test_providers_that_there_are_not(remote):
+    with pytest.raises(MachineError, match=r"no provider 'shh'; did you mean 'ssh'.*Known are.*local"):
+        RemoteMachine("shh")
+    with pytest.raises(MachineError, match="no provider 'gopher'"):
+        torch.remote.add_machine("gopher://there")
+    with pytest.raises(MachineError, match="'local' has no address; write 'local://'"):
+        RemoteMachine("local://there")
+    with pytest.raises(MachineError, match="gpu is given twice"):
+        RemoteMachine("ssh://host?gpu=A100", gpu="H100")
+    with pytest.raises(MachineError, match="needs to know where"):
+        RemoteMachine("ssh").start()
+    with pytest.raises(MachineError, match="needs to know where"):
+        RemoteMachine("tcp").start()
+    with pytest.raises(MachineError, match="no host of ssh's"):
+        RemoteMachine("ssh", host="-oProxyCommand=touch/tmp/x").start()
+
+
+THEIRS = """
+from torch_remote.providers.local import Local
+
+class Cupboard(Local):
+    options = {"shelf": "which one"}
+    started = []
+
+    def start(self, spec):
+        self.started.append(spec.options["shelf"])
+        return super().start(spec)
+
+    def price(self):
+        return 0.25
+"""
+
+
+def test_a_provider_of_another_package(script, remote, tmp_path):
+    (tmp_path / "cupboard.py").write_text(THEIRS)
+    info = tmp_path / "cupboard-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cupboard\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch_remote.providers]\ncupboard = cupboard:Cupboard\nlocal = x:y\n")
+    script(
+        """
+        import torch, torch_remote, cupboard
+        with torch_remote.RemoteMachine("cupboard", shelf="top", gpu_count=2) as machine:
+            assert torch.ones(2, device=machine.device(1)).sum().item() == 2
+            assert machine.status().price == 0.25 and cupboard.Cupboard.started == ["top"]
+        with torch_remote.RemoteMachine() as machine:  # nobody replaces the package's own
+            assert type(machine._provider).__module__ == "torch_remote.providers.local"
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
+
+
+BROKEN = """
+from torch_remote.providers.provider import Endpoint, MachineError, Provider, ProviderStatus
+
+class Broken(Provider):
+    options = {"how": ""}
+    stopped = 0
+
+    def start(self, spec):
+        how = spec.options["how"]
+        if how == "raises":
+            raise ValueError("out of order")
+        return Endpoint("pigeon://there" if how == "scheme" else "tcp://127.0.0.1:1")
+
+    def stop(self):
+        Broken.stopped += 1
+
+    def status(self):
+        return ProviderStatus("running")
+
+    def logs(self):
+        return "coo"
+"""
+
+
+def test_a_provider_that_fails_is_stopped(script, remote, tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch_remote.providers]\nbroken = broken:Broken\nmissing = nowhere:No\n")
+    script(
+        """
+        import pytest, torch, torch_remote, broken
+        from torch_remote import MachineError, RemoteMachine, machines
+        for count, (how, kind, message) in enumerate([
+            ("raises", ValueError, "out of order"),
+            ("scheme", MachineError, "'pigeon://there', which is no address"),
+            ("port", MachineError, "127.0.0.1:1"),
+        ], 1):
+            machine = RemoteMachine("broken", how=how)
+            with pytest.raises(kind, match=message):
+                machine.start()
+            assert broken.Broken.stopped == count and machine.status().state == "stopped" and machines() == []
+            assert machine.logs() == "coo"
+        with pytest.raises(MachineError, match="provider 'missing' cannot be loaded"):
+            RemoteMachine("missing")
+        assert torch.ones(1, device="remote").item() == 1
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
+
+
+NAMED = """
+import os, signal, torch, torch_remote
+from torch_remote import machines
+assert torch.remote.device_count() == 3 and machines() == []
+a, b = (torch.full((2,), float(i), device=f"remote:{i}") for i in (1, 2))
+assert (a.sum().item(), b.sum().item()) == (2, 4)
+(machine,) = machines()
+assert [str(device) for device in machine.devices()] == ["remote:1", "remote:2"]
+assert machine.spec.threads == 1 and machine.spec.gpu_count == 2
+with torch_remote.RemoteMachine() as other:
+    assert str(other.device()) == "remote:3" and torch.remote.device_count() == 4
+    assert torch.ones(1, device=other.device()).item() == 1
+pids = machine.status().detail.removeprefix("pid ").split(", ")
+os.kill(int(pids[0]), signal.SIGKILL)
+try:
+    (a + 1).cpu()
+except torch.remote.WorkerLost as error:
+    assert f"the worker (pid {pids[0]}) was killed by signal 9" in str(error), error
+else:
+    raise AssertionError
+torch.remote.restart(1)
+assert torch.ones(2, device="remote:1").sum().item() == 2
+machine.stop()
+assert torch.ones(3, device="remote:2").sum().item() == 3  # started anew: it is named
+assert len(machines()) == 1 and machines()[0] is not machine
+print(os.getpid())
+"""
+
+
+def test_the_environment_names_machines(script, remote):
+    name = "local://?threads=1&gpu_count=2"
+    script(NAMED, TORCH_REMOTE_WORKER=f"local,{name},{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("somewhere", "'somewhere' is not a worker .*'ssh://user@host'"),
+        ("gopher://x", "no provider 'gopher'"),
+        ("local://?colour=red", "has no option 'colour'"),
+        ("tcp://127.0.0.1:1?threads=2", "runs already, so threads=2"),
+    ],
+)
+def test_names_that_are_wrong(script, remote, name, message):
+    script(
+        f"""
+        import pytest, torch, torch_remote
+        x = torch.ones(2, device="remote")
+        with pytest.raises(RuntimeError, match={message!r}):
+            x.cpu()
+        """,
+        TORCH_REMOTE_WORKER=name,
+    )
+
+
+def test_machines_end_with_the_process(script, remote, tmp_path):
+    output = script(
+        """
+        import torch, torch_remote
+        machine = torch_remote.RemoteMachine(gpu_count=2).start()
+        machine.pause()
+        print(machine.status().detail.removeprefix("pid "))
+        torch_remote.RemoteMachine(idle_timeout=1000).start()
+        """,
+        XDG_RUNTIME_DIR=str(tmp_path),
+    ).stdout
+    for pid in output.strip().split(", "):
+        assert not Path(f"/proc/{pid}").exists()
+    assert not list((tmp_path / "torch-remote/machines").iterdir())
+
+
+def test_paused_machines_end_with_a_killed_process(script, remote, tmp_path):
+    output = script(
+        """
+        import os, signal, sys, torch, torch_remote
+        machine = torch_remote.RemoteMachine().start()
+        machine.pause()
+        print(machine.status().detail.removeprefix("pid "), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        status=-9,
+    ).stdout
+    deadline = time.monotonic() + 20
+    while process_began(int(output)) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_forked_child_may_not_start_machines(script, remote):
+    script(
+        """
+        import os, torch, torch_remote
+        torch.ones(1, device="remote").item()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                torch_remote.RemoteMachine().start()
+            except RuntimeError as error:
+                os._exit(0 if "use the 'spawn' start method" in str(error) else 2)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert torch.ones(1, device="remote").item() == 1
+        """
+    )
+
+
+def test_sixteen_devices_are_the_most(script, remote):
+    script(
+        """
+        import pytest, torch, torch_remote
+        from torch_remote import MachineError, RemoteMachine, machines
+        first = RemoteMachine(gpu_count=14, threads=1).start()
+        assert torch.remote.device_count() == 15
+        with pytest.raises(RuntimeError, match="there are 16 devices, which is the most; stop a machine"):
+            RemoteMachine(gpu_count=2, threads=1).start()
+        assert machines() == [first]
+        with RemoteMachine(threads=1) as last:
+            assert torch.ones(1, device=last.device()).item() == 1
+            with pytest.raises(RuntimeError, match="which is the most"):
+                RemoteMachine().start()
+        first.stop()
+        with RemoteMachine(gpu_count=15, threads=1) as again:
+            assert torch.ones(1, device=again.device(14)).item() == 1
+        """
+    )
