@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <queue>
 #include <vector>
 
@@ -364,12 +365,13 @@ class Fuser {
       case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
-      case ir::Expansion::kMatmul:
       case ir::Expansion::kSoftmax:
       case ir::Expansion::kLogSoftmax:
       case ir::Expansion::kSoftmaxBackward:
       case ir::Expansion::kLogSoftmaxBackward:
         return true;
+      case ir::Expansion::kMatmul:
+        return !is_product(graph_.nodes[cluster.nodes[0]]);
       default:
         return false;
     }
@@ -379,6 +381,26 @@ class Fuser {
   bool is_attention(const Node& node) const {
     return context_.worker.does(GroupKind::kAttention) &&
            (node.opcode == ir::ops::remote_attention || node.opcode == ir::ops::remote_attention_backward);
+  }
+
+  // A few rows times a matrix whose columns have their elements side by side: CPU workers have loops for these. Which
+  // of them are faster than the library is their business.
+  bool is_product(const Node& node) const {
+    const bool adds = node.opcode == ir::ops::aten_addmm;
+    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+        (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
+      return false;
+    }
+    const ir::Arg &left_arg = node.args[adds ? 1 : 0], &right_arg = node.args[adds ? 2 : 1];
+    if (left_arg.tag != ir::ArgTag::kView || right_arg.tag != ir::ArgTag::kView) return false;
+    const ir::View &left = graph_.views[left_arg.a], &right = graph_.views[right_arg.a];
+    if (left.sizes.size() != 2 || right.sizes.size() != 2) return false;
+    using enum ir::DType;
+    const bool float_type = left.dtype == kFloat32 || left.dtype == kBFloat16 || left.dtype == kFloat16;
+    constexpr int64_t kMostRows = 48;
+    const int64_t rows = values_[left.sizes[0]];
+    return float_type && rows >= 1 && rows <= kMostRows && values_[left.strides[1]] == 1 &&
+           values_[right.strides[0]] == 1;
   }
 
   // Whether neighbours of one operand are far apart in another one: a kernel packs these, ATen's loops mostly do not.
@@ -504,10 +526,16 @@ class Fuser {
       const auto first = static_cast<uint32_t>(nodes.size());
       for (const uint32_t n : unit) nodes.push_back(std::move(graph_.nodes[n]));
       const uint32_t cluster = cluster_of_[unit.back()];
-      const bool attention = cluster == kNoNode && is_attention(nodes.back());
-      if ((cluster == kNoNode && !attention) || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
-      const GroupKind kind = attention ? GroupKind::kAttention : kind_of(clusters_[cluster]);
-      graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, kind, 0});
+      std::optional<GroupKind> kind;
+      if (cluster != kNoNode) {
+        kind = kind_of(clusters_[cluster]);
+      } else if (is_attention(nodes.back())) {
+        kind = GroupKind::kAttention;
+      } else if (is_product(nodes.back())) {
+        kind = GroupKind::kMatmulEpilogue;
+      }
+      if (!kind || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
+      graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, *kind, 0});
     }
     graph_.nodes = std::move(nodes);
   }

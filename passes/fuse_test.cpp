@@ -67,6 +67,23 @@ TEST(Fuse, AttentionIsAGroupOfItsOwn) {
   EXPECT_EQ(fused_after_head(nodes, 1), "attention");
 }
 
+TEST(Fuse, AFewRowsTimesWeightsAreAGroupOfTheirOwn) {
+  const auto product = [](const std::string& left, const std::string& right, const std::string& target) {
+    PassContext with = context({});
+    if (!target.empty()) with.worker.targets = {target};
+    return fused("graph() {\n  b0: input survives\n  b1: input survives\n  b2: fresh(4096) survives\n  %0: " + left +
+                     " @b0\n  %1: " + right + " @b1\n  %2: f32[4, 8]{8, 1} @b2 = aten::mm(%0, %1)\n}\n",
+                 with);
+  };
+  const std::string rows = "f32[4, 16]{16, 1}", weights = "f32[16, 8]{1, 16}";
+  EXPECT_EQ(product(rows, weights, "x86-64-v3"), "matmul_epilogue{mm}");
+  EXPECT_EQ(product(rows, weights, "x86-64-v4"), "matmul_epilogue{mm}");
+  EXPECT_EQ(product(rows, weights, "sm_90"), "mm");
+  EXPECT_EQ(product(rows, weights, ""), "mm");
+  EXPECT_EQ(product(rows, "f32[16, 8]{8, 1}", "x86-64-v4"), "mm");
+  EXPECT_EQ(product("f32[4, 16]{1, 4}", weights, "x86-64-v4"), "mm");
+}
+
 TEST(Fuse, AChainIsOneGroup) {
   const char* const chain = R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::sigmoid(%0)
   %2: f32[s0, s1]{s1, 1} @b2 = aten::tanh(%0)

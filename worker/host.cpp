@@ -3,8 +3,10 @@
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
 #include "worker/device/host_device.h"
+#include "worker/device/machine.h"
 #include "worker/kernels/compiler.h"
 #include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/product.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/server.h"
 
@@ -12,7 +14,7 @@ namespace torch_remote::worker {
 namespace {
 
 // The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
-std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor threads) {
+std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return nullptr;
   if (target.empty()) {
@@ -31,8 +33,17 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, ParallelFor t
   kernels::KernelRunnerOptions made;
   made.waits = cache.urgent;
   made.description = "kernels";
+  made.threads = plugin.threads();
+  made.begins = plugin.begins();
+  made.products = std::make_shared<kernels::ProductChoices>(kernels::ProductChoices::Options{
+      .loops = kernels::product_loops(target),
+      .threads = made.threads,
+      .library = plugin.products(),
+      .fixed = cache.urgent,
+      .folder = cache.folder,
+      .about = target + ", " + processor_name() + ", " + plugin.description() + ", " + std::to_string(options.threads) +
+               " of " + std::to_string(processor_cores()) + " threads"});
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
-  made.threads = std::move(threads);
   return kernels::make_kernel_runner(std::move(made));
 }
 
@@ -51,7 +62,7 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
       options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
-  if (std::unique_ptr<Runner> runner = open_kernels(options, plugin->threads())) {
+  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin)) {
     opened->targets = {kernels::host_target()};
     opened->group_kinds = kernels::group_kinds();
     opened->dtypes = kernels::dtypes();

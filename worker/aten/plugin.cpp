@@ -1,6 +1,8 @@
 #include "worker/runner/plugin.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
 
@@ -25,6 +27,7 @@ struct tr_runner {
 
   tr_host host;
   bool inproc;
+  bool much = false;  // there is to do in this run
   torch_remote::worker::aten::Threads threads;
 };
 
@@ -94,7 +97,7 @@ void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
   constexpr int64_t kGrainsWorthWaking = 64;  // some 10 us each
   Threads& threads = runner->threads;
-  const bool small = count / grain < kGrainsWorthWaking;
+  const bool small = count / grain < kGrainsWorthWaking && !runner->much;
   const bool parallel = count >= 2 * grain && !(small && threads.resting());
   if (parallel && leaves_core(runner->host, threads, small)) {
     threads.set_but_one();
@@ -109,6 +112,30 @@ int has_op(tr_runner* runner, const char* name) {
     return find_special(name) != nullptr || can_run(name);
   } catch (...) {  // no memory
     return 0;
+  }
+}
+
+void begin(tr_runner* runner, int much) {
+  runner->much = much != 0;
+  if (much != 0 && !leaves_core(runner->host, runner->threads, false)) runner->threads.expect();
+}
+
+int multiply(tr_runner* runner, const tr_product* product) {
+  try {
+    const c10::InferenceMode inference;
+    const auto options = at::TensorOptions(static_cast<c10::ScalarType>(product->dtype));
+    const auto matrix = [&](const void* data, int64_t rows, int64_t columns) {
+      return at::from_blob(const_cast<void*>(data), {rows, columns}, options);
+    };
+    at::Tensor result = matrix(product->result, product->rows, product->columns);
+    const double work = static_cast<double>(product->rows) * static_cast<double>(product->columns) *
+                        static_cast<double>(product->depth);
+    runner->threads.set(work >= kWorthThreads);
+    at::mm_out(result, matrix(product->left, product->rows, product->depth),
+               matrix(product->right, product->columns, product->depth).t());
+    return 0;
+  } catch (...) {
+    return 1;
   }
 }
 
@@ -139,6 +166,8 @@ extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_rem
       .parallel_for = aten::parallel_for,
       .has_op = aten::has_op,
       .rest = aten::rest,
+      .multiply = aten::multiply,
+      .begin = aten::begin,
   };
   return &api;
 }

@@ -189,9 +189,14 @@ void Attention::split() {
     pieces_.keys = (wanted + kAttentionKeys - 1) / kAttentionKeys * kAttentionKeys;
   }
   pieces_.count = (call_.keys + pieces_.keys - 1) / pieces_.keys;
-  tiny_ = static_cast<double>(heads) * static_cast<double>(rows) * static_cast<double>(call_.keys) *
-              static_cast<double>(call_.size + call_.value_size) <
-          kTiny;
+  multiplications_ = static_cast<double>(heads) * static_cast<double>(rows) * static_cast<double>(call_.keys) *
+                     static_cast<double>(call_.size + call_.value_size);
+  tiny_ = multiplications_ < kTiny;
+}
+
+double Attention::points() const {
+  constexpr double kMultiplicationsPerPoint = 32;
+  return multiplications_ / kMultiplicationsPerPoint;
 }
 
 size_t Attention::scratch() const {

@@ -33,6 +33,8 @@ class Attention {
   static std::unique_ptr<Attention> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
                                          const AttentionLoops& loops);
 
+  // What it does, in points of other kernels (Launches::points).
+  double points() const;
   // Bytes that a thread needs beside buffers, and those that are joined.
   size_t scratch() const;
   // What is computed depends on sizes alone: `parallel` decides nothing but who does what.
@@ -50,6 +52,7 @@ class Attention {
   AttentionPieces pieces_;
   std::vector<AttentionPlace> places_;
   bool forward_ = true;
+  double multiplications_ = 0;
   bool tiny_ = false;  // not worth a thread's waking
 };
 

@@ -11,6 +11,7 @@
 #include "worker/kernels/attention.h"
 #include "worker/kernels/index_check.h"
 #include "worker/kernels/launch.h"
+#include "worker/kernels/product.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 // Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
 // rows.
 constexpr size_t kMostScratch = 64 << 20;
+// Points of all groups of a run that are worth waking threads: some 600 us of one core.
+constexpr double kPointsWorthWaking = 1 << 20;
 
 // A group of a program, as the last run that looked at it had it.
 struct BoundGroup {
@@ -26,13 +29,16 @@ struct BoundGroup {
   std::vector<ir::Sym> symbols;  // those and others that the launches depend on
   std::vector<int64_t> values;   // theirs
   bool bound = false;
-  bool fits = false;  // one loop nest does it with these values
+  bool fits = false;   // one loop nest does it with these values
+  bool taken = false;  // and it is done so
   std::vector<codegen::Launch> launches;
   std::vector<CompiledKernel*> kernels;  // of each launch
   Launches prepared;
   // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
   mutable bool shares = false;
-  std::unique_ptr<Attention> attention;  // instead of launches
+  // Instead of launches:
+  std::unique_ptr<Attention> attention;
+  std::unique_ptr<Product> product;
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -76,14 +82,9 @@ class KernelProgram : public RunnerProgram {
 
   bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
     BoundGroup& group = group_at(first);
-    if (!is_bound(group, values)) bind(group, values);
-    if (!group.fits) return false;
-    set_scalars(group, values);
-    for (CompiledKernel* kernel : group.kernels) {
-      if (options_.waits) options_.cache->wait(*kernel);
-      if (!kernel->ready()) return false;
-    }
-    return true;
+    group.taken = takes(group, values);
+    summed_ = false;
+    return group.taken;
   }
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
@@ -108,10 +109,13 @@ class KernelProgram : public RunnerProgram {
     const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
     for (uint32_t n = run.first; n < run.last;) {
       BoundGroup& group = group_at(n);
+      if (n == first_taken()) options_.begins(points_ >= kPointsWorthWaking);
       const uint64_t began = run.times != nullptr ? now() : 0;
       codegen::cpu::IndexRecord failure;
       if (group.attention != nullptr) {
         group.attention->run(buffers, options_.threads);
+      } else if (group.product != nullptr) {
+        group.product->run(buffers, options_.threads);
       } else if (may_begin(group, buffers, &failure)) {
         group.prepared.run(buffers, options_.threads, &failure);
       }
@@ -154,6 +158,20 @@ class KernelProgram : public RunnerProgram {
     });
   }
 
+  bool takes(BoundGroup& group, std::span<const int64_t> values) {
+    if (!is_bound(group, values)) bind(group, values);
+    if (!group.fits) return false;
+    if (group.product != nullptr) {
+      return options_.products->way(group.product->shape()) == ProductChoices::Way::kLoops;
+    }
+    set_scalars(group, values);
+    for (CompiledKernel* kernel : group.kernels) {
+      if (options_.waits) options_.cache->wait(*kernel);
+      if (!kernel->ready()) return false;
+    }
+    return true;
+  }
+
   // The group's time is its first node's.
   static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
     const uint64_t ended = now();
@@ -180,6 +198,7 @@ class KernelProgram : public RunnerProgram {
     group.prepared.clear();
     group.symbols = group.places;
     if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
+    if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
     group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
     for (const codegen::Launch& launch : group.launches) {
       group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
@@ -195,11 +214,29 @@ class KernelProgram : public RunnerProgram {
     group.fits &= group.prepared.scratch() <= kMostScratch;
   }
 
+  // Numbers of a node that loops of our own take as they are when it is bound.
+  static void add_numbers(BoundGroup& group, const ir::Node& node) {
+    for (const ir::Arg& arg : node.args) {
+      const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
+      if (number) group.symbols.push_back(arg.a);
+    }
+  }
+
+  void bind_product(BoundGroup& group, std::span<const int64_t> values) {
+    const ir::Node& node = graph_.nodes[group.group.first];
+    add_numbers(group, node);
+    remember(group, values);
+    const ProductLoops* loops = product_loops(host_target());
+    group.product.reset();
+    if (loops != nullptr && options_.products != nullptr && group.group.first == group.group.last) {
+      group.product = Product::bind(graph_, node, values, *loops);
+    }
+    group.fits = group.product != nullptr && group.product->scratch() <= kMostScratch;
+  }
+
   void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
     const ir::Node& node = graph_.nodes[group.group.first];
-    for (const ir::Arg& arg : node.args) {
-      if (arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kFloat) group.symbols.push_back(arg.a);
-    }
+    add_numbers(group, node);
     remember(group, values);
     const AttentionLoops* loops = attention_loops(host_target());
     if (loops != nullptr && group.group.first == group.group.last) {
@@ -225,9 +262,29 @@ class KernelProgram : public RunnerProgram {
     }
   }
 
+  // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.
+  uint32_t first_taken() {
+    if (!options_.begins) return ir::kNoNode;
+    if (summed_) return first_taken_;
+    summed_ = true;
+    first_taken_ = ir::kNoNode;
+    points_ = 0;
+    for (const BoundGroup& group : groups_) {
+      if (!group.taken) continue;
+      first_taken_ = std::min(first_taken_, group.group.first);
+      points_ += group.attention != nullptr ? group.attention->points()
+                 : group.product != nullptr ? group.product->points()
+                                            : group.prepared.points();
+    }
+    return first_taken_;
+  }
+
   const KernelRunnerOptions& options_;
   const ir::Graph& graph_;
   std::vector<BoundGroup> groups_;
+  bool summed_ = false;  // what follows is of those that are taken now
+  uint32_t first_taken_ = ir::kNoNode;
+  double points_ = 0;
 };
 
 class KernelRunner : public Runner {
@@ -239,7 +296,15 @@ class KernelRunner : public Runner {
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
-  uint64_t generation() const override { return options_.cache->generation(); }
+  uint64_t generation() const override {
+    return options_.cache->generation() + (options_.products != nullptr ? options_.products->generation() : 0);
+  }
+  // There is nothing to do: time to find out who is faster.
+  void rest() override {
+    if (options_.products == nullptr || !options_.products->wants_measuring()) return;
+    if (options_.begins) options_.begins(true);
+    options_.products->measure();
+  }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<KernelProgram>(options_, request.graph);
     return {};
@@ -263,7 +328,7 @@ std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
          bit(ir::GroupKind::kMultiTensor) |
-         (attention_loops(host_target()) != nullptr ? bit(ir::GroupKind::kAttention) : 0);
+         (host_target().empty() ? 0 : bit(ir::GroupKind::kAttention) | bit(ir::GroupKind::kMatmulEpilogue));
 }
 
 uint64_t dtypes() {

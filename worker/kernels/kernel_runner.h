@@ -1,9 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "worker/kernels/kernel_cache.h"
+#include "worker/kernels/product_choice.h"
 #include "worker/runner/runner.h"
 
 // The runner of compiled kernels on this machine's memory: it does groups, no node alone.
@@ -12,9 +14,12 @@ namespace torch_remote::worker::kernels {
 struct KernelRunnerOptions {
   std::shared_ptr<KernelCache> cache;
   ParallelFor threads;  // null: its caller's thread
+  // Told when a run begins: whether its groups are together worth waking threads. May be null.
+  std::function<void(bool much)> begins;
   // A group is done as one from its first run on: runs wait until it is compiled (TORCH_REMOTE_WAIT_COMPILE).
   bool waits = false;
-  std::string description;  // "kernels"
+  std::shared_ptr<ProductChoices> products;  // null: products are not done
+  std::string description;                   // "kernels"
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 

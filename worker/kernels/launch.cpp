@@ -386,6 +386,14 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   list_.push_back(std::move(p));
 }
 
+double Launches::points() const {
+  double points = 0;
+  for (const Prepared& p : list_) {
+    points += static_cast<double>(p.rows) * static_cast<double>(p.row_points) * static_cast<double>(p.lines);
+  }
+  return points;
+}
+
 size_t Launches::scratch() const {
   size_t most = 0;
   for (const Prepared& p : list_) {

@@ -78,6 +78,17 @@ typedef struct tr_run {
   uint64_t number;  // of the run, for failures that are found later; 0: there are none such
 } tr_run;
 
+// A product of matrices, apart from any program: result [rows, columns] = left [rows, depth] times the transpose of
+// right [columns, depth], all of them of one dtype and without gaps.
+typedef struct tr_product {
+  size_t struct_size;
+  int dtype;  // ir::DType
+  int64_t rows, columns, depth;
+  const void* left;
+  const void* right;
+  void* result;
+} tr_product;
+
 typedef struct tr_runner_api {
   size_t struct_size;
   uint32_t abi;
@@ -102,6 +113,12 @@ typedef struct tr_runner_api {
   int (*has_op)(tr_runner* runner, const char* name);
   // The host is about to wait, for nobody knows how long: threads that spin should sleep.
   void (*rest)(tr_runner* runner);
+  // Does it as an op of a program would be done, so that somebody can see how long that takes. 0, or 1 if it cannot.
+  // May be null, and be missing. Not inside of run.
+  int (*multiply)(tr_runner* runner, const tr_product* product);
+  // A run begins. `much`: what its calls of parallel_for do is together worth waking threads, even if each is little.
+  // May be null, and be missing.
+  void (*begin)(tr_runner* runner, int much);
 } tr_runner_api;
 
 typedef const tr_runner_api* (*tr_runner_entry)(void);

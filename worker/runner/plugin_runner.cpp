@@ -1,5 +1,6 @@
 #include "worker/runner/plugin_runner.h"
 
+#include <cstddef>
 #include <string_view>
 #include <utility>
 
@@ -52,6 +53,18 @@ class PluginRunner final : public Runner {
     }
     *program = std::make_unique<PluginProgram>(api_, runner_, loaded);
     return {};
+  }
+
+  std::function<bool(const tr_product&)> products() override {
+    constexpr size_t kNeeded = offsetof(tr_runner_api, multiply) + sizeof(tr_runner_api::multiply);
+    if (api_->struct_size < kNeeded || api_->multiply == nullptr) return nullptr;
+    return [this](const tr_product& product) { return api_->multiply(runner_, &product) == 0; };
+  }
+
+  std::function<void(bool)> begins() override {
+    constexpr size_t kNeeded = offsetof(tr_runner_api, begin) + sizeof(tr_runner_api::begin);
+    if (api_->struct_size < kNeeded || api_->begin == nullptr) return nullptr;
+    return [this](bool much) { api_->begin(runner_, much ? 1 : 0); };
   }
 
   ParallelFor threads() override {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -77,6 +78,12 @@ class Runner {
 
   // Its threads, for the host's own work; null: it has none to offer.
   virtual ParallelFor threads() { return nullptr; }
+
+  // To be told when a run begins in which others use its threads (tr_runner_api::begin); null: it need not be told.
+  virtual std::function<void(bool much)> begins() { return nullptr; }
+
+  // Its products, for others to compare theirs with: true if it has done it. Null: it has none to offer.
+  virtual std::function<bool(const tr_product& product)> products() { return nullptr; }
 };
 
 using Runners = std::vector<std::unique_ptr<Runner>>;

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "worker/device/strided_copy.h"
+#include "worker/kernels/kernel_files.h"
+#include "worker/kernels/product_call.h"
+#include "worker/runner/plugin.h"
+
+namespace torch_remote::worker::kernels {
+
+inline constexpr int64_t kMostProductRows = 48;
+
+struct ProductShape {
+  ProductType type = ProductType::kFloat;
+  int64_t rows = 0, columns = 0, depth = 0;
+  auto operator<=>(const ProductShape&) const = default;
+};
+
+// Which products the loops of product_loops.h do, and which ones the library: what was measured to be faster, by
+// classes of shapes, once for a machine. Used by one thread.
+class ProductChoices {
+ public:
+  struct Options {
+    const ProductLoops* loops = nullptr;
+    ParallelFor threads;  // null: its caller's thread
+    // A product by the library (tr_product, plugin.h); null: there is none, and nothing to choose.
+    std::function<bool(const tr_product& product)> library;
+    // Nothing is measured, as the same bits are wanted in each process: the loops do what they may.
+    bool fixed = false;
+    std::string folder;  // where choices are kept; empty: only in memory
+    std::string about;   // processor, library, threads
+  };
+  enum class Way : uint8_t { kUnknown, kLoops, kLibrary };
+
+  explicit ProductChoices(Options options);
+
+  // kUnknown: it will be measured. Once it is known, it stays.
+  Way way(const ProductShape& shape);
+  bool wants_measuring() const { return !wanted_.empty(); }
+  // Measures one of the classes that were asked for, some milliseconds. False: there is none.
+  bool measure();
+  // Grows with what becomes known.
+  uint64_t generation() const { return generation_; }
+
+  // The shape that is measured for all of its class: rows, columns and depth of about the same size.
+  static ProductShape class_of(const ProductShape& shape);
+
+ private:
+  Way measured(const ProductShape& shape) const;
+  void know(const ProductShape& shape, Way way);
+
+  const Options options_;
+  const KernelFiles files_;
+  std::map<ProductShape, Way> ways_;  // of classes
+  std::deque<ProductShape> wanted_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace torch_remote::worker::kernels
