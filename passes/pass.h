@@ -47,7 +47,7 @@ struct Pass {
   std::span<const PassOption> options = {};
 };
 
-// All passes, in pipeline order: lift, canonicalize, cse, dce, fuse, plan. (`emit` is ir::encode_program.)
+// All passes, in pipeline order: lift, canonicalize, cse, dce, layout, fuse, plan. (`emit` is ir::encode_program.)
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
@@ -69,6 +69,7 @@ Status lift(ir::Graph& graph, const PassContext& context = {});
 Status canonicalize(ir::Graph& graph, const PassContext& context = {});
 Status cse(ir::Graph& graph, const PassContext& context = {});
 Status dce(ir::Graph& graph, const PassContext& context = {});
+Status layout(ir::Graph& graph, const PassContext& context = {});
 Status fuse(ir::Graph& graph, const PassContext& context = {});
 Status plan(ir::Graph& graph, const PassContext& context = {});
 

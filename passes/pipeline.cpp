@@ -21,6 +21,7 @@ constexpr Pass kPipeline[] = {
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
+    {"layout", "Has images between convolutions lie channels last, where that is faster and nobody sees it.", layout},
     {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,
      kFuseOptions},
     {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},

@@ -135,6 +135,8 @@ void describe_graph(LoadedProgram& program) {
     }
   }
   find_updates(program);
+  program.attaches = std::ranges::any_of(
+      graph.nodes, [](const ir::Node& node) { return ir::op_desc(node.opcode).family == ir::Family::kConv; });
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
 

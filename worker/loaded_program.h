@@ -67,6 +67,7 @@ struct LoadedProgram {
   std::vector<bool> written;        // inputs that some node writes
   std::vector<bool> created;        // the runner makes its memory
   std::vector<bool> outlives;       // the run; or what it is an older value of does
+  bool attaches = false;            // runners may keep something beside its inputs
   bool updates = false;             // some node writes in place what outlives the run
   std::vector<bool> temporary;      // has memory, which nobody but the steps needs
   std::vector<ir::Lifetime> lifetimes;

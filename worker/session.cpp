@@ -55,6 +55,7 @@ Memory::Memory(void* data, uint64_t nbytes, std::shared_ptr<void> keep, CachingA
 }
 
 Memory::~Memory() {
+  contents_change();
   if (buffer_.release) buffer_.release(buffer_.owner);
   if (counted_) counted_->remove_external(nbytes_);
 }

@@ -54,6 +54,12 @@ class Memory {
   uint64_t nbytes() const { return nbytes_; }
   // Notes that this run has it as an input. False if it has it twice.
   bool bind(uint64_t run) { return std::exchange(bound_by_, run) != run; }
+  // What a runner keeps of the contents, as long as they stay.
+  tr_attachment* attachment() { return &attachment_; }
+  void contents_change() {
+    if (attachment_.release) attachment_.release(attachment_.data);
+    attachment_ = {};
+  }
 
  private:
   void* data_;
@@ -62,6 +68,7 @@ class Memory {
   std::shared_ptr<void> keep_;
   CachingAllocator* counted_ = nullptr;
   uint64_t bound_by_ = 0;
+  tr_attachment attachment_{};
 };
 using MemoryPtr = std::shared_ptr<Memory>;
 

@@ -120,6 +120,7 @@ Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
 void Session::bind_inputs(Run& run) {
   const LoadedProgram& program = run.program;
   ++run_count_;
+  if (program.attaches) run.attachments.resize(program.graph.buffers.size());
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
     const uint64_t id = program.bindings.ids[i];
@@ -132,6 +133,11 @@ void Session::bind_inputs(Run& run) {
     }
     run.buffers[b] = borrowed(entry->memory->data(), entry->memory->nbytes());
     run.aliased |= !entry->memory->bind(run_count_);
+    if (program.written[b]) {
+      entry->memory->contents_change();
+    } else if (!run.attachments.empty()) {
+      run.attachments[b] = entry->memory->attachment();
+    }
     if (entry->poisoned()) {
       run.set_poison(b, entry->failure);
       continue;
@@ -336,6 +342,7 @@ bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t la
   call.word_capacity = static_cast<uint32_t>(run.words->size() - run.words_used);
   call.times = times;
   call.number = run_count_;
+  call.attachments = run.attachments.empty() || run.aliased ? nullptr : run.attachments.data();
   const bool good = loaded.program->run(call, &error_);
   loaded.is_current = true;
   run.words_used += call.word_count;

@@ -15,6 +15,7 @@
 #include "ir/analysis.h"
 #include "ir/work.h"
 #include "worker/aten/host_memory.h"
+#include "worker/aten/packed_weights.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -123,6 +124,7 @@ void AtenProgram::find_lifetimes() {
       const uint32_t buffer = graph_.views[view].buffer;
       if (std::exchange(noted_for[buffer], n) != n) nodes_[n].buffers.push_back(buffer);
     });
+    nodes_[n].packs_weights = operations_[n] && may_pack_weights(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
       const uint32_t buffer = graph_.views[result.a].buffer;
@@ -296,8 +298,36 @@ void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
+// A convolution has its weights in another order during a call, if they are kept.
+class AtenProgram::PackedWeights {
+ public:
+  PackedWeights(AtenProgram& program, const tr_run& run, uint32_t index) {
+    if (!program.nodes_[index].packs_weights || !run.attachments) return;
+    const ir::Node& node = program.graph_.nodes[index];
+    const uint32_t weight = node.args[kWeight].a;
+    at::Tensor packed = packed_weights(run.attachments[program.graph_.views[weight].buffer],
+                                       program.views_[node.args[kInput].a], program.views_[weight]);
+    if (!packed.defined()) return;
+    operation_ = &*program.operations_[index];
+    weight_ = program.views_[weight];
+    operation_->set_tensor(kWeight, std::move(packed));
+  }
+  ~PackedWeights() {
+    if (operation_) operation_->set_tensor(kWeight, std::move(weight_));
+  }
+  PackedWeights(const PackedWeights&) = delete;
+  PackedWeights& operator=(const PackedWeights&) = delete;
+
+ private:
+  static constexpr size_t kInput = 0, kWeight = 1;  // arguments
+
+  Operation* operation_ = nullptr;
+  at::Tensor weight_;
+};
+
 void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
+  const PackedWeights packed(*this, run, index);
   if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {

@@ -32,6 +32,7 @@ class AtenProgram {
   bool creates_buffer(uint32_t buffer) const { return buffers_[buffer].created; }
 
  private:
+  class PackedWeights;
   struct BufferState {
     c10::Storage storage;
     void* data = nullptr;  // what the storage points to
@@ -42,6 +43,7 @@ class AtenProgram {
   struct NodeState {
     std::vector<uint32_t> buffers;     // it touches
     std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
+    bool packs_weights = false;        // of a convolution
     bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
     bool natural = false;              // kOut: the op itself would order the results' memory like this
   };

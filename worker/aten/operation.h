@@ -41,6 +41,9 @@ class Operation {
   // place has written nothing.
   void call(c10::Stack& stack);
 
+  // Another tensor for an argument that is one.
+  void set_tensor(size_t argument, at::Tensor tensor) { arguments_[argument] = std::move(tensor); }
+
   // kOut: calls the functional overload instead, this once. Its results are on the stack after it.
   void call_functional(c10::Stack& stack);
   // The out variant is not fit for the results' memory as it is: call the functional overload from now on.

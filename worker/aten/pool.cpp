@@ -78,6 +78,23 @@ TR_FOR_EACH_CPU void pool_plane(const float* input, float* output, float* rows, 
   }
 }
 
+// One row of results, of images whose channels are neighbours.
+TR_FOR_EACH_CPU void pool_row(const float* image, float* output, int64_t y, int64_t channels, const Dim& height,
+                              const Dim& width) {
+  std::fill(output, output + width.output * channels, -std::numeric_limits<float>::infinity());
+  for (int64_t j = 0; j < height.kernel; ++j) {
+    const int64_t row = height.at(y, j);
+    if (row < 0 || row >= height.input) continue;
+    for (int64_t x = 0; x < width.output; ++x) {
+      for (int64_t k = 0; k < width.kernel; ++k) {
+        const int64_t column = width.at(x, k);
+        if (column < 0 || column >= width.input) continue;
+        take_larger<1>(output + x * channels, image + (row * width.input + column) * channels, channels);
+      }
+    }
+  }
+}
+
 // One number is for both dims; none at all (of strides) is the kernel's.
 std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 2>& otherwise) {
   const auto list = value.toIntVector();
@@ -88,7 +105,10 @@ std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 
 // (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices)
 void run(const SpecialCall& call) {
   const at::Tensor &self = call.args[0].toTensor(), &values = call.results[0];
-  if (!self.is_contiguous() || !values.is_contiguous()) {
+  constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
+  const bool plain = self.is_contiguous() && values.is_contiguous();
+  const bool last = !plain && self.dim() == 4 && self.is_contiguous(kLast) && values.is_contiguous(kLast);
+  if (!plain && !last) {
     at::Tensor out = values, indices = call.results[1];
     at::max_pool2d_with_indices_out(out, indices, self, call.args[1].toIntVector(), call.args[2].toIntVector(),
                                     call.args[3].toIntVector(), call.args[4].toIntVector(), call.args[5].toBool());
@@ -104,6 +124,16 @@ void run(const SpecialCall& call) {
   if (values.numel() == 0) return;
   const float* const from = self.const_data_ptr<float>();
   float* const to = values.mutable_data_ptr<float>();
+  if (last) {
+    const int64_t channels = values.size(1), row = width.output * channels;
+    in_parallel(values.size(0) * height.output, std::max<int64_t>(1, 32768 / row), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float* const image = from + i / height.output * in * channels;
+        pool_row(image, to + i * row, i % height.output, channels, height, width);
+      }
+    });
+    return;
+  }
   in_parallel(values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)), [&](int64_t begin, int64_t end) {
     std::vector<float> rows(static_cast<size_t>(height.input * width.output));
     for (int64_t i = begin; i < end; ++i) {

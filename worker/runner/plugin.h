@@ -56,6 +56,14 @@ typedef struct tr_load_options {
   const uint8_t* nodes;  // one a node: whether runs may ask for it; null: for any
 } tr_load_options;
 
+// What a runner keeps beside the contents of a buffer, made from them (weights in another order). Both fields are null,
+// or the runner's own, and so is the meaning of `data`. The host calls release(data) and sets both to null when the
+// contents may change, and when the buffer goes.
+typedef struct tr_attachment {
+  void* data;
+  void (*release)(void* data);
+} tr_attachment;
+
 // One run of nodes [first, last) of a program.
 typedef struct tr_run {
   size_t struct_size;
@@ -76,6 +84,8 @@ typedef struct tr_run {
   // is when the last node ended. After a failure those behind error->node are as they were.
   uint64_t* times;
   uint64_t number;  // of the run, for failures that are found later; 0: there are none such
+  // Null, or one a graph buffer: null, or of an input that this program does not write.
+  tr_attachment* const* attachments;
 } tr_run;
 
 // A product of matrices, apart from any program: result [rows, columns] = left [rows, depth] times the transpose of

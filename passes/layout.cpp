@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table_generated.h"
+#include "passes/pass.h"
+#include "passes/shape_facts.h"
+
+// layout: images that only this graph sees lie channels last, where that makes its convolutions faster.
+//
+// oneDNN convolves such images as they are, and turns plain ones round first and their results back. So the values
+// between convolutions, and those that ops make of them which go along with any layout, change their strides, as many
+// at once as hang together. What a user can see keeps the strides that it has on CPU: who makes or reads it turns it
+// round. No node is added: views say where elements lie, so the graph means what it did.
+//
+// Which chains are worth it is guessed by the sizes of the run that the graph was recorded in (PassContext::sample);
+// docs/fusion.md has the numbers.
+namespace torch_remote::passes {
+namespace {
+
+using ir::Arg;
+using ir::ArgTag;
+using ir::ExprKind;
+using ir::Graph;
+using ir::Node;
+using ir::Sym;
+using ir::View;
+
+constexpr uint32_t kNoView = 0xFFFFFFFF;
+
+// What a convolution of images that lie channels last saves of its time, and how fast an image is turned round.
+constexpr double kGain = 0.25;
+constexpr double kMultiplicationsPerSecond = 8e10, kBytesPerSecond = 4e9;
+
+class Layout {
+ public:
+  Layout(Graph& graph, std::vector<int64_t> values) : graph_(graph), values_(std::move(values)) {}
+
+  void run() {
+    find_images();
+    for (const Node& node : graph_.nodes) keep_plain(node);
+    chain_of_.resize(graph_.buffers.size());
+    std::iota(chain_of_.begin(), chain_of_.end(), 0);
+    for (const Node& node : graph_.nodes) join(node);
+    gains_.assign(graph_.buffers.size(), 0);
+    for (const Node& node : graph_.nodes) weigh(node);
+    for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
+      if (image_[b] != kNoView && gains_[find(b)] > 0) turn_round(image_[b]);
+    }
+  }
+
+ private:
+  // Buffers that may lie otherwise: nobody outside sees them, and one view is all that is seen of them.
+  void find_images() {
+    image_.assign(graph_.buffers.size(), kNoView);
+    std::vector<uint32_t> views(graph_.buffers.size(), 0);
+    for (uint32_t v = 0; v < graph_.views.size(); ++v) {
+      const uint32_t b = graph_.views[v].buffer;
+      const ir::Buffer& buffer = graph_.buffers[b];
+      const bool may = ++views[b] == 1 && buffer.kind == ir::BufferKind::kFresh && buffer.ssa && !buffer.survives &&
+                       is_plain_image(graph_.views[v]);
+      image_[b] = may ? v : kNoView;
+    }
+  }
+
+  bool is_plain_image(const View& view) const {
+    int64_t offset = -1;
+    return !view.dynamic && view.sizes.size() == 4 && graph_.is_constant(view.offset, &offset) && offset == 0 &&
+           is_contiguous(graph_, view) && size(view, 1) > 1 && size(view, 2) * size(view, 3) > 1;
+  }
+
+  int64_t size(const View& view, size_t dim) const { return values_[view.sizes[dim]]; }
+
+  double elements(uint32_t view) const {
+    double count = 1;
+    for (const Sym size : graph_.views[view].sizes) count *= static_cast<double>(values_[size]);
+    return count;
+  }
+  // Seconds.
+  double turning(uint32_t view) const {
+    return elements(view) * static_cast<double>(ir::item_size(graph_.views[view].dtype)) / kBytesPerSecond;
+  }
+
+  bool is_image(uint32_t view) const { return image_[graph_.views[view].buffer] != kNoView; }
+
+  // --- nodes ---------------------------------------------------------------------------------------------------------
+
+  // (Of more dims, types, groups, and of transposed ones nothing is known.)
+  bool is_convolution(const Node& node) const {
+    if (node.opcode != ir::ops::aten_convolution) return false;
+    for (const Arg* arg : {&node.args[0], &node.args[1], &node.results[0]}) {
+      if (arg->tag != ArgTag::kView) return false;
+      const View& view = graph_.views[arg->a];
+      if (view.sizes.size() != 4 || view.dtype != ir::DType::kFloat32) return false;
+    }
+    return node.args[6].tag == ArgTag::kBool && values_[node.args[6].a] == 0 && node.args[8].tag == ArgTag::kInt &&
+           values_[node.args[8].a] == 1;
+  }
+
+  // It does with images in one layout what it does with them in another one, and its results lie as they do.
+  bool goes_along(const Node& node) const {
+    const ir::OpDesc& desc = ir::op_desc(node.opcode);
+    switch (node.opcode) {
+      case ir::ops::aten_cat:
+      case ir::ops::aten_max_pool2d_with_indices:
+      case ir::ops::aten_native_group_norm:
+      case ir::ops::aten__native_batch_norm_legit_no_training:
+        return true;
+      case ir::ops::aten_native_batch_norm:
+        return node.args[5].tag == ArgTag::kBool && values_[node.args[5].a] == 0;
+      default:
+        return desc.family == ir::Family::kPointwise &&
+               std::ranges::none_of(desc.args, [](const ir::ArgDesc& arg) { return arg.writes; });
+    }
+  }
+
+  // It reads images in any layout as fast, and makes something else of them.
+  static bool reads_any(const Node& node) {
+    return node.opcode == ir::ops::aten_mean_dim || node.opcode == ir::ops::aten__adaptive_avg_pool2d;
+  }
+
+  void keep_plain(const Node& node) {
+    if (goes_along(node)) return;
+    const bool convolves = is_convolution(node), reads = reads_any(node);
+    const auto keep = [&](uint32_t view) { image_[graph_.views[view].buffer] = kNoView; };
+    for (size_t i = 0; i < node.args.size(); ++i) {
+      if ((convolves || reads) && i == 0) continue;
+      auto visit = [&](uint32_t view, bool) { keep(view); };
+      ir::internal::visit_views(node.args[i], false, visit);
+    }
+    for (const Arg& result : node.results) {
+      auto visit = [&](uint32_t view, bool) { keep(view); };
+      if (!convolves) ir::internal::visit_views(result, true, visit);
+    }
+  }
+
+  // --- chains --------------------------------------------------------------------------------------------------------
+
+  uint32_t find(uint32_t buffer) {
+    while (chain_of_[buffer] != buffer) buffer = chain_of_[buffer] = chain_of_[chain_of_[buffer]];
+    return buffer;
+  }
+
+  void join(const Node& node) {
+    if (!is_convolution(node) && !goes_along(node)) return;
+    uint32_t first = kNoView;
+    ir::for_each_view(node, [&](uint32_t view, bool) {
+      if (!is_image(view)) return;
+      if (first == kNoView) first = view;
+      chain_of_[find(graph_.views[view].buffer)] = find(graph_.views[first].buffer);
+    });
+  }
+
+  void weigh(const Node& node) {
+    const bool convolves = is_convolution(node);
+    if (!convolves && !goes_along(node)) return;
+    uint32_t chain = kNoView;
+    double turned = 0;
+    ir::for_each_view(node, [&](uint32_t view, bool) {
+      if (is_image(view)) {
+        chain = find(graph_.views[view].buffer);
+      } else if (graph_.views[view].sizes.size() == 4 && is_plain_image(graph_.views[view])) {
+        turned += turning(view);
+      }
+    });
+    if (chain == kNoView) return;
+    if (convolves) {
+      const uint32_t weights = node.args[1].a;
+      // (Weights that stay as they are, are turned round once; others in each run.)
+      const View& result = graph_.views[node.results[0].a];
+      const double work = elements(weights) * static_cast<double>(size(result, 0)) *
+                          static_cast<double>(size(result, 2)) * static_cast<double>(size(result, 3));
+      gains_[chain] += kGain * work / kMultiplicationsPerSecond;
+      if (is_plain_image(graph_.views[weights])) turned -= turning(weights);
+    }
+    gains_[chain] -= turned;
+  }
+
+  void turn_round(uint32_t index) {
+    const auto times = [&](Sym a, Sym b) { return graph_.expr(ExprKind::kMul, a, b); };
+    const Sym columns = graph_.views[index].sizes[3], rows = graph_.views[index].sizes[2],
+              channels = graph_.views[index].sizes[1];
+    const Sym row = times(columns, channels);
+    graph_.views[index].strides = {times(rows, row), graph_.constant(1), row, channels};
+  }
+
+  Graph& graph_;
+  const std::vector<int64_t> values_;
+  std::vector<uint32_t> image_;     // of each buffer: its view, if it may lie otherwise
+  std::vector<uint32_t> chain_of_;  // of each buffer: another one that lies as it does
+  std::vector<double> gains_;       // of each chain: seconds
+};
+
+}  // namespace
+
+Status layout(Graph& graph, const PassContext& context) {
+  graph.drop_groups();
+  if (!context.fusion || !context.target().starts_with("x86-64") || context.sample.size() != graph.params) return {};
+  const bool convolves =
+      std::ranges::any_of(graph.nodes, [](const Node& node) { return node.opcode == ir::ops::aten_convolution; });
+  if (!convolves) return {};
+  std::vector<int64_t> values;
+  if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
+  Layout(graph, std::move(values)).run();
+  return {};
+}
+
+}  // namespace torch_remote::passes

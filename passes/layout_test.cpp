@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "passes/testing/text_pass.h"
+
+namespace torch_remote::passes {
+namespace {
+
+// After the pass: the views that lie channels last, by the ops that make them.
+std::string turned(const std::string& nodes, const std::string& target = "x86-64-v4", bool fusion = true) {
+  // Images of 2 x 64 x 32 x 32 and weights; survivors are b8 and b9.
+  std::string head = "graph() {\n  b0: input survives\n  b1: input survives\n  b2: input survives\n";
+  for (int b = 3; b <= 9; ++b) {
+    const std::string name = "b" + std::to_string(b);
+    const bool made = nodes.find("@" + name + " =") != nodes.npos || nodes.find("@" + name + ",") != nodes.npos;
+    head += "  " + name + ": fresh(524288)" + (b >= 8 ? " survives" : "") + (made ? " ssa\n" : "\n");
+  }
+  head += R"(  %0: f32[2, 64, 32, 32]{65536, 1024, 32, 1} @b0
+  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1
+  %2: f32[64]{1} @b2
+)";
+  PassContext context;
+  context.fusion = fusion;
+  if (!target.empty()) context.worker.targets = {target};
+  ir::Graph graph;
+  const Status status = ir::parse_graph(testing::run_on_text(head + nodes + "}\n", layout, context), &graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  std::string names;
+  for (const ir::Node& node : graph.nodes) {
+    for (const ir::Arg& result : node.results) {
+      if (result.tag != ir::ArgTag::kView) continue;
+      const ir::View& view = graph.views[result.a];
+      int64_t channels = 0;
+      if (view.sizes.size() != 4 || !graph.is_constant(view.strides[1], &channels) || channels != 1) continue;
+      EXPECT_TRUE(graph.is_constant(view.strides[3], &channels) && graph.is_constant(view.sizes[1]));
+      const std::string_view name = ir::op_desc(node.opcode).name;
+      names += (names.empty() ? "" : " ") + std::string(name.substr(name.find("::") + 2));
+    }
+  }
+  return names;
+}
+
+// An op on images that are there, giving one in a buffer.
+std::string image(const std::string& name, const std::string& buffer) {
+  return "  " + name + ": f32[2, 64, 32, 32]{65536, 1024, 32, 1} @" + buffer + " = ";
+}
+std::string convolution(const std::string& of, const std::string& weights = "%1",
+                        const std::string& transposed = "false", const std::string& groups = "1") {
+  return "aten::convolution(" + of + ", " + weights + ", none, [1, 1], [1, 1], [1, 1], " + transposed + ", [0, 0], " +
+         groups + ")\n";
+}
+
+const std::string kChain = image("%3", "b3") + convolution("%0") + image("%4", "b4") + "aten::relu(%3)\n" +
+                           image("%5", "b5") + convolution("%4") + image("%6", "b8") + "aten::relu(%5)\n";
+
+TEST(Layout, WhatIsBetweenConvolutionsLiesChannelsLast) {
+  EXPECT_EQ(turned(kChain), "convolution relu convolution");
+  EXPECT_EQ(turned(kChain, "x86-64-v3"), "convolution relu convolution");
+}
+
+TEST(Layout, NothingIsDoneWhereBitsAreCpusOrNoCpuIs) {
+  EXPECT_EQ(turned(kChain, "x86-64-v4", false), "");
+  EXPECT_EQ(turned(kChain, "sm_90"), "");
+  EXPECT_EQ(turned(kChain, ""), "");
+}
+
+TEST(Layout, WhatIsVisibleStaysAsItIs) {
+  EXPECT_EQ(turned(image("%3", "b8") + convolution("%0")), "");
+  EXPECT_EQ(turned(image("%3", "b8") + convolution("%0") + image("%4", "b9") + convolution("%3")), "");
+}
+
+TEST(Layout, ImagesThatAreSeenAsSomethingElseStay) {
+  EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + R"(  %4: f32[2, 65536]{65536, 1} @b3
+  %5: f32[2, 65536]{65536, 1} @b8 = aten::relu(%4)
+)"),
+            "");
+  // A part of it.
+  EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + R"(  %4: f32[2, 64, 32, 16]{65536, 1024, 32, 1} @b3
+  %5: f32[2, 64, 32, 16]{32768, 512, 16, 1} @b8 = aten::relu(%4)
+)" + image("%6", "b9") +
+                   convolution("%3")),
+            "");
+}
+
+// What lies plain on both sides of a convolution costs more than it gains.
+TEST(Layout, OpsThatDoNotGoAlongCutChains) {
+  const auto between = [](const std::string& op) {
+    return turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + op + "(%3" +
+                  (op == "aten::relu" ? ")\n" : ", 1, dtype=none)\n") + image("%5", "b5") + convolution("%4") +
+                  image("%6", "b8") + "aten::relu(%5)\n");
+  };
+  EXPECT_EQ(between("aten::relu"), "convolution relu convolution");
+  EXPECT_EQ(between("aten::cumsum"), "");
+}
+
+TEST(Layout, MeansReadAnyLayout) {
+  EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + convolution("%3") +
+                   "  %5: f32[2, 64]{64, 1} @b8 = aten::mean.dim(%4, [2, 3], false, dtype=none)\n"),
+            "convolution convolution");
+}
+
+TEST(Layout, ResidualsAndNormsGoAlong) {
+  EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") +
+                   "  %4: f32[2, 64, 32, 32]{65536, 1024, 32, 1} @b4, none, none = "
+                   "aten::_native_batch_norm_legit_no_training(%3, %2, %2, %2, %2, 0.1, 0.00001)\n" +
+                   image("%5", "b5") + convolution("%4") + image("%6", "b6") + "aten::add.Tensor(%5, %4, alpha=1)\n" +
+                   image("%7", "b7") + convolution("%6") + image("%8", "b8") + "aten::relu(%7)\n"),
+            "convolution _native_batch_norm_legit_no_training convolution add.Tensor convolution");
+}
+
+TEST(Layout, OtherConvolutionsStay) {
+  const auto two = [](const std::string& transposed, const std::string& groups) {
+    return turned(image("%3", "b3") + convolution("%0", "%1", transposed, groups) + image("%4", "b4") +
+                  convolution("%3", "%1", transposed, groups) + image("%5", "b8") + "aten::relu(%4)\n");
+  };
+  EXPECT_EQ(two("false", "1"), "convolution convolution");
+  EXPECT_EQ(two("true", "1"), "");
+  EXPECT_EQ(two("false", "2"), "");
+}
+
+}  // namespace
+}  // namespace torch_remote::passes

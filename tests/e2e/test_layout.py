@@ -1,0 +1,198 @@
+"""Images between convolutions lie channels last on the worker, and nobody sees it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """As in a ResNet."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + x)
+
+
+class Wide(nn.Module):
+    """Convolutions of several kinds, joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(32, 32, 1)
+        self.three = nn.Conv2d(32, 32, 3, padding=1, stride=1)
+        self.groups = nn.Conv2d(64, 64, 3, padding=1, groups=4)
+        self.dilated = nn.Conv2d(64, 32, 3, padding=2, dilation=2)
+        self.up = nn.ConvTranspose2d(32, 32, 2, 2)
+        self.norm = nn.GroupNorm(4, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.norm(torch.cat([self.one(x), self.three(x)], 1)))
+        return self.up(F.avg_pool2d(self.dilated(self.groups(y)), 2))
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.GELU(), nn.Conv2d(64, 8, 3)
+    ),
+    "resnet": lambda: nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        Block(64),
+        Block(64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    ),
+    "wide": lambda: nn.Sequential(nn.Conv2d(3, 32, 3), Wide(), Wide()),
+    "flat": lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 28 * 28, 4)),
+}
+
+
+def net(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    made = NETS[name]()
+    for module in made.modules():  # statistics that are not those of the beginning
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = torch.randn_like(module.running_mean) * 0.1
+            module.running_var = torch.rand_like(module.running_var) + 0.5
+    return made.eval()
+
+
+def assert_as_exact(got: Tensor, cpu: Tensor, exact: Tensor) -> None:
+    """At most twice CPU's own error, and a rounding of the largest element."""
+    assert got.stride() == cpu.stride() and got.shape == cpu.shape
+    unit = 2 * torch.finfo(cpu.dtype).eps * exact.abs().max().item()
+    error = lambda result: (result.cpu().double() - exact).abs().max().item()  # noqa: E731
+    assert error(got) <= 2 * error(cpu) + unit
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_inference_equals_cpu(remote: torch.device, name: str) -> None:
+    here = net(name)
+    there, exact = copy.deepcopy(here).to(remote), copy.deepcopy(here).double()
+    with torch.no_grad():
+        for size in (32, 32, 32, 32):  # weights are packed in the second run
+            x = torch.randn(2, 3, size, size)
+            assert_as_exact(there(x.to(remote)), here(x), exact(x.double()))
+
+
+def test_sizes_change(remote: torch.device) -> None:
+    here = net("resnet")
+    there, exact = copy.deepcopy(here).to(remote), copy.deepcopy(here).double()
+    with torch.no_grad():
+        for images, size in ((2, 64), (3, 48), (1, 33), (2, 64), (5, 21)):
+            x = torch.randn(images, 3, size, size + 2)
+            assert_as_exact(there(x.to(remote)), here(x), exact(x.double()))
+
+
+def test_what_is_seen_lies_as_on_cpu(remote: torch.device) -> None:
+    here = net("chain")
+    there = copy.deepcopy(here).to(remote)
+    x = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        mine, its = x.to(remote), x
+        seen = []
+        for module, other in zip(there, here, strict=True):
+            mine, its = module(mine), other(its)
+            seen.append((mine, its))
+        for mine, its in seen:
+            assert mine.stride() == its.stride()
+            torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-4)
+            assert torch.equal(mine.cpu(), mine.contiguous().cpu())
+
+
+def test_channels_last_of_the_user(remote: torch.device) -> None:
+    here = net("resnet").to(memory_format=torch.channels_last)
+    there = copy.deepcopy(here).to(remote)
+    x = torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(3):
+            mine, its = there[:6](x.to(remote)), here[:6](x)
+            assert mine.stride() == its.stride()
+            torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_change(remote: torch.device) -> None:
+    """What is kept of weights is theirs: in place, by an optimizer, by a new value, by a view."""
+    here = net("chain")
+    there = copy.deepcopy(here).to(remote)
+    x = torch.randn(2, 3, 24, 24)
+
+    def check() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(there(x.to(remote)).cpu(), here(x), rtol=1e-4, atol=1e-4)
+
+    def train(model: nn.Module, device: torch.device) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x.to(device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def change(function: Callable[[nn.Conv2d], None]) -> None:
+        for model in (here, there):
+            with torch.no_grad():
+                function(model[2])
+        check()
+
+    check()
+    change(lambda conv: conv.weight.mul_(2))
+    change(lambda conv: conv.weight[3].view(-1).zero_())
+    change(lambda conv: conv.weight.data.copy_(conv.weight.data.flip(0)))
+    change(lambda conv: setattr(conv.weight, "data", conv.weight.data * 0.5))
+    change(lambda conv: setattr(conv, "weight", nn.Parameter(conv.weight.transpose(0, 1).contiguous())))
+    for _ in range(2):
+        for model, device in ((here, torch.device("cpu")), (there, remote)):
+            train(model, device)
+        check()
+    there.load_state_dict(net("chain").state_dict())
+    here.load_state_dict(net("chain").state_dict())
+    check()
+
+
+def test_what_is_kept_of_weights_goes_with_them(remote: torch.device) -> None:
+    x = torch.randn(2, 3, 24, 24).to(remote)
+    torch.remote.synchronize()
+    before = torch.remote.memory_allocated()
+    there = net("chain").to(remote)
+    weights = sum(p.numel() * 4 for p in there.parameters())
+    with torch.no_grad():
+        for _ in range(4):
+            there(x).sum().item()
+    torch.remote.synchronize()
+    kept = torch.remote.memory_allocated() - before
+    assert weights <= kept <= 2 * weights + (64 << 10)
+    del there
+    torch.remote.synchronize()
+    assert torch.remote.memory_allocated() <= before + (4 << 10)
+
+
+def test_a_training_step(remote: torch.device) -> None:
+    here = net("resnet").train()
+    there = copy.deepcopy(here).to(remote)
+    x = torch.randn(2, 3, 32, 32)
+    losses = [
+        [(model(x.to(device)).square().sum(), model)[0] for _ in range(2)]
+        for model, device in ((here, torch.device("cpu")), (there, remote))
+    ]
+    for mine, its in zip(losses[1], losses[0], strict=True):
+        torch.testing.assert_close(mine.cpu(), its, rtol=1e-3, atol=1e-3)
+        mine.backward()
+        its.backward()
+    for mine, its in zip(there.parameters(), here.parameters(), strict=True):
+        assert mine.grad.stride() == its.grad.stride()
+        torch.testing.assert_close(mine.grad.cpu(), its.grad, rtol=1e-2, atol=1e-2)
