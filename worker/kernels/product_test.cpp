@@ -97,8 +97,8 @@ class Bench {
       put("columns", c.columns);
       added_row_ = rows ? (columns ? line : 2) : 0;
       added_column_ = columns ? 1 : 0;
-      text += "  %2: " + c.dtype + sizes + strides + " @b2\n" + result + "aten::addmm(%2, %0, %1, " + number(c.beta) +
-              ", " + number(c.alpha) + ")\n}\n";
+      text += "  %2: " + c.dtype + sizes + strides + " @b2\n" + result +
+              "aten::addmm(%2, %0, %1, beta=" + number(c.beta) + ", alpha=" + number(c.alpha) + ")\n}\n";
     }
     const Status status = ir::parse_graph(text, &graph_);
     EXPECT_TRUE(status.ok()) << status.message() << text;
