@@ -38,11 +38,11 @@ struct Session::Run {
   FailurePtr cancelled = nullptr;  // the rest of it
   uint64_t since_look = 0;         // ns of work, without looking whether it is
   tr_buffer arena{};
-  FailurePtr failure = nullptr;            // of the last node: it did not run, or its operands are behind
-  uint32_t next = 0;                       // the node to go on with
-  bool aliased = false;                    // one buffer is bound twice, which no client of ours does
+  FailurePtr failure = nullptr;                  // of the last node: it did not run, or its operands are behind
+  uint32_t next = 0;                             // the node to go on with
+  bool aliased = false;                          // one buffer is bound twice, which no client of ours does
   std::vector<tr_attachment*> attachments = {};  // of the graph's buffers; empty: nobody asks for them
-  std::vector<InFlight::Call> calls = {};  // of a profile, while an asynchronous device does them
+  std::vector<InFlight::Call> calls = {};        // of a profile, while an asynchronous device does them
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());

@@ -74,7 +74,10 @@ def test_errors_point_at_their_place(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--passes", "lift,inline"], "there is no pass 'inline'; there are: lift canonicalize cse dce layout fuse plan"),
+        (
+            ["--passes", "lift,inline"],
+            "there is no pass 'inline'; there are: lift canonicalize cse dce layout fuse plan",
+        ),
         (["--emit", "yaml"], "yaml"),
         (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),
         (["--unknown"], "see remote-opt --help"),
