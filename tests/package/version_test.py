@@ -43,7 +43,11 @@ def test_the_metadata_of_the_wheel_are_the_projects(wheel, project):
     metadata = message_from_bytes(zipfile.ZipFile(wheel).read(f"torch_remote-{__version__}.dist-info/METADATA"))
     assert metadata["Name"] == project["name"]
     assert metadata["Requires-Python"] == project["requires-python"]
-    assert metadata.get_all("Requires-Dist") == project["dependencies"]
+    extras = project["optional-dependencies"]
+    assert metadata.get_all("Requires-Dist") == project["dependencies"] + [
+        f'{requirement} ; extra == "{extra}"' for extra, requirements in extras.items() for requirement in requirements
+    ]
+    assert metadata.get_all("Provides-Extra") == list(extras)
     assert metadata["License-Expression"] == project["license"]
     assert "# torch-remote" in metadata.get_payload()
 

@@ -179,6 +179,8 @@ const tr_runner_api* fake_runner() {
         return ir::find_op(name) != ir::kInvalidOpcode;
       },
       .rest = [](tr_runner*) {},
+      .multiply = nullptr,
+      .begin = nullptr,
   };
   return &api;
 }
