@@ -83,6 +83,14 @@ void no_overlap_inside(const OpEntry& op, const IValue* args) {
   if (const at::Tensor* out = written_at(op, args, 0)) at::assert_no_internal_overlap(*out);
 }
 
+// addmm(self, a, b): also where beta is 0. (In place, torch's meta function looks at `self`.)
+void addmm(const OpEntry& op, const IValue* args) {
+  no_overlap_inside(op, args);
+  const at::Tensor &self = tensor_at(args, 0), &a = tensor_at(args, 1), &b = tensor_at(args, 2);
+  if ((op.desc->flags & ir::kOpInPlace) || a.dim() != 2 || b.dim() != 2) return;
+  (void)at::inferExpandGeometry(self.sizes(), self.strides(), {a.size(0), b.size(1)});
+}
+
 // Neither with itself nor with what is read.
 void no_overlap(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);

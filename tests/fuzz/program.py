@@ -306,7 +306,9 @@ class Session:
         optimizer = OPTIMIZERS[name](parameters)
         for step in range(2):
             for i, p in enumerate(parameters):
-                p.grad = leaf(seed + 2 * i + step + self.variant, tuple(p.shape), p.dtype).to(p.device)
+                grad = leaf(seed + 2 * i + step + self.variant, tuple(p.shape), p.dtype).to(p.device)
+                # (CPU's fused optimizers go through memory in order, wherever elements lie.)
+                p.grad = torch.empty_like(p).copy_(grad)
             optimizer.step()
         return [p.detach() for p in parameters]
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_remote import _C
 from torch_remote.providers.handle import Machine
-from torch_remote.providers.provider import Endpoint, MachineError
+from torch_remote.providers.provider import Endpoint, MachineError, provider_names
 
 make: Callable[[str], Machine] | None = None  # of a URL: RemoteMachine
 
@@ -112,10 +112,11 @@ def connect(device: int, name: str) -> Endpoint:
 
 def _start_named(device: int, name: str) -> Machine:
     check_may_start()
-    if "://" not in name:
+    if "://" not in name or name.partition("://")[0] not in provider_names():
         raise MachineError(
             f"remote: '{name}' is not a worker (TORCH_REMOTE_WORKER); use 'local' (the default), 'inproc', "
-            "'unix://path', 'tcp://host:port', 'tls://host:port', or a machine: 'ssh://user@host'"
+            "'unix://path', 'tcp://host:port', 'tls://host:port', or a machine: 'ssh://user@host' "
+            f"(providers are {', '.join(provider_names())})"
         )
     assert make is not None
     machine = make(name)
