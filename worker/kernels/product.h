@@ -9,7 +9,7 @@
 #include "ir/graph.h"
 #include "worker/device/strided_copy.h"
 #include "worker/kernels/product_call.h"
-#include "worker/kernels/product_choice.h"
+#include "worker/kernels/product_shape.h"
 #include "worker/runner/plugin.h"
 
 namespace torch_remote::worker::kernels {

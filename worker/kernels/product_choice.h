@@ -9,17 +9,10 @@
 #include "worker/device/strided_copy.h"
 #include "worker/kernels/kernel_files.h"
 #include "worker/kernels/product_call.h"
+#include "worker/kernels/product_shape.h"
 #include "worker/runner/plugin.h"
 
 namespace torch_remote::worker::kernels {
-
-inline constexpr int64_t kMostProductRows = 48;
-
-struct ProductShape {
-  ProductType type = ProductType::kFloat;
-  int64_t rows = 0, columns = 0, depth = 0;
-  auto operator<=>(const ProductShape&) const = default;
-};
 
 // Which products the loops of product_loops.h do, and which ones the library: what was measured to be faster, by
 // classes of shapes, once for a machine. Used by one thread.

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "worker/kernels/product_call.h"
+
+namespace torch_remote::worker::kernels {
+
+inline constexpr int64_t kMostProductRows = 48;
+
+struct ProductShape {
+  ProductType type = ProductType::kFloat;
+  int64_t rows = 0, columns = 0, depth = 0;
+  auto operator<=>(const ProductShape&) const = default;
+};
+
+}  // namespace torch_remote::worker::kernels
