@@ -89,6 +89,7 @@ RemoteGenerator* RemoteGenerator::clone_impl() const {
 const at::Generator& default_generator(c10::DeviceIndex device) {
   static const auto generators = [] {
     std::vector<at::Generator> all;
+    all.reserve(kMaxDevices);
     for (int i = 0; i < kMaxDevices; ++i) {
       all.push_back(at::make_generator<RemoteGenerator>(static_cast<c10::DeviceIndex>(i)));
     }
