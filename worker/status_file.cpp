@@ -41,7 +41,7 @@ Status StatusFile::create(const std::string& path, size_t most, std::unique_ptr<
   if (ftruncate(descriptor, sizeof(WorkerStatus)) == 0) {
     memory = mmap(nullptr, sizeof(WorkerStatus), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   }
-  const Status status = memory == MAP_FAILED ? failed() : Status();
+  Status status = memory == MAP_FAILED ? failed() : Status();
   close(descriptor);
   if (!status.ok()) return status;
   auto* all = static_cast<WorkerStatus*>(memory);
