@@ -127,12 +127,17 @@ class Cupboard(Local):
 """
 
 
-def test_a_provider_of_another_package(script, remote, tmp_path):
-    (tmp_path / "cupboard.py").write_text(THEIRS)
-    info = tmp_path / "cupboard-1.dist-info"
+def install(folder, name, source, entries):
+    """A package of one module, whose entry points are providers."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cupboard\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch_remote.providers]\ncupboard = cupboard:Cupboard\nlocal = x:y\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[torch_remote.providers]\n{entries}")
+
+
+def test_a_provider_of_another_package(script, remote, tmp_path):
+    install(tmp_path, "cupboard", THEIRS, "cupboard = cupboard:Cupboard\nlocal = x:y\n")
     script(
         """
         import torch, torch_remote, cupboard
@@ -171,11 +176,7 @@ class Broken(Provider):
 
 
 def test_a_provider_that_fails_is_stopped(script, remote, tmp_path):
-    (tmp_path / "broken.py").write_text(BROKEN)
-    info = tmp_path / "broken-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch_remote.providers]\nbroken = broken:Broken\nmissing = nowhere:No\n")
+    install(tmp_path, "broken", BROKEN, "broken = broken:Broken\nmissing = nowhere:No\n")
     script(
         """
         import pytest, torch, torch_remote, broken

@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/testing/elements.h"
 
 // Attention against the formula in double precision, with both sets of loops: sizes that fill no block, shared heads,
 // masks, strides, half precision, keys cut into pieces.
 namespace torch_remote::worker::kernels {
 namespace {
+
+using testing::item, testing::read, testing::write;
 
 // The score of a key that is not seen.
 constexpr double kNever = -std::numeric_limits<double>::infinity();
@@ -37,33 +40,6 @@ float round_to(float value, const std::string& dtype) {
     return std::bit_cast<float>((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000u);
   }
   return dtype == "f16" ? static_cast<float>(static_cast<_Float16>(value)) : value;
-}
-
-size_t item(const std::string& dtype) { return dtype == "f32" ? 4 : dtype == "bool" ? 1 : 2; }
-
-void write(std::vector<std::byte>& bytes, size_t i, float value, const std::string& dtype) {
-  if (dtype == "f32") std::memcpy(&bytes[i * 4], &value, 4);
-  if (dtype == "bool") bytes[i] = std::byte(value != 0);
-  if (dtype == "bf16") {
-    const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    std::memcpy(&bytes[i * 2], &half, 2);
-  }
-  if (dtype == "f16") {
-    const auto half = static_cast<_Float16>(value);
-    std::memcpy(&bytes[i * 2], &half, 2);
-  }
-}
-
-float read(const std::vector<std::byte>& bytes, size_t i, const std::string& dtype) {
-  if (dtype == "f32") {
-    float value = 0;
-    std::memcpy(&value, &bytes[i * 4], 4);
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, &bytes[i * 2], 2);
-  return dtype == "bf16" ? std::bit_cast<float>(uint32_t{half} << 16)
-                         : static_cast<float>(std::bit_cast<_Float16>(half));
 }
 
 ir::Arg arg(ir::ArgTag tag, uint32_t value) {

@@ -14,11 +14,14 @@
 #include <vector>
 
 #include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/testing/elements.h"
 
 // Products of a few rows against double precision, with both sets of loops: sizes that fill no tile, strides, half
 // types, what is added; and who does them.
 namespace torch_remote::worker::kernels {
 namespace {
+
+using testing::item, testing::read, testing::write;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -41,32 +44,6 @@ struct Case {
 std::string describe(const Case& c) {
   return c.dtype + " " + std::to_string(c.rows) + "x" + std::to_string(c.depth) + "x" + std::to_string(c.columns) +
          " + " + c.added;
-}
-
-size_t item(const std::string& dtype) { return dtype == "f32" ? 4 : 2; }
-
-void write(std::vector<std::byte>& bytes, size_t i, float value, const std::string& dtype) {
-  if (dtype == "f32") {
-    std::memcpy(&bytes[i * 4], &value, 4);
-  } else if (dtype == "bf16") {
-    const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    std::memcpy(&bytes[i * 2], &half, 2);
-  } else {
-    const auto half = static_cast<_Float16>(value);
-    std::memcpy(&bytes[i * 2], &half, 2);
-  }
-}
-
-float read(const std::vector<std::byte>& bytes, size_t i, const std::string& dtype) {
-  if (dtype == "f32") {
-    float value = 0;
-    std::memcpy(&value, &bytes[i * 4], 4);
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, &bytes[i * 2], 2);
-  return dtype == "bf16" ? std::bit_cast<float>(uint32_t{half} << 16)
-                         : static_cast<float>(std::bit_cast<_Float16>(half));
 }
 
 // A graph of one product, with its memory.
