@@ -112,9 +112,11 @@ def connect(device: int, name: str) -> Endpoint:
 
 def _start_named(device: int, name: str) -> Machine:
     check_may_start()
-    if "://" not in name or name.partition("://")[0] not in provider_names():
+    scheme, separator, _ = name.partition("://")
+    if not separator or scheme not in provider_names():
+        missing = f": there is no provider {scheme!r}" if separator else ""
         raise MachineError(
-            f"remote: '{name}' is not a worker (TORCH_REMOTE_WORKER); use 'local' (the default), 'inproc', "
+            f"remote: '{name}' is not a worker (TORCH_REMOTE_WORKER){missing}; use 'local' (the default), 'inproc', "
             "'unix://path', 'tcp://host:port', 'tls://host:port', or a machine: 'ssh://user@host' "
             f"(providers are {', '.join(provider_names())})"
         )
