@@ -10,6 +10,7 @@ import typer
 from torch_remote_cli import output, state
 from torch_remote_cli.bench import bench
 from torch_remote_cli.doctor import doctor
+from torch_remote_cli.left_over import list_or_remove
 from torch_remote_cli.run import run
 from torch_remote_cli.top import top
 from torch_remote_cli.worker import app as worker
@@ -45,8 +46,19 @@ def options(
 
 
 @app.command()
-def machines(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """List the machines that scripts of this user have running, and workers that listen here."""
+def machines(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    left_over: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Those at kubernetes://CONTEXT or modal:// whose scripts are gone, instead."),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="With --left-over: end them.")] = False,
+) -> None:
+    """List the machines that scripts of this user have running."""
+    if left_over is not None:
+        return list_or_remove(left_over, remove, as_json)
+    if remove:
+        raise typer.BadParameter("--remove is for those that are left over: --left-over URL --remove")
     entries = state.entries("machines")
     if as_json:
         return output.print_json(entries)

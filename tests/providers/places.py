@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import api_server
+import modal_standin
 import sshd as sshd_module
 import torch
 
@@ -42,6 +44,7 @@ def is_worker(pid: int) -> bool:
 
 class Place:
     provider = ""
+    in_url = ""  # the option that stands after ://
     can_pause = False
     chooses = True  # threads, memory
 
@@ -77,6 +80,7 @@ class Local(Place):
 
 class Ssh(Place):
     provider = "ssh"
+    in_url = "host"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -94,6 +98,7 @@ class Ssh(Place):
 
 class Tcp(Place):
     provider = "tcp"
+    in_url = "address"
     chooses = False
     listens = "tcp://127.0.0.1:0"
     arguments: tuple[str, ...] = ()
@@ -132,12 +137,54 @@ class Tls(Tcp):
     arguments = ("--tls-cert", "{folder}/worker.pem", "--tls-key", "{folder}/worker.key")
 
     def __init__(self, folder: Path) -> None:
-        subprocess.run(["remote/net/testing/make_certificates", str(folder)], check=True)
+        certificates(folder)
         super().__init__(folder)
 
     def options(self) -> dict[str, object]:
         return {**super().options(), "authorities": str(self.folder / "ca.pem")}
 
 
-PLACES = {place.provider: place for place in (Local, Tcp, Tls, Ssh)}
+def certificates(folder: Path) -> None:
+    subprocess.run(["remote/net/testing/make_certificates", str(folder)], check=True)
+
+
+class Kubernetes(Place):
+    provider = "kubernetes"
+    in_url = "context"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        certificates(folder)
+        self.cluster = api_server.Cluster(folder, folder, descendants)
+
+    def options(self) -> dict[str, object]:
+        return {"context": "tests", "kubeconfig": str(self.cluster.kubeconfig), "image": "lab/torch-remote:1"}
+
+    def sessions(self) -> list[int]:
+        # Of a pod: the service, the listener, its sessions.
+        listeners = [child for pid in self.cluster.processes() for child in workers_of(pid)]
+        return [child for listener in listeners for child in workers_of(listener)]
+
+    def close(self) -> None:
+        self.cluster.close()
+        assert self.cluster.wrong == [] and self.cluster.secrets == {} and self.cluster.jobs == {}
+
+
+class Modal(Place):
+    provider = "modal"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        certificates(folder)
+        self.cloud = modal_standin.Cloud(folder)
+        self.cloud.install()
+
+    def sessions(self) -> list[int]:
+        return [child for listener in self.cloud.processes() for child in workers_of(listener)]
+
+    def close(self) -> None:
+        self.cloud.close()
+
+
+PLACES = {place.provider: place for place in (Local, Tcp, Tls, Ssh, Kubernetes, Modal)}
 assert _C.device_count() >= 1

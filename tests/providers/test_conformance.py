@@ -61,41 +61,77 @@ def use(device):
     assert torch.equal(y.grad.cpu(), 2 * x)
 
 
-def test_a_machine_computes_and_goes(place):
-    machine = place.machine()
-    assert machine.status().state == "new" and machine.devices() == []
-    with machine as entered:
-        assert entered is machine and machines() == [machine]
-        use(machine.device())
+def test_a_machine_computes_and_goes_and_comes_again(place):
+    options = place.options()
+    address = options.pop(place.in_url, "")
+    with pytest.raises(MachineError, match="has no devices, as it was not started"):
+        place.machine().device()
+    device = torch.remote.add_machine(f"{place.provider}://{address}", **options)
+    (machine,) = machines()
+    try:
+        assert machine.device() == device and torch.remote.add_machine(machine) == device
+        assert machine.name == (f"{place.provider}://{address}" if address else place.provider)
+        x = torch.ones(3, device=device)
+        use(device)
         status = machine.status()
-        assert status.state == "running" and status.devices == (str(machine.device()),) and status.id == machine.id
+        assert status.state == "running" and status.devices == (str(device),) and status.id == machine.id
         assert status.provider == place.provider and status.gpu is None and status.seconds >= 0
         (entry,) = state.entries("machines")
         assert (entry["id"], entry["provider"], entry["process"]) == (machine.id, place.provider, os.getpid())
+        pause(place, machine)
+    finally:
+        machine.stop()
     status = machine.status()
     assert status.state == "stopped" and status.devices == () and status.detail == "it was stopped"
     with pytest.raises(MachineError, match=r"no devices, as it was stopped; start\(\) it"):
         machine.device()
-    machine.stop()  # once more is nothing
-    assert isinstance(machine.logs(), str)
-
-
-def test_tensors_of_a_stopped_machine_are_lost_and_say_so(place):
-    with place.machine() as machine:
-        x = torch.ones(3, device=machine.device())
-        assert x.sum().item() == 3
     with pytest.raises(RuntimeError, match=r"it was stopped|lost"):
         x.cpu()
-    with machine:  # the same device again, as another session
+    machine.stop()  # once more is nothing
+    assert isinstance(machine.logs(), str)
+    torch.manual_seed(11)
+    with machine as entered:  # the same device again, as another session
+        assert entered is machine and machines() == [machine]
+        # A seed that was set before holds for it.
+        theirs = torch.rand(4, device=machine.device()).cpu()
         with pytest.raises(RuntimeError, match=r"lost|restart"):
             x.cpu()
         use(machine.device())
+    torch.manual_seed(11)
+    assert torch.equal(theirs, torch.rand(4, device="remote").cpu())
+    torch_remote.remote.restart()
+
+
+def pause(place, machine):
+    x = torch.arange(3.0, device=machine.device())
+    if not place.can_pause:
+        with pytest.raises(MachineError, match=r"cannot be paused; stop\(\) ends them"):
+            machine.pause()
+        return
+    machine.pause()
+    machine.pause()
+    assert machine.status().state == "paused"
+    wait_until(lambda: all(proc_state(pid) == "T" for pid in place.sessions()))
+    machine.resume()
+    assert machine.status().state == "running" and x.tolist() == [0, 1, 2]
+    machine.pause()
+    assert (x + 1).tolist() == [1, 2, 3]  # using it resumes it
+    assert machine.status().state == "running"
+    machine.pause()  # and it can be stopped
+
+
+def proc_state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(") ")[2][0]
 
 
 def test_devices_are_sessions_of_their_own(place):
+    before = torch.remote.device_count()
     with place.machine(gpu_count=2) as machine:
         first, second = machine.devices()
         assert first != second and machine.device(1) == second
+        # Those of machines that were stopped are used again.
+        assert torch.remote.device_count() == max(before, 3)
         use(first)
         use(second)
         wait_until(lambda: len(place.sessions()) == 2)
@@ -104,16 +140,9 @@ def test_devices_are_sessions_of_their_own(place):
             machine.device(2)
 
 
-def test_machines_come_and_go_more_often_than_there_are_devices(place):
-    count = torch.remote.device_count()
-    for i in range(20 if place.provider == "local" else 3):
-        with place.machine() as machine:
-            assert torch.full((2,), float(i), device=machine.device()).sum().item() == 2 * i
-    assert torch.remote.device_count() <= max(count, 3)
-
-
 def test_a_lost_worker_is_said_and_another_one_comes(place):
-    with place.machine() as machine:
+    machine = place.machine()
+    with machine:
         x = torch.ones(3, device=machine.device())
         assert x.sum().item() == 3
         place.lose()
@@ -123,22 +152,17 @@ def test_a_lost_worker_is_said_and_another_one_comes(place):
         torch.remote.restart(machine.device())
         use(machine.device())
         assert machine.status().state == "running", machine.status()
-
-
-def test_a_machine_that_was_lost_can_be_started_again(place):
-    machine = place.machine().start()
-    place.lose()
-    with pytest.raises(WorkerLost):
-        torch.ones(1, device=machine.device()).cpu()
-    machine.stop()
-    with machine:
+        place.lose()
+        with pytest.raises(WorkerLost):
+            torch.ones(1, device=machine.device()).cpu()
+    with machine:  # one that was lost when it was stopped
         use(machine.device())
 
 
 def test_a_machine_that_nobody_uses_is_stopped(place):
     machine = place.machine(idle_timeout=0.6).start()
     x = torch.ones(3, device=machine.device())
-    end = time.monotonic() + 1.2
+    end = time.monotonic() + 0.9
     while time.monotonic() < end:  # used
         assert (x + 1).sum().item() == 6
         time.sleep(0.05)
@@ -146,30 +170,6 @@ def test_a_machine_that_nobody_uses_is_stopped(place):
     assert machine.status().detail == "it was not used for 0.6 s (idle_timeout)"
     with pytest.raises(RuntimeError, match=r"was not used for 0\.6 s \(idle_timeout\); start\(\) it again|lost"):
         x.cpu()
-
-
-def test_pause_where_it_is_possible(place):
-    with place.machine() as machine:
-        x = torch.arange(3.0, device=machine.device())
-        if not place.can_pause:
-            with pytest.raises(MachineError, match=r"cannot be paused; stop\(\) ends them"):
-                machine.pause()
-            return
-        machine.pause()
-        machine.pause()
-        assert machine.status().state == "paused"
-        wait_until(lambda: all(proc_state(pid) == "T" for pid in place.sessions()))
-        machine.resume()
-        assert machine.status().state == "running" and x.tolist() == [0, 1, 2]
-        machine.pause()
-        assert (x + 1).tolist() == [1, 2, 3]  # using it resumes it
-        assert machine.status().state == "running"
-        machine.pause()  # and it can be stopped
-
-
-def proc_state(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(") ")[2][0]
 
 
 def test_what_cannot_be_had_is_said(place):
@@ -183,8 +183,8 @@ def test_what_cannot_be_had_is_said(place):
         place.machine(memory_limit="much")
     with pytest.raises(MachineError, match="idle_timeout=-1 is no time"):
         place.machine(idle_timeout=-1)
-    with pytest.raises(MachineError, match=r"there is no room|has no NVIDIA GPU|runs already"):
-        place.machine(gpu="A100", gpu_count=2).start()
+    with pytest.raises(MachineError, match=r"there is no room|ha(s|ve) no NVIDIA GPU|runs already"):
+        place.machine(gpu="V100", gpu_count=2).start()
 
 
 def test_the_limits_of_a_worker_can_be_chosen(place):
@@ -197,29 +197,6 @@ def test_the_limits_of_a_worker_can_be_chosen(place):
         with pytest.raises(torch.OutOfMemoryError):
             torch.zeros(100 << 20, dtype=torch.uint8, device=machine.device()).cpu()
         use(machine.device())
-
-
-def test_urls_and_add_machine(place):
-    options = place.options()
-    address = options.pop({"ssh": "host", "tcp": "address", "tls": "address"}.get(place.provider, ""), "")
-    device = torch.remote.add_machine(f"{place.provider}://{address}", **options)
-    try:
-        use(device)
-        (machine,) = machines()
-        assert machine.device() == device and machine.name == (f"{place.provider}://{address}" if address else "local")
-        assert torch.remote.add_machine(machine) == device
-    finally:
-        for machine in machines():
-            machine.stop()
-
-
-def test_a_seed_that_was_set_before_holds_for_a_new_machine(place):
-    torch.manual_seed(11)
-    with place.machine() as machine:
-        ours = torch.rand(4, device=machine.device()).cpu()
-    torch.manual_seed(11)
-    assert torch.equal(ours, torch.rand(4, device="remote").cpu())
-    torch_remote.remote.restart()
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(place):

@@ -115,7 +115,7 @@ class RemoteMachine:
             "idle_timeout": idle_timeout, "name": name, **options,
         }  # fmt: skip
         if "://" in provider:
-            provider, given = _read_url(provider, given)
+            provider, given = read_url(provider, given)
         self._kind = find_provider(provider)
         count = _count("gpu_count", given.pop("gpu_count"), 16)
         gpu = given.pop("gpu")
@@ -385,7 +385,7 @@ class RemoteMachine:
         return list(self._devices)
 
 
-def _read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """ "ssh://user@host:22?gpu=A100&threads=2": the provider, and the arguments with those of the URL."""
     parts = urlsplit(url)
     kind = find_provider(parts.scheme)

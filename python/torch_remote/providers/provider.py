@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -64,6 +64,20 @@ class ProviderStatus:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """What a client of this user may have left behind: a machine that its provider finds by its marks.
+
+    `process`: of the client, on the host where it ran. `remove` ends the machine.
+    """
+
+    id: str
+    what: str  # "job default/torch-remote-m-5f2c81d0"
+    made: str  # when, as the provider says it
+    process: int
+    remove: Callable[[], None] = field(repr=False)
+
+
 class Provider(ABC):
     """Starts the workers of one machine; each machine has an object of its own.
 
@@ -100,6 +114,11 @@ class Provider(ABC):
     def logs(self) -> str:
         """What the workers wrote (the end of it, if that is much); also after `stop`."""
 
+    @classmethod
+    def leftovers(cls, options: Mapping[str, Any]) -> Iterable[Leftover]:
+        """Machines of this user that are there, whichever process started them. Only where nothing else ends them."""
+        raise MachineError("remote: machines of this provider end with their client; none of them is left over")
+
     def price(self) -> float | None:
         """US dollars per hour, if known."""
         return None
@@ -120,6 +139,8 @@ _OWN = {
     "tls": "torch_remote.providers.network:Tls",
     "ssh": "torch_remote.providers.ssh:Ssh",
     "ray": "torch_remote.providers.ray:Ray",
+    "kubernetes": "torch_remote.providers.kubernetes:Kubernetes",
+    "modal": "torch_remote.providers.modal:Modal",
 }
 
 

@@ -1,0 +1,272 @@
+"""Provider `modal`: workers in sandboxes of Modal, reached through its tunnels, which encrypt.
+
+The worker of this installation is brought along, so an image needs torch of the same version only (on GPUs not even
+that). A sandbox ends with its machine; if its client dies, by Modal's idle time-out, as nothing comes over the tunnel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import secrets
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from torch_remote.providers import bundle
+from torch_remote.providers.forward import Far, Forwarder
+from torch_remote.providers.local import worker_arguments
+from torch_remote.providers.provider import Endpoint, Leftover, MachineError, MachineSpec, Provider, ProviderStatus
+
+_PORT = 4500
+_FOLDER = "/opt/torch-remote"
+_APP = "torch-remote"
+_TO_START = 1800.0  # seconds: an image may be built, a GPU waited for
+_TO_TUNNEL = 300
+_TO_CONNECT = 20.0
+_TO_LOOK = 1.0  # `status` asks Modal no more often
+_MOST_LIFETIME = 24 * 3600
+_LOG_KEPT = 64 << 10
+# What Modal has, by the names of `gpus`; "any" is the cheapest one that kernels are made for.
+_GPUS = {
+    "any": "L4", "T4": "T4", "L4": "L4", "A10": "A10", "L40S": "L40S", "A100": "A100", "A100-40GB": "A100-40GB",
+    "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200", "RTX-PRO-6000": "RTX-PRO-6000",
+}  # fmt: skip
+
+# In the sandbox. What was brought may not be executable.
+_SCRIPT = f"""umask 077
+printf %s "$TORCH_REMOTE_TOKEN" > /tmp/torch-remote.token
+unset TORCH_REMOTE_TOKEN
+cp {_FOLDER}/bin/torch-remote-worker /tmp/torch-remote-worker && chmod 700 /tmp/torch-remote-worker || exit
+export TORCH_REMOTE_PACKAGE={_FOLDER} LD_LIBRARY_PATH={_FOLDER}/lib/system
+: "${{TORCH_REMOTE_TORCH_LIB:=$(python3 -c '
+import importlib.util, os
+found = importlib.util.find_spec("torch")
+print(os.path.join(os.path.dirname(found.origin), "lib") if found else "")')}}"
+export TORCH_REMOTE_TORCH_LIB
+exec /tmp/torch-remote-worker --listen tcp://0.0.0.0:{_PORT} --token-file /tmp/torch-remote.token "$@" 2>&1
+"""
+
+
+def _sdk() -> Any:
+    try:
+        import modal
+    except ImportError as error:
+        raise MachineError(
+            "remote: provider 'modal' needs Modal's client: pip install 'torch_remote[modal]'"
+        ) from error
+    return modal
+
+
+def _owner() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{user}.{socket.gethostname()}")[:63]
+
+
+class _Sandbox:
+    """One, with what its worker writes."""
+
+    def __init__(self, sandbox: Any) -> None:
+        self.sandbox = sandbox
+        self.listens = threading.Event()
+        self.forwarder: Forwarder | None = None
+        self._text = ""
+        self._reader = threading.Thread(target=self._read, name="torch-remote modal log", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(Exception):  # of a sandbox that ends; poll() says how
+            for line in self.sandbox.stdout:
+                self._text = (self._text + line)[-_LOG_KEPT:]
+                if line.startswith("tcp://"):
+                    self.listens.set()
+
+    def text(self) -> str:
+        connection = self.forwarder.error if self.forwarder is not None else ""
+        return self._text + (f"connection: {connection}\n" if connection else "")
+
+    def stop(self) -> None:
+        if self.forwarder is not None:
+            self.forwarder.close()
+        self.sandbox.terminate()
+        self._reader.join(10)
+
+
+class Modal(Provider):
+    """A sandbox for each device."""
+
+    address = "app"
+    options = {
+        "app": "Modal's app that the sandboxes belong to; default: torch-remote",
+        "image": "a modal.Image, or the name of one in a registry; default: Debian with torch",
+        "cpu": "CPU cores that each sandbox requests",
+        "memory": "MiB that each sandbox requests",
+        "region": "where, as Modal calls it: 'us-east'",
+        "orphan_after": "seconds without a client after which Modal ends a sandbox; default: 300",
+        "lifetime": "seconds after which Modal ends it in any case; default and most: 86400",
+    }
+
+    def __init__(self) -> None:
+        self._modal: Any = None
+        self._sandboxes: list[_Sandbox] = []
+        self._looked = (-1.0, ProviderStatus("stopped"))
+        self._kept = ""
+        self._app: Any = None
+
+    def start(self, spec: MachineSpec) -> Endpoint:
+        self._spec = spec
+        self._gpu = None
+        if spec.gpu is not None:
+            self._gpu = _GPUS.get(spec.gpu)
+            if self._gpu is None:
+                raise MachineError(f"remote: Modal has no NVIDIA GPU of kind {spec.gpu}; it has {', '.join(_GPUS)}")
+        self._token = secrets.token_hex(32)
+        self._lifetime = _whole(spec.options, "lifetime", _MOST_LIFETIME, _MOST_LIFETIME)
+        self._orphan = _whole(spec.options, "orphan_after", 300, _MOST_LIFETIME)
+        self._modal = _sdk()
+        try:
+            self._create()
+            self._wait()
+            return self.connect(0)
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, self._modal.exception.AuthError):
+                raise MachineError(f"remote: Modal does not know you: {error}; log in: modal setup") from error
+            if isinstance(error, self._modal.Error):
+                raise MachineError(f"remote: Modal cannot start a worker: {error}") from error
+            raise
+
+    def _image(self) -> Any:
+        modal, image = self._modal, self._spec.options.get("image")
+        if image is None:
+            python = f"{sys.version_info.major}.{sys.version_info.minor}"
+            image = modal.Image.debian_slim(python_version=python)
+            needed = "nvidia-cublas" if self._gpu else f"torch=={bundle.torch_version()}"
+            image = image.pip_install(needed)
+        elif isinstance(image, str):
+            image = modal.Image.from_registry(image)
+        for name, file in sorted(bundle.worker().files.items()):
+            image = image.add_local_file(str(file), f"{_FOLDER}/{name}")
+        return image
+
+    def _create(self) -> None:
+        modal, spec, options = self._modal, self._spec, self._spec.options
+        self._app = modal.App.lookup(str(options.get("app") or _APP), create_if_missing=True)
+        image = self._image()
+        arguments = worker_arguments(spec, 0 if self._gpu else None)
+        for index in range(spec.gpu_count):
+            sandbox = modal.Sandbox.create(
+                *("sh", "-c", _SCRIPT, "torch-remote", *arguments),
+                app=self._app,
+                tags={"managed-by": "torch-remote", "machine": spec.id, "index": str(index), "owner": _owner(),
+                      "process": str(os.getpid()), "made": datetime.now(UTC).isoformat(timespec="seconds")},
+                image=image,
+                secrets=[modal.Secret.from_dict({"TORCH_REMOTE_TOKEN": self._token})],
+                timeout=self._lifetime,
+                idle_timeout=self._orphan,
+                gpu=self._gpu,
+                region=options.get("region"),
+                cpu=None if options.get("cpu") is None else float(options["cpu"]),
+                memory=None if options.get("memory") is None else int(options["memory"]),
+                encrypted_ports=[_PORT],
+            )  # fmt: skip
+            self._sandboxes.append(_Sandbox(sandbox))
+
+    def _wait(self) -> None:
+        """Until all listen. In steps, so that Ctrl-C ends it."""
+        deadline = time.monotonic() + _TO_START
+        for one in self._sandboxes:
+            while not one.listens.wait(0.1):
+                status = one.sandbox.poll()
+                if status is not None:
+                    last = "; ".join(one.text().strip().splitlines()[-3:])
+                    raise MachineError(f"remote: the worker in Modal's sandbox ended with status {status}: {last}")
+                if time.monotonic() > deadline:
+                    raise MachineError(
+                        f"remote: Modal started no worker in {_TO_START:.0f} s; modal.com shows why, or ask for less"
+                    )
+
+    def connect(self, index: int) -> Endpoint:
+        one = self._sandboxes[index]
+        if one.forwarder is None:
+            host, port = one.sandbox.tunnels(timeout=_TO_TUNNEL)[_PORT].tls_socket
+            context = ssl.create_default_context()
+
+            def dial() -> Far:
+                plain = socket.create_connection((host, port), _TO_CONNECT)
+                try:
+                    return Far(context.wrap_socket(plain, server_hostname=host))
+                except BaseException:
+                    plain.close()
+                    raise
+
+            one.forwarder = Forwarder(dial, f"{host}:{port}")
+        return Endpoint(f"tcp://{one.forwarder.address}", token=self._token)
+
+    def stop(self) -> None:
+        if self._modal is None:
+            return
+        sandboxes, self._sandboxes = self._sandboxes, []
+        for one in sandboxes:
+            with contextlib.suppress(self._modal.exception.NotFoundError):
+                one.stop()
+        self._kept = "".join(one.text() for one in sandboxes) or self._kept
+        app, self._app = self._app, None
+        if app is not None and len(sandboxes) < self._spec.gpu_count:  # interrupted: one may be there that is not known
+            with contextlib.suppress(self._modal.Error):
+                for left in self._modal.Sandbox.list(app_id=app.app_id, tags={"machine": self._spec.id}):
+                    left.terminate()
+
+    def status(self) -> ProviderStatus:
+        sandboxes = list(self._sandboxes)
+        if not sandboxes:
+            return ProviderStatus("stopped")
+        when, known = self._looked
+        if time.monotonic() - when > _TO_LOOK:
+            try:
+                ends = [one.sandbox.poll() for one in sandboxes]
+            except self._modal.Error as error:
+                return ProviderStatus("running", f"not known now: {error}")
+            ended = [f"sandbox {i} ended with status {status}" for i, status in enumerate(ends) if status is not None]
+            names = ", ".join(one.sandbox.object_id for one in sandboxes)
+            known = ProviderStatus("lost" if ended else "running", "; ".join(ended) or names)
+            self._looked = (time.monotonic(), known)
+        return known
+
+    def logs(self) -> str:
+        return "".join(one.text() for one in list(self._sandboxes)) or self._kept
+
+    @classmethod
+    def leftovers(cls, options: Mapping[str, Any]) -> Iterable[Leftover]:
+        modal = _sdk()
+        app = modal.App.lookup(str(options.get("app") or _APP), create_if_missing=True)
+        for sandbox in modal.Sandbox.list(app_id=app.app_id, tags={"managed-by": "torch-remote", "owner": _owner()}):
+            tags = sandbox.get_tags()
+            yield Leftover(
+                id=tags["machine"],
+                what=f"sandbox {sandbox.object_id}",
+                made=tags["made"],
+                process=int(tags["process"]),
+                remove=sandbox.terminate,
+            )
+
+
+def _whole(options: Mapping[str, Any], name: str, default: int, most: int) -> int:
+    value = options.get(name)
+    try:
+        number = default if value is None else int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if not 1 <= number <= most:
+        raise MachineError(f"remote: {name}={value!r} is no number of seconds from 1 to {most}")
+    return number
