@@ -167,7 +167,7 @@ class Kubernetes(Place):
 
     def close(self) -> None:
         self.cluster.close()
-        assert self.cluster.wrong == [] and self.cluster.secrets == {} and self.cluster.jobs == {}
+        assert (self.cluster.wrong, self.cluster.secrets, self.cluster.jobs) == ([], {}, {})
 
 
 class Modal(Place):

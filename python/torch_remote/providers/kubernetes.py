@@ -192,6 +192,7 @@ class Kubernetes(Provider):
     def __init__(self) -> None:
         self._api: _Api | None = None
         self._job = ""
+        self._created: threading.Event | None = None
         self._forwarders: dict[int, Forwarder] = {}
         self._pods: dict[int, str] = {}  # by device: the pod where its connections go
         self._looked = (-1.0, ProviderStatus("stopped"))
@@ -214,9 +215,26 @@ class Kubernetes(Provider):
         api, spec = self._api, self._spec
         assert api is not None
         job = manifest(spec, self._nodes() if spec.gpu and spec.gpu != gpus.ANY else None)
-        self._job = job["metadata"]["name"]  # an interrupted call may have made it
-        made = json.loads(api.call("POST", api.in_namespace("apis/batch/v1", "jobs"), job, fieldValidation="Strict"))
-        api.call("POST", api.in_namespace("api/v1", "secrets"), secret(spec, self._token, made))
+        jobs, those = api.in_namespace("apis/batch/v1", "jobs"), api.in_namespace("api/v1", "secrets")
+        failed: list[Exception] = []
+
+        def create() -> None:
+            try:
+                made = json.loads(api.call("POST", jobs, job, fieldValidation="Strict"))
+                api.call("POST", those, secret(spec, self._token, made))
+            except Exception as error:
+                failed.append(error)
+            finally:
+                created.set()
+
+        # By a thread of its own: who is interrupted waits for it before what it made is deleted. (A join() that was
+        # interrupted takes the thread for ended.)
+        self._job = job["metadata"]["name"]
+        self._created = created = threading.Event()
+        threading.Thread(target=create, name="torch-remote kubernetes", daemon=True).start()
+        created.wait()
+        if failed:
+            raise failed[0]
 
     def _nodes(self) -> dict[str, list[str]] | None:
         """Label, and its values, of nodes with the wanted GPU. None: the user says where (node_selector)."""
@@ -339,6 +357,8 @@ class Kubernetes(Provider):
             return
         for forwarder in self._forwarders.values():
             forwarder.close()
+        if self._created is not None:
+            self._created.wait(3 * _TO_ANSWER)
         if self._job:
             with contextlib.suppress(MachineError):
                 self._kept = self.logs()
