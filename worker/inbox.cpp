@@ -24,7 +24,9 @@ size_t bytes_of(const remote::Frame& frame, bool shares_memory) {
 
 }  // namespace
 
-bool is_waited_for(const remote::Frame& frame) { return (frame.header.flags & wire::kWantsReply) != 0; }
+bool is_waited_for(const remote::Frame& frame) {
+  return (frame.header.flags & wire::kWantsReply) != 0 && frame.header.type != static_cast<uint8_t>(wire::Type::kMark);
+}
 
 bool Inbox::note_cancel(const remote::Frame& frame) {
   if (frame.header.type != static_cast<uint8_t>(wire::Type::kCancel)) return false;

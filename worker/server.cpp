@@ -61,6 +61,7 @@ class Server {
   Status free(Frame& frame);
   Status read(Frame& frame);
   Status synchronize(Frame& frame);
+  Status mark(Frame& frame);
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status memory(Frame& frame);
@@ -333,7 +334,7 @@ Status Server::out_of_memory(const Frame& frame) {
     const auto* upload = wire::verify<wire::Upload>(frame.control);
     return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
-  if (!is_waited_for(frame)) return {};
+  if (!(frame.header.flags & wire::kWantsReply)) return {};
   if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
   const auto error = encode(failure);
@@ -348,6 +349,9 @@ Status Server::out_of_memory(const Frame& frame) {
     case Type::kSynchronize:
       builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &use));
       return reply(Type::kSynchronizeReply, frame.header.sequence);
+    case Type::kMark:
+      builder_.Finish(wire::CreateMarkReply(builder_, error));
+      return reply(Type::kMarkReply, frame.header.sequence);
     case Type::kHasOp:
       builder_.Finish(wire::CreateHasOpReply(builder_, error));
       return reply(Type::kHasOpReply, frame.header.sequence);
@@ -373,6 +377,8 @@ Status Server::handle_message(Frame& frame) {
       return read(frame);
     case Type::kSynchronize:
       return synchronize(frame);
+    case Type::kMark:
+      return mark(frame);
     case Type::kHasOp:
       return has_op(frame);
     case Type::kProfile:
@@ -511,6 +517,17 @@ Status Server::synchronize(Frame& frame) {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &use, more, not_listed));
   return reply(Type::kSynchronizeReply, frame.header.sequence);
+}
+
+Status Server::mark(Frame& frame) {
+  const auto* message = wire::verify<wire::Mark>(frame.control);
+  if (!message) return damaged("mark");
+  const uint64_t sequence = frame.header.sequence;
+  return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
+    builder_.Clear();
+    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));
+    return reply(Type::kMarkReply, sequence);
+  });
 }
 
 wire::WorkerUse Server::worker_use() const {

@@ -46,6 +46,20 @@ TEST_F(DelayedServerTest, AnswersInOrderWithWhatWasThere) {
   EXPECT_EQ(synchronize(), "");
 }
 
+// What a mark says is of its place in the work, not of when somebody looked.
+TEST_F(DelayedServerTest, MarksAreOfTheDevicesClock) {
+  load(1, kStep);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  uint64_t before = 0;
+  for (uint64_t round = 0; round < 20; ++round) {
+    run(1, {3, 12}, {1, 2}, 100 + 2 * round);
+    const uint64_t reached = mark().reached;
+    EXPECT_LT(before, reached);
+    before = reached;
+  }
+}
+
 // Nothing is said to be done that is not: a client that counts on it could take its memory back.
 TEST_F(DelayedServerTest, AcknowledgesWhatIsDone) {
   load(1, kStep);

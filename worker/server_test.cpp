@@ -97,6 +97,22 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   EXPECT_EQ(errors.size(), announced);
 }
 
+TEST_F(ServerTest, AMarkSaysWhenItWasReachedAndWhetherSomethingFailedBefore) {
+  start();
+  ASSERT_EQ(hello(), "");
+  const Marked first = mark();
+  EXPECT_FALSE(first.failed);
+  load(1, kFails);
+  upload(5, {1, 2});
+  run(1, {2}, {5}, 6);
+  const Marked second = mark(), third = mark();
+  EXPECT_LT(first.reached, second.reached);
+  EXPECT_LE(second.reached, third.reached);
+  EXPECT_TRUE(second.failed && third.failed);  // a mark tells nothing
+  EXPECT_NE(synchronize(), "");
+  EXPECT_FALSE(mark().failed);
+}
+
 TEST_F(ServerTest, ReadingWhatNoFailureConcernsTellsNone) {
   start();
   ASSERT_EQ(hello(), "");

@@ -133,6 +133,8 @@ class Session {
   // asked once, when its ticket is done.
   FailurePtr take_late_failure(uint64_t sequence);
 
+  // Whether there are failures that the client does not know yet.
+  bool has_untold() const { return !untold_.empty() || forgotten_ != 0; }
   // A failure to announce before it is told, once; or null.
   FailurePtr announce();
   // The client knows it from now on.

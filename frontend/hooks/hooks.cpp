@@ -5,9 +5,13 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
@@ -15,6 +19,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
+#include "frontend/record/wait_span.h"
 #include "remote/client/event_log.h"
 
 namespace torch_remote::frontend {
@@ -213,16 +218,77 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// -- guard, with the one stream and its events
+// -- guard, with streams and events
 // ------------------------------------------------------------------------------
 
-// An event is a point in program order; there is one stream, so `block` has nothing to do and waiting for an event is
-// waiting for the device.
+// All streams of a device are done in one order, that of the calls, which is one that any program with enough events
+// allows. So a stream is a number, and waiting for another stream is nothing to do.
+constexpr uint32_t kStreams = 32;  // beside the default one, which is 0; as many as CUDA's pools have
+thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
+
+Stream stream_of(Device device, c10::StreamId id) {
+  return Stream(Stream::UNSAFE, Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current_device()),
+                id);
+}
+
+Stream next_stream(Device device) {
+  static std::array<std::atomic<uint32_t>, kMaxDevices> next{};
+  const Stream first = stream_of(device, 0);
+  const uint32_t number = next[first.device_index()].fetch_add(1, std::memory_order_relaxed);
+  return stream_of(first.device(), 1 + number % kStreams);
+}
+
+// A point in program order. One that is to be timed sends what is recorded, and a mark behind it. Another one does so
+// when somebody asks about it: it may then wait for what was recorded behind it, too.
 struct Event {
+  enum class State : uint8_t { kRecorded, kMarked, kDone };
+
   DeviceIndex device = 0;
-  uint64_t recorded_ns = 0;
-  uint64_t done_ns = 0;  // when somebody saw that it was done
-  bool done = true;
+  bool timed = false;
+  State state = State::kRecorded;
+  bool has_time = false;  // `mark` is there
+  bool asked = false;     // whether something failed
+  uint64_t session = 0;
+  uint64_t ticket = 0;  // of the client with this session
+  remote::Mark mark;
+
+  // Null if the worker that was given the mark is gone.
+  remote::Client* marker() const {
+    remote::Client* worker = state == State::kMarked ? existing_client(device) : nullptr;
+    return worker != nullptr && worker->session() == session ? worker : nullptr;
+  }
+  void forget() noexcept {
+    if (remote::Client* worker = marker()) worker->forget(ticket);
+    state = State::kRecorded;
+    has_time = asked = mark.failed = false;
+  }
+  void send() {
+    Recorder::get(device).flush("event");
+    remote::Client* worker = timed ? &client(device) : existing_client(device);
+    if (worker == nullptr || (!timed && worker->is_idle())) {
+      state = State::kDone;
+      return;
+    }
+    check(worker->mark(&ticket));
+    session = worker->session();
+    state = State::kMarked;
+  }
+  bool is_reached() {
+    if (state == State::kRecorded) send();
+    if (state == State::kDone) return true;
+    remote::Client* worker = marker();
+    return worker == nullptr || worker->is_reached(ticket);
+  }
+  void wait() {
+    if (state == State::kRecorded) send();
+    if (state == State::kDone) return;
+    remote::Client* worker = marker();
+    state = State::kDone;
+    if (worker == nullptr) return;
+    const WaitSpan span("event", wait_line());
+    check(worker->wait_mark(ticket, keep_waiting, &mark));
+    has_time = true;
+  }
 };
 
 struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
@@ -241,46 +307,63 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
       detail::current_device = device.index();
     }
   }
-  Stream getStream(Device device) const override { return default_stream(device); }
-  Stream getDefaultStream(Device device) const override { return default_stream(device); }
-  Stream getStreamFromGlobalPool(Device device, bool) const override { return default_stream(device); }
-  Stream getNewStream(Device device, int) const override { return default_stream(device); }
-  Stream exchangeStream(Stream stream) const override { return default_stream(stream.device()); }
+  Stream getStream(Device device) const override {
+    const Stream first = stream_of(device, 0);
+    return stream_of(first.device(), current_streams[first.device_index()]);
+  }
+  Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
+  Stream getStreamFromGlobalPool(Device device, bool) const override { return next_stream(device); }
+  Stream getNewStream(Device device, int) const override { return next_stream(device); }
+  Stream exchangeStream(Stream stream) const override {
+    const Stream previous = getStream(stream.device());
+    current_streams[previous.device_index()] = stream.id();
+    return previous;
+  }
   void* getStreamNativeHandle(const Stream) const override { return nullptr; }
   DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
 
-  void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag) const override {
+  void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag flag) const override {
     if (*event == nullptr) *event = new Event;
     auto* e = static_cast<Event*>(*event);
+    e->forget();
     e->device = device < 0 ? stream.device_index() : device;
-    e->recorded_ns = remote::monotonic_ns();
-    e->done = false;
+    e->timed = flag == c10::EventFlag::BACKEND_DEFAULT;
+    if (e->timed) e->send();
   }
   void block(void*, const Stream&) const override {}
   bool queryEvent(void* event) const override {
-    // Asking is a hint that the user waits for it: finish, so that polling ends.
-    if (event != nullptr) synchronizeEvent(event);
-    return true;
+    auto* e = static_cast<Event*>(event);
+    return e == nullptr || e->is_reached();
   }
   void synchronizeEvent(void* event) const override {
     auto* e = static_cast<Event*>(event);
-    if (e == nullptr || e->done) return;
-    Recorder::get(e->device).synchronize();
-    e->done = true;
-    e->done_ns = remote::monotonic_ns();
+    if (e == nullptr) return;
+    e->wait();
+    const bool unknown = !e->has_time && !std::exchange(e->asked, true);  // done without a mark
+    if (std::exchange(e->mark.failed, false) || unknown) Recorder::get(e->device).synchronize();
   }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
+    const std::unique_ptr<Event> e(static_cast<Event*>(event));
+    if (e != nullptr) e->forget();
+  }
+  // torch has seen that both are recorded with timing, and done.
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
-    synchronizeEvent(second);
-    const auto* from = static_cast<Event*>(first);
-    const auto* to = static_cast<Event*>(second);
-    // What lies between them began when the first one was recorded, or was done if somebody waited for that.
-    const uint64_t begin = from->done && from->done_ns <= to->recorded_ns ? from->done_ns : from->recorded_ns;
-    return (static_cast<double>(to->done_ns) - static_cast<double>(begin)) * 1e-6;
+    auto* from = static_cast<Event*>(first);
+    auto* to = static_cast<Event*>(second);
+    TORCH_CHECK(from->device == to->device,
+                "remote: elapsed_time() of events on two devices, whose clocks have nothing to do with one another");
+    for (Event* e : {from, to}) {
+      e->wait();
+      TORCH_CHECK(e->has_time, "remote: elapsed_time() of an event whose worker is gone; record it again");
+    }
+    TORCH_CHECK(from->session == to->session, "remote: elapsed_time() of events on two workers; record both again");
+    return (static_cast<double>(to->mark.reached) - static_cast<double>(from->mark.reached)) * 1e-6;
   }
+  // Whatever stream it is: a device has one order. Whether all is done that was sent.
   bool queryStream(const Stream& stream) const override {
-    synchronizeStream(stream);
-    return true;
+    Recorder::get(stream.device_index()).flush("stream");
+    remote::Client* worker = existing_client(stream.device_index());
+    return worker == nullptr || worker->is_idle();
   }
   void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
   void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }
@@ -293,12 +376,6 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
       bits &= ~(uint64_t{1} << static_cast<int>(unsupported));
     }
     return capability;
-  }
-
- private:
-  static Stream default_stream(Device device) {
-    return Stream(Stream::DEFAULT,
-                  Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current_device()));
   }
 };
 

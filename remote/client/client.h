@@ -55,6 +55,12 @@ struct RunArguments {
   uint64_t made = 0;                 // how many fresh buffers survive
 };
 
+// A point of a session's work that its device has reached.
+struct Mark {
+  uint64_t reached = 0;  // ns on the device's clock, which begins anywhere
+  bool failed = false;   // there are failures for synchronize() to tell
+};
+
 // A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
 using Words = std::vector<int64_t>;
 
@@ -111,6 +117,17 @@ class Client {
   // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
   // with no lock held.
   virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
+
+  // Marks this point: the worker tells when it gets there. Does not wait. `ticket`: to be given to wait_mark or forget
+  // once.
+  virtual Status mark(uint64_t* ticket) = 0;
+  // Whether it got there, as far as is known; does not wait. Never raises what failed.
+  virtual bool is_reached(uint64_t ticket) = 0;
+  virtual Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) = 0;
+  // Whether everything that was sent is done, as far as is known; does not wait.
+  virtual bool is_idle() = 0;
+  // Nobody wants to know. Never throws.
+  virtual void forget(uint64_t ticket) noexcept = 0;
 
   // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;

@@ -328,18 +328,21 @@ Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting
 }
 
 template <typename Encode>
+Status ClientImpl::send_question(wire::Type type, Encode&& encode, uint64_t* sequence) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  builder_.Clear();
+  encode();
+  return send(type, true, nullptr, sequence);
+}
+
+template <typename Encode>
 Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
                        OpError* error) {
-  if (abandoned_) return forked();
   uint64_t sequence;
-  {
-    std::lock_guard order(order_);
-    if (Status status = begin(1, 0); !status) return status;
-    if (Status status = send_frees(); !status) return status;
-    builder_.Clear();
-    encode();
-    if (Status status = send(type, true, nullptr, &sequence); !status) return status;
-  }
+  if (Status status = send_question(type, encode, &sequence); !status) return status;
   return wait(sequence, keep_waiting, reply, error);
 }
 
@@ -383,6 +386,38 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
   const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
   *room = {reply->limit(), reply->free()};
   return {};
+}
+
+Status ClientImpl::mark(uint64_t* ticket) {
+  return send_question(wire::Type::kMark, [&] { builder_.Finish(wire::CreateMark(builder_)); }, ticket);
+}
+
+bool ClientImpl::is_reached(uint64_t ticket) {
+  if (abandoned_) return true;
+  replies_.drain();
+  return replies_.has(ticket);
+}
+
+Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) {
+  if (abandoned_) return forked();
+  Frame frame;
+  OpError none;  // such a reply has no error
+  Status status = is_reached(ticket) ? replies_.wait(ticket, keep_waiting, &frame, &none)
+                                     : wait(ticket, keep_waiting, &frame, &none);
+  if (!status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::MarkReply>(frame.control.data());  // verified when it came
+  *mark = {reply->reached(), reply->failed()};
+  return {};
+}
+
+bool ClientImpl::is_idle() {
+  if (abandoned_) return true;
+  replies_.drain();
+  return !health() || last_acknowledged() == last_sent();
+}
+
+void ClientImpl::forget(uint64_t ticket) noexcept {
+  if (!abandoned_) replies_.forget(ticket);
 }
 
 Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {

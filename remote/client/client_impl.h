@@ -55,6 +55,11 @@ class ClientImpl final : public Client {
   Status throttle(const KeepWaiting& keep_waiting) override {
     return abandoned_ ? forked() : replies_.throttle(keep_waiting);
   }
+  Status mark(uint64_t* ticket) override;
+  bool is_reached(uint64_t ticket) override;
+  Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) override;
+  bool is_idle() override;
+  void forget(uint64_t ticket) noexcept override;
   Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
 
   Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
@@ -109,6 +114,9 @@ class ClientImpl final : public Client {
 
   // Without it:
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+  // Sends a question, which `encode` writes into builder_ (with order_ held).
+  template <typename Encode>
+  Status send_question(wire::Type type, Encode&& encode, uint64_t* sequence);
   // Sends a question, which `encode` writes into builder_ (with order_ held), and waits for the reply.
   template <typename Encode>
   Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);

@@ -104,6 +104,26 @@ TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
   EXPECT_EQ(flush().first_difference, 3u);
 }
 
+TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
+  uint64_t first, second, third;
+  ASSERT_TRUE(client->mark(&first).ok());
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  ASSERT_TRUE(client->mark(&second).ok());
+  ASSERT_TRUE(client->mark(&third).ok());
+  client->forget(second);
+  Mark mark;
+  ASSERT_TRUE(client->wait_mark(third, {}, &mark).ok());
+  EXPECT_EQ(mark.reached, third * 1000);
+  EXPECT_TRUE(client->is_reached(first));
+  ASSERT_TRUE(client->wait_mark(first, {}, &mark).ok());
+  EXPECT_EQ(mark.reached, first * 1000);
+  EXPECT_FALSE(mark.failed);
+  EXPECT_TRUE(client->is_idle());
+  EXPECT_EQ(client->counters().round_trips, 1u);  // the first one was there already
+  client->forget(third);                          // nothing
+}
+
 TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   client->free(12);
   client->free(3);

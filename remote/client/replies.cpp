@@ -119,6 +119,12 @@ void Replies::drain() {
   }
 }
 
+bool Replies::has(uint64_t sequence) const {
+  std::lock_guard lock(mutex_);
+  const auto slot = slots_.find(sequence);
+  return slot == slots_.end() || slot->second.done || !lost_;
+}
+
 Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
                      Slot* result) {
   const auto slot = slots_.find(sequence);
@@ -168,6 +174,8 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::ProfileReply>(frame);
     case wire::Type::kSynchronizeReply:
       return handle_reply<wire::SynchronizeReply>(frame);
+    case wire::Type::kMarkReply:
+      return handle_reply<wire::MarkReply>(frame);
     case wire::Type::kMemoryReply:
       return handle_reply<wire::MemoryReply>(frame);
     case wire::Type::kProfilePart:

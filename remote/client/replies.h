@@ -39,6 +39,8 @@ class Replies {
   void forget(uint64_t sequence);
   // Takes what has come already.
   void drain();
+  // Whether a wait for it would return at once: it has come, or the worker is lost.
+  bool has(uint64_t sequence) const;
 
   // Waits for the reply to a message that was announced by `expect`. A failure that it tells is returned and set in
   // *error.

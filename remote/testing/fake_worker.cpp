@@ -237,6 +237,11 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kReadReply, builder, std::move(attachment));
       break;
     }
+    case wire::Type::kMark: {
+      builder.Finish(wire::CreateMarkReply(builder, 0, message.sequence * 1000, false));
+      answer(wire::Type::kMarkReply, builder, nullptr);
+      break;
+    }
     case wire::Type::kHasOp: {
       const auto* request = wire::verify<wire::HasOp>(frame.control);
       builder.Finish(wire::CreateHasOpReply(builder, 0, request && request->name()->str().starts_with("aten::")));

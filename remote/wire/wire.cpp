@@ -84,6 +84,9 @@ const char* name(Type type) {
       return "memory";
     case Type::kCancel:
       return "cancel";
+    case Type::kMark:
+    case Type::kMarkReply:
+      return "mark";
     case Type::kReceived:
     case Type::kEnd:
     case Type::kTransport:

@@ -31,6 +31,8 @@ enum class Type : uint8_t {
   kMemory,
   kMemoryReply,
   kCancel,
+  kMark,
+  kMarkReply,
   kReceived = 190,   // of a session that can be resumed: how many messages the other end has (header's sequence)
   kEnd,              // likewise: it is over
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)

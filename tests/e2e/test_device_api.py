@@ -1,6 +1,9 @@
 """torch.remote and torch.accelerator: what users of torch.cuda expect."""
 
+import math
 import os
+import threading
+import time
 import warnings
 
 import pytest
@@ -74,6 +77,120 @@ def test_streams_and_events(remote):
         z = x + 1
     stream.wait_stream(other)
     assert z.tolist() == [4, 4, 4, 4]
+
+
+def test_each_stream_has_a_number_and_a_thread_has_one_for_each_device(remote):
+    first = torch.remote.current_stream()
+    assert first == torch.remote.default_stream() and first.stream_id == 0
+    made = [torch.remote.Stream() for _ in range(3)]
+    assert len({s.stream_id for s in [first, *made]}) == 4 and all(s != first for s in made)
+    with torch.remote.stream(made[0]):
+        assert torch.remote.current_stream() == made[0] == torch.accelerator.current_stream()
+        with made[1]:
+            assert torch.remote.current_stream() == made[1]
+            with torch.remote.stream(None):
+                assert torch.remote.current_stream() == made[1]
+        assert torch.remote.current_stream() == made[0]
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.remote.current_stream()))
+        thread.start()
+        thread.join()
+        assert seen == [first]
+    assert torch.remote.current_stream() == first
+    torch.remote.set_stream(made[2])
+    assert torch.remote.current_stream() == made[2]
+    torch.remote.set_stream(torch.remote.default_stream())
+    assert isinstance(torch.remote.current_stream(), torch.remote.Stream)
+    # The gradient of what was called on one stream, asked for on another.
+    x = torch.ones(3, device=remote, requires_grad=True)
+    with torch.remote.stream(made[0]):
+        y = (x * 2).sum()
+    made[1].wait_stream(made[0])
+    with torch.remote.stream(made[1]):
+        (y + (x * x).sum()).backward()
+    assert x.grad.tolist() == [4, 4, 4]
+
+
+def test_events_tell_what_the_device_took(remote):
+    begin, middle, end = (torch.remote.Event(enable_timing=True) for _ in range(3))
+    x = torch.randn(700, 700, device=remote)
+    torch.remote.synchronize()
+    for _ in range(2):  # the second time they are recorded anew
+        begin.record()
+        middle.record()
+        y = x
+        for _ in range(10):
+            y = y @ x
+        end.record()
+        started = time.perf_counter()
+        while not end.query():
+            assert time.perf_counter() - started < 60
+        assert middle.query() and begin.query()
+        short, long = begin.elapsed_time(middle), middle.elapsed_time(end)
+        assert 0 <= short < long  # 7 GFLOP at least take longer than nothing
+        assert math.isclose(begin.elapsed_time(end), short + long, rel_tol=1e-6, abs_tol=1e-6)
+    # A number that this process saw: not more than it took from here.
+    started = time.perf_counter()
+    begin.record()
+    z = x @ x
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) <= (time.perf_counter() - started) * 1e3
+    del y, z
+
+
+def test_waiting_for_an_event_is_not_waiting_for_what_comes_behind_it(remote):
+    x = torch.randn(1500, 1500, device=remote)
+    torch.remote.synchronize()
+    event, late = torch.remote.Event(enable_timing=True), torch.remote.Event(enable_timing=True)
+    event.record()
+    for _ in range(8):  # 54 GFLOP
+        x = x @ x
+        x = x / x.norm()
+    late.record()
+    event.synchronize()
+    assert not late.query()
+    late.synchronize()
+    assert late.query()
+
+
+def test_events_that_are_not_to_be_timed_cost_nothing_until_somebody_asks(remote):
+    x = torch.ones(3, device=remote)
+    torch.remote.synchronize()
+    torch.remote.reset_stats()
+    y = x + 1
+    event = torch.remote.Event()
+    event.record()
+    torch.remote.Stream().wait_event(event)
+    event.wait()
+    z = y + 1
+    assert torch.remote.stats()["flushes"] == 0
+    event.synchronize()
+    assert torch.remote.stats()["flushes"] == 1 and event.query()
+    assert z.tolist() == [3, 3, 3]
+
+
+def test_wrong_uses_of_events(remote):
+    timed, other = torch.remote.Event(enable_timing=True), torch.remote.Event()
+    with pytest.raises(ValueError, match=r"must be recorded"):
+        timed.elapsed_time(timed)
+    timed.record()
+    other.record()
+    with pytest.raises(ValueError, match="enable_timing"):
+        timed.elapsed_time(other)
+    assert torch.remote.Event().query()  # never recorded
+
+
+def test_events_of_a_worker_that_is_gone(remote):
+    event, other = torch.remote.Event(enable_timing=True), torch.remote.Event(enable_timing=True)
+    event.record()
+    torch.remote.restart()
+    event.synchronize()
+    assert event.query()
+    other.record()
+    other.synchronize()
+    with pytest.raises(RuntimeError, match=r"worker is gone|two workers"):
+        event.elapsed_time(other)
 
 
 def test_synchronize_waits_for_the_worker(remote):

@@ -411,8 +411,10 @@ def in_short(text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("forms", nargs="*", choices=[form_name(*form) for form in FORMS])
+    parser.add_argument("forms", nargs="*", help=f"of {', '.join(form_name(*form) for form in FORMS)}; none: all")
     args = parser.parse_args()
+    for name in set(args.forms) - {form_name(*form) for form in FORMS}:
+        parser.error(f"there is no form {name!r}")
     import torch_remote  # noqa: F401
 
     file = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / LIST

@@ -66,18 +66,18 @@ struct CudaDevice::View {
   }
 };
 
-Status CudaDevice::open(Options options, std::unique_ptr<CudaDevice>* device) {
+Status CudaDevice::open(const Options& options, std::unique_ptr<CudaDevice>* device) {
   std::shared_ptr<Gpu> gpu;
   if (Status status = Gpu::open(options.driver, options.ordinal, &gpu); !status.ok()) return status;
   const uint64_t limit = options.limit != 0 ? options.limit : gpu->free_memory() - gpu->free_memory() / kPart;
-  std::unique_ptr<CudaDevice> opened(new CudaDevice(std::move(gpu), options, limit));
+  std::unique_ptr<CudaDevice> opened(new CudaDevice(gpu, options, limit));
   Status status = opened->in_.open();
   if (status.ok()) status = opened->out_.open();
   if (status.ok()) *device = std::move(opened);
   return status;
 }
 
-CudaDevice::CudaDevice(std::shared_ptr<Gpu> gpu, const Options& options, uint64_t limit)
+CudaDevice::CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit)
     : Device(CachingAllocator::create(make_segment_source(gpu), limit)),
       gpu_(gpu),
       kernels_(gpu, options.kernels),
@@ -308,6 +308,33 @@ Status CudaDevice::wait(Ticket ticket) {
     check(driver.event_synchronize(mark.work), "cuEventSynchronize");
     if (mark.out != nullptr) check(driver.event_synchronize(mark.out), "cuEventSynchronize");
   }
+}
+
+// Events of the driver tell what lies between two: each look adds what passed since the one before.
+std::function<uint64_t()> CudaDevice::read_clock() {
+  const Current current(*gpu_);
+  Event made = nullptr;
+  if (gpu_->is_lost() || !check(gpu_->driver().event_create(&made, kEventBlockingSync), "cuEventCreate")) {
+    return [] { return uint64_t{0}; };
+  }
+  std::shared_ptr<void> event(made, [gpu = gpu_](void* last) {
+    const Current there(*gpu);
+    (void)gpu->driver().event_destroy(static_cast<Event>(last));
+  });
+  check(gpu_->driver().event_record(made, gpu_->work()), "cuEventRecord");
+  queued();
+  return [this, event] {
+    const Current there(*gpu_);
+    float milliseconds = 0;
+    if (clock_event_ && !gpu_->is_lost()) {
+      check(gpu_->driver().event_elapsed_time(&milliseconds, static_cast<Event>(clock_event_.get()),
+                                              static_cast<Event>(event.get())),
+            "cuEventElapsedTime");
+    }
+    clock_event_ = event;
+    clock_ns_ += static_cast<double>(milliseconds) * 1e6;
+    return static_cast<uint64_t>(clock_ns_);
+  };
 }
 
 void CudaDevice::notify(Ticket ticket, std::function<void()> then) {

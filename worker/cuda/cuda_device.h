@@ -31,7 +31,7 @@ class CudaDevice final : public Device {
     size_t slot_bytes = size_t{4} << 20;  // of staging memory
     uint32_t slots = 4;                   // in each direction
   };
-  static Status open(Options options, std::unique_ptr<CudaDevice>* device);
+  static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
   ~CudaDevice() override;
 
   std::string description() const override { return gpu_->name(); }
@@ -46,6 +46,7 @@ class CudaDevice final : public Device {
   bool done(Ticket ticket) override;
   Status wait(Ticket ticket) override;
   void notify(Ticket ticket, std::function<void()> then) override;
+  std::function<uint64_t()> read_clock() override;
   std::vector<LateFailure> take_failures() override;
 
   // -- for its runners
@@ -77,7 +78,7 @@ class CudaDevice final : public Device {
   };
   struct View;  // of copy_out, with dims that are joined
 
-  CudaDevice(std::shared_ptr<Gpu> gpu, const Options& options, uint64_t limit);
+  CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit);
 
   bool check(Result result, const char* what) { return gpu_->check(result, what); }
   Held& hold(std::shared_ptr<void> memory);
@@ -95,6 +96,8 @@ class CudaDevice final : public Device {
   KernelStore kernels_;
   LateFailures late_;
   Staging in_, out_;
+  std::shared_ptr<void> clock_event_;  // the last one that was looked at
+  double clock_ns_ = 0;                // what the clock showed there
   std::vector<LateFailure> failures_;  // that nobody has taken
   bool used_out_ = false;              // since the last mark
 

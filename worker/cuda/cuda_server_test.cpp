@@ -61,6 +61,20 @@ TEST_F(CudaServerTest, AnswersInOrderWithWhatWasThere) {
   EXPECT_EQ(synchronize(), "");
 }
 
+TEST_F(CudaServerTest, MarksAreOfTheDevicesClock) {
+  load(1, kStep);
+  std::vector<float> large(1 << 18, 1);
+  upload(1, large);
+  upload(2, large);
+  uint64_t before = mark().reached;
+  for (uint64_t round = 0; round < 5; ++round) {
+    run(1, {1 << 18, 1 << 20}, {1, 2}, 100 + 2 * round);
+    const uint64_t reached = mark().reached;
+    EXPECT_LT(before, reached);
+    before = reached;
+  }
+}
+
 TEST_F(CudaServerTest, DoesGroups) {
   load(1, kGroup);
   upload(1, {1, 2, 3});

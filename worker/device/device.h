@@ -73,6 +73,9 @@ class Device {
   virtual Status wait(Ticket ticket) = 0;
   // Calls `then` once the ticket is done: on any thread, from within this call if it is done already.
   virtual void notify(Ticket ticket, std::function<void()> then) = 0;
+  // Queues a look at the device's clock, in ns since any point. What is returned gives what it showed; it is to be
+  // called, once or never, when the next ticket is done.
+  virtual std::function<uint64_t()> read_clock() = 0;
   // What failed in work that is done, in its order, once.
   virtual std::vector<LateFailure> take_failures() { return {}; }
 

@@ -1,5 +1,6 @@
 #include "worker/device/host_device.h"
 
+#include <chrono>
 #include <cstring>
 
 #include "worker/device/machine.h"
@@ -54,6 +55,12 @@ void HostDevice::copy(void* destination, const void* source, uint64_t nbytes) {
 
 void HostDevice::fill(void* destination, std::byte value, uint64_t nbytes) {
   if (nbytes != 0) std::memset(destination, static_cast<int>(value), nbytes);
+}
+
+std::function<uint64_t()> HostDevice::read_clock() {
+  return [now = std::chrono::steady_clock::now().time_since_epoch()] {
+    return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+  };
 }
 
 remote::AttachmentPtr HostDevice::lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) {

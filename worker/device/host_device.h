@@ -34,6 +34,7 @@ class HostDevice final : public Device {
   bool done(Ticket) override { return true; }
   Status wait(Ticket) override { return {}; }
   void notify(Ticket, std::function<void()> then) override { then(); }
+  std::function<uint64_t()> read_clock() override;
 
   bool adopts() const override { return trusted_; }
   uint64_t lends_from() const override { return transport_ ? 32u << 10 : UINT64_MAX; }  // less is copied

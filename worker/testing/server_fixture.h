@@ -168,6 +168,22 @@ class ServerTest : public ::testing::Test {
     return reply->error() ? reply->error()->message()->str() : "";
   }
 
+  // What the reply to a mark says.
+  struct Marked {
+    uint64_t reached = 0;
+    bool failed = false;
+  };
+  Marked mark() {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateMark(builder));
+    send(Type::kMark, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kMarkReply, &frame));
+    EXPECT_EQ(frame.header.sequence, sequence);
+    const auto* reply = wire::verify<wire::MarkReply>(frame.control);
+    return {reply->reached(), reply->failed()};
+  }
+
   // A profile from its parts.
   struct Recorded {
     std::vector<ProfileEvent> events;

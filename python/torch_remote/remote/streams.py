@@ -1,4 +1,4 @@
-"""Streams and events. A device has one stream, program order: ops run as if one by one, in the order of their calls."""
+"""Streams and events. All streams of a device are done in program order: ops run as if one by one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,22 @@ __all__ = [
 
 
 class Stream(torch.Stream):
-    """A stream. All of a device's streams are the same one: program order."""
+    """A stream of a device.
+
+    A device does everything in the order of the calls, whatever their streams: an order that each program allows which
+    has the events it needs. So `wait_stream`, `wait_event` and `record_stream` have nothing to do, and what is waited
+    for on one stream is waited for on all.
+    """
 
     def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
         if kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, device=torch.device("remote", _index(device)), priority=priority)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority; streams are all of the same one."""
+        return (0, 0)
 
 
 class _EventType(type):
@@ -38,7 +48,12 @@ class _EventType(type):
 
 
 class Event(metaclass=_EventType):
-    """A point in program order: a torch.Event of this device. Waiting for it waits for the device."""
+    """A point in program order: a torch.Event of this device.
+
+    With `enable_timing`, `record()` sends what is recorded, and the worker notes when it gets there: `elapsed_time` is
+    what lies between two such points on the worker's device. Without it, it costs nothing until somebody asks whether
+    it is reached; that may then wait for what was called behind it, too.
+    """
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
         return torch.Event(
@@ -46,20 +61,25 @@ class Event(metaclass=_EventType):
         )
 
 
+def _numbered(stream: torch.Stream) -> Stream:
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
 def current_stream(device: _Device = None) -> Stream:
-    """The device's stream."""
-    return Stream(device)
+    """The calling thread's stream of a device."""
+    return _numbered(torch.accelerator.current_stream(torch.device("remote", _index(device))))
 
 
 def default_stream(device: _Device = None) -> Stream:
-    """The device's stream."""
-    return Stream(device)
+    """The stream that a device's calls are on unless they are on another one."""
+    here = current_stream(device)
+    return Stream(stream_id=0, device_index=here.device_index, device_type=here.device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """Makes a stream current, and with it its device; None changes nothing."""
+    """Makes a stream the calling thread's, and its device the current one; None changes nothing."""
     if stream is not None:
-        _C.set_device(_index(stream.device))
+        torch.accelerator.set_stream(stream)
 
 
 class StreamContext:
@@ -67,14 +87,17 @@ class StreamContext:
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
-        self._previous: list[int] = []
+        self._previous: list[tuple[int, Stream | None]] = []
 
     def __enter__(self) -> None:
-        self._previous.append(_C.current_device())
+        there = None if self.stream is None else current_stream(self.stream.device)
+        self._previous.append((_C.current_device(), there))
         set_stream(self.stream)
 
     def __exit__(self, *exc_info: object) -> None:
-        _C.set_device(self._previous.pop())
+        device, there = self._previous.pop()
+        set_stream(there)
+        _C.set_device(device)
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:

@@ -207,6 +207,15 @@ void DelayedDevice::fail(LateFailure failure) {
   failures_.push_back(std::move(failure));
 }
 
+std::function<uint64_t()> DelayedDevice::read_clock() {
+  auto shown = std::make_shared<uint64_t>();
+  enqueue([shown] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    *shown = static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+  });
+  return [shown] { return *shown; };
+}
+
 std::vector<LateFailure> DelayedDevice::take_failures() {
   std::lock_guard lock(mutex_);
   return std::exchange(failures_, {});

@@ -43,6 +43,7 @@ class DelayedDevice final : public Device {
   bool done(Ticket ticket) override;
   Status wait(Ticket ticket) override;
   void notify(Ticket ticket, std::function<void()> then) override;
+  std::function<uint64_t()> read_clock() override;
   std::vector<LateFailure> take_failures() override;
 
   // -- for its runners
