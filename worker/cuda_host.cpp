@@ -9,9 +9,11 @@
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
 #include "worker/cuda/compiler.h"
+#include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cublaslt.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/cudnn.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 
@@ -41,6 +43,8 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->runners.push_back(cuda::make_cuda_runner(*device));
     opened->runners.push_back(cuda::make_product_runner(
         *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
+    opened->runners.push_back(cuda::make_convolution_runner(
+        *device, [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); }));
     opened->runners.push_back(cuda::make_op_runner(*device, cuda::written_kernels()));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();

@@ -35,11 +35,14 @@ bool reads_at_indices(ir::Expansion expansion) {
          expansion == ir::Expansion::kIndex;
 }
 
+// A group of channels is a row, and sums of channels are of several rows: there is no code for more than one group.
+bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
+
 // Whether a kernel does the op alone.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !has_order(expansion) &&
-         !reads_at_indices(expansion) && !ir::is_join(opcode);
+         !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
 }
 
 // Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)

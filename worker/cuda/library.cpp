@@ -11,11 +11,14 @@ namespace {
 constexpr int kNewest = 13, kOldest = 12;
 
 std::string package_of(const Library& library, int major) {
-  return std::string(library.package) + (major == kOldest ? "-cu12" : "");
+  std::string name(library.package);
+  if (major == kOldest || !library.version.empty()) name += "-cu" + std::to_string(major);
+  return name;
 }
 
 std::string soname_of(const Library& library, int major) {
-  return std::string(library.soname) + "." + std::to_string(major);
+  return std::string(library.soname) + "." +
+         (library.version.empty() ? std::to_string(major) : std::string(library.version));
 }
 
 }  // namespace
@@ -27,7 +30,8 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
   if (!places.given.empty()) return {places.given + "/" + soname};
   std::vector<std::string> paths;
   if (!places.packages.empty()) {
-    const std::string folder = major == kOldest ? std::string(library.folder) : "cu" + std::to_string(major);
+    const bool has_own = major == kOldest || !library.version.empty();
+    const std::string folder = has_own ? std::string(library.folder) : "cu" + std::to_string(major);
     paths.push_back(places.packages + "/nvidia/" + folder + "/lib/" + soname);
   }
   paths.push_back(soname);
@@ -42,6 +46,7 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
 
 Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
   const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
+  const int oldest = library.version.empty() ? kOldest : newest;  // else all versions are one file
   const auto take = [&](void* handle, int major) {
     link_map* map = nullptr;
     if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return false;
@@ -49,11 +54,11 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
     return true;
   };
   std::string why;
-  for (int major = newest; major >= kOldest; --major) {
+  for (int major = newest; major >= oldest; --major) {
     const std::string soname = soname_of(library, major);
     if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
   }
-  for (int major = newest; major >= kOldest; --major) {
+  for (int major = newest; major >= oldest; --major) {
     for (const std::string& path : paths_of(library, places, major)) {
       if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
       const std::string error = dlerror();

@@ -14,6 +14,9 @@ struct Library {
   std::string_view soname;   // "libcublasLt.so": ".13" or ".12" comes behind it
   std::string_view package;  // "nvidia-cublas": that of CUDA 12 has "-cu12" behind it
   std::string_view folder;   // of CUDA 12, in the folder of NVIDIA's packages: "cublas"
+  // Of a library that has a version of its own ("9"): that comes behind the soname, its packages are in `folder` for
+  // every CUDA, and all their names say which ("-cu13").
+  std::string_view version = {};
 };
 
 // Where they may be, in the order in which they are looked for: what the process has open, `given`, NVIDIA's packages

@@ -241,8 +241,8 @@ uint32_t OpPlanner::add_operand(int64_t dim) {
 PlanOp find_op_plan(ir::Opcode opcode) {
   static const std::unordered_map<std::string_view, PlanOp> all = [] {
     std::unordered_map<std::string_view, PlanOp> made;
-    for (const auto plans :
-         {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans()}) {
+    for (const auto plans : {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(),
+                             attention_plans(), image_plans(), norm_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, plan.plan);
     }
     return made;

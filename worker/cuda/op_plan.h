@@ -235,6 +235,8 @@ std::span<const NamedPlan> index_plans();
 std::span<const NamedPlan> select_plans();
 std::span<const NamedPlan> fill_plans();
 std::span<const NamedPlan> attention_plans();
+std::span<const NamedPlan> image_plans();
+std::span<const NamedPlan> norm_plans();
 
 // Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
 struct Sorted {

@@ -2,9 +2,11 @@
 
 #include <cstdlib>
 
+#include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
+#include "worker/cuda/emulated/emulated_cudnn.h"
 #include "worker/cuda/emulated/written.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
@@ -35,6 +37,10 @@ Status open_device(remote::Transport&, const ServerOptions& options, std::functi
         return Status();
       },
       ""));
+  opened->runners.push_back(make_convolution_runner(*device, [](dnn::Table* table) {
+    *table = cudnn();
+    return Status();
+  }));
   opened->runners.push_back(make_op_runner(*device, written_kernels()));
   opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
   opened->group_kinds = group_kinds() | product_group_kinds();

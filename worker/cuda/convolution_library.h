@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ir/status.h"
+#include "worker/cuda/convolution.h"
+#include "worker/cuda/cudnn.h"
+#include "worker/cuda/gpu.h"
+#include "worker/device/memory.h"
+
+namespace torch_remote::worker::cuda {
+
+// What a problem's calls need, made once: the graph of operations, and the plans that the library proposes for it. The
+// first use has each plan do it again behind the real work, and later ones look whether the GPU has come past that;
+// then the fastest one is kept.
+class PreparedConvolution {
+ public:
+  ~PreparedConvolution();
+  PreparedConvolution(const PreparedConvolution&) = delete;
+  PreparedConvolution& operator=(const PreparedConvolution&) = delete;
+
+  size_t plans() const { return plans_.size(); }
+  size_t best() const { return best_; }
+
+ private:
+  friend class ConvolutionLibrary;
+  explicit PreparedConvolution(const dnn::Table& table) : table_(table) {}
+
+  struct Plan {
+    dnn::Descriptor plan = nullptr;
+    uint64_t workspace = 0;  // bytes
+  };
+
+  const dnn::Table& table_;
+  ConvolutionProblem problem_;
+  std::vector<dnn::Descriptor> made_;  // each after those that it refers to
+  dnn::Descriptor graph_ = nullptr;
+  std::vector<Plan> plans_;  // the library's favourite first
+  size_t best_ = 0;
+  std::vector<Event> marks_;  // around each of them, while they are timed, the last plan first; one more than plans
+  bool proven_ = false;       // it was called
+  bool decided_ = false;
+};
+
+struct ConvolutionPointers {
+  DevicePointer image = 0, filter = 0, output = 0, bias = 0;
+};
+
+// cuDNN on one GPU's work stream. Used by one thread, with the GPU's context current. The table outlives it.
+class ConvolutionLibrary {
+ public:
+  struct Options {
+    const dnn::Table* table = nullptr;
+    uint64_t workspace = uint64_t{1} << 30;  // bytes that a plan may want
+    size_t timed = 4;                        // how many proposals are looked at
+  };
+  static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                     std::unique_ptr<ConvolutionLibrary>* library);
+  ~ConvolutionLibrary();
+
+  // kUnsupported: cuDNN does no such thing. Problems are known from then on, whatever the answer.
+  Status prepare(const ConvolutionProblem& problem, std::shared_ptr<PreparedConvolution>* prepared);
+  // Queues it: at once the first time, as only the call itself tells whether it can be done.
+  Status run(const std::shared_ptr<PreparedConvolution>& prepared, const ConvolutionPointers& pointers);
+
+  // How often proposals were asked for.
+  uint64_t asked() const { return asked_; }
+
+ private:
+  struct Known {
+    std::shared_ptr<PreparedConvolution> prepared;
+    Status status;
+  };
+
+  ConvolutionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
+
+  Status describe(PreparedConvolution& prepared);
+  Status ask(PreparedConvolution& prepared);
+  Status add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies);
+  bool suits(const PreparedConvolution& prepared, dnn::Descriptor config, bool varies);
+  Status call(const PreparedConvolution& prepared, const PreparedConvolution::Plan& plan,
+              const ConvolutionPointers& pointers, DevicePointer workspace, Stream stream) const;
+  Status first_run(PreparedConvolution& prepared, const ConvolutionPointers& pointers);
+  void time(PreparedConvolution& prepared, const ConvolutionPointers& pointers);
+  void decide(PreparedConvolution& prepared);
+
+  const std::shared_ptr<Gpu> gpu_;
+  CachingAllocator& memory_;
+  const Options options_;
+  const dnn::Table& table_;
+  dnn::Handle handle_ = nullptr;
+  std::map<ConvolutionProblem, Known> known_;
+  uint64_t asked_ = 0;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,160 @@
+// NVIDIA's cuDNN plans our graphs of convolutions, for GPUs that are not here: it is told what these can. Needs the
+// library (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "worker/cuda/convolution_library.h"
+#include "worker/cuda/cuda_device.h"
+#include "worker/cuda/emulated/compile.h"
+#include "worker/cuda/emulated/emulated_driver.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using dnn::Attribute;
+using dnn::Descriptor;
+using dnn::Is;
+using dnn::Kind;
+
+// What cudnn_graph.h has for this.
+constexpr auto kDeviceKind = static_cast<Kind>(38);
+constexpr auto kDeviceOfHeuristics = static_cast<Attribute>(204), kDeviceOfPlan = static_cast<Attribute>(407),
+               kDeviceText = static_cast<Attribute>(2702);
+constexpr auto kChar = static_cast<Is>(24);
+
+dnn::Table real;
+Descriptor device_properties = nullptr;
+
+// A library without handles: what is made for one is made for the device.
+dnn::Table without_gpu() {
+  dnn::Table table = real;
+  table.create = [](dnn::Handle* handle) {
+    *handle = reinterpret_cast<dnn::Handle>(&real);
+    return dnn::Result::kSuccess;
+  };
+  table.destroy = [](dnn::Handle) { return dnn::Result::kSuccess; };
+  table.set_attribute = [](Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements) {
+    if (attribute == Attribute::kGraphHandle) return dnn::Result::kSuccess;
+    if (attribute == Attribute::kPlanHandle)
+      return real.set_attribute(descriptor, kDeviceOfPlan, Is::kDescriptor, 1, &device_properties);
+    if (attribute == Attribute::kHeuristicsGraph)
+      (void)real.set_attribute(descriptor, kDeviceOfHeuristics, Is::kDescriptor, 1, &device_properties);
+    return real.set_attribute(descriptor, attribute, type, count, elements);
+  };
+  return table;
+}
+
+std::string device_text(int version, int processors, int shared, const char* name) {
+  return R"({"cudaDeviceId":0,"deviceVer":)" + std::to_string(version) +
+         R"(,"driverVer":13000,"totalGlobalMem":85000000000,"maxGridSize":[2147483647,65535,65535],)"
+         R"("maxBlockSize":[1024,1024,64],"regsPerBlock":65536,"multiProcessorCount":)" +
+         std::to_string(processors) + R"(,"warpSize":32,"maxSharedMemoryPerBlock":49152,)" +
+         R"("maxSharedMemoryPerBlockOptin":)" + std::to_string(shared) +
+         R"(,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,"maxCtasPerSM":32,)"
+         R"("maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,)"
+         R"("smClockRateKHz":1980000,"memClockRateKHz":2619000,"l2CacheSize":52428800,"deviceName":")" +
+         name + R"("})";
+}
+
+class ConvolutionPlansTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    LibraryPlaces places;
+    places.driver = 13000;
+    if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+    const Status opened = dnn::open(places, &real);
+    ASSERT_TRUE(opened.ok()) << opened.message();
+    const std::string text = GetParam() == 90 ? device_text(900, 132, 232448, "NVIDIA H100 80GB HBM3")
+                                              : device_text(800, 108, 166912, "NVIDIA A100-SXM4-80GB");
+    ASSERT_EQ(real.descriptor_create(kDeviceKind, &device_properties), dnn::Result::kSuccess);
+    ASSERT_TRUE(dnn::to_status(real,
+                               real.set_attribute(device_properties, kDeviceText, kChar,
+                                                  static_cast<int64_t>(text.size()), text.data()),
+                               "text")
+                    .ok());
+    const Status finished = dnn::to_status(real, real.descriptor_finalize(device_properties), "device");
+    ASSERT_TRUE(finished.ok()) << finished.message();
+    table = without_gpu();
+    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
+    Status status = CudaDevice::open(
+        {.driver = driver->driver(), .limit = 1 << 28, .kernels = {.compile = emulated::compile}}, &device);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Current current(device->gpu());
+    status = ConvolutionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table}, &library);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  void TearDown() override {
+    library = nullptr;
+    device = nullptr;
+    if (device_properties != nullptr) (void)real.descriptor_destroy(device_properties);
+  }
+
+  dnn::Table table;
+  std::unique_ptr<emulated::EmulatedDriver> driver;
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<ConvolutionLibrary> library;
+};
+
+// batch, channels, size, output channels, kernel, stride, padding, dilation, groups, dims
+struct Shape {
+  int64_t batch, channels, size, outputs, kernel, stride, padding, dilation, groups, dims;
+};
+constexpr Shape kShapes[] = {
+    {32, 3, 224, 64, 7, 2, 3, 1, 1, 2},   {32, 64, 56, 64, 3, 1, 1, 1, 1, 2}, {32, 256, 14, 512, 1, 2, 0, 1, 1, 2},
+    {32, 96, 28, 96, 3, 1, 1, 1, 96, 2},  {8, 64, 32, 64, 3, 1, 2, 2, 1, 2},  {4, 32, 16, 64, 3, 1, 1, 1, 4, 2},
+    {2, 16, 12, 32, 3, 1, 1, 1, 1, 3},    {2, 5, 9, 7, 3, 2, 1, 1, 1, 2},     {1, 1, 1, 1, 1, 1, 0, 1, 1, 2},
+    {16, 128, 32, 128, 4, 2, 1, 1, 1, 2},
+};
+
+TEST_P(ConvolutionPlansTest, PlansWhatModelsHave) {
+  const Current current(device->gpu());
+  for (const Shape& shape : kShapes) {
+    for (const dnn::Type type : {dnn::Type::kFloat32, dnn::Type::kFloat16, dnn::Type::kBFloat16, dnn::Type::kFloat64}) {
+      for (const auto pass :
+           {ConvolutionPass::kForward, ConvolutionPass::kBackwardData, ConvolutionPass::kBackwardFilter}) {
+        std::string line;
+        bool any = false;
+        for (const bool last : {false, true}) {
+          for (const bool bias : {false, true}) {
+            if (bias && pass != ConvolutionPass::kForward) continue;
+            ConvolutionProblem problem;
+            problem.pass = pass;
+            problem.type = type;
+            problem.channels_last = last;
+            problem.adds_bias = bias;
+            const auto dims = static_cast<size_t>(shape.dims);
+            const int64_t made =
+                (shape.size + 2 * shape.padding - shape.dilation * (shape.kernel - 1) - 1) / shape.stride + 1;
+            problem.image = {shape.batch, shape.channels};
+            problem.filter = {shape.outputs, shape.channels / shape.groups};
+            problem.output = {shape.batch, shape.outputs};
+            problem.image.resize(dims + 2, shape.size);
+            problem.filter.resize(dims + 2, shape.kernel);
+            problem.output.resize(dims + 2, made);
+            problem.padding.assign(dims, shape.padding);
+            problem.padding_after = problem.padding;
+            problem.stride.assign(dims, shape.stride);
+            problem.dilation.assign(dims, shape.dilation);
+            std::shared_ptr<PreparedConvolution> prepared;
+            const Status status = library->prepare(problem, &prepared);
+            any = any || (status.ok() && !bias);
+            line += std::string(last ? " last" : " first") + (bias ? "+bias " : " ") +
+                    (status.ok() ? std::to_string(prepared->plans()) + " plans" : status.message());
+            // Whatever it says is that it cannot, not that we are wrong.
+            EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
+          }
+        }
+        EXPECT_TRUE(any) << line;
+        std::printf("sm_%d c%ld k%ld g%ld type %d pass %d:%s\n", GetParam(), shape.channels, shape.kernel, shape.groups,
+                    static_cast<int>(type), static_cast<int>(pass), line.c_str());
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, ConvolutionPlansTest, ::testing::Values(80, 90));
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

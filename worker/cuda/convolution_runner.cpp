@@ -1,0 +1,282 @@
+#include "worker/cuda/convolution_runner.h"
+
+#include <future>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table_generated.h"
+#include "worker/cuda/convolution.h"
+#include "worker/cuda/convolution_library.h"
+#include "worker/cuda/copy_kernel.h"
+#include "worker/cuda/group_call.h"
+#include "worker/cuda/unit_program.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// The library, as soon as somebody needs it.
+class Convolutions {
+ public:
+  Convolutions(CudaDevice& device, OpenConvolutions open)
+      : device_(device),
+        opened_(std::async(std::launch::async, [this, open = std::move(open)] { return open(&table_); })) {}
+
+  CudaDevice& device() { return device_; }
+  // Null: *status says why.
+  ConvolutionLibrary* get(Status* status) {
+    if (library_ == nullptr && status_.ok()) {
+      if (opened_.valid()) status_ = opened_.get();
+      // What is missing is told like an op that nobody does.
+      if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
+      if (status_.ok()) {
+        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_}, &library_);
+      }
+    }
+    *status = status_;
+    return library_.get();
+  }
+
+ private:
+  CudaDevice& device_;
+  dnn::Table table_;
+  std::future<Status> opened_;
+  Status status_;
+  std::unique_ptr<ConvolutionLibrary> library_;
+};
+
+std::string list(std::span<const int64_t> numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text;
+}
+
+// What a compiled kernel does with a bias: adds it to an image, or sums an image up.
+class BiasKernel {
+ public:
+  Status ask(CudaDevice& device, const ChannelBias& work) {
+    OpTensor image = work.image;
+    for (size_t d = image.sizes.size(); d-- > 2;) {  // dims of 1 are nothing to a kernel
+      if (image.sizes[d] != 1) continue;
+      image.sizes.erase(image.sizes.begin() + static_cast<std::ptrdiff_t>(d));
+      image.strides.erase(image.strides.begin() + static_cast<std::ptrdiff_t>(d));
+    }
+    const std::string dtype(ir::name(image.dtype));
+    std::string text = "graph() {\n  b0: input survives\n  b1: " + std::string(work.sums ? "fresh(" : "input survives");
+    if (work.sums) text += std::to_string(work.bias.nbytes()) + ") survives";
+    text += "\n  %0: " + dtype + "[" + list(image.sizes) + "]{" + list(image.strides) + "} @b0\n";
+    if (work.sums) {
+      std::vector<int64_t> dims = {0};
+      for (size_t d = 2; d < image.sizes.size(); ++d) dims.push_back(static_cast<int64_t>(d));
+      text += "  %1: " + dtype + "[" + list(work.bias.sizes) + "]{" + list(work.bias.strides) +
+              "} @b1 = " + std::string(ir::op_desc(ir::ops::aten_sum_dim_IntList).name) + "(%0, [" + list(dims) +
+              "], false, dtype=none)\n}\n";
+    } else {
+      std::vector<int64_t> strides(image.sizes.size());
+      strides[1] = work.bias.strides[0];
+      text += "  %1: " + dtype + "[" + list(image.sizes) + "]{" + list(strides) + "} @b1\n  " +
+              std::string(ir::op_desc(ir::ops::aten_add__Tensor).name) + "(%0, %1, alpha=1)\n}\n";
+    }
+    graph_ = {};
+    Status status = ir::parse_graph(text, &graph_);
+    if (status.ok()) status = ir::evaluate(graph_, nullptr, &values_);
+    if (status.ok()) status = call_.ask(device, graph_, ir::Group{}, values_);
+    return status;
+  }
+  Status finish(CudaDevice& device) {
+    Status status = call_.finish(device, graph_);
+    if (status.ok()) call_.set_scalars(values_);
+    return status;
+  }
+  Status run(CudaDevice& device, DevicePointer image, DevicePointer bias, uint64_t number) const {
+    // NOLINTBEGIN(performance-no-int-to-ptr): the driver's addresses are numbers
+    const tr_buffer buffers[] = {{reinterpret_cast<void*>(image), 0, nullptr, nullptr},
+                                 {reinterpret_cast<void*>(bias), 0, nullptr, nullptr}};
+    // NOLINTEND(performance-no-int-to-ptr)
+    return call_.run(device, buffers, number);
+  }
+
+ private:
+  ir::Graph graph_;
+  std::vector<int64_t> values_;
+  GroupCall call_;
+};
+
+// Memory for one run, which is given back when all of it is queued.
+struct Scratch {
+  Scratch() = default;
+  ~Scratch() {
+    for (tr_buffer& buffer : buffers) {
+      if (buffer.release != nullptr) buffer.release(buffer.owner);
+    }
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  std::vector<tr_buffer> buffers;
+};
+
+class ConvolutionUnit final : public Unit {
+ public:
+  ConvolutionUnit(Convolutions& convolutions, const ir::Graph& graph, const ir::Group& group)
+      : Unit(graph, group), convolutions_(convolutions) {}
+
+  Status run(std::span<const tr_buffer> buffers, uint64_t number) override;
+
+ private:
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
+  Status finish() override;
+  void set_numbers(std::span<const int64_t>) override {}
+  Status prepare(ConvolutionLibrary& library);
+  Status do_step(const OpStep& step, std::span<const tr_buffer> buffers, const Scratch& scratch);
+  static DevicePointer address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch) {
+    if (place.buffer == kNowhere) return 0;
+    const tr_buffer& buffer =
+        place.buffer >= kScratch ? scratch.buffers[place.buffer - kScratch] : buffers[place.buffer];
+    return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
+  }
+
+  Convolutions& convolutions_;
+  ConvolutionPlan plan_;
+  std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // of each call
+  bool call_adds_bias_ = false;
+  std::optional<BiasKernel> bias_;
+};
+
+Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) {
+  bias_.reset();
+  const Current current(convolutions_.device().gpu());
+  Status status;
+  ConvolutionLibrary* const library = convolutions_.get(&status);
+  if (library == nullptr) return status;
+  for (const ConvolutionLayout layout : {ConvolutionLayout::kPreferred, ConvolutionLayout::kOther}) {
+    Status tried = plan_convolution(graph(), group().first, values, layout, &plan_, symbols);
+    if (!tried.ok()) return tried;
+    tried = prepare(*library);
+    if (tried.ok() || status.ok()) status = tried;
+    if (tried.ok()) break;
+    if (tried.code() != ErrorCode::kUnsupported) return tried;
+  }
+  if (status.ok() && plan_.bias && !call_adds_bias_) {
+    status = bias_.emplace().ask(convolutions_.device(), *plan_.bias);
+  }
+  return status;
+}
+
+Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
+  prepared_.assign(plan_.calls.size(), nullptr);
+  call_adds_bias_ = false;
+  for (size_t i = 0; i < plan_.calls.size(); ++i) {
+    ConvolutionProblem problem = plan_.calls[i].problem;
+    if (plan_.call_bias) {
+      problem.adds_bias = true;
+      const Status status = library.prepare(problem, &prepared_[i]);
+      call_adds_bias_ = status.ok();
+      if (call_adds_bias_) continue;
+      if (status.code() != ErrorCode::kUnsupported) return status;
+      problem.adds_bias = false;  // a kernel does it
+    }
+    if (Status status = library.prepare(problem, &prepared_[i]); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status ConvolutionUnit::finish() { return bias_ ? bias_->finish(convolutions_.device()) : Status(); }
+
+Status ConvolutionUnit::do_step(const OpStep& step, std::span<const tr_buffer> buffers, const Scratch& scratch) {
+  CudaDevice& device = convolutions_.device();
+  Gpu& gpu = device.gpu();
+  if (const auto* const moved = std::get_if<Moved>(&step)) {
+    return queue_copy(gpu, device.kernels(),
+                      {.from = address(moved->from, buffers, scratch),
+                       .to = address(moved->to, buffers, scratch),
+                       .from_type = moved->from_type,
+                       .to_type = moved->to_type,
+                       .sizes = moved->sizes,
+                       .from_strides = moved->from_strides,
+                       .to_strides = moved->to_strides});
+  }
+  static const std::shared_ptr<const void> kFills = std::make_shared<char>();
+  const auto& fill = std::get<OpFill>(step);
+  const DevicePointer to = address(fill.to, buffers, scratch);
+  gpu.queue().add({.words = {to, fill.nbytes, fill.value},
+                   .what = kFills,
+                   .queue = [&gpu, to, nbytes = fill.nbytes, value = fill.value](Stream stream) {
+                     return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, value, nbytes, stream),
+                                      "cuMemsetD8Async");
+                   }});
+  return {};
+}
+
+Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
+  CudaDevice& device = convolutions_.device();
+  Scratch scratch;
+  for (const uint64_t bytes : plan_.steps.scratch) {
+    if (device.memory().allocate(bytes, &scratch.buffers.emplace_back(), Reach::kOwn)) continue;
+    return {ErrorCode::kOutOfMemory,
+            "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a convolution", "OutOfMemoryError"};
+  }
+  if (device.gpu().is_lost()) return {};
+  Status status;
+  ConvolutionLibrary* const library = convolutions_.get(&status);
+  const auto at = [&](const Place& place) { return address(place, buffers, scratch); };
+  for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], buffers, scratch);
+  for (size_t i = 0; i < plan_.calls.size() && status.ok(); ++i) {
+    const ConvolutionCall& call = plan_.calls[i];
+    status = library->run(
+        prepared_[i], {at(call.image), at(call.filter), at(call.output), call_adds_bias_ ? at(*plan_.call_bias) : 0});
+  }
+  for (size_t i = plan_.before; i < plan_.steps.steps.size() && status.ok(); ++i) {
+    status = do_step(plan_.steps.steps[i], buffers, scratch);
+  }
+  if (status.ok() && bias_) {
+    status = bias_->run(device, at(plan_.bias->image.place), at(plan_.bias->bias.place), number);
+  }
+  return status;
+}
+
+class ConvolutionProgram final : public UnitProgram {
+ public:
+  ConvolutionProgram(Convolutions& convolutions, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(convolutions.device(), request, refused), convolutions_(convolutions) {
+    make_units(request);
+  }
+
+ private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    if (group.first != group.last || !is_convolution(graph, graph.nodes[group.first])) return nullptr;
+    return std::make_unique<ConvolutionUnit>(convolutions_, graph, group);
+  }
+
+  Convolutions& convolutions_;
+};
+
+class ConvolutionRunner final : public Runner {
+ public:
+  ConvolutionRunner(CudaDevice& device, OpenConvolutions open) : convolutions_(device, std::move(open)) {}
+
+  std::string description() const override { return "cuDNN"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<ConvolutionProgram>(convolutions_, request, refused_);
+    return {};
+  }
+  bool has_op(const char* name) override {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && is_convolution_op(opcode);
+  }
+
+ private:
+  Convolutions convolutions_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open) {
+  return std::make_unique<ConvolutionRunner>(device, std::move(open));
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "ir/status.h"
+#include "worker/cuda/driver.h"
+#include "worker/cuda/library.h"
+
+// cuDNN 9, NVIDIA's library of convolutions, as a table of the functions that are used of it: its graphs of operations
+// (the "backend API"). Nothing of it is linked or included: it is opened at run time, and its few types are declared
+// here (cudnn_types_test compares them with the real header). What fills the table in tests is a library in software
+// (worker/cuda/emulated).
+namespace torch_remote::worker::cuda::dnn {
+
+// cudnnStatus_t. Each thousand is a kind of errors, of which there are others.
+enum class Result : int {
+  kSuccess = 0,
+  kNotInitialized = 1001,
+  kBadParam = 2000,
+  kBadParamNullPointer = 2002,
+  kBadParamMisalignedPointer = 2003,
+  kBadParamNotFinalized = 2004,
+  kBadParamOutOfBound = 2005,
+  kBadParamSizeInsufficient = 2006,
+  kBadParamStreamMismatch = 2007,
+  kBadParamShapeMismatch = 2008,
+  kBadParamDuplicatedEntries = 2009,
+  kBadParamAttributeType = 2010,
+  kBadParamDescriptorType = 2012,
+  kNotSupported = 3000,
+  kNotSupportedGraphPattern = 3001,
+  kNotSupportedShape = 3002,
+  kNotSupportedDataType = 3003,
+  kNotSupportedLayout = 3004,
+  kInternalError = 4000,
+  kOutOfHostMemory = 4003,
+  kOutOfDeviceMemory = 4004,
+  kExecutionFailed = 5000,
+};
+
+// cudnnDataType_t
+enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 9 };
+// Bytes of an element.
+uint32_t item_size(Type type);
+
+// cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnBackendHeurMode_t: of each what is used.
+enum class ConvolutionMode : int { kCrossCorrelation = 1 };
+enum class PointwiseMode : int { kAdd = 0 };
+enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
+// cudnnBackendNumericalNote_t: what an engine does to numbers.
+enum class Note : int {
+  kTensorCore = 0,
+  kDownConvertInputs = 1,  // f32 becomes tf32, or less
+  kReducedPrecisionReduction = 2,
+  kFft = 3,
+  kNondeterministic = 4,
+  kWinograd = 5,
+};
+inline constexpr int kMostNotes = 16;
+
+// cudnnBackendDescriptorType_t
+enum class Kind : int {
+  kPointwise = 0,
+  kConvolution = 1,
+  kEngine = 2,
+  kEngineConfig = 3,
+  kHeuristics = 4,
+  kPlan = 5,
+  kForward = 10,  // operations of convolutions
+  kBackwardFilter = 11,
+  kBackwardData = 12,
+  kPointwiseOperation = 13,
+  kGraph = 15,
+  kVariantPack = 16,
+  kTensor = 17,
+};
+
+// cudnnBackendAttributeType_t, with the C++ type of each.
+enum class Is : int {
+  kHandle = 0,    // Handle
+  kDataType = 1,  // Type
+  kBool = 2,      // bool
+  kInt64 = 3,
+  kFloat = 4,
+  kDouble = 5,
+  kPointer = 6,          // void*
+  kConvolutionMode = 7,  // ConvolutionMode
+  kHeuristicsMode = 8,   // HeuristicsMode
+  kNote = 11,            // Note
+  kPointwiseMode = 14,   // PointwiseMode
+  kDescriptor = 15,      // Descriptor
+};
+
+// cudnnBackendAttributeName_t
+enum class Attribute : int {
+  kPointwiseMode = 0,
+  kPointwisePrecision = 1,
+  kConvolutionType = 100,  // what sums are in
+  kConvolutionMode = 101,
+  kConvolutionDilations = 102,
+  kConvolutionStrides = 103,
+  kConvolutionPaddingsAfter = 104,
+  kConvolutionPaddings = 105,
+  kConvolutionDims = 106,
+  kHeuristicsMode = 200,
+  kHeuristicsGraph = 201,
+  kHeuristicsResults = 202,
+  kConfigEngine = 300,
+  kPlanHandle = 400,
+  kPlanConfig = 401,
+  kPlanWorkspace = 402,
+  // Six of each operation of convolutions, in this order.
+  kForwardAlpha = 700,
+  kForwardBeta = 701,
+  kForwardConvolution = 702,
+  kForwardFilter = 703,
+  kForwardImage = 704,
+  kForwardOutput = 705,
+  kBackwardDataAlpha = 706,
+  kBackwardDataBeta = 707,
+  kBackwardDataConvolution = 708,
+  kBackwardDataFilter = 709,
+  kBackwardDataImage = 710,
+  kBackwardDataOutput = 711,
+  kBackwardFilterAlpha = 712,
+  kBackwardFilterBeta = 713,
+  kBackwardFilterConvolution = 714,
+  kBackwardFilterFilter = 715,
+  kBackwardFilterImage = 716,
+  kBackwardFilterOutput = 717,
+  kPointwiseOperation = 750,
+  kPointwiseLeft = 751,
+  kPointwiseRight = 752,
+  kPointwiseResult = 753,
+  kGraphHandle = 800,
+  kGraphOperations = 801,
+  kTensorAlignment = 900,
+  kTensorType = 901,
+  kTensorSizes = 902,
+  kTensorStrides = 903,
+  kTensorId = 906,
+  kTensorIsVirtual = 907,
+  kPackIds = 1000,
+  kPackPointers = 1001,
+  kPackWorkspace = 1003,
+  kEngineNotes = 1303,
+};
+
+using Handle = struct HandleState*;
+using Descriptor = struct DescriptorState*;
+
+// Every function: member, cuDNN's name, what it returns, parameters.
+#define TORCH_REMOTE_CUDNN_FUNCTIONS(F)                                                                   \
+  F(get_version, cudnnGetVersion, size_t, ())                                                             \
+  F(get_cudart_version, cudnnGetCudartVersion, size_t, ())                                                \
+  F(create, cudnnCreate, Result, (Handle * handle))                                                       \
+  F(destroy, cudnnDestroy, Result, (Handle handle))                                                       \
+  F(set_stream, cudnnSetStream, Result, (Handle handle, Stream stream))                                   \
+  F(get_last_error, cudnnGetLastErrorString, void, (char* message, size_t size))                          \
+  F(descriptor_create, cudnnBackendCreateDescriptor, Result, (Kind kind, Descriptor * descriptor))        \
+  F(descriptor_destroy, cudnnBackendDestroyDescriptor, Result, (Descriptor descriptor))                   \
+  F(descriptor_finalize, cudnnBackendFinalize, Result, (Descriptor descriptor))                           \
+  F(set_attribute, cudnnBackendSetAttribute, Result,                                                      \
+    (Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements))           \
+  F(get_attribute, cudnnBackendGetAttribute, Result,                                                      \
+    (Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count, void* elements)) \
+  F(execute, cudnnBackendExecute, Result, (Handle handle, Descriptor plan, Descriptor pack))
+
+struct Table {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): they make a declaration
+#define TORCH_REMOTE_CUDNN_MEMBER(member, name, type, parameters) type(*member) parameters = nullptr;
+  TORCH_REMOTE_CUDNN_FUNCTIONS(TORCH_REMOTE_CUDNN_MEMBER)
+#undef TORCH_REMOTE_CUDNN_MEMBER
+};
+
+// One name for both versions of CUDA: "9" is its own.
+inline constexpr Library kLibrary = {"cuDNN", "libcudnn.so", "nvidia-cudnn", "cudnn", "9"};
+
+// Opens the library, which stays open, and fills the table. An error names what is to be installed.
+Status open(const LibraryPlaces& places, Table* table);
+
+// Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)", with what the library says of it. Not
+// supported is kUnsupported.
+Status to_status(const Table& table, Result result, const char* what);
+
+}  // namespace torch_remote::worker::cuda::dnn

@@ -1,0 +1,170 @@
+// Our declarations beside those of NVIDIA's cudnn_graph.h (9 or later). Where that is not on the include path, this
+// cannot be compiled: see docs/build.md.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <type_traits>
+
+#include "cudnn_graph.h"
+#include "worker/cuda/cudnn.h"
+
+namespace torch_remote::worker::cuda::dnn {
+namespace {
+
+// Functions are the same to a caller: as many parameters, each as large.
+template <typename R, typename... A, typename S, typename... B>
+constexpr bool same(R (*)(A...), S (*)(B...)) {
+  if constexpr (sizeof...(A) != sizeof...(B)) {
+    return false;
+  } else if constexpr (std::is_void_v<R> || std::is_void_v<S>) {
+    return std::is_void_v<R> && std::is_void_v<S> && ((sizeof(A) == sizeof(B)) && ...);
+  } else {
+    return sizeof(R) == sizeof(S) && ((sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>) && ...);
+  }
+}
+#define TORCH_REMOTE_CUDNN_COMPARE(member, name, type, parameters) \
+  static_assert(same(decltype(Table::member){}, static_cast<decltype(&::name)>(nullptr)), #name);
+TORCH_REMOTE_CUDNN_FUNCTIONS(TORCH_REMOTE_CUDNN_COMPARE)
+
+#define TORCH_REMOTE_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
+TORCH_REMOTE_SAME(Result::kSuccess, CUDNN_STATUS_SUCCESS);
+TORCH_REMOTE_SAME(Result::kNotInitialized, CUDNN_STATUS_NOT_INITIALIZED);
+TORCH_REMOTE_SAME(Result::kBadParam, CUDNN_STATUS_BAD_PARAM);
+TORCH_REMOTE_SAME(Result::kBadParamNullPointer, CUDNN_STATUS_BAD_PARAM_NULL_POINTER);
+TORCH_REMOTE_SAME(Result::kBadParamMisalignedPointer, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER);
+TORCH_REMOTE_SAME(Result::kBadParamNotFinalized, CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED);
+TORCH_REMOTE_SAME(Result::kBadParamOutOfBound, CUDNN_STATUS_BAD_PARAM_OUT_OF_BOUND);
+TORCH_REMOTE_SAME(Result::kBadParamSizeInsufficient, CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT);
+TORCH_REMOTE_SAME(Result::kBadParamStreamMismatch, CUDNN_STATUS_BAD_PARAM_STREAM_MISMATCH);
+TORCH_REMOTE_SAME(Result::kBadParamShapeMismatch, CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH);
+TORCH_REMOTE_SAME(Result::kBadParamDuplicatedEntries, CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES);
+TORCH_REMOTE_SAME(Result::kBadParamAttributeType, CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE);
+TORCH_REMOTE_SAME(Result::kBadParamDescriptorType, CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE);
+TORCH_REMOTE_SAME(Result::kNotSupported, CUDNN_STATUS_NOT_SUPPORTED);
+TORCH_REMOTE_SAME(Result::kNotSupportedGraphPattern, CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN);
+TORCH_REMOTE_SAME(Result::kNotSupportedShape, CUDNN_STATUS_NOT_SUPPORTED_SHAPE);
+TORCH_REMOTE_SAME(Result::kNotSupportedDataType, CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE);
+TORCH_REMOTE_SAME(Result::kNotSupportedLayout, CUDNN_STATUS_NOT_SUPPORTED_LAYOUT);
+TORCH_REMOTE_SAME(Result::kInternalError, CUDNN_STATUS_INTERNAL_ERROR);
+TORCH_REMOTE_SAME(Result::kOutOfHostMemory, CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED);
+TORCH_REMOTE_SAME(Result::kOutOfDeviceMemory, CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED);
+TORCH_REMOTE_SAME(Result::kExecutionFailed, CUDNN_STATUS_EXECUTION_FAILED);
+TORCH_REMOTE_SAME(Type::kFloat32, CUDNN_DATA_FLOAT);
+TORCH_REMOTE_SAME(Type::kFloat64, CUDNN_DATA_DOUBLE);
+TORCH_REMOTE_SAME(Type::kFloat16, CUDNN_DATA_HALF);
+TORCH_REMOTE_SAME(Type::kBFloat16, CUDNN_DATA_BFLOAT16);
+TORCH_REMOTE_SAME(ConvolutionMode::kCrossCorrelation, CUDNN_CROSS_CORRELATION);
+TORCH_REMOTE_SAME(PointwiseMode::kAdd, CUDNN_POINTWISE_ADD);
+TORCH_REMOTE_SAME(HeuristicsMode::kFallback, CUDNN_HEUR_MODE_FALLBACK);
+TORCH_REMOTE_SAME(HeuristicsMode::kA, CUDNN_HEUR_MODE_A);
+TORCH_REMOTE_SAME(Note::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+TORCH_REMOTE_SAME(Note::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+TORCH_REMOTE_SAME(Note::kReducedPrecisionReduction, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
+TORCH_REMOTE_SAME(Note::kFft, CUDNN_NUMERICAL_NOTE_FFT);
+TORCH_REMOTE_SAME(Note::kNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+TORCH_REMOTE_SAME(Note::kWinograd, CUDNN_NUMERICAL_NOTE_WINOGRAD);
+static_assert(CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= kMostNotes);
+TORCH_REMOTE_SAME(Kind::kPointwise, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kConvolution, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kHeuristics, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kForward, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kBackwardFilter, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kBackwardData, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kPointwiseOperation, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+TORCH_REMOTE_SAME(Is::kHandle, CUDNN_TYPE_HANDLE);
+TORCH_REMOTE_SAME(Is::kDataType, CUDNN_TYPE_DATA_TYPE);
+TORCH_REMOTE_SAME(Is::kBool, CUDNN_TYPE_BOOLEAN);
+TORCH_REMOTE_SAME(Is::kInt64, CUDNN_TYPE_INT64);
+TORCH_REMOTE_SAME(Is::kFloat, CUDNN_TYPE_FLOAT);
+TORCH_REMOTE_SAME(Is::kDouble, CUDNN_TYPE_DOUBLE);
+TORCH_REMOTE_SAME(Is::kPointer, CUDNN_TYPE_VOID_PTR);
+TORCH_REMOTE_SAME(Is::kConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE);
+TORCH_REMOTE_SAME(Is::kHeuristicsMode, CUDNN_TYPE_HEUR_MODE);
+TORCH_REMOTE_SAME(Is::kNote, CUDNN_TYPE_NUMERICAL_NOTE);
+TORCH_REMOTE_SAME(Is::kPointwiseMode, CUDNN_TYPE_POINTWISE_MODE);
+TORCH_REMOTE_SAME(Is::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
+TORCH_REMOTE_SAME(Attribute::kPointwiseMode, CUDNN_ATTR_POINTWISE_MODE);
+TORCH_REMOTE_SAME(Attribute::kPointwisePrecision, CUDNN_ATTR_POINTWISE_MATH_PREC);
+TORCH_REMOTE_SAME(Attribute::kConvolutionType, CUDNN_ATTR_CONVOLUTION_COMP_TYPE);
+TORCH_REMOTE_SAME(Attribute::kConvolutionMode, CUDNN_ATTR_CONVOLUTION_CONV_MODE);
+TORCH_REMOTE_SAME(Attribute::kConvolutionDilations, CUDNN_ATTR_CONVOLUTION_DILATIONS);
+TORCH_REMOTE_SAME(Attribute::kConvolutionStrides, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+TORCH_REMOTE_SAME(Attribute::kConvolutionPaddingsAfter, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
+TORCH_REMOTE_SAME(Attribute::kConvolutionPaddings, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
+TORCH_REMOTE_SAME(Attribute::kConvolutionDims, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS);
+TORCH_REMOTE_SAME(Attribute::kHeuristicsMode, CUDNN_ATTR_ENGINEHEUR_MODE);
+TORCH_REMOTE_SAME(Attribute::kHeuristicsGraph, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+TORCH_REMOTE_SAME(Attribute::kHeuristicsResults, CUDNN_ATTR_ENGINEHEUR_RESULTS);
+TORCH_REMOTE_SAME(Attribute::kConfigEngine, CUDNN_ATTR_ENGINECFG_ENGINE);
+TORCH_REMOTE_SAME(Attribute::kPlanHandle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
+TORCH_REMOTE_SAME(Attribute::kPlanConfig, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+TORCH_REMOTE_SAME(Attribute::kPlanWorkspace, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+TORCH_REMOTE_SAME(Attribute::kForwardAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA);
+TORCH_REMOTE_SAME(Attribute::kForwardBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA);
+TORCH_REMOTE_SAME(Attribute::kForwardConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC);
+TORCH_REMOTE_SAME(Attribute::kForwardFilter, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W);
+TORCH_REMOTE_SAME(Attribute::kForwardImage, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X);
+TORCH_REMOTE_SAME(Attribute::kForwardOutput, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataFilter, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataImage, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX);
+TORCH_REMOTE_SAME(Attribute::kBackwardDataOutput, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterFilter, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterImage, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X);
+TORCH_REMOTE_SAME(Attribute::kBackwardFilterOutput, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY);
+TORCH_REMOTE_SAME(Attribute::kPointwiseOperation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+TORCH_REMOTE_SAME(Attribute::kPointwiseLeft, CUDNN_ATTR_OPERATION_POINTWISE_XDESC);
+TORCH_REMOTE_SAME(Attribute::kPointwiseRight, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
+TORCH_REMOTE_SAME(Attribute::kPointwiseResult, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+TORCH_REMOTE_SAME(Attribute::kGraphHandle, CUDNN_ATTR_OPERATIONGRAPH_HANDLE);
+TORCH_REMOTE_SAME(Attribute::kGraphOperations, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+TORCH_REMOTE_SAME(Attribute::kTensorAlignment, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+TORCH_REMOTE_SAME(Attribute::kTensorType, CUDNN_ATTR_TENSOR_DATA_TYPE);
+TORCH_REMOTE_SAME(Attribute::kTensorSizes, CUDNN_ATTR_TENSOR_DIMENSIONS);
+TORCH_REMOTE_SAME(Attribute::kTensorStrides, CUDNN_ATTR_TENSOR_STRIDES);
+TORCH_REMOTE_SAME(Attribute::kTensorId, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+TORCH_REMOTE_SAME(Attribute::kTensorIsVirtual, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
+TORCH_REMOTE_SAME(Attribute::kPackIds, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+TORCH_REMOTE_SAME(Attribute::kPackPointers, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+TORCH_REMOTE_SAME(Attribute::kPackWorkspace, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+TORCH_REMOTE_SAME(Attribute::kEngineNotes, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE);
+
+// Descriptors can be made without a GPU, and say what is wrong.
+TEST(Cudnn, TakesDescriptions) {
+  LibraryPlaces places;
+  places.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  Table table;
+  const Status status = open(places, &table);
+  if (!status.ok()) GTEST_SKIP() << status.message();
+  EXPECT_GE(table.get_version(), 90000u);
+  Descriptor tensor = nullptr;
+  ASSERT_EQ(table.descriptor_create(Kind::kTensor, &tensor), Result::kSuccess);
+  const auto set = [&]<typename T>(Attribute attribute, Is type, std::initializer_list<T> values) {
+    EXPECT_EQ(table.set_attribute(tensor, attribute, type, static_cast<int64_t>(values.size()), values.begin()),
+              Result::kSuccess);
+  };
+  set(Attribute::kTensorType, Is::kDataType, {Type::kFloat32});
+  set(Attribute::kTensorSizes, Is::kInt64, {int64_t{2}, int64_t{3}, int64_t{4}, int64_t{5}});
+  set(Attribute::kTensorStrides, Is::kInt64, {int64_t{60}, int64_t{20}, int64_t{5}, int64_t{1}});
+  set(Attribute::kTensorId, Is::kInt64, {int64_t{1}});
+  EXPECT_FALSE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());  // no alignment
+  set(Attribute::kTensorAlignment, Is::kInt64, {int64_t{16}});
+  EXPECT_TRUE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());
+  EXPECT_EQ(table.descriptor_destroy(tensor), Result::kSuccess);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda::dnn

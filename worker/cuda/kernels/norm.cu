@@ -1,0 +1,97 @@
+// Gradients of group norm: sums of each channel of each image, from which all else follows. Sums are f64, and always in
+// the same order.
+
+#include "worker/cuda/kernels/device.h"
+#include "worker/cuda/kernels/norm_arguments.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Sums {
+  double products, grads;
+};
+
+// Of all threads' numbers; all of them get it.
+__device__ Sums sum_of_block(Sums own) {
+  __shared__ Sums shared[kThreads];
+  sync();
+  shared[thread()] = own;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    sync();
+    if (thread() < half) {
+      shared[thread()].products += shared[thread() + half].products;
+      shared[thread()].grads += shared[thread() + half].grads;
+    }
+  }
+  sync();
+  return shared[0];
+}
+
+__device__ double weight_of(const GroupNormArguments& norm, i64 channel) {
+  return norm.weight == 0 ? 1.0 : load_float(norm.weight, channel, norm.weight_dtype);
+}
+
+}  // namespace
+
+// A block has a channel of an image.
+KERNEL(kThreads) group_norm_sums(const GroupNormArguments norm) {
+  const i64 rows = norm.batch * norm.groups * norm.channels;
+  for (i64 row = block(); row < rows; row += blocks()) {
+    Sums own = {0, 0};
+    for (i64 i = thread(); i < norm.space; i += kThreads) {
+      const double grad = load_float(norm.grad, row * norm.space + i, norm.dtype);
+      own.products += grad * load_float(norm.input, row * norm.space + i, norm.dtype);
+      own.grads += grad;
+    }
+    const Sums all = sum_of_block(own);
+    if (thread() == 0) pointer<Sums>(norm.sums)[row] = all;
+  }
+}
+
+// A block has a group of an image.
+KERNEL(kThreads) group_norm_input(const GroupNormArguments norm) {
+  const auto* const sums = pointer<const Sums>(norm.sums);
+  for (i64 group = block(); group < norm.batch * norm.groups; group += blocks()) {
+    const i64 first = (group % norm.groups) * norm.channels, points = norm.channels * norm.space;
+    Sums own = {0, 0};
+    for (i64 c = thread(); c < norm.channels; c += kThreads) {
+      const double weight = weight_of(norm, first + c);
+      own.products += weight * sums[group * norm.channels + c].products;
+      own.grads += weight * sums[group * norm.channels + c].grads;
+    }
+    const Sums all = sum_of_block(own);
+    const double mean = load_float(norm.mean, group, norm.stat_dtype);
+    const double rstd = load_float(norm.rstd, group, norm.stat_dtype);
+    const double part = 1.0 / static_cast<double>(points);
+    const double slope = (all.grads * mean - all.products) * rstd * rstd * rstd * part;
+    const double shift = -slope * mean - all.grads * rstd * part;
+    for (i64 i = thread(); i < points; i += kThreads) {
+      const i64 at = group * points + i;
+      const double grad = load_float(norm.grad, at, norm.dtype), x = load_float(norm.input, at, norm.dtype);
+      const double weight = weight_of(norm, first + divide(i, norm.space));
+      store_float(norm.grad_input, at, norm.dtype, grad * rstd * weight + slope * x + shift);
+    }
+  }
+}
+
+// A thread has a channel.
+KERNEL(kThreads) group_norm_weights(const GroupNormArguments norm) {
+  const auto* const sums = pointer<const Sums>(norm.sums);
+  const i64 all = norm.groups * norm.channels;
+  for (i64 channel = first_item(); channel < all; channel += all_threads()) {
+    double weight = 0, bias = 0;
+    for (i64 image = 0; image < norm.batch; ++image) {
+      const Sums sum = sums[image * all + channel];
+      const i64 group = image * norm.groups + divide(channel, norm.channels);
+      const double mean = load_float(norm.mean, group, norm.stat_dtype);
+      weight += (sum.products - sum.grads * mean) * load_float(norm.rstd, group, norm.stat_dtype);
+      bias += sum.grads;
+    }
+    if (norm.grad_weight != 0) store_float(norm.grad_weight, channel, norm.grad_weight_dtype, weight);
+    if (norm.grad_bias != 0) store_float(norm.grad_bias, channel, norm.grad_weight_dtype, bias);
+  }
+}
+
+}  // namespace torch_remote::worker::cuda

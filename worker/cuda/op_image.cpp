@@ -1,0 +1,308 @@
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "worker/cuda/kernels/arguments.h"
+#include "worker/cuda/kernels/image_arguments.h"
+#include "worker/cuda/op_plan.h"
+
+// Pooling, resampling and padding of images, and their gradients.
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kSpace = 3;
+
+// How many dims of space an op has: "avg_pool2d" has 2.
+int space_of(const OpPlanner& planner) {
+  const std::string_view op = planner.op();
+  for (const auto& [name, dims] : {std::pair{"1d", 1}, {"2d", 2}, {"3d", 3}}) {
+    if (op.find(name) != std::string_view::npos) return dims;
+  }
+  return 0;
+}
+
+// An image as kernels have it; false: it has other dims. The address is filled in later.
+struct Image {
+  ImageView view;
+  i64 batch = 1, channels = 1;
+  i64 sizes[kSpace] = {1, 1, 1};
+};
+bool read_image(const OpTensor& tensor, int space, Image* image) {
+  const size_t rank = tensor.sizes.size(), dims = static_cast<size_t>(space);
+  if (dims == 0 || (rank != dims + 1 && rank != dims + 2)) return false;
+  const size_t channel = rank - dims - 1;
+  if (channel == 1) {
+    image->batch = tensor.sizes[0];
+    image->view.strides[0] = tensor.strides[0];
+  }
+  image->channels = tensor.sizes[channel];
+  image->view.strides[1] = tensor.strides[channel];
+  for (size_t d = 0; d < dims; ++d) {
+    image->sizes[kSpace - dims + d] = tensor.sizes[channel + 1 + d];
+    image->view.strides[2 + kSpace - dims + d] = tensor.strides[channel + 1 + d];
+  }
+  return true;
+}
+
+// A list of the op, behind what the other dims have. An empty one stays as it is.
+bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) {
+  std::vector<int64_t> given = planner.wholes(name);
+  const auto dims = static_cast<size_t>(space);
+  if (given.size() == 1) given.resize(dims, given[0]);
+  if (given.empty()) return true;
+  if (given.size() != dims) return false;
+  std::ranges::copy(given, list + (kSpace - space));
+  return true;
+}
+
+// --- pooling ---------------------------------------------------------------------------------------------------------
+
+enum class Pool : uint8_t { kMax, kMean };
+
+Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
+  const int space = space_of(planner);
+  const auto self = planner.tensor("self"), grad = planner.tensor("grad_output");
+  const auto result = planner.result(0);
+  auto places = backward ? planner.tensor("indices") : planner.result(1);
+  const auto& large = backward ? result : self;
+  const auto& small = backward ? grad : result;
+  const bool most = how == Pool::kMax;
+  if (!large || !small || (most && backward && !places)) return refuse("without operands");
+  if (!ir::is_float(small->dtype) || large->dtype != small->dtype) return refuse("of integers");
+  Image of_large, of_small, of_places;
+  if (!read_image(*large, space, &of_large) || !read_image(*small, space, &of_small)) return refuse("of such dims");
+  PoolArguments arguments{.large = of_large.view,
+                          .small = of_small.view,
+                          .batch = of_large.batch,
+                          .channels = of_large.channels,
+                          .adaptive = adaptive ? 1 : 0,
+                          .dtype = static_cast<i64>(small->dtype)};
+  std::ranges::copy(of_large.sizes, arguments.large_sizes);
+  std::ranges::copy(of_small.sizes, arguments.small_sizes);
+  if (most && places) {
+    if (!read_image(*places, space, &of_places)) return refuse("of such dims");
+    arguments.places = of_places.view;
+  }
+  if (!adaptive) {
+    bool good = read_list(planner, "kernel_size", space, arguments.kernel);
+    std::ranges::copy(arguments.kernel, arguments.stride);
+    good = good && read_list(planner, "stride", space, arguments.stride) &&
+           read_list(planner, "padding", space, arguments.padding) &&
+           read_list(planner, "dilation", space, arguments.dilation);
+    if (!good) return refuse("with lists of another length than the dims");
+    arguments.counts_padding = planner.flag("count_include_pad") ? 1 : 0;
+    arguments.divisor = planner.whole("divisor_override");
+  }
+  const char* const kernel =
+      most ? (backward ? "image_max_backward" : "image_max") : (backward ? "image_mean_backward" : "image_mean");
+  auto call = planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()));
+  call.at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
+      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place);
+  if (most && places) call.at_word([](const PoolArguments& made) { return &made.places.address; }, places->place);
+  return {};
+}
+
+template <Pool kHow, bool kAdaptive, bool kBackward>
+Status plan_pool(OpPlanner& planner) {
+  return pool(planner, kHow, kAdaptive, kBackward);
+}
+
+// --- resampling ------------------------------------------------------------------------------------------------------
+
+Status resample(OpPlanner& planner, ResampleArguments arguments, bool backward) {
+  const int space = space_of(planner);
+  const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
+  if (!given || !result) return refuse("without operands");
+  if (!ir::is_float(result->dtype) || given->dtype != result->dtype) return refuse("of integers");
+  const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
+  Image of_in, of_out;
+  if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return refuse("of such dims");
+  arguments.in = of_in.view;
+  arguments.out = of_out.view;
+  arguments.batch = of_in.batch;
+  arguments.channels = of_in.channels;
+  std::ranges::copy(of_in.sizes, arguments.in_sizes);
+  std::ranges::copy(of_out.sizes, arguments.out_sizes);
+  arguments.dtype = static_cast<i64>(result->dtype);
+  constexpr std::array<std::string_view, kSpace> kNames = {"scales_d", "scales_h", "scales_w"};
+  for (int d = kSpace - space; d < kSpace; ++d) {
+    const i64 from = of_in.sizes[d], to = of_out.sizes[d];
+    double scale = to != 0 ? static_cast<double>(from) / static_cast<double>(to) : 1;
+    const std::string_view name = space == 1 ? std::string_view("scales") : kNames[static_cast<size_t>(d)];
+    const double wanted = planner.number(name);
+    const bool same = arguments.how == Resample::kNearest && (to == from || to == 2 * from);
+    if (arguments.align_corners != 0) {
+      scale = to > 1 ? static_cast<double>(from - 1) / static_cast<double>(to - 1) : 0;
+    } else if (planner.has(name) && wanted > 0 && !same) {
+      scale = 1 / wanted;
+    }
+    arguments.scales[d] = scale;
+  }
+  planner
+      .launch(KernelFile::kImage, backward ? "image_resample_backward" : "image_resample", arguments,
+              blocks_for(result->count()))
+      .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.place)
+      .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.place);
+  return {};
+}
+
+template <Resample kHow, bool kBackward>
+Status plan_resample(OpPlanner& planner) {
+  return resample(planner, {.how = kHow, .align_corners = planner.flag("align_corners") ? 1 : 0}, kBackward);
+}
+
+// Pairs of numbers for each dim, the last dim first.
+template <Resample kHow, bool kBackward>
+Status plan_pad(OpPlanner& planner) {
+  ResampleArguments arguments{.how = kHow};
+  const std::vector<int64_t> padding = planner.wholes("padding");
+  for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
+    arguments.before[kSpace - 1 - i / 2] = padding[i];
+  return resample(planner, arguments, kBackward);
+}
+
+// --- what only moves -------------------------------------------------------------------------------------------------
+
+// An image's dims, those of space being the last two.
+struct Dims {
+  std::vector<int64_t> sizes, strides;
+  void add(int64_t size, int64_t stride) {
+    sizes.push_back(size);
+    strides.push_back(stride);
+  }
+};
+OpTensor as(const OpTensor& tensor, const Dims& dims) {
+  OpTensor made = tensor;
+  made.sizes = dims.sizes;
+  made.strides = dims.strides;
+  return made;
+}
+
+// Channels of `narrow` are those of `wide`, each with the points of a square of `factor` * `factor`.
+Status shuffle_pixels(OpPlanner& planner, bool into_space) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  const int64_t factor = planner.whole(into_space ? "upscale_factor" : "downscale_factor");
+  if (!self || !result || self->sizes.size() < 3 || factor < 1) return refuse("of such dims");
+  const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
+  const size_t rank = wide.sizes.size(), c = rank - 3;
+  Dims of_deep, of_wide;
+  for (size_t d = 0; d < c; ++d) {
+    of_deep.add(deep.sizes[d], deep.strides[d]);
+    of_wide.add(wide.sizes[d], wide.strides[d]);
+  }
+  of_deep.add(wide.sizes[c], deep.strides[c] * factor * factor);
+  of_wide.add(wide.sizes[c], wide.strides[c]);
+  for (size_t d = 1; d <= 2; ++d) {  // rows, columns: of the image of channels, then within a square
+    of_deep.add(deep.sizes[c + d], deep.strides[c + d]);
+    of_wide.add(deep.sizes[c + d], wide.strides[c + d] * factor);
+    of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
+    of_wide.add(factor, wide.strides[c + d]);
+  }
+  planner.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
+               as(into_space ? wide : deep, into_space ? of_wide : of_deep));
+  return {};
+}
+template <bool kIntoSpace>
+Status plan_pixels(OpPlanner& planner) {
+  return shuffle_pixels(planner, kIntoSpace);
+}
+
+Status plan_channels(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  const int64_t groups = planner.whole("groups");
+  if (!self || !result || self->sizes.size() < 3 || groups < 1) return refuse("of such dims");
+  Dims from, to;
+  const int64_t each = self->sizes[1] / groups;
+  from.add(self->sizes[0], self->strides[0]);
+  to.add(self->sizes[0], result->strides[0]);
+  from.add(groups, self->strides[1] * each);
+  to.add(groups, result->strides[1]);
+  from.add(each, self->strides[1]);
+  to.add(each, result->strides[1] * groups);
+  for (size_t d = 2; d < self->sizes.size(); ++d) {
+    from.add(self->sizes[d], self->strides[d]);
+    to.add(self->sizes[d], result->strides[d]);
+  }
+  planner.copy(as(*self, from), as(*result, to));
+  return {};
+}
+
+constexpr auto kMax = plan_pool<Pool::kMax, false, false>, kMaxBackward = plan_pool<Pool::kMax, false, true>,
+               kMean = plan_pool<Pool::kMean, false, false>, kMeanBackward = plan_pool<Pool::kMean, false, true>,
+               kAdaptiveMax = plan_pool<Pool::kMax, true, false>,
+               kAdaptiveMaxBackward = plan_pool<Pool::kMax, true, true>,
+               kAdaptiveMean = plan_pool<Pool::kMean, true, false>,
+               kAdaptiveMeanBackward = plan_pool<Pool::kMean, true, true>;
+template <bool kBackward>
+constexpr auto kNearest = plan_resample<Resample::kNearest, kBackward>;
+template <bool kBackward>
+constexpr auto kExact = plan_resample<Resample::kNearestExact, kBackward>;
+template <bool kBackward>
+constexpr auto kLinear = plan_resample<Resample::kLinear, kBackward>;
+template <bool kBackward>
+constexpr auto kCubic = plan_resample<Resample::kCubic, kBackward>;
+template <bool kBackward>
+constexpr auto kReflect = plan_pad<Resample::kReflect, kBackward>;
+template <bool kBackward>
+constexpr auto kReplicate = plan_pad<Resample::kReplicate, kBackward>;
+
+constexpr NamedPlan kPlans[] = {
+    {"max_pool2d_with_indices", kMax},
+    {"max_pool2d_with_indices_backward", kMaxBackward},
+    {"max_pool3d_with_indices", kMax},
+    {"max_pool3d_with_indices_backward", kMaxBackward},
+    {"adaptive_max_pool2d", kAdaptiveMax},
+    {"adaptive_max_pool2d_backward", kAdaptiveMaxBackward},
+    {"adaptive_max_pool3d", kAdaptiveMax},
+    {"adaptive_max_pool3d_backward", kAdaptiveMaxBackward},
+    {"avg_pool2d", kMean},
+    {"avg_pool2d_backward", kMeanBackward},
+    {"avg_pool3d", kMean},
+    {"avg_pool3d_backward", kMeanBackward},
+    {"_adaptive_avg_pool2d", kAdaptiveMean},
+    {"_adaptive_avg_pool2d_backward", kAdaptiveMeanBackward},
+    {"_adaptive_avg_pool3d", kAdaptiveMean},
+    {"_adaptive_avg_pool3d_backward", kAdaptiveMeanBackward},
+    {"upsample_nearest1d", kNearest<false>},
+    {"upsample_nearest1d_backward", kNearest<true>},
+    {"upsample_nearest2d", kNearest<false>},
+    {"upsample_nearest2d_backward", kNearest<true>},
+    {"upsample_nearest3d", kNearest<false>},
+    {"upsample_nearest3d_backward", kNearest<true>},
+    {"_upsample_nearest_exact1d", kExact<false>},
+    {"_upsample_nearest_exact1d_backward", kExact<true>},
+    {"_upsample_nearest_exact2d", kExact<false>},
+    {"_upsample_nearest_exact2d_backward", kExact<true>},
+    {"_upsample_nearest_exact3d", kExact<false>},
+    {"_upsample_nearest_exact3d_backward", kExact<true>},
+    {"upsample_linear1d", kLinear<false>},
+    {"upsample_linear1d_backward", kLinear<true>},
+    {"upsample_bilinear2d", kLinear<false>},
+    {"upsample_bilinear2d_backward", kLinear<true>},
+    {"upsample_trilinear3d", kLinear<false>},
+    {"upsample_trilinear3d_backward", kLinear<true>},
+    {"upsample_bicubic2d", kCubic<false>},
+    {"upsample_bicubic2d_backward", kCubic<true>},
+    {"reflection_pad1d", kReflect<false>},
+    {"reflection_pad1d_backward", kReflect<true>},
+    {"reflection_pad2d", kReflect<false>},
+    {"reflection_pad2d_backward", kReflect<true>},
+    {"reflection_pad3d", kReflect<false>},
+    {"reflection_pad3d_backward", kReflect<true>},
+    {"replication_pad1d", kReplicate<false>},
+    {"replication_pad1d_backward", kReplicate<true>},
+    {"replication_pad2d", kReplicate<false>},
+    {"replication_pad2d_backward", kReplicate<true>},
+    {"replication_pad3d", kReplicate<false>},
+    {"replication_pad3d_backward", kReplicate<true>},
+    {"pixel_shuffle", plan_pixels<true>},
+    {"pixel_unshuffle", plan_pixels<false>},
+    {"channel_shuffle", plan_channels},
+    {"native_channel_shuffle", plan_channels},
+};
+
+}  // namespace
+
+std::span<const NamedPlan> image_plans() { return kPlans; }
+
+}  // namespace torch_remote::worker::cuda
