@@ -152,6 +152,13 @@ std::optional<OpTensor> OpPlanner::result(size_t i) {
   return tensor_of(node_.args[static_cast<size_t>(alias)].a);
 }
 
+std::optional<OpTensor> OpPlanner::listed_result(size_t list, size_t i) const {
+  if (list >= node_.results.size() || node_.results[list].tag != ArgTag::kList) return std::nullopt;
+  const std::vector<ir::Arg>& items = node_.results[list].items;
+  if (i >= items.size() || items[i].tag != ArgTag::kView) return std::nullopt;
+  return tensor_of(items[i].a);
+}
+
 std::optional<uint32_t> OpPlanner::dynamic_result(size_t i) const {
   if (i >= node_.results.size() || node_.results[i].tag != ArgTag::kView) return std::nullopt;
   return graph_.views[node_.results[i].a].dynamic ? std::optional(node_.results[i].a) : std::nullopt;
@@ -242,7 +249,7 @@ PlanOp find_op_plan(ir::Opcode opcode) {
   static const std::unordered_map<std::string_view, PlanOp> all = [] {
     std::unordered_map<std::string_view, PlanOp> made;
     for (const auto plans : {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(),
-                             attention_plans(), image_plans(), norm_plans()}) {
+                             attention_plans(), image_plans(), norm_plans(), rnn_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, plan.plan);
     }
     return made;

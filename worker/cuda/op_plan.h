@@ -120,6 +120,8 @@ class OpPlanner {
   std::optional<std::pair<OpTensor, size_t>> mask() const;
   // The i-th result, or the argument that it is. None: it is not wanted.
   std::optional<OpTensor> result(size_t i);
+  // The i-th one of a result that is a list.
+  std::optional<OpTensor> listed_result(size_t list, size_t i) const;
   // The view of a result whose size depends on data.
   std::optional<uint32_t> dynamic_result(size_t i) const;
 
@@ -237,6 +239,7 @@ std::span<const NamedPlan> fill_plans();
 std::span<const NamedPlan> attention_plans();
 std::span<const NamedPlan> image_plans();
 std::span<const NamedPlan> norm_plans();
+std::span<const NamedPlan> rnn_plans();
 
 // Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
 struct Sorted {
