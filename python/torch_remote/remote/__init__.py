@@ -1,5 +1,6 @@
 """`torch.remote`: the device module, with what users of `torch.cuda` expect (docs/python-api.md)."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -133,6 +134,7 @@ __all__ = [
     "is_tf32_supported",
     "list_gpu_processes",
     "load_exported",
+    "load_file",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -200,6 +202,20 @@ def load_exported(program: Any, device: torch.device | str = "remote") -> torch.
     from torch_remote.compile.exported import load_exported  # torch.export takes a while to import
 
     return load_exported(program, device)
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: _Device = None,
+    dtype: torch.dtype | None = None,
+    *,
+    progress: bool | None = None,
+) -> dict[str, torch.Tensor]:
+    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device, without a second copy
+    of them in this process; floating point becomes `dtype` on the way. See torch_remote.weights.load_file."""
+    from torch_remote.weights import load_file
+
+    return load_file(filename, device, dtype, progress=progress)
 
 
 # -- what the recorder does -------------------------------------------------------------------------------------------
