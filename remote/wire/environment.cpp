@@ -37,6 +37,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_FALLBACK", "error|warn|allow",
      "what even the worker cannot run (custom ops of this process): an error, or on this process's CPU with a warning "
      "or without"},
+    {"TORCH_REMOTE_ENABLED", "1|0",
+     "`0`: the same script on the CPU, without a worker ([python-api.md](python-api.md#without-the-device))"},
     {"TORCH_REMOTE_AUTOLOAD", "0|1", "`import torch` imports `torch_remote` ([integrations.md](integrations.md))"},
     {"TORCH_REMOTE_INTEGRATIONS", "",
      "`1` (default), `0`, or the bridges to libraries to leave out: `-lightning,-dlpack` "

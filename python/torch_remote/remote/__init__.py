@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_remote import _C
+from torch_remote.enabled import is_enabled, set_enabled
 from torch_remote.errors import UnexpectedCompile, WorkerLost
 from torch_remote.graphs import Graph, from_text, trace
 from torch_remote.profiling.benchmark import benchmark
@@ -130,6 +131,7 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_current_stream_capturing",
+    "is_enabled",
     "is_initialized",
     "is_tf32_supported",
     "list_gpu_processes",
@@ -162,6 +164,7 @@ __all__ = [
     "seed",
     "seed_all",
     "set_device",
+    "set_enabled",
     "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",

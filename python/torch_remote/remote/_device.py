@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from torch_remote import _C
+from torch_remote import _C, enabled
 
 _Device = torch.device | str | int | None
 
@@ -21,6 +21,8 @@ def _index(device: _Device) -> int:
     if isinstance(device, int):
         return device
     device = torch.device(device)
+    if device.type == "cpu" and not enabled.is_enabled():  # of a tensor that would be on the device
+        return _C.current_device()
     if device.type != "remote":
         raise ValueError(f"Expected a remote device, but got: {device}")
     return _C.current_device() if device.index is None else device.index
@@ -131,8 +133,18 @@ class DeviceProperties:
 
 def get_device_properties(device: _Device = None) -> DeviceProperties:
     """What the device is. Starts its worker if there is none."""
+    if not enabled.is_enabled():
+        return DeviceProperties(
+            "CPU", "cpu", _host_memory()[1], torch.get_num_threads(), "none: the device is disabled"
+        )
     machine = _C.machine(_index(device))
     return DeviceProperties(machine["processor"], "cpu", machine["memory"], machine["cores"], machine["description"])
+
+
+def _host_memory() -> tuple[int, int]:
+    """Bytes of this machine that are free, and all."""
+    free, total = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    return free, total
 
 
 def get_device_name(device: _Device = None) -> str:

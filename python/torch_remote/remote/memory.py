@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from collections import defaultdict
+
 import torch
 
-from torch_remote import _C
-from torch_remote.remote._device import _Device, _index, device_count, get_device_properties
+from torch_remote import _C, enabled
+from torch_remote.remote._device import _Device, _host_memory, _index, device_count, get_device_properties
 
 __all__ = [
     "OutOfMemoryError",
@@ -115,6 +117,8 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
 
     Free is what its machine has and its limit allows; what the worker holds for tensors (`memory_reserved`) is not.
     """
+    if not enabled.is_enabled():
+        return _host_memory()
     return torch.accelerator.get_memory_info(_existing(device))
 
 
@@ -209,7 +213,7 @@ def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     index = _existing(device)
     properties = get_device_properties(index)
     free, total = mem_get_info(index)
-    stats = memory_stats(index)
+    stats = defaultdict(int, memory_stats(index))  # none of a device that is not enabled
     rows = [("Allocated memory", "allocated_bytes", _bytes), ("Allocations", "allocation", _count)]
     if not abbreviated:
         rows[1:1] = [("Reserved memory", "reserved_bytes", _bytes)]

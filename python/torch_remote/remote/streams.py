@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_remote import _C
+from torch_remote import _C, enabled
 from torch_remote.remote._device import _Device, _index
 
 __all__ = [
@@ -44,6 +44,8 @@ class Stream(torch.Stream):
 
 class _EventType(type):
     def __instancecheck__(cls, instance: object) -> bool:
+        if isinstance(instance, enabled.HostEvent):
+            return True
         return isinstance(instance, torch.Event) and instance.device.type == "remote"
 
 
@@ -56,6 +58,8 @@ class Event(metaclass=_EventType):
     """
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
+        if not enabled.is_enabled():
+            return enabled.HostEvent()  # type: ignore[return-value]
         return torch.Event(
             torch.device("remote", 0), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )

@@ -1,0 +1,210 @@
+"""`torch.remote.set_enabled(False)`: the same script on the CPU.
+
+Where a script asks torch for the device `remote`, it gets the CPU: a mode of torch's, which sees calls before they are
+done, changes the device in them. What no mode sees (autocast, GradScaler, the default device, torch.load) is told by
+the functions below. Nothing starts a worker then.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from torch_remote import _C
+
+_VARIABLE = "TORCH_REMOTE_ENABLED"
+_CPU = torch.device("cpu")
+_enabled = True
+_lock = threading.Lock()
+
+
+def is_enabled() -> bool:
+    """False after set_enabled(False)."""
+    return _enabled
+
+
+def _is_remote(device: object) -> bool:
+    if type(device) is torch.device:
+        return device.type == "remote"
+    return isinstance(device, str) and (device == "remote" or device.startswith("remote:"))
+
+
+_generators: weakref.WeakKeyDictionary[torch.Generator, torch.Generator] = weakref.WeakKeyDictionary()
+
+
+def _generator(generator: torch.Generator) -> torch.Generator:
+    """The CPU's generator that stands for one of the device's."""
+    if generator not in _generators:
+        made = torch.Generator()
+        made.manual_seed(generator.initial_seed())
+        _generators[generator] = made
+    return _generators[generator]
+
+
+_NOT_MAPPED = (torch.device, torch.Stream, torch.Event)  # a device's name stays what it is; its uses are changed
+
+
+class HostEvent:
+    """What torch.remote.Event is then: ops have been done when they return."""
+
+    def __init__(self) -> None:
+        self._time: float | None = None
+
+    def record(self, stream: object = None) -> None:
+        self._time = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def elapsed_time(self, end_event: HostEvent) -> float:
+        """Milliseconds until another one."""
+        if self._time is None or end_event._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end_event._time - self._time)
+
+
+class _OnCpu(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _enabled and func not in _NOT_MAPPED:
+            if func is torch.Tensor.remote:  # type: ignore[attr-defined]  # a method in Python, whose own calls no mode sees
+                return args[0].to(_CPU)
+            if _is_remote(kwargs.get("device")):
+                kwargs = {**kwargs, "device": _CPU}
+            generator = kwargs.get("generator")
+            if generator is not None and generator.device.type == "remote":
+                kwargs = {**kwargs, "generator": _generator(generator)}
+            # Text is a device here and there only: "remote" may be an equation of einsum's.
+            if any(type(arg) is torch.device or (func is torch.Tensor.to and isinstance(arg, str)) for arg in args):
+                args = tuple(_CPU if _is_remote(arg) else arg for arg in args)
+        return func(*args, **kwargs)
+
+
+def _remove_mode() -> None:
+    above = []
+    while any(isinstance(mode, _OnCpu) for mode in _get_current_function_mode_stack()):
+        mode = _pop_mode()
+        if isinstance(mode, _OnCpu):
+            break
+        above.append(mode)
+    for mode in reversed(above):
+        _push_mode(mode)
+
+
+# -- what no mode sees
+
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def _change(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    _originals.append((owner, name, original))
+    setattr(owner, name, make(original))
+
+
+def _device_becomes_cpu(position: int, keyword: str) -> Callable[[Any], Any]:
+    """Of a function or method, the argument that names a device, or its type."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            if _is_remote(kwargs.get(keyword)):
+                kwargs[keyword] = "cpu"
+            elif len(args) > position and _is_remote(args[position]):
+                args = (*args[:position], "cpu", *args[position + 1 :])
+            return original(*args, **kwargs)
+
+        return changed
+
+    return make
+
+
+def _with_mode(start: Any) -> Any:
+    @functools.wraps(start)
+    def changed(thread: threading.Thread) -> None:
+        run = thread.run  # modes are a thread's own
+
+        def run_on_cpu() -> None:
+            with _OnCpu():
+                run()
+
+        thread.run = run_on_cpu  # type: ignore[method-assign]
+        start(thread)
+
+    return changed
+
+
+def _location(storage: Any, location: str) -> Any:
+    """torch.load's: where a storage goes that was saved on the device, or is to go there."""
+    return storage if not _enabled and _is_remote(location) else None
+
+
+_registered = False
+
+
+def _disable() -> None:
+    global _registered
+    if any(_C.is_connected(index) for index in range(_C.device_count())):
+        raise RuntimeError(
+            "remote: torch.remote.set_enabled(False) comes too late: the device was used already; call it before, or "
+            f"set {_VARIABLE}=0"
+        )
+    if not _registered:
+        _registered = True
+        torch.serialization.register_package(0, lambda storage: None, _location)
+    if _is_remote(torch.get_default_device()):
+        torch.set_default_device("cpu")
+    device = importlib.import_module("torch.utils._device")
+    _change(device.DeviceContext, "__init__", _device_becomes_cpu(1, "device"))
+    autocast = importlib.import_module("torch.amp.autocast_mode")
+    _change(autocast.autocast, "__init__", _device_becomes_cpu(1, "device_type"))
+    scaler = importlib.import_module("torch.amp.grad_scaler")
+    _change(scaler.GradScaler, "__init__", _device_becomes_cpu(1, "device"))
+    _change(threading.Thread, "start", _with_mode)
+    _push_mode(_OnCpu())
+
+
+def set_enabled(enabled: bool) -> None:
+    """Whether the device is used. After set_enabled(False) the same script runs on the CPU, and starts no worker.
+
+    What asks torch for the device `remote` gets the CPU: `.to("remote")`, factories, `with torch.device("remote")`,
+    autocast, `torch.load(map_location="remote")`, `torch.compile(backend="remote")` (which runs eagerly). Call it
+    before the device is used, or set TORCH_REMOTE_ENABLED=0; processes that are started later get that, too.
+
+    Raises:
+        RuntimeError: the device was used already.
+    """
+    global _enabled
+    with _lock:
+        if enabled == _enabled:
+            return
+        if not enabled:
+            _disable()
+        else:
+            for owner, name, original in reversed(_originals):
+                setattr(owner, name, original)
+            _originals.clear()
+            _remove_mode()
+        os.environ[_VARIABLE] = "1" if enabled else "0"
+        _enabled = enabled
+
+
+def read_environment() -> None:
+    """At the import of the package. A value that is none is refused where the device is used first."""
+    if os.environ.get(_VARIABLE) == "0":
+        set_enabled(False)
