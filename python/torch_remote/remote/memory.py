@@ -6,10 +6,8 @@ What is said here is as of the worker's last message: true after any wait, and i
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
-
-from collections import defaultdict
 
 import torch
 
