@@ -8,7 +8,6 @@ the functions below. Nothing starts a worker then.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _device
 
 from torch_remote import _C
 
@@ -169,12 +169,9 @@ def _disable() -> None:
         torch.serialization.register_package(0, lambda storage: None, _location)
     if _is_remote(torch.get_default_device()):
         torch.set_default_device("cpu")
-    device = importlib.import_module("torch.utils._device")
-    _change(device.DeviceContext, "__init__", _device_becomes_cpu(1, "device"))
-    autocast = importlib.import_module("torch.amp.autocast_mode")
-    _change(autocast.autocast, "__init__", _device_becomes_cpu(1, "device_type"))
-    scaler = importlib.import_module("torch.amp.grad_scaler")
-    _change(scaler.GradScaler, "__init__", _device_becomes_cpu(1, "device"))
+    _change(_device.DeviceContext, "__init__", _device_becomes_cpu(1, "device"))
+    _change(torch.amp.autocast_mode.autocast, "__init__", _device_becomes_cpu(1, "device_type"))
+    _change(torch.amp.grad_scaler.GradScaler, "__init__", _device_becomes_cpu(1, "device"))
     _change(threading.Thread, "start", _with_mode)
     _push_mode(_OnCpu())
 

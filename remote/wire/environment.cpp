@@ -53,7 +53,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or "
      "`~/.cache`"},
     {"TORCH_REMOTE_CUDA_LIB", "",
-     "folder of NVIDIA's libraries (`libcublasLt.so.13`), for a worker on a GPU that does not find them by itself"},
+     "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
+     "them by itself"},
     {"TORCH_REMOTE_CAPTURE", "",
      "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
