@@ -4,10 +4,11 @@ A *provider* starts workers of one kind of place; the entry points `torch_remote
 """
 
 from torch_remote.providers.machine import MachineStatus, RemoteMachine, add_machine, machines
-from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
+from torch_remote.providers.provider import Endpoint, Leftover, MachineError, MachineSpec, Provider, ProviderStatus
 
 __all__ = [
     "Endpoint",
+    "Leftover",
     "MachineError",
     "MachineSpec",
     "MachineStatus",
