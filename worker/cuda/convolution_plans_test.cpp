@@ -1,5 +1,5 @@
 // NVIDIA's cuDNN plans our graphs of convolutions, for GPUs that are not here: it is told what these can. Needs the
-// library (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
+// library and cuBLASLt in one folder (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "worker/cuda/cublaslt.h"
+
 namespace torch_remote::worker::cuda::dnn {
 
 uint32_t item_size(Type type) {
@@ -30,7 +32,17 @@ Status open(const LibraryPlaces& places, Table* table) {
     return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuDNN 9 is wanted"};
   // Its name does not tell for which CUDA it was made.
   const int made_for = static_cast<int>(table->get_cudart_version()) / 1000, driver = places.driver / 1000;
-  if (made_for <= driver) return {};
+  if (made_for <= driver) {
+    // It looks for the one of its own CUDA, and ends the process where there is none.
+    LibraryPlaces own = places;
+    own.driver = made_for * 1000;
+    OpenLibrary products;
+    Status status = open_library(lt::kLibrary, own, &products);
+    if (!status.ok() || products.major == made_for) return status;
+    return {ErrorCode::kUnsupported, "cuda: " + library.path + " is made for CUDA " + std::to_string(made_for) + ", " +
+                                         products.path + " is not; install cuBLASLt for it: pip install nvidia-cublas" +
+                                         (made_for == 12 ? "-cu12" : "")};
+  }
   return {ErrorCode::kUnsupported, "cuda: " + library.path + " is made for CUDA " + std::to_string(made_for) +
                                        ", and the driver for CUDA " + std::to_string(driver) +
                                        "; update the driver, or install cuDNN for it: pip install nvidia-cudnn-cu" +

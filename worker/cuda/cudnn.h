@@ -178,7 +178,8 @@ struct Table {
 // One name for both versions of CUDA: "9" is its own.
 inline constexpr Library kLibrary = {"cuDNN", "libcudnn.so", "nvidia-cudnn", "cudnn", "9"};
 
-// Opens the library, which stays open, and fills the table. An error names what is to be installed.
+// Opens the library and cuBLASLt, which it uses; they stay open. Fills the table. An error names what is to be
+// installed.
 Status open(const LibraryPlaces& places, Table* table);
 
 // Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)", with what the library says of it. Not

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "worker/cuda/cublaslt.h"
+#include "worker/cuda/cudnn.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -85,6 +86,21 @@ TEST_F(LibraryTest, OneThatIsNoneIsRefused) {
   const Status status = lt::open({root, "", 13000}, &table);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_NE(status.message().find("has no cublasLt"), std::string::npos) << status.message();
+}
+
+// cuDNN has a version of its own, and a package for each CUDA.
+TEST_F(LibraryTest, WithItsOwnVersionHasOneNameAndTwoPackages) {
+  EXPECT_EQ(paths_of(dnn::kLibrary, {"", "/packages", 13000}, 13)[0], "/packages/nvidia/cudnn/lib/libcudnn.so.9");
+  EXPECT_EQ(paths_of(dnn::kLibrary, {"", "/packages", 12080}, 12)[0], "/packages/nvidia/cudnn/lib/libcudnn.so.9");
+  dnn::Table table;
+  for (const auto& [driver, package] : {std::pair{13000, "nvidia-cudnn-cu13,"}, {12080, "nvidia-cudnn-cu12,"}}) {
+    const Status status = dnn::open({root / "empty", "", driver}, &table);
+    EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(status.message().find("there is no libcudnn.so.9 (cuDNN)"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(package), std::string::npos) << status.message();
+  }
+  put("libcudnn.so.9");
+  EXPECT_NE(dnn::open({root, "", 13000}, &table).message().find("has no cudnn"), std::string::npos);
 }
 
 }  // namespace
