@@ -34,14 +34,17 @@ class Builder {
   template <typename T>
   Builder& set(Attribute attribute, Is type, const std::vector<T>& values) {
     if (status_.ok()) {
-      check(table_.set_attribute(current_, attribute, type, static_cast<int64_t>(values.size()), values.data()),
+      check(table_.set_attribute(current_, attribute, type, static_cast<int64_t>(values.size()),
+                                 static_cast<const void*>(values.data())),
             "cudnnBackendSetAttribute");
     }
     return *this;
   }
   template <typename T>
   Builder& set_one(Attribute attribute, Is type, T value) {
-    if (status_.ok()) check(table_.set_attribute(current_, attribute, type, 1, &value), "cudnnBackendSetAttribute");
+    if (status_.ok())
+      check(table_.set_attribute(current_, attribute, type, 1, static_cast<const void*>(&value)),
+            "cudnnBackendSetAttribute");
     return *this;
   }
   dnn::Descriptor finish() {
@@ -270,7 +273,7 @@ Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::Heurist
   int64_t count = 0;
   Status status = dnn::to_status(table_,
                                  table_.get_attribute(heuristics, Attribute::kHeuristicsResults, Is::kDescriptor,
-                                                      kMostConfigs, &count, configs.data()),
+                                                      kMostConfigs, &count, static_cast<void*>(configs.data())),
                                  "cudnnBackendGetAttribute");
   if (!status.ok()) return status;
   configs.resize(static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostConfigs)));
@@ -308,7 +311,7 @@ bool ConvolutionLibrary::suits(const PreparedConvolution& prepared, dnn::Descrip
   if (table_.descriptor_create(Kind::kEngine, &engine) != dnn::Result::kSuccess) return false;
   temporary.made.push_back(engine);
   int64_t count = 0;
-  if (table_.get_attribute(config, Attribute::kConfigEngine, Is::kDescriptor, 1, &count, &engine) !=
+  if (table_.get_attribute(config, Attribute::kConfigEngine, Is::kDescriptor, 1, &count, static_cast<void*>(&engine)) !=
       dnn::Result::kSuccess) {
     return false;
   }
