@@ -107,7 +107,7 @@ struct Rule {
   Kind kind;
   Attribute attribute;
   Is type;
-  int64_t count;
+  int32_t count;
   bool must;
 };
 constexpr Rule kRules[] = {
@@ -170,25 +170,30 @@ const Value* find(const dnn::DescriptorState& state, Attribute attribute) {
   const auto found = state.values.find(attribute);
   return found == state.values.end() ? nullptr : &found->second;
 }
+// Elements may be pointers: what is copied are these.
+template <typename T>
+constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
 template <typename T>
 std::vector<T> list(const dnn::DescriptorState& state, Attribute attribute) {
   const Value* const value = find(state, attribute);
-  std::vector<T> values(value == nullptr ? 0 : static_cast<size_t>(value->count));
-  for (size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], value->bytes.data() + i * sizeof(T), sizeof(T));
+  if (value == nullptr) return {};
+  std::vector<T> values(static_cast<size_t>(value->count));
+  std::memcpy(static_cast<void*>(values.data()), value->bytes.data(), values.size() * kItem<T>);
   return values;
 }
 template <typename T>
 T one(const dnn::DescriptorState& state, Attribute attribute) {
   const Value* const value = find(state, attribute);
   T first = {};
-  if (value != nullptr && value->bytes.size() >= sizeof(T)) std::memcpy(&first, value->bytes.data(), sizeof(T));
+  if (value != nullptr && value->bytes.size() >= kItem<T>)
+    std::memcpy(static_cast<void*>(&first), value->bytes.data(), kItem<T>);
   return first;
 }
 template <typename T>
 void put(dnn::DescriptorState& state, Attribute attribute, Is type, T value) {
   Value& to = state.values[attribute];
-  to = {type, 1, std::vector<std::byte>(sizeof(T))};
-  std::memcpy(to.bytes.data(), &value, sizeof(T));
+  to = {type, 1, std::vector<std::byte>(kItem<T>)};
+  std::memcpy(to.bytes.data(), static_cast<const void*>(&value), kItem<T>);
 }
 
 // It is there and finalized, as is all that it refers to.
