@@ -180,11 +180,13 @@ void put(const OpEntry& op, const IValue* args) {
 void index_fill(const OpEntry&, const IValue* args) {
   TORCH_CHECK_INDEX(tensor_at(args, 2).scalar_type() == ScalarType::Long,
                     "index_fill_(): Expected dtype int64 for index.");
+  TORCH_CHECK(tensor_at(args, 2).dim() <= 1, "Index has to be a vector/scalar");
 }
 
 // index_select(self, dim, index)
 void index_select(const OpEntry& op, const IValue* args) {
   const ScalarType dtype = tensor_at(args, 2).scalar_type();
+  TORCH_CHECK_INDEX(tensor_at(args, 2).dim() <= 1, "index_select(): Index is supposed to be a vector");
   TORCH_CHECK(dtype == ScalarType::Long || dtype == ScalarType::Int,
               "index_select(): Expected dtype int32 or int64 for index");
   if (is_out(op)) no_overlap(op, args);

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # each access is looked at: one dtype of each size
+    FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
 ALL = [*FLOATS, *WHOLE, torch.bool]
 SHAPES = [(), (1,), (7,), (0,), (3, 5), (2, 0, 3), (4, 1, 6), (2, 3, 40)]
 
@@ -354,6 +356,7 @@ def test_selections_are_used_again(remote):
         equal((there[there > threshold] * 2).sum().unsqueeze(0) > 0, (x[x > threshold] * 2).sum().unsqueeze(0) > 0)
         equal(there.masked_select(there[0] > threshold), x.masked_select(x[0] > threshold))
         equal(torch.nonzero(there > threshold)[:, 1], torch.nonzero(x > threshold)[:, 1])
+        assert torch.nonzero(there > threshold).stride() == torch.nonzero(x > threshold).stride()
 
 
 # -- copies and fills
@@ -383,6 +386,32 @@ def test_joins_and_parts(remote, dtype):
         equal(do(x.to(remote), y.to(remote)), do(x, y))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_elements_are_moved_or_refused(remote, dtype):
+    x = torch.randn(3, 4, dtype=dtype)
+    there, places = x.to(remote), torch.tensor([2, 0, 2])
+    for do in (
+        lambda x, i: torch.cat([x, x[:, :1]], 1),
+        lambda x, i: torch.stack([x, x], 1),
+        lambda x, i: x.flip(0),
+        lambda x, i: x.roll(2, 1),
+        lambda x, i: x[i],
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: x.index_put((i[:2],), x[1]),
+    ):
+        equal(do(there, places.to(remote)), do(x, places))
+    for refused in (
+        lambda x: x.cumprod(0),
+        lambda x: x.index_fill(0, torch.tensor([0]).to(remote), 2),
+        lambda x: x.index_add(0, torch.tensor([0]).to(remote), x[:1]),
+        lambda x: x[0, 0].all(-1),
+    ):
+        with pytest.raises(NotImplementedError, match="complex"):
+            refused(there).cpu()
+    equal(there[0], x[0])
+
+
 def test_gradients_of_parts(remote):
     grads = []
     for device in (torch.device("cpu"), remote):
@@ -401,6 +430,7 @@ def test_ranges(remote):
     same(torch.arange(0, 1, 0.1, device=remote), torch.arange(0, 1, 0.1))
     for n in (0, 1, 2, 9):
         same(torch.linspace(-1, 2, n, device=remote), torch.linspace(-1, 2, n))
+    equal(torch.linspace(0, 4, 4, device=remote), torch.linspace(0, 4, 4))
 
 
 # -- attention

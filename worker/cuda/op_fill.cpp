@@ -39,7 +39,6 @@ Status linspace(OpPlanner& planner) {
                {.count = count,
                 .dtype = static_cast<i64>(to->dtype),
                 .first = first,
-                .step = count > 1 ? (last - first) / static_cast<double>(count - 1) : 0,
                 .half = count / 2,
                 .last = count > 1 ? last : first},
                *to);
@@ -268,12 +267,18 @@ uint64_t nan_of(DType dtype) {
                                      : 0;
 }
 
-// Sums and the like of a number, which is one itself; and of no elements, which `nothing` has the bits of.
-Status reduce_few(OpPlanner& planner, uint64_t (*nothing)(DType dtype)) {
+// Sums and the like of a number, which is one itself; and of no elements, which `nothing` has the bits of. `truth`: all
+// that is not 0 is 1.
+Status reduce_few(OpPlanner& planner, uint64_t (*nothing)(DType dtype), bool truth = false) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0), index = planner.result(1);
   if (!self || !to) return refuse("without a result");
   if (self->sizes.empty()) {
-    planner.copy(*self, *to);
+    OpTensor number = *self;
+    if (truth) {
+      number.place = planner.packed(*self, DType::kBool);
+      number.dtype = DType::kBool;
+    }
+    planner.copy(number, *to);
     if (index) planner.zero(planner.output(*index), index->nbytes());
     return {};
   }
@@ -291,19 +296,23 @@ Status sum(OpPlanner& planner) {
 Status product(OpPlanner& planner) { return reduce_few(planner, one_of); }
 Status mean(OpPlanner& planner) { return reduce_few(planner, nan_of); }
 Status most(OpPlanner& planner) { return reduce_few(planner, nullptr); }
+Status any(OpPlanner& planner) {
+  return reduce_few(planner, [](DType) { return uint64_t{0}; }, true);
+}
+Status all(OpPlanner& planner) { return reduce_few(planner, one_of, true); }
 
 constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"linspace", linspace},
-                                {"cat", cat},
-                                {"stack", stack},
-                                {"_stack", stack},
-                                {"slice_backward", slice_backward},
-                                {"select_backward", select_backward},
-                                {"slice_scatter", slice_scatter},
-                                {"select_scatter", select_scatter},
+                                {"cat", cat, true},
+                                {"stack", stack, true},
+                                {"_stack", stack, true},
+                                {"slice_backward", slice_backward, true},
+                                {"select_backward", select_backward, true},
+                                {"slice_scatter", slice_scatter, true},
+                                {"select_scatter", select_scatter, true},
                                 {"constant_pad_nd", pad},
-                                {"flip", flip},
-                                {"roll", roll},
+                                {"flip", flip, true},
+                                {"roll", roll, true},
                                 {"tril", lower_triangle},
                                 {"triu", upper_triangle},
                                 {"sum", sum},
@@ -313,8 +322,8 @@ constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"amin", most},
                                 {"max", most},
                                 {"min", most},
-                                {"any", sum},
-                                {"all", product}};
+                                {"any", any},
+                                {"all", all}};
 
 }  // namespace
 

@@ -94,6 +94,7 @@ class Points {
 
 Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) {
   if (Status status = check(); !status.ok()) return status;
+  if (apply.combine != Combine::kSet && ir::is_complex(self_.dtype)) return refuse("sums of complex numbers");
   count();
   apply.key_dims = key_dims;
   apply.key_count = 1;
@@ -206,6 +207,7 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
     add_dims(points, *index, *to, &values, dim);
     return points.apply(values.place, static_cast<int64_t>(index->sizes.size()), apply);
   }
+  if (ir::is_complex(to->dtype)) return refuse("a complex number");
   const OpTensor value = number_of(planner, "value", to->dtype);
   add_dims(points, *index, *to, nullptr, dim);
   if (apply.combine == Combine::kSet) return points.write(value.place);
@@ -462,22 +464,22 @@ Status nll_loss_backward(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"gather", gather},
-                                {"take", take},
-                                {"scatter", scatter_set},
+constexpr NamedPlan kPlans[] = {{"gather", gather, true},
+                                {"take", take, true},
+                                {"scatter", scatter_set, true},
                                 {"scatter_add", scatter_add},
                                 {"scatter_reduce", scatter_set},
-                                {"index_select", index_select},
+                                {"index_select", index_select, true},
                                 {"index_add", index_add},
-                                {"index_copy", index_copy},
+                                {"index_copy", index_copy, true},
                                 {"index_fill", index_copy},
                                 {"index_reduce", index_copy},
                                 {"embedding_dense_backward", embedding_backward},
-                                {"index", index},
-                                {"_unsafe_index", index},
-                                {"index_put", index_put},
-                                {"_index_put_impl", index_put},
-                                {"_unsafe_index_put", index_put},
+                                {"index", index, true},
+                                {"_unsafe_index", index, true},
+                                {"index_put", index_put, true},
+                                {"_index_put_impl", index_put, true},
+                                {"_unsafe_index_put", index_put, true},
                                 {"nll_loss_forward", nll_loss},
                                 {"nll_loss_backward", nll_loss_backward}};
 

@@ -187,6 +187,9 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
     moved.from_strides.push_back(from_strides[d]);
     moved.to_strides.push_back(to.strides[d]);
   }
+  if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
+    status_ = refuse("copies between complex numbers and others");
+  }
   if (to.count() != 0) plan_->steps.emplace_back(std::move(moved));
 }
 
@@ -233,9 +236,10 @@ Place OpPlanner::output(const OpTensor& to) {
   return place;
 }
 
-void OpPlanner::finish() {
+Status OpPlanner::finish() {
   for (const Late& late : late_) move(late.from, late.to.dtype, packed_strides(late.to.sizes), late.to);
   late_.clear();
+  return status_;
 }
 
 uint32_t OpPlanner::add_operand(int64_t dim) {
@@ -245,12 +249,12 @@ uint32_t OpPlanner::add_operand(int64_t dim) {
 
 // --- the ops ---------------------------------------------------------------------------------------------------------
 
-PlanOp find_op_plan(ir::Opcode opcode) {
-  static const std::unordered_map<std::string_view, PlanOp> all = [] {
-    std::unordered_map<std::string_view, PlanOp> made;
+const NamedPlan* find_op_plan(ir::Opcode opcode) {
+  static const std::unordered_map<std::string_view, const NamedPlan*> all = [] {
+    std::unordered_map<std::string_view, const NamedPlan*> made;
     for (const auto plans : {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(),
                              attention_plans(), image_plans(), norm_plans(), rnn_plans()}) {
-      for (const NamedPlan& plan : plans) made.emplace(plan.name, plan.plan);
+      for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
     }
     return made;
   }();

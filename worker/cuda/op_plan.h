@@ -56,11 +56,12 @@ struct OpUpload {
 
 using OpStep = std::variant<Moved, OpLaunch, OpFill, OpUpload>;
 
-// A result of which only data tell how large it is: packed.
+// A result of which only data tell how large it is.
 struct DynamicResult {
   uint32_t view = 0;
   ir::DType dtype = ir::DType::kInt64;
   std::vector<int64_t> sizes;
+  std::vector<int64_t> strides = {};  // none: packed
 };
 
 struct OpPlan {
@@ -188,8 +189,8 @@ class OpPlanner {
     return {&made, given};
   }
 
-  // After the last step.
-  void finish();
+  // After the last step. kUnsupported: something is copied that cannot be.
+  Status finish();
 
   OpPlan& plan() { return *plan_; }
   const ir::Graph& graph() const { return graph_; }
@@ -209,6 +210,7 @@ class OpPlanner {
     OpTensor to;
   };
   std::vector<Late> late_;
+  Status status_;
 };
 
 // Blocks of 256 threads for so many items, each of which goes on to others.
@@ -222,14 +224,14 @@ inline Status refuse(std::string what) { return {ErrorCode::kUnsupported, std::m
 // -- the ops
 
 using PlanOp = Status (*)(OpPlanner& planner);
-// Of an op's name: that of ATen's ops without namespace and overload; null: there is none.
-PlanOp find_op_plan(ir::Opcode opcode);
-
 // By file; each is a list of names and functions.
 struct NamedPlan {
   std::string_view name;
   PlanOp plan;
+  bool takes_complex = false;  // elements are only moved, or the plan looks at dtypes itself
 };
+// Of an op's name: that of ATen's ops without namespace and overload; null: there is none.
+const NamedPlan* find_op_plan(ir::Opcode opcode);
 std::span<const NamedPlan> random_plans();
 std::span<const NamedPlan> scan_plans();
 std::span<const NamedPlan> sort_plans();

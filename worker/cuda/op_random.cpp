@@ -152,8 +152,8 @@ Status permutation(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"uniform", uniform}, {"normal", normal},       {"exponential", exponential},
-                                {"random", integers}, {"bernoulli", bernoulli}, {"randperm", permutation}};
+constexpr NamedPlan kPlans[] = {{"uniform", uniform, true}, {"normal", normal, true}, {"exponential", exponential},
+                                {"random", integers},       {"bernoulli", bernoulli}, {"randperm", permutation}};
 
 }  // namespace
 

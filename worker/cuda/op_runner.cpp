@@ -99,8 +99,8 @@ Status no_memory(uint64_t bytes) {
 
 class OpUnit final : public Unit {
  public:
-  OpUnit(OpKernels& kernels, const ir::Graph& graph, const ir::Group& group, PlanOp make)
-      : Unit(graph, group), kernels_(kernels), make_(make) {}
+  OpUnit(OpKernels& kernels, const ir::Graph& graph, const ir::Group& group, const NamedPlan& plan)
+      : Unit(graph, group), kernels_(kernels), make_(plan) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t number) override {
     Scratch scratch;
@@ -111,9 +111,14 @@ class OpUnit final : public Unit {
  private:
   Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
     plan_ = {};
+    bool has_complex = false;
+    ir::for_each_view(graph().nodes[group().first],
+                      [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph().views[view].dtype); });
+    if (has_complex && !make_.takes_complex) return refuse("of complex numbers");
     OpPlanner planner(graph(), group().first, values, &plan_, symbols);
-    Status status = make_(planner);
-    planner.finish();
+    Status status = make_.plan(planner);
+    const Status finished = planner.finish();
+    if (status.ok()) status = finished;
     operands_ = std::make_shared<const std::vector<IndexedOperand>>(plan_.operands);
     values_.clear();
     return status;
@@ -139,7 +144,7 @@ class OpUnit final : public Unit {
   }
 
   OpKernels& kernels_;
-  const PlanOp make_;
+  const NamedPlan& make_;
   OpPlan plan_;
   std::shared_ptr<const std::vector<IndexedOperand>> operands_;
   std::vector<int64_t> values_;  // of the run, if they are needed
@@ -226,7 +231,8 @@ Status OpUnit::run(tr_run& run) {
     if (!device.memory().allocate(nbytes, &buffer)) return no_memory(nbytes);
     std::vector<int64_t> words = {static_cast<int64_t>(result.dtype), static_cast<int64_t>(result.sizes.size())};
     words.insert(words.end(), result.sizes.begin(), result.sizes.end());
-    for (const int64_t stride : packed_strides(result.sizes)) words.push_back(stride);
+    const std::vector<int64_t> strides = result.strides.empty() ? packed_strides(result.sizes) : result.strides;
+    words.insert(words.end(), strides.begin(), strides.end());
     if (run.word_count + words.size() > run.word_capacity) return Status::internal("cuda: too many words");
     for (const int64_t word : words) run.words[run.word_count++] = word;
   }
@@ -242,9 +248,9 @@ class OpProgram final : public UnitProgram {
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    const PlanOp make = find_op_plan(graph.nodes[group.first].opcode);
-    if (group.first != group.last || make == nullptr) return nullptr;
-    return std::make_unique<OpUnit>(kernels_, graph, group, make);
+    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode);
+    if (group.first != group.last || plan == nullptr) return nullptr;
+    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
   }
 
   OpKernels& kernels_;

@@ -63,7 +63,12 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
   const bool is_from = from != nullptr;
   planner.plan().then = [=](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) {
     DynamicResult made{to, dtype, {found}};
-    if (!is_from) made.sizes.push_back(arguments.rank);
+    SelectPlacesArguments all = arguments;
+    if (!is_from) {  // as on the CPU, numbers of one dim lie side by side
+      made.sizes.push_back(arguments.rank);
+      made.strides = {1, found};
+      all.dim_stride = found;
+    }
     results->push_back(std::move(made));
     if (found == 0 || (!is_from && arguments.rank == 0)) return Status();
     std::vector<OpLaunch::Address> addresses = {{word(&SelectPlacesArguments::in), in},
@@ -75,7 +80,7 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
       addresses.push_back({word(&SelectPlacesArguments::places), result(buffer)});
     }
     const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
-    rest->steps.emplace_back(rest_of("select_places", arguments, chunks, std::move(addresses)));
+    rest->steps.emplace_back(rest_of("select_places", all, chunks, std::move(addresses)));
     return Status();
   };
   return {};
@@ -236,7 +241,7 @@ Status unique_sorted(OpPlanner& planner) { return unique(planner, true); }
 Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
 constexpr NamedPlan kPlans[] = {{"nonzero", nonzero},
-                                {"masked_select", masked_select},
+                                {"masked_select", masked_select, true},
                                 {"_unique2", unique_sorted},
                                 {"unique_consecutive", unique_runs}};
 

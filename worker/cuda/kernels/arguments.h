@@ -132,9 +132,10 @@ struct SelectSumArguments {
 };
 struct SelectPlacesArguments {
   u64 in = 0, counts = 0;
-  u64 places = 0;            // [n, rank] of i64, or null:
+  u64 places = 0;            // [n, rank] of i64, one dim after the other, or null:
   u64 values = 0, from = 0;  // elements of `from`, packed
   i64 count = 0, dtype = 0, rank = 0, item = 0;
+  i64 dim_stride = 0;  // of places
   i64 sizes[kMostDims] = {};
 };
 inline constexpr int kSelectChunk = 1024;

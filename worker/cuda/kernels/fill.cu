@@ -3,14 +3,23 @@
 #include "worker/cuda/kernels/device.h"
 
 namespace torch_remote::worker::cuda {
+namespace {
+
+// Of linspace: each step of the sum is rounded, as on the CPU.
+__device__ double between(const RangeArguments& range, i64 i) {
+  const double first = rounded(range.first, range.dtype), last = rounded(range.last, range.dtype);
+  const double step = rounded(rounded(last - first, range.dtype) / static_cast<double>(range.count - 1), range.dtype);
+  if (i < range.half) return first + rounded(step * static_cast<double>(i), range.dtype);
+  return last - rounded(step * static_cast<double>(range.count - 1 - i), range.dtype);
+}
+
+}  // namespace
 
 KERNEL(256) fill_range(const RangeArguments range) {
   for (i64 i = first_item(); i < range.count; i += all_threads()) {
     if (is_float(range.dtype)) {
-      const bool backwards = range.half != 0 && i >= range.half;
-      const double x = backwards ? range.last - range.step * static_cast<double>(range.count - 1 - i)
-                                 : range.first + range.step * static_cast<double>(i);
-      store_float(range.out, i, range.dtype, x);
+      store_float(range.out, i, range.dtype,
+                  range.half != 0 ? between(range, i) : range.first + range.step * static_cast<double>(i));
     } else {
       store_whole(range.out, i, range.dtype, range.whole_first + range.whole_step * i);
     }

@@ -69,7 +69,7 @@ KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
       i64 rest = first + i;
       for (i64 d = select.rank - 1; d >= 0; --d) {
         const i64 next = divide(rest, select.sizes[d]);
-        pointer<i64>(select.places)[to * select.rank + d] = rest - next * select.sizes[d];
+        pointer<i64>(select.places)[to + d * select.dim_stride] = rest - next * select.sizes[d];
         rest = next;
       }
     }
