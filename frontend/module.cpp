@@ -55,6 +55,7 @@ py::dict stats() {
   all["programs_built"] = sum.programs_built;
   all["program_hits"] = sum.program_hits;
   all["kernels_compiled"] = sum.kernels_compiled;
+  all["groups_refused"] = sum.groups_refused;
   all["compiled_graphs"] = compiled_graphs.load();
   all["compiled_graph_splits"] = compiled_graph_splits.load();
   all["client_fallbacks"] = client_fallbacks();

@@ -119,6 +119,9 @@ struct Form {
 // The node's form; of an op over lists of tensors, that of their `item`-th. False: no kernel does this node.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
 
+// Rows of a product that loops for few rows may do (GroupKind::kMatmulEpilogue): libraries are faster with more.
+inline constexpr int64_t kMostProductRows = 48;
+
 // Whether the node may fail, as an index of its operands may be out of bounds: only the data tell.
 bool checks_indices(const Form& form);
 

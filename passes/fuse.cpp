@@ -5,6 +5,7 @@
 #include <queue>
 #include <vector>
 
+#include "ir/arrangement.h"
 #include "ir/domain.h"
 #include "ir/op_table_generated.h"
 #include "ir/sections.h"
@@ -255,8 +256,12 @@ class Fuser {
   bool fits(Cluster& cluster, const std::vector<uint32_t>& added) const {
     if (!may_fail(cluster.nodes)) return false;
     if (cluster.joins) return fits_in_sections(cluster);
-    return std::ranges::all_of(added, [&](uint32_t node) { return cluster.domain.add(node); });
+    return std::ranges::all_of(added, [&](uint32_t node) { return cluster.domain.add(node); }) &&
+           has_kernel(cluster.domain);
   }
+
+  // Its dims are not too many for a kernel.
+  static bool has_kernel(const Domain& domain) { return ir::Arrangement(domain).find().ok(); }
 
   bool fits_in_sections(Cluster& cluster) const {
     std::vector<ir::Section> sections;
@@ -267,6 +272,7 @@ class Fuser {
       for (uint32_t n = 0; n < section.nodes.size(); ++n) {
         if (!domain.add(n)) return false;
       }
+      if (!has_kernel(domain)) return false;
       cluster.kind = std::max(cluster.kind, kind_of(domain));
     }
     return true;
@@ -397,9 +403,8 @@ class Fuser {
     if (left.sizes.size() != 2 || right.sizes.size() != 2) return false;
     using enum ir::DType;
     const bool float_type = left.dtype == kFloat32 || left.dtype == kBFloat16 || left.dtype == kFloat16;
-    constexpr int64_t kMostRows = 48;
     const int64_t rows = values_[left.sizes[0]];
-    return float_type && rows >= 1 && rows <= kMostRows && values_[left.strides[1]] == 1 &&
+    return float_type && rows >= 1 && rows <= ir::kMostProductRows && values_[left.strides[1]] == 1 &&
            values_[right.strides[0]] == 1;
   }
 

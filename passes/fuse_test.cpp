@@ -103,6 +103,21 @@ TEST(Fuse, RowsAreReducedAndGoOn) {
             "rowwise{relu _softmax neg amax}");
 }
 
+// A kernel has one dim of rows whose totals it adds up: those of several dims must lie one behind the other.
+TEST(Fuse, SumsOverRowsOfSeveralDimsAreLeftAlone) {
+  const auto sum_of_product = [](const std::string& strides) {
+    return fused("graph() {\n  b0: input survives\n  b1: fresh(8000)\n  b2: fresh(40) survives\n  %0: f32[5, 40, 10]{" +
+                     strides + R"(} @b0
+  %1: f32[5, 40, 10]{400, 10, 1} @b1 = aten::mul.Tensor(%0, %0)
+  %2: f32[10]{1} @b2 = aten::sum.dim_IntList(%1, [0, 1], false)
+}
+)",
+                 context({}));
+  };
+  EXPECT_EQ(sum_of_product("400, 10, 1"), "reduce{mul.Tensor sum.dim_IntList}");
+  EXPECT_EQ(sum_of_product("800, 10, 1"), "mul.Tensor sum.dim_IntList");
+}
+
 TEST(Fuse, WhatIsKnownWhenAllRowsAreDoneDoesNotGoBack) {
   EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
   %2: f32[1, s1]{s1, 1} @b2 = aten::sum.dim_IntList(%1, [0], true)

@@ -33,6 +33,9 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   kernels::KernelRunnerOptions made;
   made.waits = cache.urgent;
   made.description = "kernels";
+  made.tell_refusal = [](std::string_view ops, std::string_view why) {
+    spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
+  };
   made.threads = plugin.threads();
   made.begins = plugin.begins();
   made.products = std::make_shared<kernels::ProductChoices>(kernels::ProductChoices::Options{

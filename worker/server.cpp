@@ -535,15 +535,19 @@ wire::WorkerUse Server::worker_use() const {
   const auto encoded = [](const MemoryStat& stat) {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
-  uint64_t kernels = 0;
-  for (const auto& runner : on_.runners) kernels += runner->kernels_compiled();
+  uint64_t kernels = 0, refused = 0;
+  for (const auto& runner : on_.runners) {
+    kernels += runner->kernels_compiled();
+    refused += runner->groups_refused();
+  }
   return {encoded(stats.allocated),
           encoded(stats.reserved),
           encoded(stats.allocations),
           encoded(stats.segments),
           stats.retries,
           stats.failures,
-          kernels};
+          kernels,
+          refused};
 }
 
 Status Server::memory(Frame& frame) {

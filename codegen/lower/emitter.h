@@ -63,7 +63,7 @@ class Emitter {
 // One member of a domain while its values are made.
 class NodeEmitter {
  public:
-  struct Group;  // what its neighbours made: lower.cpp
+  struct Group;  // what its neighbours made: group_emitter.h
 
   NodeEmitter(Group& group, const ir::Domain::Member& member, const ir::Node& node, uint32_t item);
 

@@ -16,8 +16,8 @@ struct Binding {
   std::vector<int64_t> strides;  // elements: of the kernel's dims, then the indexed ones
   std::vector<int64_t> outer;    // of Launch::outer
   std::vector<int64_t> bounds;   // of the indexed dims
-  // Its elements lie across: who calls copies those of some rows side by side first. The kernel has one row dim and one
-  // column dim, only loads them, and finds their columns 1 apart.
+  // Its elements lie across: who calls copies those of some rows side by side first, and what is stored there back
+  // afterwards. The kernel has one row dim and one column dim, and finds their columns 1 apart.
   bool packed = false;
   // It is stored to by adding: its elements are set to 0 before, `bounds` times those of the kernel's dims.
   bool zeroed = false;

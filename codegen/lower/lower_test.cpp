@@ -597,6 +597,43 @@ kernel(i0 | j0) {
   EXPECT_FALSE(launches[0].operands[2].zeroed);
 }
 
+// Of two results that lie in different ways, one is stored to where it is packed.
+TEST(Lower, WhatLiesAcrossIsPacked) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(R"(graph(s0..s3) {
+  s4 = 1
+  b0: input survives
+  b1: fresh(s2) survives ssa
+  b2: fresh(s2) survives ssa
+  %0: f32[s0, s1]{s4, s0} @b0
+  group pointwise {
+  %1: f32[s0, s1]{s1, s4} @b1 = aten::relu(%0)
+  %2: f32[s0, s1]{s4, s0} @b2 = aten::neg(%1)
+  }
+}
+)",
+                    {40, 30, kBytes}, &launches),
+            R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0, j0]
+  %0: f32 = constant 0.0
+  %1: f32 = load a0
+  %2: f32 = max %0, %1
+  %3: f32 = neg %2
+  store a1, %2
+  store a2, %3
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_TRUE(launches[0].operands[0].packed);
+  EXPECT_FALSE(launches[0].operands[1].packed);
+  EXPECT_TRUE(launches[0].operands[2].packed);
+  // What it is unpacked to may not be where others are loaded still.
+  EXPECT_FALSE(may_share(launches[0], 2, 0));
+}
+
 // What one loop nest cannot do is said, and is no kernel.
 TEST(Lower, WhatDoesNotFit) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {

@@ -10,7 +10,7 @@ bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
     if (to != kNone) return false;
     to = i;
   }
-  if (to == kNone || kernel.operands[to].indexed != 0) return false;
+  if (to == kNone || kernel.operands[to].indexed != 0 || launch.operands[to].packed) return false;
   const Store* stored = nullptr;
   for (const Store& store : kernel.stores) {
     if (store.operand == to) stored = &store;

@@ -23,6 +23,7 @@ struct Counters {
   uint64_t programs_built = 0;
   uint64_t program_hits = 0;
   uint64_t kernels_compiled = 0;
+  uint64_t groups_refused = 0;       // of programs, that no kernel of the worker does
   uint64_t round_trips = 0;          // waits for an answer
   uint64_t connections = 0;          // waits for a worker's greeting
   uint64_t back_pressure_waits = 0;  // waits until less is on its way

@@ -458,6 +458,7 @@ Counters ClientImpl::counters() const {
   c.programs_built = counters_.programs_built;
   c.program_hits = counters_.program_hits;
   c.kernels_compiled = totals.kernels_compiled - base_.kernels_compiled;
+  c.groups_refused = totals.groups_refused - base_.groups_refused;
   c.round_trips = counters_.round_trips;
   c.connections = counters_.connections;
   c.back_pressure_waits = totals.back_pressure_waits - base_.back_pressure_waits;
@@ -487,6 +488,7 @@ void Counters::add(const Counters& other) {
   programs_built += other.programs_built;
   program_hits += other.program_hits;
   kernels_compiled += other.kernels_compiled;
+  groups_refused += other.groups_refused;
   round_trips += other.round_trips;
   connections += other.connections;
   back_pressure_waits += other.back_pressure_waits;

@@ -329,12 +329,14 @@ TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.worker_peak_bytes, 22u);
   EXPECT_EQ(counters.kernels_compiled, 44u);
+  EXPECT_EQ(counters.groups_refused, 55u);
   EXPECT_GT(counters.bytes_sent, 0u);
   EXPECT_GT(counters.bytes_received, 0u);
   client->reset_counters();
   counters = client->counters();
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.kernels_compiled, 0u);
+  EXPECT_EQ(counters.groups_refused, 0u);
   EXPECT_EQ(counters.round_trips, 0u);
   EXPECT_EQ(counters.bytes_sent, 0u);
   EXPECT_EQ(counters.bytes_received, 0u);

@@ -253,6 +253,7 @@ void Replies::note_use(const wire::WorkerUse* use) {
   totals_.memory = {stat(use->allocated()), stat(use->reserved()), stat(use->allocations()),
                     stat(use->segments()),  use->retries(),        use->failures()};
   totals_.kernels_compiled = use->kernels_compiled();
+  totals_.groups_refused = use->groups_refused();
 }
 
 // --- profile ---------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class Replies {
   struct Totals {
     uint64_t bytes_received = 0;  // control
     uint64_t kernels_compiled = 0;
+    uint64_t groups_refused = 0;
     uint64_t back_pressure_waits = 0;
     MemoryUse memory;
   };

@@ -48,6 +48,24 @@ def test_softmax_of_what_lies_across(remote: torch.device) -> None:
         torch.testing.assert_close(got, torch.softmax(x.t() * 2, -1), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_that_lie_in_two_ways(remote: torch.device, dtype: torch.dtype) -> None:
+    """A sum lies as its first operand does. One of the results is stored across, and so is what is written in place."""
+    for n, m in SIZES:
+        before = torch.remote.stats()["groups_refused"]
+        x, y = operands(n, m, dtype)
+        a, b = x.to(remote), y.to(remote)
+        first = a.t() + b
+        second = b - first
+        a.t().add_(second)
+        torch.remote.synchronize()
+        assert torch.remote.stats()["groups_refused"] == before
+        assert first.stride() == (1, n) and second.stride() == (m, 1)
+        assert torch.equal(first.cpu(), x.t() + y), (n, m)
+        assert torch.equal(second.cpu(), y - (x.t() + y)), (n, m)
+        assert torch.equal(a.cpu(), x.t().add(y - (x.t() + y)).t()), (n, m)
+
+
 def test_a_kernel_does_one_op_alone(remote: torch.device) -> None:
     """ATen would go through such memory element by element."""
     x, y = (each.to(remote) for each in operands(777, 333, torch.float32))

@@ -8,8 +8,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 KEYS = {
-    "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "client_fallbacks", "round_trips",
-    "back_pressure_waits", "connections", "compiled_graphs", "compiled_graph_splits",
+    "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "groups_refused",
+    "client_fallbacks", "round_trips", "back_pressure_waits", "connections", "compiled_graphs", "compiled_graph_splits",
     "bytes_sent", "bytes_received", "bytes_uploaded", "bytes_downloaded", "worker_bytes", "worker_peak_bytes",
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 #include "worker/kernels/kernel_runner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -29,8 +30,9 @@ struct BoundGroup {
   std::vector<ir::Sym> symbols;  // those and others that the launches depend on
   std::vector<int64_t> values;   // theirs
   bool bound = false;
-  bool fits = false;   // one loop nest does it with these values
-  bool taken = false;  // and it is done so
+  bool fits = false;     // one loop nest does it with these values
+  bool taken = false;    // and it is done so
+  bool refused = false;  // somebody was told that it is not, and why
   std::vector<codegen::Launch> launches;
   std::vector<CompiledKernel*> kernels;  // of each launch
   Launches prepared;
@@ -61,6 +63,17 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
   return symbols;
 }
 
+// "softmax, mul.Tensor, 3 more"
+std::string describe(const ir::Graph& graph, const ir::Group& group) {
+  constexpr uint32_t kNamed = 4;
+  const uint32_t nodes = group.last - group.first + 1;
+  std::string text;
+  for (uint32_t n = 0; n < std::min(nodes, kNamed); ++n) {
+    text += (n == 0 ? "" : ", ") + std::string(ir::op_desc(graph.nodes[group.first + n].opcode).name);
+  }
+  return nodes <= kNamed ? text : text + ", " + std::to_string(nodes - kNamed) + " more";
+}
+
 // CLOCK_MONOTONIC in ns.
 uint64_t now() {
   return static_cast<uint64_t>(
@@ -70,7 +83,9 @@ uint64_t now() {
 
 class KernelProgram : public RunnerProgram {
  public:
-  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph) : options_(options), graph_(graph) {
+  // `refused` counts groups that no kernel does.
+  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused)
+      : options_(options), graph_(graph), refused_(refused) {
     for (const ir::Group& group : graph.groups) {
       groups_.emplace_back();
       groups_.back().group = group;
@@ -167,9 +182,20 @@ class KernelProgram : public RunnerProgram {
     set_scalars(group, values);
     for (CompiledKernel* kernel : group.kernels) {
       if (options_.waits) options_.cache->wait(*kernel);
-      if (!kernel->ready()) return false;
+      if (kernel->ready()) continue;
+      if (kernel->state.load(std::memory_order_acquire) == CompiledKernel::State::kFailed) {
+        refuse(group, kernel->status.message());
+      }
+      return false;
     }
     return true;
+  }
+
+  // No kernel does it, with the sizes and strides of this run: once a group.
+  void refuse(BoundGroup& group, std::string_view why) const {
+    if (std::exchange(group.refused, true)) return;
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
   }
 
   // The group's time is its first node's.
@@ -199,19 +225,22 @@ class KernelProgram : public RunnerProgram {
     group.symbols = group.places;
     if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
     if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
-    group.fits = codegen::lower_group(graph_, group.group, values, &group.launches).ok();
+    const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
+    group.fits = lowered.ok();
     for (const codegen::Launch& launch : group.launches) {
       group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
     }
     remember(group, values);
-    if (!group.fits) return;
+    if (!group.fits) return refuse(group, lowered.message());
     for (const codegen::Launch& launch : group.launches) {
       CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
       group.fits &= kernel != nullptr;
       group.kernels.push_back(kernel);
       if (kernel != nullptr) group.prepared.add(launch, *kernel);
     }
-    group.fits &= group.prepared.scratch() <= kMostScratch;
+    if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
+    group.fits = group.prepared.scratch() <= kMostScratch;
+    if (!group.fits) refuse(group, "its rows are too long for what a thread keeps of them");
   }
 
   // Numbers of a node that loops of our own take as they are when it is bound.
@@ -243,6 +272,7 @@ class KernelProgram : public RunnerProgram {
       group.attention = Attention::bind(graph_, node, values, *loops);
     }
     group.fits = group.attention != nullptr && group.attention->scratch() <= kMostScratch;
+    if (!group.fits) refuse(group, "no loops do attention of these sizes, strides and dtypes");
   }
 
   // With which values the group was bound.
@@ -281,6 +311,7 @@ class KernelProgram : public RunnerProgram {
 
   const KernelRunnerOptions& options_;
   const ir::Graph& graph_;
+  std::atomic<uint64_t>& refused_;
   std::vector<BoundGroup> groups_;
   bool summed_ = false;  // what follows is of those that are taken now
   uint32_t first_taken_ = ir::kNoNode;
@@ -306,14 +337,16 @@ class KernelRunner : public Runner {
     options_.products->measure();
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<KernelProgram>(options_, request.graph);
+    *program = std::make_unique<KernelProgram>(options_, request.graph, refused_);
     return {};
   }
   bool has_op(const char*) override { return false; }
   uint64_t kernels_compiled() const override { return options_.cache->compiled(); }
+  uint64_t groups_refused() const override { return refused_.load(std::memory_order_relaxed); }
 
  private:
   const KernelRunnerOptions options_;
+  std::atomic<uint64_t> refused_ = 0;
 };
 
 constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "worker/kernels/kernel_cache.h"
 #include "worker/kernels/product_choice.h"
@@ -20,6 +21,8 @@ struct KernelRunnerOptions {
   bool waits = false;
   std::shared_ptr<ProductChoices> products;  // null: products are not done
   std::string description;                   // "kernels"
+  // Told once of each group that no kernel does with the sizes of a run: its ops, and why. May be null.
+  std::function<void(std::string_view ops, std::string_view why)> tell_refusal;
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 

@@ -281,7 +281,8 @@ class LaunchRun {
     }
   }
 
-  // Some rows and columns, for which operands that lie across are packed.
+  // Some rows and columns, for which operands that lie across are packed: before, those that are loaded, and after,
+  // back, those that are stored to.
   void call_packed(const Prepared& p, void* const* data, int64_t begin, int64_t end, int64_t column, int64_t count,
                    void* const* totals) const {
     thread_local Scratch memory;
@@ -291,14 +292,24 @@ class LaunchRun {
     for (size_t i = 0; i < p.item_sizes.size(); ++i) {
       pointers[i] = moved(data[i], column * p.strides[p.first_stride[i] + 1], p.item_sizes[i]);
     }
-    for (const uint32_t i : p.packed) {
-      const std::vector<int64_t>& apart = p.launch->operands[i].strides;
-      const void* const source = moved(data[i], begin * apart[0] + column * apart[1], p.item_sizes[i]);
-      pack({source, apart[0], apart[1], lines, p.packed_line, end - begin, count}, p.item_sizes[i]);
+    for (const auto& [i, loads, stores] : p.packed) {
+      if (loads) pack(packing(p, i, data, begin, end, column, count, lines), p.item_sizes[i]);
       pointers[i] = moved(lines, -begin * p.packed_line, p.item_sizes[i]);
       lines += bytes;
     }
     call_rows(p, pointers.data(), std::span(&count, 1), totals, begin, end);
+    lines -= bytes * p.packed.size();
+    for (const auto& [i, loads, stores] : p.packed) {
+      if (stores) unpack(packing(p, i, data, begin, end, column, count, lines), p.item_sizes[i]);
+      lines += bytes;
+    }
+  }
+
+  static Packing packing(const Prepared& p, uint32_t operand, void* const* data, int64_t begin, int64_t end,
+                         int64_t column, int64_t count, std::byte* lines) {
+    const std::vector<int64_t>& apart = p.launch->operands[operand].strides;
+    void* const across = moved(data[operand], begin * apart[0] + column * apart[1], p.item_sizes[operand]);
+    return {across, apart[0], apart[1], lines, p.packed_line, end - begin, count};
   }
 
   void call_rows(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals,
@@ -336,7 +347,12 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.first_stride.push_back(p.strides.size());
     p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
     if (binding.zeroed) p.zeroed.push_back(static_cast<uint32_t>(i));
-    if (binding.packed) p.packed.push_back(static_cast<uint32_t>(i));
+    if (binding.packed) {
+      const auto loads = [&](const codegen::Value& value) { return value.operand == i; };
+      const auto stores = [&](const codegen::Store& store) { return store.operand == i; };
+      p.packed.push_back({static_cast<uint32_t>(i), std::ranges::any_of(launch.kernel.values, loads),
+                          std::ranges::any_of(launch.kernel.stores, stores)});
+    }
     p.bounds.insert(p.bounds.end(), binding.bounds.begin(), binding.bounds.end());
   }
   if (!p.packed.empty()) {
@@ -344,9 +360,9 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.packed_columns = kernel.splits_columns ? std::min(kPackedColumns, p.columns[0]) : p.columns[0];
     // Lines of a power of two would be in the same places of the cache.
     p.packed_line = (p.packed_columns + kPiece - 1) / kPiece * kPiece + kPiece / 4;
-    for (const uint32_t i : p.packed) {
-      p.strides[p.first_stride[i]] = p.packed_line;
-      p.strides[p.first_stride[i] + 1] = 1;
+    for (const Prepared::Packed& packed : p.packed) {
+      p.strides[p.first_stride[packed.operand]] = p.packed_line;
+      p.strides[p.first_stride[packed.operand] + 1] = 1;
     }
   }
   for (const Line& line : kernel.kept) {

@@ -56,7 +56,11 @@ class Launches {
     // Reductions over rows: rows of a chunk, chunks of that size, and with what remains.
     int64_t chunk = 0, full_chunks = 0, chunks = 0;
     // Operands that are packed, of so many rows and columns at a time.
-    std::vector<uint32_t> packed;
+    struct Packed {
+      uint32_t operand = 0;
+      bool loads = false, stores = false;
+    };
+    std::vector<Packed> packed;
     std::vector<uint32_t> zeroed;      // operands that are set to 0 first
     std::vector<size_t> first_stride;  // of each operand, in `strides`
     int64_t packed_rows = 0, packed_columns = 0, packed_line = 0;

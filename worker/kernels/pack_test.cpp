@@ -21,9 +21,19 @@ void check(int64_t rows, int64_t columns, int64_t rows_apart) {
   }
   pack({source.data(), rows_apart, columns_apart, packed.data(), line, rows, columns}, sizeof(T));
   EXPECT_EQ(packed, expected) << rows << " x " << columns << ", " << rows_apart << " apart, " << sizeof(T) << " bytes";
+  // Back: to where it came from, and nowhere else.
+  std::vector<T> back(source.size()), kept = back;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const auto place = static_cast<size_t>(r * rows_apart + c * columns_apart);
+      kept[place] = source[place];
+    }
+  }
+  unpack({back.data(), rows_apart, columns_apart, packed.data(), line, rows, columns}, sizeof(T));
+  EXPECT_EQ(back, kept) << rows << " x " << columns << ", " << rows_apart << " apart, " << sizeof(T) << " bytes";
 }
 
-TEST(Pack, PutsColumnsSideBySide) {
+TEST(Pack, PutsColumnsSideBySideAndBack) {
   for (const int64_t rows : {0, 1, 3, 4, 16, 21}) {
     for (const int64_t columns : {0, 1, 4, 7, 16, 35}) {
       for (const int64_t apart : {1, 2}) {

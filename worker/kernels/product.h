@@ -20,7 +20,7 @@ const ProductLoops* product_loops(std::string_view target);
 // Does a call, on the threads that `parallel` has if it is worth one's waking.
 void run_product(const ProductLoops& loops, const ProductCall& call, const ParallelFor& parallel);
 
-// `aten::mm` or `aten::addmm` of up to kMostProductRows rows and a matrix whose columns have their elements side by
+// `aten::mm` or `aten::addmm` of up to ir::kMostProductRows rows and a matrix whose columns have their elements side by
 // side, with the sizes of one run, f32, bf16 or f16.
 class Product {
  public:

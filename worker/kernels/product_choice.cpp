@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ir/fusion.h"
 #include "worker/kernels/product.h"
 
 namespace torch_remote::worker::kernels {
@@ -32,7 +33,7 @@ int64_t rounded_rows(int64_t rows) {
   for (const int64_t most : kRows) {
     if (rows <= most) return most;
   }
-  return kMostProductRows;
+  return ir::kMostProductRows;
 }
 
 std::string name_of(const ProductShape& shape) {

@@ -7,8 +7,6 @@
 
 namespace torch_remote::worker::kernels {
 
-inline constexpr int64_t kMostProductRows = 48;
-
 struct ProductShape {
   ProductType type = ProductType::kFloat;
   int64_t rows = 0, columns = 0, depth = 0;

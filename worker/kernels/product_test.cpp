@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ir/fusion.h"
 #include "worker/kernels/kernel_runner.h"
 #include "worker/kernels/testing/elements.h"
 
@@ -261,7 +262,7 @@ TEST(Product, PartsChangeNoBits) {
 TEST(Product, LeavesTheRestToOthers) {
   if (all_loops().empty()) GTEST_SKIP();
   const ProductLoops& loops = *all_loops()[0];
-  EXPECT_EQ(Bench({.rows = kMostProductRows + 1, .depth = 4, .columns = 4}).bind(loops), nullptr);
+  EXPECT_EQ(Bench({.rows = ir::kMostProductRows + 1, .depth = 4, .columns = 4}).bind(loops), nullptr);
   const auto binds = [&](const std::string& nodes) {
     ir::Graph graph;
     const Status status = ir::parse_graph(

@@ -72,6 +72,8 @@ class Runner {
 
   // Kernels compiled so far.
   virtual uint64_t kernels_compiled() const { return 0; }
+  // Groups of its programs that it accepted and found no kernel for.
+  virtual uint64_t groups_refused() const { return 0; }
 
   // The worker is about to wait, for nobody knows how long: threads that spin should sleep.
   virtual void rest() {}

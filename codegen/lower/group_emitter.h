@@ -1,0 +1,113 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "codegen/lower/emitter.h"
+#include "ir/arrangement.h"
+
+// What the members of a group share while their kernel is made.
+namespace torch_remote::codegen {
+
+struct NodeEmitter::Group {
+  Group(const ir::Graph& graph, std::span<const int64_t> values, const ir::Domain& domain, const ir::Arrangement& dims,
+        Launch& launch)
+      : graph(graph), values(values), domain(domain), dims(dims), launch(launch), emitter(launch) {
+    Kernel& kernel = launch.kernel;
+    kernel.rows = static_cast<uint32_t>(dims.row.size());
+    kernel.columns = static_cast<uint32_t>(dims.columns.size());
+    for (const ir::Merged& dim : dims.row) launch.sizes.push_back(dim.size);
+    for (const ir::Merged& dim : dims.columns) launch.sizes.push_back(dim.size);
+    for (const ir::Merged& dim : dims.outer) launch.outer.push_back(dim.size);
+    launch.rest = dims.rest;
+  }
+
+  uint32_t operand(const ir::Domain::Access& access, uint32_t node) {
+    const ir::View& view = graph.views[access.part.view];
+    Operand operand;
+    operand.dtype = view.dtype;
+    Binding binding;
+    binding.buffer = view.buffer;
+    binding.offset = access.offset;
+    const auto add = [&](const ir::Merged& dim, int64_t times) {
+      const int64_t stride = dim.stride(access) * times;
+      if (stride != 0) operand.dims |= 1u << binding.strides.size();
+      binding.strides.push_back(stride);
+      return stride;
+    };
+    for (const ir::Merged& dim : dims.row) add(dim, dims.piece != 0 ? dims.piece : 1);
+    int64_t inner = 0;
+    for (const ir::Merged& dim : dims.columns) inner = add(dim, 1);
+    const uint32_t last = static_cast<uint32_t>(binding.strides.size());
+    operand.strided = last != 0 && (operand.dims >> (last - 1) & 1) != 0 && !dims.columns.empty() && inner != 1;
+    for (const ir::Merged& dim : dims.outer) binding.outer.push_back(dim.stride(access));
+    operand.indexed = static_cast<uint8_t>(access.indexed.size());
+    for (const ir::Domain::Indexed& dim : access.indexed) {
+      binding.strides.push_back(dim.stride);
+      binding.bounds.push_back(dim.size);
+    }
+    for (uint32_t i = 0; i < launch.operands.size(); ++i) {
+      const Binding& known = launch.operands[i];
+      if (launch.kernel.operands[i] == operand && known.buffer == binding.buffer && known.offset == binding.offset &&
+          known.strides == binding.strides && known.outer == binding.outer && known.bounds == binding.bounds) {
+        return i;
+      }
+    }
+    launch.kernel.operands.push_back(operand);
+    launch.operands.push_back(std::move(binding));
+    launch.nodes.push_back(node);
+    return static_cast<uint32_t>(launch.operands.size() - 1);
+  }
+
+  // Values go to memory that somebody outside looks at; of several in the same place, the last one. False: what is
+  // added up does not lie as who sets it to 0 expects, side by side along the last column.
+  bool store() {
+    for (const auto& [buffer, written] : made) {
+      if (graph.buffers[buffer].in_group) continue;
+      launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
+    }
+    for (const Written& written : at_indices) {
+      if (graph.buffers[graph.views[written.access->part.view].buffer].in_group) continue;
+      const uint32_t to = operand(*written.access, written.node);
+      launch.kernel.stores.push_back({to, written.value, written.indices, written.adds});
+      Binding& binding = launch.operands[to];
+      binding.zeroed = !written.access->part.reads;
+      if (!binding.zeroed) continue;
+      const auto is_zero = [](int64_t stride) { return stride == 0; };
+      const bool apart =
+          !dims.columns.empty() && !std::ranges::all_of(binding.strides.begin(), binding.strides.end() - 2, is_zero);
+      if (apart || launch.kernel.operands[to].strided || !std::ranges::all_of(binding.outer, is_zero)) return false;
+    }
+    return true;
+  }
+
+  struct Made {
+    V value = kNone;
+    const ir::Domain::Access* access = nullptr;
+    uint32_t node = 0;
+    bool rounds = false;  // who reads it gets what a store of it would leave
+  };
+
+  struct Written {
+    std::vector<V> indices;
+    V value = kNone;
+    const ir::Domain::Access* access = nullptr;
+    uint32_t node = 0;
+    bool adds = false;
+  };
+
+  const ir::Graph& graph;
+  std::span<const int64_t> values;
+  const ir::Domain& domain;
+  const ir::Arrangement& dims;
+  Launch& launch;
+  Emitter emitter;
+  std::map<uint32_t, Made> made;  // by buffer
+  std::vector<Written> at_indices;
+};
+
+}  // namespace torch_remote::codegen

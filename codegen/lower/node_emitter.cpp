@@ -1,0 +1,311 @@
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "codegen/loop/scalar_ops.h"
+#include "codegen/lower/emitter.h"
+#include "codegen/lower/group_emitter.h"
+
+// One member's operands, results and indices as values of the kernel.
+namespace torch_remote::codegen {
+
+using ir::Arrangement;
+using ir::DimMask;
+using ir::Domain;
+using ir::DType;
+using ir::Merged;
+
+NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
+    : e(group.emitter),
+      graph(group.graph),
+      member(member),
+      node(node),
+      desc(ir::op_desc(node.opcode)),
+      group_(group),
+      item_(item) {}
+
+const ir::Arg* NodeEmitter::argument(std::string_view name) const {
+  for (size_t i = 0; i < desc.args.size(); ++i) {
+    if (desc.args[i].name == name) return &arg(i);
+  }
+  return nullptr;
+}
+
+// Whoever asks for a value makes something else of it: for another value, that must be made again.
+int64_t NodeEmitter::symbol(ir::Sym symbol) const {
+  group_.launch.depends.push_back(symbol);
+  return group_.values[symbol];
+}
+
+V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, symbol, group_.values[symbol]); }
+
+V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
+  const auto made = group_.made.find(graph.views[access.part.view].buffer);
+  if (made != group_.made.end()) {
+    const Group::Made& known = made->second;
+    return known.rounds ? e.rounded(known.value, graph.views[access.part.view].dtype) : known.value;
+  }
+  return e.load(group_.operand(access, member.node), std::move(indices));
+}
+
+V NodeEmitter::element(uint32_t view) {
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.view == view && access.part.reads && access.indexed.empty()) return read(access);
+  }
+  return kNone;
+}
+
+V NodeEmitter::operand(size_t index) {
+  const ir::Arg& given = arg(index);
+  switch (given.tag) {
+    case ir::ArgTag::kView:
+      return element(given.a);
+    case ir::ArgTag::kScalarTensor: {
+      const auto dtype = static_cast<DType>(given.b & 0xFF);
+      if (dtype == DType::kBool) return scalar_of(DType::kBool, given.a);
+      const DType wide = ir::is_float(dtype) ? DType::kFloat64 : DType::kInt64;
+      return e.convert(scalar_of(wide, given.a), loaded_type(dtype));
+    }
+    case ir::ArgTag::kInt:
+      return scalar_of(DType::kInt64, given.a);
+    case ir::ArgTag::kFloat:
+      return scalar_of(DType::kFloat64, given.a);
+    case ir::ArgTag::kBool:
+      return scalar_of(DType::kBool, given.a);
+    default:
+      return kNone;
+  }
+}
+
+V NodeEmitter::operand(std::string_view name) {
+  for (size_t i = 0; i < desc.args.size(); ++i) {
+    if (desc.args[i].name == name) return operand(i);
+  }
+  return kNone;
+}
+
+V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
+
+int64_t NodeEmitter::whole(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kInt ? symbol(given->a) : 0;
+}
+
+double NodeEmitter::number(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  if (given == nullptr) return 0;
+  if (given->tag == ir::ArgTag::kInt) return static_cast<double>(symbol(given->a));
+  return given->tag == ir::ArgTag::kFloat ? std::bit_cast<double>(symbol(given->a)) : 0;
+}
+
+bool NodeEmitter::flag(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
+}
+
+std::optional<double> NodeEmitter::number(size_t index) const {
+  const ir::Arg& given = arg(index);
+  const bool floats = given.tag == ir::ArgTag::kFloat ||
+                      (given.tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(given.b & 0xFF)));
+  if (floats) return std::bit_cast<double>(symbol(given.a));
+  if (given.tag != ir::ArgTag::kInt && given.tag != ir::ArgTag::kScalarTensor) return std::nullopt;
+  return static_cast<double>(symbol(given.a));
+}
+
+bool NodeEmitter::has(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag != ir::ArgTag::kNone;
+}
+
+bool NodeEmitter::has_part(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kView &&
+         std::ranges::any_of(member.accesses,
+                             [&](const Domain::Access& access) { return access.part.view == given->a; });
+}
+
+const ir::View* NodeEmitter::view(std::string_view name) const {
+  const ir::Arg* given = argument(name);
+  return given != nullptr && given->tag == ir::ArgTag::kView ? &graph.views[given->a] : nullptr;
+}
+
+bool NodeEmitter::wants(size_t result) const {
+  return ir::item_of(node.results[result], item_).tag == ir::ArgTag::kView;
+}
+
+DType NodeEmitter::result_dtype(size_t result) const {
+  if (!node.results.empty() && wants(result)) return graph.views[ir::item_of(node.results[result], item_).a].dtype;
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.writes) return graph.views[access.part.view].dtype;
+  }
+  return DType::kFloat32;
+}
+
+void NodeEmitter::write(uint32_t view, V value) {
+  const ir::View& to = graph.views[view];
+  // A chain of ops on half types is rounded at its end, but a conversion to one is meant to round.
+  bool rounds = false;
+  if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
+    rounds = std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+      return access.part.reads && graph.views[access.part.view].dtype != to.dtype;
+    });
+  }
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.view != view || !access.part.writes) continue;
+    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
+  }
+}
+
+void NodeEmitter::result(size_t index, V value) {
+  if (wants(index)) write(ir::item_of(node.results[index], item_).a, value);
+}
+
+void NodeEmitter::fill(V value) {
+  for (const Domain::Access& access : member.accesses) {
+    if (access.part.writes) write(access.part.view, value);
+  }
+}
+
+void NodeEmitter::update(std::string_view name, V value) {
+  const ir::Arg* given = argument(name);
+  if (given != nullptr && given->tag == ir::ArgTag::kView) write(given->a, value);
+}
+
+int64_t NodeEmitter::size(const ir::View& view, size_t dim) const { return group_.values[view.sizes[dim]]; }
+
+int64_t NodeEmitter::space_points() const {
+  int64_t points = 1;
+  for (const ir::Sym size : graph.views[member.form.space].sizes) points *= group_.values[size];
+  return points;
+}
+
+V NodeEmitter::reduced_points(DType type) {
+  return e.convert(e.scalar_float(static_cast<double>(count_reduced())), type);
+}
+
+int64_t NodeEmitter::count_reduced() const {
+  std::vector<int64_t> sizes;
+  int64_t points = 1;
+  if (!ir::find_sizes(graph, member.form, group_.values, &sizes)) return points;
+  for (size_t a = 0; a < sizes.size(); ++a) {
+    if ((member.form.reduced >> a & 1) != 0) points *= sizes[a];
+  }
+  return points;
+}
+
+V NodeEmitter::sum_for(size_t result, V value) {
+  const uint32_t view = ir::item_of(node.results[result], item_).a;
+  const auto found = std::ranges::find_if(
+      member.accesses, [&](const Domain::Access& access) { return access.part.view == view && access.part.writes; });
+  if (found == member.accesses.end()) return kNone;
+  const std::vector<Merged>& columns = group_.dims.columns;
+  const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
+  const bool rows = group_.launch.kernel.rows != 0;
+  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.lines(Reduction::kSum, value) : kNone;
+  if (!columns.empty() && !varies(0)) value = e.columns(Reduction::kSum, value);
+  return rows ? e.rows(Reduction::kSum, value) : value;
+}
+
+V NodeEmitter::reduce(Reduction reduction, V value) {
+  if (member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll) {
+    value = e.columns(reduction, value);
+  }
+  if (member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll) value = e.rows(reduction, value);
+  return value;
+}
+
+bool NodeEmitter::has_one_column() const {
+  return group_.dims.columns.size() == 1 && member.reduces == ir::Reduces::kColumns;
+}
+
+V NodeEmitter::axis_index(uint32_t axis) {
+  uint32_t at = 0;
+  for (const std::vector<Merged>* list : {&group_.dims.row, &group_.dims.columns}) {
+    for (const Merged& dim : *list) {
+      DimMask mask = 0;
+      for (const uint32_t d : dim.dims) mask |= 1u << d;
+      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.piece == 0) return e.index(at);
+      ++at;
+    }
+  }
+  return kNone;
+}
+
+V NodeEmitter::linear_index() {
+  // In the order of memory, which must be that of the axes.
+  const Arrangement& dims = group_.dims;
+  if (!dims.outer.empty() || dims.piece != 0 || member.space != group_.domain.all()) return kNone;
+  std::vector<uint32_t> in_memory, in_order;
+  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
+    for (const Merged& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
+  }
+  for (const DimMask axis : member.axes) {
+    for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
+      if ((axis >> d & 1) != 0) in_order.push_back(d);
+    }
+  }
+  if (in_memory != in_order) return kNone;
+  V number = kNone;
+  uint32_t at = 0;
+  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
+    for (const Merged& dim : *list) {
+      const V here = e.index(at++);
+      number = number == kNone ? here : e.add(e.mul(number, e.scalar_int(dim.size)), here);
+    }
+  }
+  return number == kNone ? e.constant_int(DType::kInt64, 0) : number;
+}
+
+V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
+  const ir::View& from = graph.views[view];
+  if (group_.made.contains(from.buffer)) {
+    group_.launch.computes_indices = true;
+  } else {
+    IndexCheck check{from.buffer, from.dtype, group_.values[from.offset], {}, {}, bound, wraps, ignored};
+    for (const ir::Sym size : from.sizes) check.sizes.push_back(group_.values[size]);
+    for (const ir::Sym stride : from.strides) check.strides.push_back(group_.values[stride]);
+    group_.launch.checks.push_back(std::move(check));
+  }
+  const V index = e.convert(element(view), DType::kInt64);
+  if (!wraps) return index;
+  const V below = e.op(ir::ScalarOp::kLt, index, e.constant_int(DType::kInt64, 0));
+  return e.where(below, e.add(index, e.scalar_int(bound)), index);
+}
+
+V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
+  const ir::Arg* given = argument(name);
+  for (const Domain::Access& access : member.accesses) {
+    if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
+    std::vector<V> places;
+    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    return e.load(group_.operand(access, member.node), std::move(places));
+  }
+  return kNone;
+}
+
+V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
+  const ir::Arg* given = argument(name);
+  for (Domain::Access access : member.accesses) {
+    if (given == nullptr || access.part.view != given->a) continue;
+    std::ranges::fill(access.strides, 0);
+    access.dims = 0;
+    access.indexed = {{1, 0}};
+    for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
+      if ((member.axes[axis] >> d & 1) != 0) access.indexed[0].size *= group_.domain.sizes()[d];
+    }
+    return e.load(group_.operand(access, member.node), {index});
+  }
+  return kNone;
+}
+
+void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps) {
+  for (const Domain::Access& access : member.accesses) {
+    if (!access.part.in_order) continue;
+    std::vector<V> places;
+    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    const DType type = loaded_type(graph.views[access.part.view].dtype);
+    group_.at_indices.push_back({std::move(places), e.convert(value, type), &access, member.node, adds});
+  }
+}
+
+}  // namespace torch_remote::codegen
