@@ -1,12 +1,13 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-// Tensors that are not one strided block of memory: sparse, quantized, and nested ones (but for torch.jagged, which is
-// made of strided tensors). The device has none; what would make or use one says so at the call.
+// Tensors that are not one strided block of memory: quantized, and nested ones (but for torch.jagged, which is made of
+// strided tensors). The device has none; what would make or use one says so at the call. So does what is not there for
+// sparse ones (sparse.h).
 namespace torch_remote::frontend {
 namespace {
 
-constexpr char kSparse[] = "sparse tensors (for gradients: sparse=False); on the CPU they work";
+constexpr char kSparse[] = "kernel of it for sparse tensors; to_dense() makes them strided ones";
 constexpr char kNested[] = "nested tensors of torch.strided; use layout=torch.jagged";
 constexpr char kQuantized[] = "quantized tensors; quantize on the CPU, and train with fake quantization";
 

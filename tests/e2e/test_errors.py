@@ -291,11 +291,8 @@ def test_fallbacks_are_not_silent(remote):
 
 
 OTHER_LAYOUTS = {
-    "sparse": lambda x: x.to_sparse(),
-    "sparse from parts": lambda x: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x),
-    "sparse gradient": lambda x: (
-        F.embedding(torch.zeros(2, dtype=torch.int64, device=x.device), x, sparse=True).sum().backward()
-    ),
+    "sparse, in blocks": lambda x: x.to_sparse_bsr((1, 1)),
+    "sparse, what is not there": lambda x: torch.bmm(x.to_sparse().unsqueeze(0), x.t()[None]),
     "sparse gradient of a bag": lambda x: (
         F.embedding_bag(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x, sparse=True).sum().backward()
     ),

@@ -41,5 +41,5 @@ ABSENT: dict[str, str] = {
     "ipc_collect": "processes do not share the worker's memory",
     "memory_snapshot": "addresses on the worker say nothing here; see memory_summary() and torch.remote.profile",
     "profiler": "use torch.profiler or torch.remote.profile",
-    "sparse": "an empty module of torch's; and there are no sparse tensors",
+    "sparse": "an empty module of torch's",
 }  # fmt: skip

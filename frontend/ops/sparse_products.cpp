@@ -1,0 +1,148 @@
+#include <ATen/ATen.h>
+#include <ATen/WrapDimUtils.h>
+
+#include <limits>
+#include <vector>
+
+#include "frontend/ops/sparse.h"
+
+namespace torch_remote::frontend::sparse {
+
+// -- softmax: of the elements that are there
+// ---------------------------------------------------------------------------
+
+// Which elements of a coalesced tensor are along one line of `dim`, a number for each line.
+struct Lines {
+  Tensor number;
+  int64_t count = 0;
+};
+
+static Lines lines_of(const Tensor& self, int64_t dim) {
+  std::vector<int64_t> sizes(self.sizes().begin(), self.sizes().begin() + self.sparse_dim());
+  std::vector<Tensor> rest = self._indices().unbind(0);
+  rest.erase(rest.begin() + dim);
+  sizes.erase(sizes.begin() + dim);
+  if (rest.empty()) return {at::zeros({self._nnz()}, self._indices().options()), 1};
+  const auto [found, inverse, counts] = at::_unique2(places(at::stack(rest), sizes), true, true);
+  return {inverse, found.size(0)};
+}
+
+template <bool log>
+Tensor softmax(const Tensor& given, int64_t dim, bool) {
+  const Tensor self = coalesce(given);
+  dim = at::maybe_wrap_dim(dim, self.dim());
+  const Tensor values = self._values();
+  if (dim >= self.sparse_dim()) {
+    const int64_t d = dim - self.sparse_dim() + 1;
+    return make_coo(self, self._indices().clone(), log ? at::log_softmax(values, d) : at::softmax(values, d), true);
+  }
+  if (self._nnz() == 0) return self.clone();
+  const Lines lines = lines_of(self, dim);
+  std::vector<int64_t> sizes = values.sizes().vec();
+  sizes[0] = lines.count;
+  const Tensor line = like_first_dim(lines.number, values).expand_as(values);
+  const Tensor top = at::full(sizes, -std::numeric_limits<double>::infinity(), values.options())
+                         .scatter_reduce_(0, line, values, "amax");
+  const Tensor shifted = values.sub(top.index_select(0, lines.number)), exp = shifted.exp();
+  const Tensor sum = sums_of(exp, lines.number, lines.count).index_select(0, lines.number);
+  return make_coo(self, self._indices().clone(), log ? shifted.sub(sum.log()) : exp.div(sum), true);
+}
+
+template <bool log>
+Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&) {
+  dim = at::maybe_wrap_dim(dim, output.dim());
+  const Tensor given = mask(grad, output)._values(), values = output._values();
+  if (dim >= output.sparse_dim()) {
+    const int64_t d = dim - output.sparse_dim() + 1;
+    return make_coo(output, output._indices().clone(),
+                    log ? at::_log_softmax_backward_data(given, values, d, values.scalar_type())
+                        : at::_softmax_backward_data(given, values, d, values.scalar_type()),
+                    true);
+  }
+  const Lines lines = lines_of(output, dim);
+  const Tensor terms = log ? given : given.mul(values);
+  const Tensor sum = sums_of(terms, lines.number, lines.count).index_select(0, lines.number);
+  return make_coo(output, output._indices().clone(),
+                  log ? given.sub(values.exp().mul(sum)) : values.mul(given.sub(sum)), true);
+}
+
+template Tensor softmax<false>(const Tensor& given, int64_t dim, bool);
+template Tensor softmax<true>(const Tensor& given, int64_t dim, bool);
+template Tensor softmax_backward<false>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
+template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
+
+// -- products of matrices ---------------------------------------------------------------------------------------------
+
+struct Elements {
+  Tensor rows, columns, values;
+};
+
+static Elements elements_of(const Tensor& matrix) {
+  if (matrix.is_sparse()) {
+    TORCH_CHECK(matrix.sparse_dim() == 2 && matrix.dense_dim() == 0,
+                "addmm: Argument #2: matrices expected, got a tensor of ", matrix.sparse_dim(), " sparse and ",
+                matrix.dense_dim(), " dense dims");
+    const Tensor indices = matrix._indices();
+    return {indices.select(0, 0), indices.select(0, 1), matrix._values()};
+  }
+  const Tensor coo = matrix.to_sparse();
+  return elements_of(coo);
+}
+
+// beta * self + alpha * (sparse @ dense): each element of the matrix adds a multiple of a row to a row.
+Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha) {
+  TORCH_CHECK(mat1.layout() != at::kStrided && mat2.layout() == at::kStrided && self.layout() == at::kStrided,
+              "remote: addmm of these layouts (", self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
+              ") is not there: the first matrix may be sparse, the second one and what is added are strided");
+  TORCH_CHECK(mat1.dim() == 2 && mat2.dim() == 2, "addmm: Expected two matrices, got ", mat1.sizes(), " and ",
+              mat2.sizes());
+  TORCH_CHECK(mat1.size(1) == mat2.size(0), "mat1 and mat2 shapes cannot be multiplied (", mat1.size(0), "x",
+              mat1.size(1), " and ", mat2.size(0), "x", mat2.size(1), ")");
+  const Elements of = elements_of(mat1);
+  const Tensor rows = mat2.index_select(0, of.columns).mul(of.values.unsqueeze(1));
+  Tensor product = at::zeros({mat1.size(0), mat2.size(1)}, mat2.options()).index_add_(0, of.rows, rows);
+  if (!alpha.equal(1)) product = product.mul(alpha);
+  if (beta.equal(0)) return product;
+  const Tensor added = self.expand(product.sizes());
+  return (beta.equal(1) ? added : added.mul(beta)).add(product);
+}
+
+Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
+                    Tensor& out) {
+  const Tensor result = product(self, mat1, mat2, beta, alpha);
+  return out.resize_(result.sizes()).copy_(result);
+}
+
+Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                         const Scalar& alpha) {
+  return self.copy_(product(self, mat1, mat2, beta, alpha));
+}
+
+// Of a matrix and a vector.
+Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
+  TORCH_CHECK(self.dim() == 2 && vector.dim() == 1 && self.size(1) == vector.size(0), "size mismatch, got input (",
+              self.sizes(), "), vec (", vector.sizes(), ")");
+  const Tensor column = vector.unsqueeze(1);
+  return product(column, self, column, 0, 1).squeeze(1);
+}
+
+Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                           const Scalar& alpha, Tensor& out) {
+  const Tensor product = matrix_vector(matrix, vector).mul(alpha);
+  const Tensor result = beta.equal(0) ? product : self.mul(beta).add(product);
+  return out.resize_(result.sizes()).copy_(result);
+}
+
+Tensor sparse_product(const Tensor& self, const Tensor& other) {
+  TORCH_CHECK(self.is_sparse() && other.is_sparse(), "remote: this product of sparse matrices wants both of COO");
+  TORCH_CHECK(self.size(1) == other.size(0), "mat1 and mat2 shapes cannot be multiplied (", self.size(0), "x",
+              self.size(1), " and ", other.size(0), "x", other.size(1), ")");
+  const Elements left = elements_of(coalesce(self)), right = elements_of(coalesce(other));
+  const auto [which, at] = join(left.columns, right.rows);
+  const Tensor values = left.values.index_select(0, which).mul(right.values.index_select(0, at));
+  const Tensor indices = at::stack({left.rows.index_select(0, which), right.columns.index_select(0, at)});
+  return coalesce(at::_sparse_coo_tensor_with_dims_and_tensors(2, 0, {self.size(0), other.size(1)}, indices, values,
+                                                               values.options().layout(at::kSparse), false));
+}
+
+}  // namespace torch_remote::frontend::sparse
