@@ -228,9 +228,9 @@ def stats() -> dict[str, int]:
     """Counters since start or `reset_stats()`, over all devices and all the workers that they had.
 
     ops_recorded; flushes (traces sent), programs_built (misses), program_hits; kernels_compiled, groups_refused
-    (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks (ops
-    that ran in this process instead); compiled_graphs and compiled_graph_splits (programs and ops outside of programs,
-    beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an answer),
+    (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks
+    (ops that ran in this process instead); compiled_graphs and compiled_graph_splits (programs and ops outside of
+    programs, beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an answer),
     back_pressure_waits (until less is on its way); bytes_sent, bytes_received (control),
     bytes_uploaded, bytes_downloaded (tensors); worker_bytes, worker_peak_bytes (of the workers that there are now, as
     of their last messages).
