@@ -282,12 +282,14 @@ struct Event {
   void wait() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return;
-    remote::Client* worker = marker();
+    if (remote::Client* worker = marker(); worker != nullptr) {
+      const WaitSpan span("event", wait_line());
+      const Status status = worker->wait_mark(ticket, keep_waiting, &mark);
+      if (status.code() != ErrorCode::kInterrupted) state = State::kDone;
+      check(status);
+      has_time = true;
+    }
     state = State::kDone;
-    if (worker == nullptr) return;
-    const WaitSpan span("event", wait_line());
-    check(worker->wait_mark(ticket, keep_waiting, &mark));
-    has_time = true;
   }
 };
 

@@ -307,14 +307,14 @@ void ClientImpl::free(uint64_t id) {
 
 // --- waiting ---------------------------------------------------------------------------------------------------------
 
-Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again) {
   counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
   EventSpan span(Event::Kind::kReply);
   if (Event* event = span.event()) {
     event->session = session_;
     event->sequence = sequence;
   }
-  return replies_.wait(sequence, keep_waiting, reply, error);
+  return replies_.wait(sequence, keep_waiting, reply, error, again);
 }
 
 Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) {
@@ -402,8 +402,9 @@ Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, M
   if (abandoned_) return forked();
   Frame frame;
   OpError none;  // such a reply has no error
-  Status status = is_reached(ticket) ? replies_.wait(ticket, keep_waiting, &frame, &none)
-                                     : wait(ticket, keep_waiting, &frame, &none);
+  const bool waits = !is_reached(ticket);
+  Status status = waits ? wait(ticket, keep_waiting, &frame, &none, /*again=*/true)
+                        : replies_.wait(ticket, keep_waiting, &frame, &none);
   if (!status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::MarkReply>(frame.control.data());  // verified when it came
   *mark = {reply->reached(), reply->failed()};

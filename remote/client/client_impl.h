@@ -113,7 +113,7 @@ class ClientImpl final : public Client {
   void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
 
   // Without it:
-  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
   // Sends a question, which `encode` writes into builder_ (with order_ held).
   template <typename Encode>
   Status send_question(wire::Type type, Encode&& encode, uint64_t* sequence);

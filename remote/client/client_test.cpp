@@ -124,6 +124,20 @@ TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   client->forget(third);                          // nothing
 }
 
+TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
+  hold_builds();
+  TraceWriter(trace).op(0, 5, 10, true);
+  flush();
+  uint64_t ticket;
+  ASSERT_TRUE(client->mark(&ticket).ok());
+  EXPECT_FALSE(client->is_reached(ticket));
+  Mark mark;
+  EXPECT_EQ(client->wait_mark(ticket, [] { return false; }, &mark).code(), ErrorCode::kInterrupted);
+  release_builds();
+  ASSERT_TRUE(client->wait_mark(ticket, {}, &mark).ok());
+  EXPECT_EQ(mark.reached, ticket * 1000);
+}
+
 TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   client->free(12);
   client->free(3);

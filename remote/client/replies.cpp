@@ -125,20 +125,21 @@ bool Replies::has(uint64_t sequence) const {
   return slot == slots_.end() || slot->second.done || !lost_;
 }
 
-Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
+Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, bool again,
                      Slot* result) {
   const auto slot = slots_.find(sequence);
   if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
   Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
+  if (again && status.code() == ErrorCode::kInterrupted) return status;
   *result = std::move(slot->second);
   slots_.erase(slot);
   return status;
 }
 
-Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error) {
+Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again) {
   std::unique_lock lock(mutex_);
   Slot result;
-  if (Status status = take(lock, sequence, keep_waiting, &result); !status) return status;
+  if (Status status = take(lock, sequence, keep_waiting, again, &result); !status) return status;
   if (!result.error) {
     *reply = std::move(result.reply);
     return {};

@@ -43,8 +43,8 @@ class Replies {
   bool has(uint64_t sequence) const;
 
   // Waits for the reply to a message that was announced by `expect`. A failure that it tells is returned and set in
-  // *error.
-  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
+  // *error. After an interruption its reply is not expected any more; `again`: it is, and can be waited for again.
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
 
   // Failures that nobody has waited for: of programs that could not be built, and in replies to interrupted waits.
   // Those of *error, a synchronisation's, come after them in it.
@@ -98,7 +98,8 @@ class Replies {
   Status receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
 
   // What came for this message, which is then forgotten.
-  Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, Slot* result);
+  Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, bool again,
+              Slot* result);
 
   // With mutex_ held.
   Status handle(Frame& frame);
