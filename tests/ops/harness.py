@@ -420,7 +420,13 @@ def check_op(
                 report.skipped[f"{name}: values not compared"] += 1
 
 
+# What is only there in place, which leaves that want gradients refuse.
+IN_PLACE_ONLY = ("_foreach_zero",)
+
+
 def has_gradient(op: OpInfo, dtype: torch.dtype) -> bool:
+    if op_name(op) in IN_PLACE_ONLY:
+        return False
     differentiable = dtype.is_floating_point or dtype.is_complex
     return op.supports_autograd and differentiable and dtype in op.supported_backward_dtypes("cpu")
 
