@@ -242,13 +242,14 @@ def test_what_took_a_place_is_right_when_its_ops_are_done_alone(remote):
         rows.cpu()
 
 
-def test_what_would_be_gathered_is_left_to_aten(remote, counted):
+def test_what_lies_across_is_done_by_a_kernel(remote, counted):
     x, y = torch.randn(200, 300), torch.randn(300, 200)
     with counted() as c:
         got = x.to(remote).t() + y.to(remote) * 2
+        assert got.stride() == (x.t() + y * 2).stride() == (1, 300)
         torch.testing.assert_close(got.cpu(), x.t() + y * 2)
         torch.remote.synchronize()
-    assert c["kernels_compiled"] == 0
+    assert c["kernels_compiled"] == 1
 
 
 def test_integers_are_exact(remote):
