@@ -432,6 +432,7 @@ kernel(i0 | j0) {
   EXPECT_TRUE(launches[1].in_turn);
   const auto offsets = [&](const Launch& launch) {
     std::vector<int64_t> found;
+    found.reserve(launch.operands.size());
     for (const Binding& binding : launch.operands) found.push_back(binding.offset);
     return found;
   };

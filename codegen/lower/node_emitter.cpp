@@ -277,6 +277,7 @@ V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices,
   for (const Domain::Access& access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
     std::vector<V> places;
+    places.reserve(indices.size());
     for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
     return e.load(group_.operand(access, member.node), std::move(places));
   }
@@ -302,6 +303,7 @@ void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds
   for (const Domain::Access& access : member.accesses) {
     if (!access.part.in_order) continue;
     std::vector<V> places;
+    places.reserve(indices.size());
     for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
     const DType type = loaded_type(graph.views[access.part.view].dtype);
     group_.at_indices.push_back({std::move(places), e.convert(value, type), &access, member.node, adds});

@@ -341,7 +341,7 @@ Status ClientImpl::send_question(wire::Type type, Encode&& encode, uint64_t* seq
 template <typename Encode>
 Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
                        OpError* error) {
-  uint64_t sequence;
+  uint64_t sequence = 0;
   if (Status status = send_question(type, encode, &sequence); !status) return status;
   return wait(sequence, keep_waiting, reply, error);
 }
@@ -441,7 +441,7 @@ Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWai
   const uint64_t sent = monotonic_ns();
   Frame reply;
   OpError none;  // such a reply has no error
-  const Status status = ask(wire::Type::kProfile, encode, keep_waiting, &reply, &none);
+  Status status = ask(wire::Type::kProfile, encode, keep_waiting, &reply, &none);
   *profile = command == ProfileCommand::kStop ? replies_.take_profile() : WorkerProfile();
   if (!status) return status;
   decode_worker_clock(reply, sent, monotonic_ns(), profile);
