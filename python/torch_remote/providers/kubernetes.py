@@ -346,6 +346,7 @@ class Kubernetes(Provider):
             pod = self._list().get(index)
         assert pod is not None
         self._pods[index] = pod["metadata"]["name"]
+        self._looked = (-1.0, ProviderStatus("running"))  # what was known is of the pod before
         if index not in self._forwarders:
             api = self._api
             self._forwarders[index] = Forwarder(lambda: api.dial(self._pods[index]), self._job)
