@@ -19,15 +19,20 @@
 
 namespace torch_remote::worker {
 
+cuda::LibraryPlaces library_places() {
+  cuda::LibraryPlaces places;
+  places.packages = remote::package_folder().parent_path();
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  return places;
+}
+
 DeviceOpener cuda_device_opener(int ordinal) {
   return [ordinal](remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;
     device_options.kernels.folder = cache_folder();
-    cuda::LibraryPlaces places;
-    places.packages = remote::package_folder().parent_path();
-    if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+    cuda::LibraryPlaces places = library_places();
     const cuda::Driver& driver = device_options.driver;
     Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
     if (status.ok()) {

@@ -1,8 +1,12 @@
 #pragma once
 
+#include "worker/cuda/library.h"
 #include "worker/server.h"
 
 namespace torch_remote::worker {
+
+// Where NVIDIA's libraries may be; what the driver is, is not known yet.
+cuda::LibraryPlaces library_places();
 
 // The GPU of that number, and on it the runners of compiled kernels and of matrix products. Errors name what is to be
 // installed.

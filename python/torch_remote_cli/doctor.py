@@ -115,14 +115,35 @@ def _environment() -> Iterator[Check]:
             yield _bad("token", f"other users can read {file}", f"chmod 600 {file}")
 
 
-def _gpus() -> Check:
-    folder = Path("/proc/driver/nvidia/gpus")
-    if not folder.is_dir():
-        return _note("GPU", "no NVIDIA driver here: workers of this machine compute on the CPU")
-    names = re.findall(
-        r"^Model:\s*(.*)$", "\n".join((gpu / "information").read_text() for gpu in folder.iterdir()), re.M
-    )
-    return _ok("GPU", ", ".join(names) or "the driver knows no GPU")
+def _gpus() -> Iterator[Check]:
+    """What the worker finds for `--device cuda:0`, where there is a driver."""
+    import json
+
+    try:
+        binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or package() / "bin/torch-remote-worker"
+        said = subprocess.run([binary, "--probe", "--json"], capture_output=True, text=True, timeout=60)
+        found = json.loads(said.stdout)
+    except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        yield _note("GPU", "the worker cannot look for GPUs")  # why it does not run, the installation's check says
+        return
+    driver = found["parts"][0]
+    if driver["missing"] and not Path("/proc/driver/nvidia").is_dir():
+        yield _note("GPU", "no NVIDIA driver here: workers of this machine compute on the CPU")
+        return
+    if driver["missing"]:
+        yield _bad("GPU", driver["missing"], driver["fix"])
+        return
+    for gpu in found["gpus"]:
+        text = f"{gpu['device']} {gpu['name']}, driver {driver['version']}"
+        if gpu["missing"]:
+            yield _note("GPU", f"{text}: {gpu['missing']}")
+        else:
+            yield _ok("GPU", f"{text}, sm_{gpu['sm']}, {gpu['all_memory'] / 2**30:.1f} GiB")
+    for part in found["parts"][1:]:
+        if part["missing"]:
+            yield _note(part["name"], f"{part['missing']}; without it {part['without']}", part["fix"])
+        else:
+            yield _ok(part["name"], ", ".join(filter(None, [part["version"], part["path"]])))
 
 
 def _tools() -> Iterator[Check]:
@@ -171,7 +192,7 @@ def checks(quick: bool) -> Iterator[Check]:
     torch = _torch()
     yield torch
     yield from _environment()
-    yield _gpus()
+    yield from _gpus()
     yield from _tools()
     if not quick and installed["state"] == torch["state"] == "ok":
         yield _device()

@@ -1,6 +1,7 @@
 #include "worker/cuda/emulated/open.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
@@ -24,29 +25,57 @@ EmulatedDriver& gpus() {
   return *driver;
 }
 
-Status open_device(remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
-  std::unique_ptr<CudaDevice> device;
-  const Status status = CudaDevice::open(
-      {.driver = gpus().driver(), .limit = options.memory_limit, .kernels = {.compile = compile}}, &device);
-  if (!status.ok()) return status;
-  opened->runners.push_back(make_cuda_runner(*device));
-  opened->runners.push_back(make_product_runner(
-      *device,
-      [](lt::Table* table) {
-        *table = cublaslt();
-        return Status();
-      },
-      ""));
-  opened->runners.push_back(make_convolution_runner(*device, [](dnn::Table* table) {
-    *table = cudnn();
-    return Status();
-  }));
-  opened->runners.push_back(make_op_runner(*device, written_kernels()));
-  opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-  opened->group_kinds = group_kinds() | product_group_kinds();
-  opened->dtypes = dtypes();
-  opened->device = std::move(device);
-  return {};
+DeviceOpener device_opener(int ordinal) {
+  return [ordinal](remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
+    std::unique_ptr<CudaDevice> device;
+    Status status = CudaDevice::open(
+        {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
+        &device);
+    if (!status.ok()) return status;
+    opened->runners.push_back(make_cuda_runner(*device));
+    opened->runners.push_back(make_product_runner(
+        *device,
+        [](lt::Table* table) {
+          *table = cublaslt();
+          return Status();
+        },
+        ""));
+    opened->runners.push_back(make_convolution_runner(*device, [](dnn::Table* table) {
+      *table = cudnn();
+      return Status();
+    }));
+    opened->runners.push_back(make_op_runner(*device, written_kernels()));
+    opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
+    opened->group_kinds = group_kinds() | product_group_kinds();
+    opened->dtypes = dtypes();
+    opened->device = std::move(device);
+    return status;
+  };
+}
+
+Status open_device(remote::Transport& transport, const ServerOptions& options,
+                   std::function<tr_client()> client_activity, OpenDevice* opened) {
+  return device_opener(0)(transport, options, std::move(client_activity), opened);
+}
+
+ProbeSource probe_source() {
+  return {.driver =
+              [](Driver* driver) {
+                *driver = gpus().driver();
+                return to_status(*driver, driver->init(0), "cuInit");
+              },
+          .cublaslt =
+              [](const LibraryPlaces&, lt::Table* table) {
+                *table = cublaslt();
+                return Status();
+              },
+          .cudnn =
+              [](const LibraryPlaces&, dnn::Table* table) {
+                *table = cudnn();
+                return Status();
+              },
+          .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
+          .path = "in software"};
 }
 
 }  // namespace torch_remote::worker::cuda::emulated

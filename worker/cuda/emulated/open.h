@@ -1,6 +1,7 @@
 #pragma once
 
 #include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/probe.h"
 #include "worker/server.h"
 
 namespace torch_remote::worker::cuda::emulated {
@@ -9,8 +10,13 @@ namespace torch_remote::worker::cuda::emulated {
 // $TORCH_REMOTE_TEST_CHECKED=1: kernels are looked at access by access.
 EmulatedDriver& gpus();
 
-// For tests: the first of them, and on it the runner of compiled kernels and nobody else.
+// For tests: one of them, and on it the runners of kernels and of libraries in software, and nobody else.
+DeviceOpener device_opener(int ordinal);
+// The first one.
 Status open_device(remote::Transport& transport, const ServerOptions& options,
                    std::function<tr_client()> client_activity, OpenDevice* opened);
+
+// All of it, for --probe.
+ProbeSource probe_source();
 
 }  // namespace torch_remote::worker::cuda::emulated

@@ -3,5 +3,9 @@
 
 // For tests: the worker, on a GPU in software.
 int main(int argc, char** argv) {
-  return torch_remote::worker::run_worker(argc, argv, torch_remote::worker::cuda::emulated::open_device);
+  using namespace torch_remote::worker;
+  return run_worker(argc, argv,
+                    {.open_device = cuda::emulated::open_device,
+                     .gpu_opener = cuda::emulated::device_opener,
+                     .probed = cuda::emulated::probe_source()});
 }

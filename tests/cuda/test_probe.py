@@ -1,0 +1,84 @@
+"""`torch-remote-worker --probe`, and what `torch-remote doctor` makes of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOFTWARE = Path("worker/cuda/emulated/worker").resolve()
+WORKER = Path("python/torch_remote/bin/torch-remote-worker").resolve()
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_REMOTE", "CUDA"))}
+
+
+def probe(binary, *arguments, **variables):
+    return subprocess.run(
+        [binary, "--probe", *arguments], env=CLEAN | variables, capture_output=True, text=True, timeout=60
+    )
+
+
+def doctor(**variables):
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_remote_cli", "doctor", "--quick", "--json"],
+        env={**CLEAN, "PYTHONPATH": path, **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+
+
+def test_on_the_gpu_in_software():
+    package = str(WORKER.parent.parent)
+    said = probe(SOFTWARE, "--json", TORCH_REMOTE_PACKAGE=package)
+    found = json.loads(said.stdout)
+    assert said.returncode == 0 and found["usable"] and found["complete"], said
+    assert [gpu["device"] for gpu in found["gpus"]] == ["cuda:0", "cuda:1"]
+    assert all(gpu["sm"] >= 80 and 0 < gpu["free_memory"] <= gpu["all_memory"] for gpu in found["gpus"])
+    parts = {part["name"]: part for part in found["parts"]}
+    assert set(parts) == {"driver", "cuBLASLt", "cuDNN", "nvJitLink", "compiler"}
+    assert parts["driver"]["version"].startswith("CUDA 1") and parts["cuDNN"]["version"].startswith("9.")
+    text = probe(SOFTWARE, TORCH_REMOTE_PACKAGE=package).stdout
+    assert "cuda:1" in text and "Nothing is missing" in text
+    checks = doctor(TORCH_REMOTE_WORKER_BINARY=str(SOFTWARE), TORCH_REMOTE_PACKAGE=package)
+    assert checks["GPU"]["state"] == checks["cuDNN"]["state"] == "ok" and "cuda:" in checks["GPU"]["found"]
+
+
+def test_what_is_missing_is_told_with_the_command_to_install_it(tmp_path):
+    said = probe(SOFTWARE, "--json", TORCH_REMOTE_PACKAGE=str(tmp_path))  # a package without its compiler
+    compiler = json.loads(said.stdout)["parts"][-1]
+    assert said.returncode == 1 and "lib/libtorch_remote_codegen.so" in compiler["missing"] and compiler["fix"], said
+    checks = doctor(TORCH_REMOTE_WORKER_BINARY=str(SOFTWARE), TORCH_REMOTE_PACKAGE=str(tmp_path))
+    assert checks["compiler"]["state"] == "note" and "no kernels" in checks["compiler"]["found"]
+
+
+def test_without_any_gpu(tmp_path):
+    said = probe(WORKER, "--json", TORCH_REMOTE_CUDA_LIB=str(tmp_path))
+    found = json.loads(said.stdout)
+    if found["usable"]:
+        pytest.skip("this machine has a GPU")
+    assert said.returncode == 2 and not found["complete"] and not said.stderr, said
+    parts = {part["name"]: part for part in found["parts"]}
+    assert "nvidia-driver" in parts["driver"]["fix"]
+    for name, package in (("cuBLASLt", "nvidia-cublas"), ("cuDNN", "nvidia-cudnn-cu13"), ("nvJitLink", "nvidia-nvj")):
+        assert str(tmp_path) in parts[name]["missing"] and f"pip install {package}" in parts[name]["fix"], parts[name]
+    assert not parts["compiler"]["missing"] and parts["compiler"]["path"].endswith("libtorch_remote_codegen.so")
+    text = probe(WORKER, TORCH_REMOTE_CUDA_LIB=str(tmp_path)).stdout
+    assert "-> install it: pip install nvidia-cublas" in text and text.endswith("No GPU can be used.\n")
+    assert "no NVIDIA driver here" in doctor()["GPU"]["found"]
+
+
+def test_the_plugin_of_the_cpu_is_looked_at_too(tmp_path):
+    binary = tmp_path / "bin/torch-remote-worker"
+    binary.parent.mkdir()
+    shutil.copy(WORKER, binary)
+    cpu = json.loads(probe(binary, "--json").stdout)["cpu"]
+    assert "libaten_plugin.so" in cpu["missing"] and cpu["fix"] and cpu["without"] == "--device cpu does not work"
+
+
+def test_it_goes_with_no_client():
+    said = probe(WORKER, "--stdio")
+    assert said.returncode != 0 and "--stdio excludes --probe" in said.stderr + said.stdout
+    said = subprocess.run([WORKER, "--json"], env=CLEAN, capture_output=True, text=True)
+    assert said.returncode != 0 and "--json requires --probe" in said.stderr + said.stdout
