@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU and its driver: are results right, how fast is it? At most 10 minutes; downloads aside.
+#
+#   tests/gpu/run.sh --wheel torch_remote-*.whl         installs it and what it needs in a folder of its own, then all of it
+#   tests/gpu/run.sh                                    with the torch_remote that `python3` has
+#
+#   --python PYTHON     instead of python3
+#   --torch cpu|cuda    with --wheel: the build of torch; cuda (2.7 GB, the default) is compared with, too
+#   --out FILE          the page with the table; default: docs/gpu_benchmarks.md
+#   --emulated WORKER   a worker whose GPU is one in software: a few tests, tiny sizes; its numbers mean nothing
+#   --only tests|bench  one of the two
+#
+# Exit status: 0 if all tests passed and every row of the table was measured.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+wheel="" python=python3 torch=cuda out="$root/docs/gpu_benchmarks.md" emulated="" only=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --wheel) wheel=$(realpath "$2") ;;
+    --python) python=$2 ;;
+    --torch) torch=$2 ;;
+    --out) out=$(realpath -m "$2") ;;
+    --emulated) emulated=$(realpath "$2") ;;
+    --only) only=$2 ;;
+    *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 64 ;;
+  esac
+  shift 2 || { echo "$1 needs a value" >&2; exit 64; }
+done
+began=$SECONDS
+folder=$(mktemp -d)
+workers=()
+trap '[ ${#workers[@]} -eq 0 ] || kill "${workers[@]}" 2>/dev/null; rm -rf "$folder"' EXIT
+say() { printf '\n== %s (%d s)\n' "$*" "$((SECONDS - began))"; }
+
+if [ -n "$wheel" ]; then
+  say "installing $(basename "$wheel") with torch for $torch"
+  "$python" -m venv "$folder/env"
+  python="$folder/env/bin/python"
+  index=()
+  [ "$torch" = cpu ] && index=(--index-url https://download.pytorch.org/whl/cpu)
+  "$python" -m pip install --quiet "${index[@]}" 'torch==2.13.*'
+  "$python" -m pip install --quiet "$wheel[cuda]" pytest numpy hypothesis transformers
+fi
+
+export PYTHONPATH="$root/tests/fuzz:$root/tests/models:$root/tests/cuda:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
+if [ -n "$emulated" ]; then
+  worker=$emulated
+else
+  worker=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch_remote").origin))')/bin/torch-remote-worker
+fi
+
+say "what is there"
+status=0
+"$worker" --probe || status=$?
+[ $status -le 1 ] || { echo "there is no GPU to test on" >&2; exit 2; }
+"$worker" --probe --json >"$folder/probe.json" || true
+
+# The tests' clients use one worker, which gives each a session of its own.
+"$worker" --device cuda:0 --listen "unix://$folder/worker.sock" 2>"$folder/worker.log" &
+workers+=($!)
+until [ -S "$folder/worker.sock" ]; do
+  kill -0 "${workers[0]}" 2>/dev/null || { cat "$folder/worker.log" >&2; exit 1; }
+  sleep 0.1
+done
+export TORCH_REMOTE_WORKER="unix://$folder/worker.sock"
+
+failed=0
+if [ "$only" != bench ]; then
+  suites=(test_emulated_gpu test_written_kernels test_convolutions test_images test_recurrent test_programs_on_gpu)
+  choice=()
+  if [ -n "$emulated" ]; then
+    suites=(test_emulated_gpu)
+    choice=(-k "pointwise or sizes_change")
+  fi
+  for fusion in 1 0; do
+    [ -n "$emulated" ] && [ $fusion = 0 ] && continue
+    for suite in "${suites[@]}"; do
+      say "$suite$([ $fusion = 1 ] || echo ', op by op')"
+      TORCH_REMOTE_FUSION=$fusion "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" \
+        "${choice[@]}" "$root/tests/cuda/$suite.py" || failed=1
+    done
+  done
+fi
+if [ "$only" != tests ]; then
+  say "benchmarks"
+  "$python" "$root/tests/gpu/bench.py" --probe "$folder/probe.json" --worker "$worker" --out "$out" \
+    ${emulated:+--emulated} || failed=1
+  [ ! -f "$out" ] || say "$out"
+fi
+say "$([ $failed = 0 ] && echo 'all well' || echo 'something failed')"
+exit $failed

@@ -1,0 +1,58 @@
+"""tests/gpu/run.sh, on the GPU in software: all of it runs, and writes a page that does not pretend."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+WORKER = Path("worker/cuda/emulated/worker")
+
+
+def run(*arguments):
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    package = str(Path("python/torch_remote").resolve())
+    return subprocess.run(
+        ["bash", "tests/gpu/run.sh", "--python", sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, "TORCH_REMOTE_PACKAGE": package}, text=True, capture_output=True,
+    )  # fmt: skip
+
+
+def test_it_runs_and_writes_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    result = run("--emulated", WORKER, "--out", page)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert re.search(r"\d+ passed", result.stdout) and "cuda:0" in result.stdout
+    text = page.read_text()
+    assert "of a GPU in software and mean nothing" in text
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    for name, unit in (
+        ("copy", "TB/s"),
+        ("softmax", "TB/s"),
+        ("layer norm", "TB/s"),
+        ("product", "TFLOP/s"),
+        ("attention", "TFLOP/s"),
+        ("attention of one token", "TB/s"),
+        ("lstm, a training step", "ms"),
+        ("worker's start to first result", "s"),
+    ):
+        number, found = rows[f"| {name}"][2].split()
+        assert found == unit and float(number) > 0, rows
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    result = run("--out", tmp_path / "page.md")
+    if result.returncode == 0:
+        return  # this machine has one
+    assert result.returncode == 2 and "there is no GPU to test on" in result.stderr and "nvidia-driver" in result.stdout
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_unknown_options_show_the_usage():
+    result = run("--what", "now")
+    assert result.returncode == 64 and "--emulated WORKER" in result.stdout
+
+
+def test_the_page_in_the_tree_says_that_nobody_ran_it():
+    text = Path("docs/gpu_benchmarks.md").read_text()
+    assert "tests/gpu/run.sh" in text and ("Nobody has run this" in text or "by the GPU's clock" in text)
