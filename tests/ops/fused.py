@@ -170,25 +170,28 @@ def wrong_sums(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.
 
 
 def sensitivity(case: Case, result: int) -> torch.Tensor | None:
-    """How far a result moves, in float64, if each input is the next number above or below: no algorithm that rounds
-    can be held to less. (The gradient of a norm of two numbers that are close, for one.)"""
+    """How far a result moves, in float64, if each input is one of the next two numbers above or below, or how far CPU's
+    own result is from the exact one there: no algorithm that rounds can be held to less. (The gradient of a norm of two
+    numbers that are close, for one.)"""
     generator = torch.Generator().manual_seed(0)
     exact = run(case, "cpu", exactly=True)
     if exact is None or not exact[result].is_floating_point():
         return None
     moved = torch.zeros_like(exact[result])
-    for _ in range(4):
+    for _ in range(16):
 
         def near(x: torch.Tensor) -> torch.Tensor:
             if not x.is_floating_point():
                 return x
-            signs = torch.randint(0, 2, x.shape, generator=generator).double() * 2 - 1
-            return x.double() * (1 + signs * torch.finfo(x.dtype).eps)
+            steps = torch.randint(-2, 3, x.shape, generator=generator).double()
+            return (x.double() * (1 + steps * torch.finfo(x.dtype).eps)).to(x.dtype)
 
         there = dataclasses.replace(case, tensors=tuple(map(near, case.tensors)))
         beside = run(there, "cpu", exactly=True)
+        rounded = run(there, "cpu")
         if beside is not None and beside[result].shape == moved.shape:
             moved = torch.maximum(moved, (beside[result] - exact[result]).abs().nan_to_num(0, 0, 0))
+            moved = torch.maximum(moved, (beside[result] - rounded[result]).abs().nan_to_num(0, 0, 0))
     return moved
 
 
