@@ -126,6 +126,51 @@ def test_channels_last_of_the_user(remote: torch.device) -> None:
             torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-4)
 
 
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "square": lambda: nn.Conv2d(32, 48, 3, padding=1),
+    "of one place": lambda: nn.Conv2d(32, 96, 1, bias=False),
+    "steps": lambda: nn.Conv2d(32, 48, (5, 3), stride=(2, 3), padding=(2, 0)),
+    "holes": lambda: nn.Conv2d(32, 48, 3, dilation=2, padding="same"),
+    "groups": lambda: nn.Conv2d(32, 64, 3, groups=4),
+    "each channel": lambda: nn.Conv2d(32, 32, 3, groups=32, padding=1),
+    "transposed": lambda: nn.ConvTranspose2d(32, 16, 3, stride=2),
+    "half": lambda: nn.Conv2d(32, 48, 3).bfloat16(),
+    "double": lambda: nn.Conv2d(32, 48, 3).double(),
+}
+
+
+@pytest.mark.parametrize("weights_last", [False, True])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weights_of_all_kinds_of_convolutions(remote: torch.device, name: str, weights_last: bool) -> None:
+    """They are kept from the second run on, and used for images of other sizes, too."""
+    torch.manual_seed(3)
+    here = CONVOLUTIONS[name]()
+    if weights_last:
+        here = here.to(memory_format=torch.channels_last)
+    there, exact = copy.deepcopy(here).to(remote), copy.deepcopy(here).double()
+    with torch.no_grad():
+        for images, size in ((2, 20), (2, 20), (2, 20), (1, 31), (5, 9), (0, 9), (2, 20)):
+            x = torch.randn(images, 32, size, size + 1, dtype=here.weight.dtype).to(memory_format=torch.channels_last)
+            got, cpu = there(x.to(remote)), here(x)
+            if images:
+                assert_as_exact(got, cpu, exact(x.double()))
+            assert got.shape == cpu.shape
+
+
+def test_two_convolutions_of_one_weight(remote: torch.device) -> None:
+    """Of other steps, groups and channels: what is kept is fit for the first one that was seen twice."""
+    torch.manual_seed(4)
+    weight = torch.randn(32, 16, 3, 3) * 0.1
+    there = weight.to(remote)
+    x = torch.randn(2, 16, 18, 18).to(memory_format=torch.channels_last)
+    y = torch.randn(2, 32, 18, 18).to(memory_format=torch.channels_last)
+    for _ in range(4):
+        for image, kinds in ((x, {"stride": 2}), (y, {"groups": 2}), (x, {"dilation": 2, "padding": 1})):
+            got = torch.conv2d(image.to(remote), there, **kinds)
+            want = torch.conv2d(image, weight, **kinds)
+            assert_as_exact(got, want, torch.conv2d(image.double(), weight.double(), **kinds))
+
+
 def test_weights_that_change(remote: torch.device) -> None:
     """What is kept of weights is theirs: in place, by an optimizer, by a new value, by a view."""
     here = net("chain")

@@ -298,17 +298,21 @@ void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
-// A convolution has its weights in another order during a call, if they are kept.
+// A convolution has its weights in another order during a call, if they are kept, or is done with them.
 class AtenProgram::PackedWeights {
  public:
   PackedWeights(AtenProgram& program, const tr_run& run, uint32_t index) {
     if (!program.nodes_[index].packs_weights || !run.attachments) return;
     const ir::Node& node = program.graph_.nodes[index];
     const uint32_t weight = node.args[kWeight].a;
-    at::Tensor packed = packed_weights(run.attachments[program.graph_.views[weight].buffer],
-                                       program.views_[node.args[kInput].a], program.views_[weight]);
+    Operation& operation = *program.operations_[index];
+    at::Tensor packed = packed_weights(run.attachments[program.graph_.views[weight].buffer], operation.arguments());
     if (!packed.defined()) return;
-    operation_ = &*program.operations_[index];
+    if (packed.is_mkldnn()) {
+      result = convolve(operation.arguments(), packed);
+      return;
+    }
+    operation_ = &operation;
     weight_ = program.views_[weight];
     operation_->set_tensor(kWeight, std::move(packed));
   }
@@ -318,8 +322,10 @@ class AtenProgram::PackedWeights {
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
+  at::Tensor result;  // undefined: the convolution is still to be done
+
  private:
-  static constexpr size_t kInput = 0, kWeight = 1;  // arguments
+  static constexpr size_t kWeight = 1;  // argument
 
   Operation* operation_ = nullptr;
   at::Tensor weight_;
@@ -327,14 +333,18 @@ class AtenProgram::PackedWeights {
 
 void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
-  const PackedWeights packed(*this, run, index);
-  if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
+  PackedWeights packed(*this, run, index);
+  const bool done = packed.result.defined();
+  if (done) {
+    stack_.clear();
+    stack_.emplace_back(std::move(packed.result));
+  } else if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {
     operation.call(stack_);
   }
   if (ir::op_desc(graph_.nodes[index].opcode).flags & ir::kOpOut) resolve_written(graph_.nodes[index]);
-  if (operation.makes_results()) take_results(run, graph_.nodes[index]);
+  if (operation.makes_results() || done) take_results(run, graph_.nodes[index]);
   for (uint32_t b : nodes_[index].dead_after) {
     tr_buffer& buffer = run.buffers[b];
     if (buffer.release) buffer.release(buffer.owner);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "ir/graph.h"
@@ -40,6 +41,9 @@ class Operation {
   // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest. If it throws, an op in
   // place has written nothing.
   void call(c10::Stack& stack);
+
+  // Of the functional overload; the numbers are those of the last update.
+  std::span<const c10::IValue> arguments() const { return arguments_; }
 
   // Another tensor for an argument that is one.
   void set_tensor(size_t argument, at::Tensor tensor) { arguments_[argument] = std::move(tensor); }
