@@ -35,7 +35,8 @@ constexpr double kMultiplicationsPerSecond = 8e10, kBytesPerSecond = 4e9;
 
 class Layout {
  public:
-  Layout(Graph& graph, std::vector<int64_t> values) : graph_(graph), values_(std::move(values)) {}
+  Layout(Graph& graph, std::vector<int64_t> values, bool has_bfloat16)
+      : graph_(graph), values_(std::move(values)), has_bfloat16_(has_bfloat16) {}
 
   void run() {
     find_images();
@@ -86,16 +87,16 @@ class Layout {
 
   // --- nodes ---------------------------------------------------------------------------------------------------------
 
-  // (Of more dims, types, groups, and of transposed ones nothing is known.)
+  // (Of more dims and other types nothing is known.)
   bool is_convolution(const Node& node) const {
     if (node.opcode != ir::ops::aten_convolution) return false;
     for (const Arg* arg : {&node.args[0], &node.args[1], &node.results[0]}) {
       if (arg->tag != ArgTag::kView) return false;
       const View& view = graph_.views[arg->a];
-      if (view.sizes.size() != 4 || view.dtype != ir::DType::kFloat32) return false;
+      const bool half = view.dtype == ir::DType::kBFloat16 && has_bfloat16_;
+      if (view.sizes.size() != 4 || (view.dtype != ir::DType::kFloat32 && !half)) return false;
     }
-    return node.args[6].tag == ArgTag::kBool && values_[node.args[6].a] == 0 && node.args[8].tag == ArgTag::kInt &&
-           values_[node.args[8].a] == 1;
+    return node.args[6].tag == ArgTag::kBool;
   }
 
   // It does with images in one layout what it does with them in another one, and its results lie as they do.
@@ -168,9 +169,10 @@ class Layout {
     if (convolves) {
       const uint32_t weights = node.args[1].a;
       // (Weights that stay as they are, are turned round once; others in each run.)
-      const View& result = graph_.views[node.results[0].a];
-      const double work = elements(weights) * static_cast<double>(size(result, 0)) *
-                          static_cast<double>(size(result, 2)) * static_cast<double>(size(result, 3));
+      const bool transposed = values_[node.args[6].a] != 0;
+      const View& places = graph_.views[transposed ? node.args[0].a : node.results[0].a];
+      const double work = elements(weights) * static_cast<double>(size(places, 0)) *
+                          static_cast<double>(size(places, 2)) * static_cast<double>(size(places, 3));
       gains_[chain] += kGain * work / kMultiplicationsPerSecond;
       if (is_plain_image(graph_.views[weights])) turned -= turning(weights);
     }
@@ -187,6 +189,7 @@ class Layout {
 
   Graph& graph_;
   const std::vector<int64_t> values_;
+  const bool has_bfloat16_;         // oneDNN convolves such images
   std::vector<uint32_t> image_;     // of each buffer: its view, if it may lie otherwise
   std::vector<uint32_t> chain_of_;  // of each buffer: another one that lies as it does
   std::vector<double> gains_;       // of each chain: seconds
@@ -202,7 +205,7 @@ Status layout(Graph& graph, const PassContext& context) {
   if (!convolves) return {};
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
-  Layout(graph, std::move(values)).run();
+  Layout(graph, std::move(values), context.target() == "x86-64-v4").run();
   return {};
 }
 

@@ -8,7 +8,8 @@ namespace torch_remote::passes {
 namespace {
 
 // After the pass: the views that lie channels last, by the ops that make them.
-std::string turned(const std::string& nodes, const std::string& target = "x86-64-v4", bool fusion = true) {
+std::string turned(const std::string& nodes, const std::string& target = "x86-64-v4", bool fusion = true,
+                   const std::string& dtype = "f32") {
   // Images of 2 x 64 x 32 x 32 and weights; survivors are b8 and b9.
   std::string head = "graph() {\n  b0: input survives\n  b1: input survives\n  b2: input survives\n";
   for (int b = 3; b <= 9; ++b) {
@@ -16,10 +17,8 @@ std::string turned(const std::string& nodes, const std::string& target = "x86-64
     const bool made = nodes.find("@" + name + " =") != nodes.npos || nodes.find("@" + name + ",") != nodes.npos;
     head += "  " + name + ": fresh(524288)" + (b >= 8 ? " survives" : "") + (made ? " ssa\n" : "\n");
   }
-  head += R"(  %0: f32[2, 64, 32, 32]{65536, 1024, 32, 1} @b0
-  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1
-  %2: f32[64]{1} @b2
-)";
+  head += "  %0: " + dtype + "[2, 64, 32, 32]{65536, 1024, 32, 1} @b0\n  %1: " + dtype +
+          "[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2: " + dtype + "[64]{1} @b2\n";
   PassContext context;
   context.fusion = fusion;
   if (!target.empty()) context.worker.targets = {target};
@@ -109,14 +108,26 @@ TEST(Layout, ResidualsAndNormsGoAlong) {
             "convolution _native_batch_norm_legit_no_training convolution add.Tensor convolution");
 }
 
-TEST(Layout, OtherConvolutionsStay) {
+TEST(Layout, AllKindsOfConvolutions) {
   const auto two = [](const std::string& transposed, const std::string& groups) {
     return turned(image("%3", "b3") + convolution("%0", "%1", transposed, groups) + image("%4", "b4") +
                   convolution("%3", "%1", transposed, groups) + image("%5", "b8") + "aten::relu(%4)\n");
   };
   EXPECT_EQ(two("false", "1"), "convolution convolution");
-  EXPECT_EQ(two("true", "1"), "");
-  EXPECT_EQ(two("false", "2"), "");
+  EXPECT_EQ(two("true", "1"), "convolution convolution");
+  EXPECT_EQ(two("false", "2"), "convolution convolution");
+}
+
+TEST(Layout, HalfTypesWhereTheProcessorHasThem) {
+  const auto of = [](const std::string& dtype, const std::string& target) {
+    std::string text = kChain;
+    for (size_t at = 0; (at = text.find("f32", at)) != text.npos;) text.replace(at, 3, dtype);
+    return turned(text, target, true, dtype);
+  };
+  EXPECT_EQ(of("bf16", "x86-64-v4"), "convolution relu convolution");
+  EXPECT_EQ(of("bf16", "x86-64-v3"), "");
+  EXPECT_EQ(of("f16", "x86-64-v4"), "");
+  EXPECT_EQ(of("f64", "x86-64-v4"), "");
 }
 
 }  // namespace

@@ -42,6 +42,22 @@ class Wide(nn.Module):
         return self.up(F.avg_pool2d(self.dilated(self.groups(y)), 2))
 
 
+class Inverted(nn.Module):
+    """As in a MobileNet: each channel is convolved alone."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.widen = nn.Conv2d(channels, 4 * channels, 1, bias=False)
+        self.each = nn.Conv2d(4 * channels, 4 * channels, 3, padding=1, groups=4 * channels, bias=False)
+        self.narrow = nn.Conv2d(4 * channels, channels, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n * channels) for n in (4, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu6(self.norms[0](self.widen(x)))
+        y = F.hardswish(self.norms[1](self.each(y)))
+        return self.norms[2](self.narrow(y)) + x
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": lambda: nn.Sequential(
         nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.GELU(), nn.Conv2d(64, 8, 3)
@@ -56,6 +72,10 @@ NETS: dict[str, Callable[[], nn.Module]] = {
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
+    ),
+    "mobile": lambda: nn.Sequential(nn.Conv2d(3, 32, 3, 2), Inverted(32), Inverted(32), nn.Conv2d(32, 8, 1)),
+    "up": lambda: nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.ReLU(), nn.ConvTranspose2d(64, 32, 2, 2), nn.ReLU(), nn.Conv2d(32, 4, 3)
     ),
     "wide": lambda: nn.Sequential(nn.Conv2d(3, 32, 3), Wide(), Wide()),
     "flat": lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 28 * 28, 4)),
@@ -87,6 +107,16 @@ def test_inference_equals_cpu(remote: torch.device, name: str) -> None:
     with torch.no_grad():
         for size in (32, 32, 32, 32):  # weights are packed in the second run
             x = torch.randn(2, 3, size, size)
+            assert_as_exact(there(x.to(remote)), here(x), exact(x.double()))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_inference_in_bfloat16(remote: torch.device, name: str) -> None:
+    here = net(name).bfloat16()
+    there, exact = copy.deepcopy(here).to(remote), copy.deepcopy(here).double()
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 3, 32, 32).bfloat16()
             assert_as_exact(there(x.to(remote)), here(x), exact(x.double()))
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -33,55 +34,88 @@ struct Dim {
 #define TR_FOR_EACH_CPU
 #endif
 
+// How elements of a dtype are compared: whether `value` takes the place of `old`.
+template <typename T>
+struct Floats {
+  using Element = T;
+  static constexpr T kLowest = -std::numeric_limits<T>::infinity();
+  __attribute__((always_inline)) static bool is_larger(T value, T old) { return value > old || value != value; }
+};
+
+// Half types, by their bits: as signed integers they are in order, once those of negative numbers are turned round.
+template <uint16_t infinity>
+struct Halves {
+  using Element = uint16_t;
+  static constexpr uint16_t kLowest = infinity | 0x8000;
+  static constexpr uint16_t kMagnitude = 0x7FFF;
+  __attribute__((always_inline)) static bool is_larger(uint16_t value, uint16_t old) {
+    const bool zeros = ((value | old) & kMagnitude) == 0;
+    return (order(value) > order(old) && !zeros && !is_nan(old)) || is_nan(value);
+  }
+
+ private:
+  __attribute__((always_inline)) static bool is_nan(uint16_t bits) { return (bits & kMagnitude) > infinity; }
+  __attribute__((always_inline)) static int16_t order(uint16_t bits) {
+    const auto number = static_cast<int16_t>(bits);
+    return static_cast<int16_t>(number ^ ((number >> 15) & kMagnitude));
+  }
+};
+using Float16 = Halves<0x7C00>;
+using BFloat16 = Halves<0x7F80>;
+
 // largest[i] = max(largest[i], values[i * stride])
-template <int64_t stride>
-__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values,
-                                                       int64_t count) {
+template <typename O, int64_t stride>
+__attribute__((always_inline)) inline void take_larger(typename O::Element* __restrict largest,
+                                                       const typename O::Element* __restrict values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const float value = values[i * stride], old = largest[i];
-    largest[i] = value > old || value != value ? value : old;
+    const auto value = values[i * stride], old = largest[i];
+    largest[i] = O::is_larger(value, old) ? value : old;
   }
 }
-__attribute__((always_inline)) inline void take_larger(float* __restrict largest, const float* __restrict values,
-                                                       int64_t count, int64_t stride) {
+template <typename O>
+__attribute__((always_inline)) inline void take_larger(typename O::Element* __restrict largest,
+                                                       const typename O::Element* __restrict values, int64_t count,
+                                                       int64_t stride) {
   for (int64_t i = 0; i < count; ++i) {
-    const float value = values[i * stride], old = largest[i];
-    largest[i] = value > old || value != value ? value : old;
+    const auto value = values[i * stride], old = largest[i];
+    largest[i] = O::is_larger(value, old) ? value : old;
   }
 }
 
 // One plane. `rows`: [input height, output width] to work in.
-TR_FOR_EACH_CPU void pool_plane(const float* input, float* output, float* rows, const Dim& height, const Dim& width) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  std::fill(rows, rows + height.input * width.output, kLowest);
+template <typename O, typename T = typename O::Element>
+__attribute__((always_inline)) inline void plane_of(const T* input, T* output, T* rows, const Dim& height,
+                                                    const Dim& width) {
+  std::fill(rows, rows + height.input * width.output, O::kLowest);
   for (int64_t y = 0; y < height.input; ++y) {
-    float* row = rows + y * width.output;
-    const float* from = input + y * width.input;
+    T* row = rows + y * width.output;
+    const T* from = input + y * width.input;
     for (int64_t k = 0; k < width.kernel; ++k) {
       const int64_t first = width.first(k), count = width.last(k) - first;
       if (count <= 0) continue;
-      const float* values = from + width.at(first, k);
+      const T* values = from + width.at(first, k);
       if (width.stride == 1) {
-        take_larger<1>(row + first, values, count);
+        take_larger<O, 1>(row + first, values, count);
       } else if (width.stride == 2) {
-        take_larger<2>(row + first, values, count);
+        take_larger<O, 2>(row + first, values, count);
       } else {
-        take_larger(row + first, values, count, width.stride);
+        take_larger<O>(row + first, values, count, width.stride);
       }
     }
   }
-  std::fill(output, output + height.output * width.output, kLowest);
+  std::fill(output, output + height.output * width.output, O::kLowest);
   for (int64_t k = 0; k < height.kernel; ++k) {
     for (int64_t y = height.first(k); y < height.last(k); ++y) {
-      take_larger<1>(output + y * width.output, rows + height.at(y, k) * width.output, width.output);
+      take_larger<O, 1>(output + y * width.output, rows + height.at(y, k) * width.output, width.output);
     }
   }
 }
 
 // One row of results, of images whose channels are neighbours.
-TR_FOR_EACH_CPU void pool_row(const float* image, float* output, int64_t y, int64_t channels, const Dim& height,
-                              const Dim& width) {
-  std::fill(output, output + width.output * channels, -std::numeric_limits<float>::infinity());
+template <typename O, typename T = typename O::Element>
+__attribute__((always_inline)) inline void row_of(const T* image, T* output, int64_t y, int64_t channels,
+                                                  const Dim& height, const Dim& width) {
+  std::fill(output, output + width.output * channels, O::kLowest);
   for (int64_t j = 0; j < height.kernel; ++j) {
     const int64_t row = height.at(y, j);
     if (row < 0 || row >= height.input) continue;
@@ -89,11 +123,27 @@ TR_FOR_EACH_CPU void pool_row(const float* image, float* output, int64_t y, int6
       for (int64_t k = 0; k < width.kernel; ++k) {
         const int64_t column = width.at(x, k);
         if (column < 0 || column >= width.input) continue;
-        take_larger<1>(output + x * channels, image + (row * width.input + column) * channels, channels);
+        take_larger<O, 1>(output + x * channels, image + (row * width.input + column) * channels, channels);
       }
     }
   }
 }
+
+// (Templates have no clones.)
+#define TR_POOL(O)                                                                                                     \
+  TR_FOR_EACH_CPU void pool_plane(O, const O::Element* input, O::Element* output, O::Element* rows, const Dim& height, \
+                                  const Dim& width) {                                                                  \
+    plane_of<O>(input, output, rows, height, width);                                                                   \
+  }                                                                                                                    \
+  TR_FOR_EACH_CPU void pool_row(O, const O::Element* image, O::Element* output, int64_t y, int64_t channels,           \
+                                const Dim& height, const Dim& width) {                                                 \
+    row_of<O>(image, output, y, channels, height, width);                                                              \
+  }
+TR_POOL(Floats<float>)
+TR_POOL(Floats<double>)
+TR_POOL(Float16)
+TR_POOL(BFloat16)
+#undef TR_POOL
 
 // One number is for both dims; none at all (of strides) is the kernel's.
 std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 2>& otherwise) {
@@ -103,6 +153,7 @@ std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 
 }
 
 // (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices)
+template <typename O>
 void run(const SpecialCall& call) {
   const at::Tensor &self = call.args[0].toTensor(), &values = call.results[0];
   constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
@@ -122,22 +173,23 @@ void run(const SpecialCall& call) {
   const Dim height = dim(0), width = dim(1);
   const int64_t in = height.input * width.input, out = height.output * width.output;
   if (values.numel() == 0) return;
-  const float* const from = self.const_data_ptr<float>();
-  float* const to = values.mutable_data_ptr<float>();
+  using T = typename O::Element;
+  const T* const from = static_cast<const T*>(self.const_data_ptr());
+  T* const to = static_cast<T*>(values.mutable_data_ptr());
   if (last) {
     const int64_t channels = values.size(1), row = width.output * channels;
     in_parallel(values.size(0) * height.output, std::max<int64_t>(1, 32768 / row), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const float* const image = from + i / height.output * in * channels;
-        pool_row(image, to + i * row, i % height.output, channels, height, width);
+        const T* const image = from + i / height.output * in * channels;
+        pool_row(O(), image, to + i * row, i % height.output, channels, height, width);
       }
     });
     return;
   }
   in_parallel(values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)), [&](int64_t begin, int64_t end) {
-    std::vector<float> rows(static_cast<size_t>(height.input * width.output));
+    std::vector<T> rows(static_cast<size_t>(height.input * width.output));
     for (int64_t i = begin; i < end; ++i) {
-      pool_plane(from + i * in, to + i * out, rows.data(), height, width);
+      pool_plane(O(), from + i * in, to + i * out, rows.data(), height, width);
     }
   });
 }
@@ -147,8 +199,7 @@ void run(const SpecialCall& call) {
 Special find_pool(const ir::Node& node, const ir::Graph& graph) {
   static const ir::Opcode opcode = ir::find_op("aten::max_pool2d_with_indices");
   if (node.opcode != opcode || node.args[0].tag != ir::ArgTag::kView || node.results[0].tag != ir::ArgTag::kView ||
-      node.results[1].tag != ir::ArgTag::kView || graph.views[node.args[0].a].dtype != ir::DType::kFloat32 ||
-      graph.views[node.args[0].a].sizes.size() < 3) {
+      node.results[1].tag != ir::ArgTag::kView || graph.views[node.args[0].a].sizes.size() < 3) {
     return nullptr;
   }
   const uint32_t indices = graph.views[node.results[1].a].buffer;
@@ -158,7 +209,19 @@ Special find_pool(const ir::Node& node, const ir::Graph& graph) {
     if (&other == &node) continue;
     ir::for_each_view(other, [&](uint32_t view, bool) { read |= graph.views[view].buffer == indices; });
   }
-  return read ? nullptr : run;
+  if (read) return nullptr;
+  switch (graph.views[node.args[0].a].dtype) {
+    case ir::DType::kFloat64:
+      return run<Floats<double>>;
+    case ir::DType::kFloat32:
+      return run<Floats<float>>;
+    case ir::DType::kFloat16:
+      return run<Float16>;
+    case ir::DType::kBFloat16:
+      return run<BFloat16>;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace torch_remote::worker::aten

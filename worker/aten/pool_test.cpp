@@ -33,9 +33,9 @@ bool pooled_alone(const at::Tensor& input, const Window& w) {
   EXPECT_EQ(outcome.code, 0) << outcome.error.message;
   const at::Tensor got = program.tensor(node.results[0].a), wanted = values.contiguous();
   // NaNs may differ in their bits.
-  EXPECT_TRUE(at::equal(got.isnan(), wanted.isnan()) &&
-              at::equal(got.nan_to_num(0).view(at::kInt), wanted.nan_to_num(0).view(at::kInt)))
-      << input.sizes();
+  const auto bits = [](const at::Tensor& x) { return x.masked_fill(x.isnan(), 0).view(at::kByte); };
+  EXPECT_TRUE(at::equal(got.isnan(), wanted.isnan()) && at::equal(bits(got), bits(wanted)))
+      << input.sizes() << ' ' << input.scalar_type();
   uint8_t first;
   std::memcpy(&first, program.buffers[unread].data, 1);
   return first == 0x55;
@@ -60,9 +60,12 @@ TEST(Pool, EqualsTorchForEveryWindow) {
   };
   for (const Window& window : windows) {
     for (const Sizes& sizes : {Sizes{2, 3, 17, 23}, Sizes{1, 4, 12, 12}, Sizes{5, 11, 40}}) {
-      EXPECT_TRUE(pooled_alone(images(sizes), window));
-      if (sizes.size() != 4) continue;
-      EXPECT_TRUE(pooled_alone(images(sizes).contiguous(at::MemoryFormat::ChannelsLast), window));
+      for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+        const at::Tensor x = images(sizes).to(type);
+        EXPECT_TRUE(pooled_alone(x, window));
+        if (sizes.size() != 4) continue;
+        EXPECT_TRUE(pooled_alone(x.contiguous(at::MemoryFormat::ChannelsLast), window));
+      }
     }
   }
 }
@@ -70,7 +73,9 @@ TEST(Pool, EqualsTorchForEveryWindow) {
 TEST(Pool, WhatItDoesNotTakeIsTorchs) {
   at::manual_seed(0);
   const Window window{{3}, {2}, {1}, {1}};
-  EXPECT_FALSE(pooled_alone(at::randint(0, 9, {2, 3, 9, 9}).to(at::kFloat).transpose(2, 3), window));
+  const at::Tensor x = at::randint(0, 9, {2, 3, 9, 9});
+  EXPECT_FALSE(pooled_alone(x.to(at::kFloat).transpose(2, 3), window));
+  EXPECT_FALSE(pooled_alone(x, window));
 }
 
 }  // namespace
