@@ -41,6 +41,8 @@ class Layout {
   void run() {
     find_images();
     for (const Node& node : graph_.nodes) keep_plain(node);
+    while (std::ranges::any_of(graph_.nodes, [this](const Node& node) { return keep_alike(node); })) {
+    }
     chain_of_.resize(graph_.buffers.size());
     std::iota(chain_of_.begin(), chain_of_.end(), 0);
     for (const Node& node : graph_.nodes) join(node);
@@ -65,10 +67,15 @@ class Layout {
     }
   }
 
+  // In the run that is known: the graph may not say how images lie, as that depends on what it is given.
   bool is_plain_image(const View& view) const {
-    int64_t offset = -1;
-    return !view.dynamic && view.sizes.size() == 4 && graph_.is_constant(view.offset, &offset) && offset == 0 &&
-           is_contiguous(graph_, view) && size(view, 1) > 1 && size(view, 2) * size(view, 3) > 1;
+    if (view.dynamic || view.sizes.size() != 4 || values_[view.offset] != 0) return false;
+    int64_t expected = 1;
+    for (size_t d = 4; d-- > 0;) {
+      if (size(view, d) != 1 && values_[view.strides[d]] != expected) return false;
+      expected *= size(view, d);
+    }
+    return size(view, 1) > 1 && size(view, 2) * size(view, 3) > 1;
   }
 
   int64_t size(const View& view, size_t dim) const { return values_[view.sizes[dim]]; }
@@ -111,7 +118,7 @@ class Layout {
       case ir::ops::aten_native_batch_norm:
         return node.args[5].tag == ArgTag::kBool && values_[node.args[5].a] == 0;
       default:
-        return desc.family == ir::Family::kPointwise &&
+        return desc.family == ir::Family::kPointwise && (desc.flags & ir::kOpRandom) == 0 &&
                std::ranges::none_of(desc.args, [](const ir::ArgDesc& arg) { return arg.writes; });
     }
   }
@@ -134,6 +141,13 @@ class Layout {
       auto visit = [&](uint32_t view, bool) { keep(view); };
       if (!convolves) ir::internal::visit_views(result, true, visit);
     }
+  }
+
+  // Where an op in place fails, its result has its operand's bytes: both lie alike. True if that was news.
+  bool keep_alike(const Node& node) {
+    if (!node.in_place || is_image(node.args[0].a) == is_image(node.results[0].a)) return false;
+    for (const uint32_t view : {node.args[0].a, node.results[0].a}) image_[graph_.views[view].buffer] = kNoView;
+    return true;
   }
 
   // --- chains --------------------------------------------------------------------------------------------------------
@@ -184,6 +198,7 @@ class Layout {
     const Sym columns = graph_.views[index].sizes[3], rows = graph_.views[index].sizes[2],
               channels = graph_.views[index].sizes[1];
     const Sym row = times(columns, channels);
+    graph_.views[index].offset = graph_.constant(0);
     graph_.views[index].strides = {times(rows, row), graph_.constant(1), row, channels};
   }
 

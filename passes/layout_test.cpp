@@ -118,6 +118,35 @@ TEST(Layout, AllKindsOfConvolutions) {
   EXPECT_EQ(two("false", "2"), "convolution convolution");
 }
 
+// As a recorder has it: strides and offsets are parameters, whose values in one run are known.
+TEST(Layout, ImagesWhoseStridesAreParameters) {
+  const auto turned_in = [](std::vector<int64_t> strides, int64_t offset) {
+    const std::string image = ": f32[2, 64, 32, 32]{s0, s1, s2, s3} @";
+    const std::string text =
+        "graph(s0, s1, s2, s3, s4) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) ssa\n"
+        "  b3: fresh(524288) ssa\n  b4: fresh(524288) survives\n  %0" +
+        image + "b0\n  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2" + image + "b2 + s4 = " + convolution("%0") +
+        "  %3" + image + "b3 + s4 = " + convolution("%2") + "  %4" + image + "b4 + s4 = aten::relu(%3)\n}\n";
+    PassContext context;
+    context.worker.targets = {"x86-64-v4"};
+    strides.push_back(offset);
+    context.sample = strides;
+    ir::Graph graph;
+    EXPECT_TRUE(ir::parse_graph(testing::run_on_text(text, layout, context), &graph).ok());
+    std::string names;
+    for (const ir::View& view : graph.views) {
+      int64_t value = -1;
+      const bool turned = view.sizes.size() == 4 && graph.is_constant(view.strides[1], &value) && value == 1;
+      EXPECT_TRUE(!turned || (graph.is_constant(view.offset, &value) && value == 0));
+      names += turned ? 'T' : '.';
+    }
+    return names;
+  };
+  EXPECT_EQ(turned_in({65536, 1024, 32, 1}, 0), "..TT.");
+  EXPECT_EQ(turned_in({65536, 1, 2048, 64}, 0), ".....");  // they lie so already
+  EXPECT_EQ(turned_in({65536, 1024, 32, 1}, 4), ".....");
+}
+
 TEST(Layout, HalfTypesWhereTheProcessorHasThem) {
   const auto of = [](const std::string& dtype, const std::string& target) {
     std::string text = kChain;
