@@ -9,8 +9,8 @@
 #include "ir/op_table_generated.h"
 #include "worker/cuda/convolution.h"
 #include "worker/cuda/convolution_library.h"
-#include "worker/cuda/copy_kernel.h"
 #include "worker/cuda/group_call.h"
+#include "worker/cuda/run_memory.h"
 #include "worker/cuda/unit_program.h"
 
 namespace torch_remote::worker::cuda {
@@ -103,20 +103,6 @@ class BiasKernel {
   GroupCall call_;
 };
 
-// Memory for one run, which is given back when all of it is queued.
-struct Scratch {
-  Scratch() = default;
-  ~Scratch() {
-    for (tr_buffer& buffer : buffers) {
-      if (buffer.release != nullptr) buffer.release(buffer.owner);
-    }
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::vector<tr_buffer> buffers;
-};
-
 class ConvolutionUnit final : public Unit {
  public:
   ConvolutionUnit(Convolutions& convolutions, const ir::Graph& graph, const ir::Group& group)
@@ -129,13 +115,7 @@ class ConvolutionUnit final : public Unit {
   Status finish() override;
   void set_numbers(std::span<const int64_t>) override {}
   Status prepare(ConvolutionLibrary& library);
-  Status do_step(const OpStep& step, std::span<const tr_buffer> buffers, const Scratch& scratch);
-  static DevicePointer address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch) {
-    if (place.buffer == kNowhere) return 0;
-    const tr_buffer& buffer =
-        place.buffer >= kScratch ? scratch.buffers[place.buffer - kScratch] : buffers[place.buffer];
-    return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
-  }
+  static Status do_step(const OpStep& step, const RunMemory& memory);
 
   Convolutions& convolutions_;
   ConvolutionPlan plan_;
@@ -184,51 +164,29 @@ Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
 
 Status ConvolutionUnit::finish() { return bias_ ? bias_->finish(convolutions_.device()) : Status(); }
 
-Status ConvolutionUnit::do_step(const OpStep& step, std::span<const tr_buffer> buffers, const Scratch& scratch) {
-  CudaDevice& device = convolutions_.device();
-  Gpu& gpu = device.gpu();
-  if (const auto* const moved = std::get_if<Moved>(&step)) {
-    return queue_copy(gpu, device.kernels(),
-                      {.from = address(moved->from, buffers, scratch),
-                       .to = address(moved->to, buffers, scratch),
-                       .from_type = moved->from_type,
-                       .to_type = moved->to_type,
-                       .sizes = moved->sizes,
-                       .from_strides = moved->from_strides,
-                       .to_strides = moved->to_strides});
-  }
-  static const std::shared_ptr<const void> kFills = std::make_shared<char>();
+Status ConvolutionUnit::do_step(const OpStep& step, const RunMemory& memory) {
+  if (const auto* const moved = std::get_if<Moved>(&step)) return memory.copy(*moved);
   const auto& fill = std::get<OpFill>(step);
-  const DevicePointer to = address(fill.to, buffers, scratch);
-  gpu.queue().add({.words = {to, fill.nbytes, fill.value},
-                   .what = kFills,
-                   .queue = [&gpu, to, nbytes = fill.nbytes, value = fill.value](Stream stream) {
-                     return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, value, nbytes, stream),
-                                      "cuMemsetD8Async");
-                   }});
+  memory.fill(fill.to, fill.nbytes, fill.value);
   return {};
 }
 
 Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
   CudaDevice& device = convolutions_.device();
-  Scratch scratch;
-  for (const uint64_t bytes : plan_.steps.scratch) {
-    if (device.memory().allocate(bytes, &scratch.buffers.emplace_back(), Reach::kOwn)) continue;
-    return {ErrorCode::kOutOfMemory,
-            "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a convolution", "OutOfMemoryError"};
-  }
+  RunMemory memory(device, buffers);
+  if (Status status = memory.allocate(plan_.steps.scratch, "a convolution"); !status.ok()) return status;
   if (device.gpu().is_lost()) return {};
   Status status;
   ConvolutionLibrary* const library = convolutions_.get(&status);
-  const auto at = [&](const Place& place) { return address(place, buffers, scratch); };
-  for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], buffers, scratch);
+  const auto at = [&](const Place& place) { return memory.address(place); };
+  for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], memory);
   for (size_t i = 0; i < plan_.calls.size() && status.ok(); ++i) {
     const ConvolutionCall& call = plan_.calls[i];
     status = library->run(
         prepared_[i], {at(call.image), at(call.filter), at(call.output), call_adds_bias_ ? at(*plan_.call_bias) : 0});
   }
   for (size_t i = plan_.before; i < plan_.steps.steps.size() && status.ok(); ++i) {
-    status = do_step(plan_.steps.steps[i], buffers, scratch);
+    status = do_step(plan_.steps.steps[i], memory);
   }
   if (status.ok() && bias_) {
     status = bias_->run(device, at(plan_.bias->image.place), at(plan_.bias->bias.place), number);

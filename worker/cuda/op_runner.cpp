@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "worker/cuda/copy_kernel.h"
 #include "worker/cuda/op_plan.h"
+#include "worker/cuda/run_memory.h"
 #include "worker/cuda/unit_program.h"
 
 namespace torch_remote::worker::cuda {
@@ -78,24 +78,7 @@ class OpKernels {
   int64_t* count_ = nullptr;  // pinned
 };
 
-// Memory for one run, which is given back when all of it is queued.
-struct Scratch {
-  Scratch() = default;
-  ~Scratch() {
-    for (tr_buffer& buffer : buffers) {
-      if (buffer.release != nullptr) buffer.release(buffer.owner);
-    }
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::vector<tr_buffer> buffers;
-};
-
-Status no_memory(uint64_t bytes) {
-  return {ErrorCode::kOutOfMemory, "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a kernel",
-          "OutOfMemoryError"};
-}
+constexpr std::string_view kForWhat = "a kernel";
 
 class OpUnit final : public Unit {
  public:
@@ -103,8 +86,8 @@ class OpUnit final : public Unit {
       : Unit(graph, group), kernels_(kernels), make_(plan) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t number) override {
-    Scratch scratch;
-    return do_plan(plan_, buffers, number, &scratch);
+    RunMemory memory(kernels_.device(), buffers);
+    return do_plan(plan_, number, memory);
   }
   Status run(tr_run& run) override;
 
@@ -135,13 +118,8 @@ class OpUnit final : public Unit {
     }
   }
 
-  Status do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, uint64_t number, Scratch* scratch);
-  Status do_launch(const OpLaunch& launch, std::span<const tr_buffer> buffers, uint64_t record, const Scratch& scratch);
-  static DevicePointer address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch) {
-    const tr_buffer& buffer =
-        place.buffer >= kScratch ? scratch.buffers[place.buffer - kScratch] : buffers[place.buffer];
-    return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
-  }
+  Status do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory);
+  Status do_launch(const OpLaunch& launch, uint64_t record, const RunMemory& memory);
 
   OpKernels& kernels_;
   const NamedPlan& make_;
@@ -150,13 +128,12 @@ class OpUnit final : public Unit {
   std::vector<int64_t> values_;  // of the run, if they are needed
 };
 
-Status OpUnit::do_launch(const OpLaunch& launch, std::span<const tr_buffer> buffers, uint64_t record,
-                         const Scratch& scratch) {
+Status OpUnit::do_launch(const OpLaunch& launch, uint64_t record, const RunMemory& memory) {
   Function function = nullptr;
   if (Status status = kernels_.find(launch.file, launch.kernel, &function); !status.ok()) return status;
   Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
   work.words = launch.words;
-  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = address(word.place, buffers, scratch);
+  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.place);
   for (const OpLaunch::Parameter& word : launch.parameters) {
     work.words[word.word] = static_cast<uint64_t>(values_[word.symbol]);
   }
@@ -165,12 +142,10 @@ Status OpUnit::do_launch(const OpLaunch& launch, std::span<const tr_buffer> buff
   return {};
 }
 
-Status OpUnit::do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, uint64_t number, Scratch* scratch) {
+Status OpUnit::do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory) {
   CudaDevice& device = kernels_.device();
   Gpu& gpu = device.gpu();
-  for (const uint64_t bytes : plan.scratch) {
-    if (!device.memory().allocate(bytes, &scratch->buffers.emplace_back(), Reach::kOwn)) return no_memory(bytes);
-  }
+  if (Status status = memory.allocate(plan.scratch, kForWhat); !status.ok()) return status;
   if (gpu.is_lost()) return {};
   uint64_t record = 0;
   for (const OpStep& step : plan.steps) {
@@ -178,33 +153,18 @@ Status OpUnit::do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, u
     if (const auto* const launch = std::get_if<OpLaunch>(&step)) {
       if (launch->failure && record == 0) {
         record = device.take_failure_record(number, operands_);
-        if (record == 0) return gpu.is_lost() ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord));
+        if (record == 0) return gpu.is_lost() ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), kForWhat);
       }
-      status = do_launch(*launch, buffers, record, *scratch);
+      status = do_launch(*launch, record, memory);
     } else if (const auto* const moved = std::get_if<Moved>(&step)) {
-      status = queue_copy(gpu, device.kernels(),
-                          {.from = address(moved->from, buffers, *scratch),
-                           .to = address(moved->to, buffers, *scratch),
-                           .from_type = moved->from_type,
-                           .to_type = moved->to_type,
-                           .sizes = moved->sizes,
-                           .from_strides = moved->from_strides,
-                           .to_strides = moved->to_strides});
+      status = memory.copy(*moved);
     } else if (const auto* const fill = std::get_if<OpFill>(&step)) {
-      if (fill->nbytes == 0) continue;
-      static const std::shared_ptr<const void> kFills = std::make_shared<char>();
-      const DevicePointer to = address(fill->to, buffers, *scratch);
-      gpu.queue().add({.words = {to, fill->nbytes, fill->value},
-                       .what = kFills,
-                       .queue = [&gpu, to, nbytes = fill->nbytes, value = fill->value](Stream stream) {
-                         return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, value, nbytes, stream),
-                                          "cuMemsetD8Async");
-                       }});
+      memory.fill(fill->to, fill->nbytes, fill->value);
     } else {
       const auto& upload = std::get<OpUpload>(step);
       const auto bytes = std::make_shared<std::vector<std::byte>>(upload.make(values_));
       // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
-      device.copy_in(reinterpret_cast<void*>(address(upload.to, buffers, *scratch)), *bytes, bytes);
+      device.copy_in(reinterpret_cast<void*>(memory.address(upload.to)), *bytes, bytes);
     }
     if (!status.ok()) return status;
   }
@@ -213,12 +173,12 @@ Status OpUnit::do_plan(const OpPlan& plan, std::span<const tr_buffer> buffers, u
 
 Status OpUnit::run(tr_run& run) {
   const std::span<tr_buffer> buffers(run.buffers, run.buffer_count);
-  Scratch scratch;
-  if (Status status = do_plan(plan_, buffers, run.number, &scratch); !status.ok() || !plan_.count) return status;
-  int64_t count = 0;
   CudaDevice& device = kernels_.device();
+  RunMemory memory(device, buffers);
+  if (Status status = do_plan(plan_, run.number, memory); !status.ok() || !plan_.count) return status;
+  int64_t count = 0;
   if (device.gpu().is_lost()) return {};
-  if (Status status = kernels_.read(address(*plan_.count, buffers, scratch), &count); !status.ok()) return status;
+  if (Status status = kernels_.read(memory.address(*plan_.count), &count); !status.ok()) return status;
   OpPlan rest;
   std::vector<DynamicResult> results;
   if (Status status = plan_.then(count, &rest, &results); !status.ok()) return status;
@@ -228,7 +188,7 @@ Status OpUnit::run(tr_run& run) {
     tr_buffer& buffer = buffers[graph().views[result.view].buffer];
     if (buffer.release != nullptr) buffer.release(buffer.owner);
     buffer = {};
-    if (!device.memory().allocate(nbytes, &buffer)) return no_memory(nbytes);
+    if (!device.memory().allocate(nbytes, &buffer)) return no_memory(nbytes, kForWhat);
     std::vector<int64_t> words = {static_cast<int64_t>(result.dtype), static_cast<int64_t>(result.sizes.size())};
     words.insert(words.end(), result.sizes.begin(), result.sizes.end());
     const std::vector<int64_t> strides = result.strides.empty() ? packed_strides(result.sizes) : result.strides;
@@ -236,7 +196,7 @@ Status OpUnit::run(tr_run& run) {
     if (run.word_count + words.size() > run.word_capacity) return Status::internal("cuda: too many words");
     for (const int64_t word : words) run.words[run.word_count++] = word;
   }
-  return do_plan(rest, buffers, run.number, &scratch);
+  return do_plan(rest, run.number, memory);
 }
 
 class OpProgram final : public UnitProgram {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "ir/op_table_generated.h"
-#include "worker/cuda/copy_kernel.h"
 #include "worker/cuda/group_call.h"
 #include "worker/cuda/product.h"
 #include "worker/cuda/product_library.h"
+#include "worker/cuda/run_memory.h"
 #include "worker/cuda/unit_program.h"
 
 namespace torch_remote::worker::cuda {
@@ -86,24 +86,13 @@ class ProductUnit final : public Unit {
   Status run(std::span<const tr_buffer> buffers, uint64_t) override;
 
  private:
-  // Memory for one run, which is given back when all of it is queued.
-  struct Scratch {
-    ~Scratch() {
-      for (tr_buffer& buffer : buffers) {
-        if (buffer.release != nullptr) buffer.release(buffer.owner);
-      }
-    }
-    std::vector<tr_buffer> buffers;
-  };
-
   Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
   bool suits(std::span<const int64_t> values) const override { return numbers_of(product_, values) == numbers_; }
   void set_numbers(std::span<const int64_t> values) override {
     alpha_ = number_of(product_.alpha, values);
     beta_ = number_of(product_.beta, values);
   }
-  Status move(const std::vector<Moved>& moves, std::span<const tr_buffer> buffers, const Scratch& scratch);
-  static DevicePointer address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch);
+  static Status move(const std::vector<Moved>& moves, const RunMemory& memory);
   Status bind_gelu(std::span<const int64_t> values);
 
   Products& products_;
@@ -143,24 +132,9 @@ Status ProductUnit::bind_gelu(std::span<const int64_t> values) {
   return gelu_.emplace().bind(products_.device(), view.dtype, sizes, strides);
 }
 
-DevicePointer ProductUnit::address(const Place& place, std::span<const tr_buffer> buffers, const Scratch& scratch) {
-  if (place.buffer == kNowhere) return 0;
-  const tr_buffer& buffer = place.buffer >= kScratch ? scratch.buffers[place.buffer - kScratch] : buffers[place.buffer];
-  return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
-}
-
-Status ProductUnit::move(const std::vector<Moved>& moves, std::span<const tr_buffer> buffers, const Scratch& scratch) {
-  CudaDevice& device = products_.device();
+Status ProductUnit::move(const std::vector<Moved>& moves, const RunMemory& memory) {
   for (const Moved& moved : moves) {
-    const Status status = queue_copy(device.gpu(), device.kernels(),
-                                     {.from = address(moved.from, buffers, scratch),
-                                      .to = address(moved.to, buffers, scratch),
-                                      .from_type = moved.from_type,
-                                      .to_type = moved.to_type,
-                                      .sizes = moved.sizes,
-                                      .from_strides = moved.from_strides,
-                                      .to_strides = moved.to_strides});
-    if (!status.ok()) return status;
+    if (Status status = memory.copy(moved); !status.ok()) return status;
   }
   return {};
 }
@@ -168,36 +142,23 @@ Status ProductUnit::move(const std::vector<Moved>& moves, std::span<const tr_buf
 Status ProductUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
   if (plan_.calls.empty()) return {};
   CudaDevice& device = products_.device();
-  Gpu& gpu = device.gpu();
-  Scratch scratch;
-  for (const uint64_t bytes : plan_.scratch) {
-    if (device.memory().allocate(bytes, &scratch.buffers.emplace_back(), Reach::kOwn)) continue;
-    return {ErrorCode::kOutOfMemory, "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a product",
-            "OutOfMemoryError"};
-  }
-  if (gpu.is_lost()) return {};
-  for (const uint32_t zeros : plan_.zeros) {
-    static const std::shared_ptr<const void> kZeros = std::make_shared<char>();
-    const auto to = reinterpret_cast<DevicePointer>(scratch.buffers[zeros].data);
-    const uint64_t bytes = plan_.scratch[zeros];
-    gpu.queue().add({.words = {to, bytes}, .what = kZeros, .queue = [&gpu, to, bytes](Stream stream) {
-                       return to_status(gpu.driver(), gpu.driver().memset_d8_async(to, 0, bytes, stream),
-                                        "cuMemsetD8Async");
-                     }});
-  }
+  RunMemory memory(device, buffers);
+  if (Status status = memory.allocate(plan_.scratch, "a product"); !status.ok()) return status;
+  if (device.gpu().is_lost()) return {};
+  for (const uint32_t zeros : plan_.zeros) memory.fill({kScratch + zeros, 0}, plan_.scratch[zeros], 0);
   Status status;
   ProductLibrary* const library = products_.get(&status);
-  if (status.ok()) status = move(plan_.before, buffers, scratch);
+  if (status.ok()) status = move(plan_.before, memory);
   for (const ProductCall& call : plan_.calls) {
     if (!status.ok()) return status;
-    const auto at = [&](const Place& place) { return address(place, buffers, scratch); };
+    const auto at = [&](const Place& place) { return memory.address(place); };
     status = library->run(
         call.first ? first_ : next_,
         {at(call.a), at(call.b), at(call.c), at(call.d), at(call.bias), at(call.a_scale), at(call.b_scale)}, alpha_,
         call.first ? beta_ : Number{});
   }
-  if (status.ok()) status = move(plan_.after, buffers, scratch);
-  if (status.ok() && gelu_) status = gelu_->run(device, address(gelu_place_, buffers, scratch), number);
+  if (status.ok()) status = move(plan_.after, memory);
+  if (status.ok() && gelu_) status = gelu_->run(device, memory.address(gelu_place_), number);
   return status;
 }
 

@@ -4,12 +4,12 @@
 #include <complex>
 #include <cstring>
 #include <optional>
-#include <set>
 #include <type_traits>
 
 #include "codegen/loop/half.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
 #include "worker/cuda/emulated/machine.h"
+#include "worker/cuda/emulated/objects.h"
 
 namespace torch_remote::worker::cuda::lt {
 
@@ -56,37 +56,14 @@ using Status = lt::Result;
 
 // --- objects ---------------------------------------------------------------------------------------------------------
 
-std::mutex& objects_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-
-// Those that are there.
 template <typename State>
-std::set<State*>& all() {
-  static std::set<State*> objects;
-  return objects;
-}
-
-template <typename State>
-Status create(State** object, State state = {}) {
-  const std::lock_guard lock(objects_mutex());
-  *object = *all<State>().insert(new State(state)).first;
+Status make(State** object, State state = {}) {
+  *object = create(std::move(state));
   return Status::kSuccess;
 }
-
 template <typename State>
-Status destroy(State* object) {
-  const std::lock_guard lock(objects_mutex());
-  if (all<State>().erase(object) == 0) return Status::kInvalidValue;
-  delete object;
-  return Status::kSuccess;
-}
-
-template <typename State>
-bool is_there(State* object) {
-  const std::lock_guard lock(objects_mutex());
-  return all<State>().contains(object);
+Status remove(State* object) {
+  return destroy(object) ? Status::kSuccess : Status::kInvalidValue;
 }
 
 template <typename T>
@@ -105,11 +82,11 @@ std::optional<Call> enter(const char* name) {
 
 Status handle_create(lt::Handle* handle) {
   const auto call = enter("cublasLtCreate");
-  return call ? create(handle) : Status::kNotInitialized;
+  return call ? make(handle) : Status::kNotInitialized;
 }
 
 Status desc_create(lt::Desc* desc, lt::Compute compute, Type scale) {
-  return create(desc, lt::DescState{.compute = compute, .scale = scale});
+  return make(desc, lt::DescState{.compute = compute, .scale = scale});
 }
 
 Status desc_set(lt::Desc desc, lt::DescAttribute attribute, const void* value, size_t bytes) {
@@ -136,7 +113,7 @@ Status desc_set(lt::Desc desc, lt::DescAttribute attribute, const void* value, s
 }
 
 Status layout_create(lt::Layout* layout, Type type, uint64_t rows, uint64_t columns, int64_t ld) {
-  return create(layout, lt::LayoutState{.type = type, .rows = rows, .columns = columns, .ld = ld});
+  return make(layout, lt::LayoutState{.type = type, .rows = rows, .columns = columns, .ld = ld});
 }
 
 Status layout_set(lt::Layout layout, lt::LayoutAttribute attribute, const void* value, size_t bytes) {
@@ -146,7 +123,7 @@ Status layout_set(lt::Layout layout, lt::LayoutAttribute attribute, const void* 
   return Status::kInvalidValue;
 }
 
-Status preference_create(lt::Preference* preference) { return create(preference); }
+Status preference_create(lt::Preference* preference) { return make(preference); }
 
 Status preference_set(lt::Preference preference, lt::PreferenceAttribute attribute, const void* value, size_t bytes) {
   if (!is_there(preference)) return Status::kInvalidValue;
@@ -574,15 +551,15 @@ lt::Table cublaslt() {
   lt::Table table;
   table.get_version = get_version;
   table.create = handle_create;
-  table.destroy = [](lt::Handle handle) { return destroy(handle); };
+  table.destroy = [](lt::Handle handle) { return remove(handle); };
   table.desc_create = desc_create;
-  table.desc_destroy = [](lt::Desc desc) { return destroy(desc); };
+  table.desc_destroy = [](lt::Desc desc) { return remove(desc); };
   table.desc_set_attribute = desc_set;
   table.layout_create = layout_create;
-  table.layout_destroy = [](lt::Layout layout) { return destroy(layout); };
+  table.layout_destroy = [](lt::Layout layout) { return remove(layout); };
   table.layout_set_attribute = layout_set;
   table.preference_create = preference_create;
-  table.preference_destroy = [](lt::Preference preference) { return destroy(preference); };
+  table.preference_destroy = [](lt::Preference preference) { return remove(preference); };
   table.preference_set_attribute = preference_set;
   table.find_algorithms = find_algorithms;
   table.check_algorithm = check_algorithm;
@@ -593,16 +570,15 @@ lt::Table cublaslt() {
 void slow_down(Way way, std::chrono::microseconds delay) { delays()[static_cast<size_t>(way)] = delay.count(); }
 
 std::string cublaslt_left() {
-  const std::lock_guard lock(objects_mutex());
   std::string text;
   const auto tell = [&](size_t count, const char* what) {
     if (count == 0) return;
     text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + what + (count == 1 ? "" : "s");
   };
-  tell(all<lt::HandleState>().size(), "handle");
-  tell(all<lt::DescState>().size(), "description");
-  tell(all<lt::LayoutState>().size(), "layout");
-  tell(all<lt::PreferenceState>().size(), "preference");
+  tell(count_objects<lt::HandleState>(), "handle");
+  tell(count_objects<lt::DescState>(), "description");
+  tell(count_objects<lt::LayoutState>(), "layout");
+  tell(count_objects<lt::PreferenceState>(), "preference");
   return text;
 }
 

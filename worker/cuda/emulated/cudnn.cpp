@@ -8,6 +8,7 @@
 
 #include "worker/cuda/emulated/cudnn_state.h"
 #include "worker/cuda/emulated/machine.h"
+#include "worker/cuda/emulated/objects.h"
 
 namespace torch_remote::worker::cuda::emulated {
 
@@ -49,32 +50,14 @@ constexpr size_t kEngines = 5;
 constexpr int64_t kWorkspaceBytes = 64 << 10;
 constexpr uint64_t kWorkspaceAlignment = 16;
 
-std::mutex& objects_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
 template <typename State>
-std::set<State*>& all() {
-  static std::set<State*> objects;
-  return objects;
-}
-template <typename State>
-Status create(State** object, State state = {}) {
-  const std::lock_guard lock(objects_mutex());
-  *object = *all<State>().insert(new State(std::move(state))).first;
+Status make(State** object, State state = {}) {
+  *object = create(std::move(state));
   return Status::kSuccess;
 }
 template <typename State>
-Status destroy(State* object) {
-  const std::lock_guard lock(objects_mutex());
-  if (all<State>().erase(object) == 0) return Status::kBadParam;
-  delete object;
-  return Status::kSuccess;
-}
-template <typename State>
-bool is_there(State* object) {
-  const std::lock_guard lock(objects_mutex());
-  return all<State>().contains(object);
+Status remove(State* object) {
+  return destroy(object) ? Status::kSuccess : Status::kBadParam;
 }
 
 // What cudnnGetLastErrorString says.
@@ -93,7 +76,7 @@ std::optional<Call> enter(const char* name) {
   return call;
 }
 
-Status handle_create(dnn::Handle* handle) { return enter("cudnnCreate") ? create(handle) : Status::kNotInitialized; }
+Status handle_create(dnn::Handle* handle) { return enter("cudnnCreate") ? make(handle) : Status::kNotInitialized; }
 Status set_stream(dnn::Handle handle, Stream stream) {
   if (!is_there(handle)) return Status::kBadParam;
   handle->stream = stream;
@@ -209,7 +192,7 @@ bool is_whole(Descriptor descriptor) {
 
 Status descriptor_create(Kind kind, Descriptor* descriptor) {
   if (!enter("cudnnBackendCreateDescriptor")) return Status::kNotInitialized;
-  return create(descriptor, dnn::DescriptorState{.kind = kind, .values = {}});
+  return make(descriptor, dnn::DescriptorState{.kind = kind, .values = {}});
 }
 
 Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements) {
@@ -645,7 +628,7 @@ dnn::Table cudnn() {
   table.get_version = [] { return size_t{92000}; };
   table.get_cudart_version = [] { return size_t{13020}; };
   table.create = handle_create;
-  table.destroy = [](dnn::Handle handle) { return destroy(handle); };
+  table.destroy = [](dnn::Handle handle) { return remove(handle); };
   table.set_stream = set_stream;
   table.get_last_error = [](char* text, size_t size) {
     const size_t length = std::min(message().size(), size - 1);
@@ -654,7 +637,7 @@ dnn::Table cudnn() {
     message().clear();
   };
   table.descriptor_create = descriptor_create;
-  table.descriptor_destroy = [](Descriptor descriptor) { return destroy(descriptor); };
+  table.descriptor_destroy = [](Descriptor descriptor) { return remove(descriptor); };
   table.descriptor_finalize = descriptor_finalize;
   table.set_attribute = set_attribute;
   table.get_attribute = get_attribute;
@@ -668,14 +651,13 @@ void slow_down(Engine engine, std::chrono::microseconds delay) {
 uint64_t runs_of(Engine engine) { return runs()[static_cast<size_t>(engine)]; }
 
 std::string cudnn_left() {
-  const std::lock_guard lock(objects_mutex());
   std::string text;
   const auto tell = [&](size_t count, const char* what) {
     if (count == 0) return;
     text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + what + (count == 1 ? "" : "s");
   };
-  tell(all<dnn::HandleState>().size(), "handle");
-  tell(all<dnn::DescriptorState>().size(), "descriptor");
+  tell(count_objects<dnn::HandleState>(), "handle");
+  tell(count_objects<dnn::DescriptorState>(), "descriptor");
   return text;
 }
 
