@@ -45,12 +45,13 @@ DeviceOpener cuda_device_opener(int ordinal) {
     std::unique_ptr<cuda::CudaDevice> device;
     if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
     if (!status.ok()) return status;
-    opened->runners.push_back(cuda::make_cuda_runner(*device));
+    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
+    opened->runners.push_back(cuda::make_cuda_runner(*device, written));
     opened->runners.push_back(cuda::make_product_runner(
         *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
     opened->runners.push_back(cuda::make_convolution_runner(
         *device, [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); }));
-    opened->runners.push_back(cuda::make_op_runner(*device, cuda::written_kernels()));
+    opened->runners.push_back(cuda::make_op_runner(*device, written));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();

@@ -14,7 +14,7 @@ PROGRAMS = 160
 GROUP = 20
 LEAST_STEPS = 300  # of a group, that were compared
 # Steps that may be left out, of all.
-MOST_REFUSED, MOST_COMPLEX = 0.12, 0.06
+MOST_REFUSED, MOST_COMPLEX = 0.06, 0.06
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, GROUP))

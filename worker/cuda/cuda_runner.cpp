@@ -87,8 +87,8 @@ class KernelUnit final : public Unit {
 
 class CudaProgram final : public UnitProgram {
  public:
-  CudaProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused) {
+  CudaProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> others, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused), others_(std::move(others)) {
     make_units(request);
   }
 
@@ -109,11 +109,16 @@ class CudaProgram final : public UnitProgram {
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     return std::make_unique<KernelUnit>(device(), graph, group);
   }
+  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
+    return others_ != nullptr ? others_->make(graph, group) : nullptr;
+  }
+
+  const std::shared_ptr<WrittenUnits> others_;
 };
 
 class CudaRunner final : public Runner {
  public:
-  explicit CudaRunner(CudaDevice& device) : device_(device) {}
+  CudaRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) : device_(device), others_(std::move(others)) {}
 
   std::string description() const override { return "CUDA kernels"; }
 
@@ -135,7 +140,7 @@ class CudaRunner final : public Runner {
   uint64_t generation() const override { return refused_; }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<CudaProgram>(device_, request, refused_);
+    *program = std::make_unique<CudaProgram>(device_, others_, request, refused_);
     return {};
   }
 
@@ -148,12 +153,15 @@ class CudaRunner final : public Runner {
 
  private:
   CudaDevice& device_;
+  const std::shared_ptr<WrittenUnits> others_;
   uint64_t refused_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device) { return std::make_unique<CudaRunner>(device); }
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) {
+  return std::make_unique<CudaRunner>(device, std::move(others));
+}
 
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |

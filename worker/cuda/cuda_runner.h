@@ -4,13 +4,15 @@
 #include <memory>
 
 #include "worker/cuda/cuda_device.h"
+#include "worker/cuda/op_runner.h"
 #include "worker/runner/runner.h"
 
 namespace torch_remote::worker::cuda {
 
 // The runner of compiled kernels on a GPU: it does groups, and single nodes that a kernel can do. Kernels are compiled
-// when they are needed first; the caller waits, as nobody else could do their nodes.
-std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device);
+// when they are needed first; the caller waits, as nobody else could do their nodes. A single node that it has no
+// kernel for is done by `others`, if these have one.
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> others = nullptr);
 
 // The kinds of groups and the dtypes that it may be given, as bits of ir::Capabilities.
 uint32_t group_kinds();

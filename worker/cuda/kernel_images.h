@@ -6,8 +6,21 @@
 namespace torch_remote::worker::cuda {
 
 // Files of kernels that are written by hand (worker/cuda/kernels); each is a module.
-enum class KernelFile : uint8_t { kRandom, kScan, kSort, kIndex, kSelect, kFill, kAttention, kImage, kNorm, kRnn };
-inline constexpr size_t kKernelFiles = 10;
+enum class KernelFile : uint8_t {
+  kRandom,
+  kScan,
+  kSort,
+  kIndex,
+  kSelect,
+  kFill,
+  kAttention,
+  kImage,
+  kNorm,
+  kRnn,
+  kReduce,
+  kPointwise
+};
+inline constexpr size_t kKernelFiles = 12;
 
 // An archive of them: a header, entries, images. As kernel_archive.cpp writes it into the worker.
 struct ArchiveHeader {

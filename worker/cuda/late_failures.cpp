@@ -16,6 +16,7 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
   if (op.starts_with("aten::bernoulli")) {
     return {ErrorCode::kOpFailed, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", "RuntimeError"};
   }
+  if (operand.dim == kDivision) return {ErrorCode::kOpFailed, "ZeroDivisionError", "RuntimeError"};
   const bool in_self =
       op.starts_with("aten::embedding") || op.starts_with("aten::index_select") || op.starts_with("aten::index_add");
   const bool of_all = op.starts_with("aten::take") || op.starts_with("aten::put");

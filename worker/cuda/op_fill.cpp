@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "worker/cuda/kernels/arguments.h"
@@ -251,7 +252,63 @@ Status triangle(OpPlanner& planner, bool upper) {
 Status lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
 Status upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
 
-// Bits of 1, or of NaN.
+// A matrix's diagonal, of the last two dims of `tensor`.
+OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
+  const size_t rank = tensor.sizes.size();
+  const int64_t rows = tensor.sizes[rank - 2], columns = tensor.sizes[rank - 1];
+  const int64_t row = std::max<int64_t>(-offset, 0), column = std::max<int64_t>(offset, 0);
+  OpTensor made = tensor;
+  made.sizes.resize(rank - 1);
+  made.strides.resize(rank - 1);
+  made.sizes.back() = std::max<int64_t>(std::min(rows - row, columns - column), 0);
+  made.strides.back() = tensor.strides[rank - 2] + tensor.strides[rank - 1];
+  if (made.sizes.back() != 0) {
+    const int64_t first = row * tensor.strides[rank - 2] + column * tensor.strides[rank - 1];
+    made.place.offset += static_cast<uint64_t>(first) * ir::item_size(tensor.dtype);
+  }
+  return made;
+}
+
+// With these two dims behind the others.
+OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
+  const size_t rank = tensor.sizes.size(), rows = dim_in(first, rank), columns = dim_in(second, rank);
+  OpTensor made = tensor;
+  made.sizes.clear();
+  made.strides.clear();
+  const auto add = [&](size_t d) {
+    made.sizes.push_back(tensor.sizes[d]);
+    made.strides.push_back(tensor.strides[d]);
+  };
+  for (size_t d = 0; d < rank; ++d) {
+    if (d != rows && d != columns) add(d);
+  }
+  add(rows);
+  add(columns);
+  return made;
+}
+
+// Elements of any dtype, also where one buffer has both.
+Status copy(OpPlanner& planner) {
+  const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
+  if (!from || !to) return refuse("of a number");
+  planner.copy(planner.apart(*from, *to), *to);
+  return {};
+}
+
+Status zero(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  OpTensor zeros = *to;
+  if (!to->is_packed()) {
+    zeros.strides = packed_strides(zeros.sizes);
+    zeros.place = planner.scratch(zeros.nbytes());
+  }
+  planner.zero(zeros.place, zeros.nbytes());
+  if (!to->is_packed()) planner.copy(zeros, *to);
+  return {};
+}
+
+// Bits of 1.
 uint64_t one_of(DType dtype) {
   return dtype == DType::kFloat64    ? uint64_t{0x3FF} << 52
          : dtype == DType::kFloat32  ? 0x3F800000
@@ -259,47 +316,72 @@ uint64_t one_of(DType dtype) {
          : dtype == DType::kBFloat16 ? 0x3F80
                                      : 1;
 }
-uint64_t nan_of(DType dtype) {
-  return dtype == DType::kFloat64    ? uint64_t{0x7FF8} << 48
-         : dtype == DType::kFloat32  ? 0x7FC00000
-         : dtype == DType::kFloat16  ? 0x7E00
-         : dtype == DType::kBFloat16 ? 0x7FC0
-                                     : 0;
-}
 
-// Sums and the like of a number, which is one itself; and of no elements, which `nothing` has the bits of. `truth`: all
-// that is not 0 is 1.
-Status reduce_few(OpPlanner& planner, uint64_t (*nothing)(DType dtype), bool truth = false) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0), index = planner.result(1);
-  if (!self || !to) return refuse("without a result");
-  if (self->sizes.empty()) {
-    OpTensor number = *self;
-    if (truth) {
-      number.place = planner.packed(*self, DType::kBool);
-      number.dtype = DType::kBool;
-    }
-    planner.copy(number, *to);
-    if (index) planner.zero(planner.output(*index), index->nbytes());
-    return {};
-  }
-  if (self->count() != 0 || nothing == nullptr) return refuse("of so many dims");
+Status eye(OpPlanner& planner) {
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.size() != 2) return refuse("without a result");
+  planner.zero(to->place, to->nbytes());
+  const OpTensor diagonal = diagonal_of(*to, 0);
+  OpTensor ones = diagonal;
+  ones.strides = {1};
+  ones.place = planner.scratch(ones.nbytes());
   planner
       .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = to->count(), .item = ir::item_size(to->dtype), .bits = nothing(to->dtype)},
-              blocks_for(to->count()))
-      .at(&FillArguments::out, planner.output(*to));
+              FillArguments{.count = ones.count(), .item = ir::item_size(to->dtype), .bits = one_of(to->dtype)},
+              blocks_for(ones.count()))
+      .at(&FillArguments::out, ones.place);
+  planner.copy(ones, diagonal);
   return {};
 }
-Status sum(OpPlanner& planner) {
-  return reduce_few(planner, [](DType) { return uint64_t{0}; });
+
+Status embed_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || to->sizes.size() < 2) return refuse("without a result");
+  planner.zero(to->place, to->nbytes());
+  planner.copy(*self, diagonal_of(with_matrices(*to, planner.whole("dim1", -2), planner.whole("dim2", -1)),
+                                  planner.whole("offset")));
+  return {};
 }
-Status product(OpPlanner& planner) { return reduce_few(planner, one_of); }
-Status mean(OpPlanner& planner) { return reduce_few(planner, nan_of); }
-Status most(OpPlanner& planner) { return reduce_few(planner, nullptr); }
-Status any(OpPlanner& planner) {
-  return reduce_few(planner, [](DType) { return uint64_t{0}; }, true);
+
+Status copy_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() < 2) return refuse("without a result");
+  planner.copy(
+      diagonal_of(with_matrices(*self, planner.whole("dim1", 0), planner.whole("dim2", 1)), planner.whole("offset")),
+      *to);
+  return {};
 }
-Status all(OpPlanner& planner) { return reduce_few(planner, one_of, true); }
+
+// Rows and columns of what a triangle has, row by row.
+Status triangle_indices(OpPlanner& planner, bool upper) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || to->sizes.size() != 2) return refuse("without a result");
+  const int64_t rows = planner.whole("row"), columns = planner.whole("col"), offset = planner.whole("offset");
+  OpTensor wide = *to;
+  wide.dtype = DType::kInt64;
+  wide.strides = packed_strides(wide.sizes);
+  wide.place = planner.scratch(wide.nbytes());
+  planner.upload({wide.place, [=, count = to->sizes[1]](std::span<const int64_t>) {
+                    std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
+                    int64_t made = 0;
+                    const auto put = [&](int64_t at, int64_t x) {
+                      std::memcpy(bytes.data() + 8 * static_cast<size_t>(at), &x, 8);
+                    };
+                    for (int64_t row = 0; row < rows; ++row) {
+                      const int64_t first = upper ? std::clamp<int64_t>(row + offset, 0, columns) : 0;
+                      const int64_t last = upper ? columns : std::clamp<int64_t>(row + offset + 1, 0, columns);
+                      for (int64_t column = first; column < last && made < count; ++column, ++made) {
+                        put(made, row);
+                        put(count + made, column);
+                      }
+                    }
+                    return bytes;
+                  }});
+  planner.copy(wide, *to);
+  return {};
+}
+Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
+Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
 
 constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"linspace", linspace},
@@ -315,15 +397,13 @@ constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"roll", roll, true},
                                 {"tril", lower_triangle},
                                 {"triu", upper_triangle},
-                                {"sum", sum},
-                                {"mean", mean},
-                                {"prod", product},
-                                {"amax", most},
-                                {"amin", most},
-                                {"max", most},
-                                {"min", most},
-                                {"any", any},
-                                {"all", all}};
+                                {"copy", copy, true},
+                                {"zero", zero, true},
+                                {"eye", eye},
+                                {"diag_embed", embed_diagonal, true},
+                                {"diagonal_copy", copy_diagonal, true},
+                                {"tril_indices", lower_indices},
+                                {"triu_indices", upper_indices}};
 
 }  // namespace
 

@@ -252,8 +252,9 @@ uint32_t OpPlanner::add_operand(int64_t dim) {
 const NamedPlan* find_op_plan(ir::Opcode opcode) {
   static const std::unordered_map<std::string_view, const NamedPlan*> all = [] {
     std::unordered_map<std::string_view, const NamedPlan*> made;
-    for (const auto plans : {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(),
-                             attention_plans(), image_plans(), norm_plans(), rnn_plans()}) {
+    for (const auto plans :
+         {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
+          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
     }
     return made;

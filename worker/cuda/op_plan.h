@@ -61,7 +61,8 @@ struct DynamicResult {
   uint32_t view = 0;
   ir::DType dtype = ir::DType::kInt64;
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides = {};  // none: packed
+  std::vector<int64_t> strides = {};   // none: packed
+  std::optional<int64_t> number = {};  // the result is this one, of the host's
 };
 
 struct OpPlan {
@@ -242,6 +243,11 @@ std::span<const NamedPlan> attention_plans();
 std::span<const NamedPlan> image_plans();
 std::span<const NamedPlan> norm_plans();
 std::span<const NamedPlan> rnn_plans();
+std::span<const NamedPlan> reduce_plans();
+std::span<const NamedPlan> pointwise_plans();
+
+// How many of so many packed elements are not 0, as an i64.
+void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
 
 // Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
 struct Sorted {

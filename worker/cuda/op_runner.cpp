@@ -183,6 +183,11 @@ Status OpUnit::run(tr_run& run) {
   std::vector<DynamicResult> results;
   if (Status status = plan_.then(count, &rest, &results); !status.ok()) return status;
   for (const DynamicResult& result : results) {
+    if (result.number) {
+      if (run.word_count == run.word_capacity) return Status::internal("cuda: too many words");
+      run.words[run.word_count++] = *result.number;
+      continue;
+    }
     uint64_t nbytes = ir::item_size(result.dtype);
     for (const int64_t size : result.sizes) nbytes *= static_cast<uint64_t>(size);
     tr_buffer& buffer = buffers[graph().views[result.view].buffer];
@@ -199,34 +204,50 @@ Status OpUnit::run(tr_run& run) {
   return do_plan(rest, run.number, memory);
 }
 
+// What nobody does: an error of this node alone.
+class RefusedUnit final : public Unit {
+ public:
+  using Unit::Unit;
+  Status run(std::span<const tr_buffer>, uint64_t) override { return {}; }
+
+ private:
+  Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
+    const std::string op(ir::op_desc(graph().nodes[group().first].opcode).name);
+    return {ErrorCode::kUnsupported,
+            "remote: nothing in this worker does the op '" + op +
+                "' (it has kernels and NVIDIA's libraries, no libtorch); compute that on the CPU (.cpu())",
+            "NotImplementedError"};
+  }
+  void set_numbers(std::span<const int64_t>) override {}
+};
+
 class OpProgram final : public UnitProgram {
  public:
-  OpProgram(OpKernels& kernels, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(kernels.device(), request, refused), kernels_(kernels) {
+  OpProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> units, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused), units_(std::move(units)) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode);
-    if (group.first != group.last || plan == nullptr) return nullptr;
-    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
+    if (group.first != group.last) return nullptr;
+    if (auto unit = units_->make(graph, group)) return unit;
+    return std::make_unique<RefusedUnit>(graph, group);
   }
 
-  OpKernels& kernels_;
+  const std::shared_ptr<WrittenUnits> units_;
 };
 
 class OpRunner final : public Runner {
  public:
-  OpRunner(CudaDevice& device, KernelArchive archive) : kernels_(device, archive) {}
+  OpRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> units) : device_(device), units_(std::move(units)) {}
 
   std::string description() const override { return "written kernels"; }
 
-  bool accepts(const ir::Graph& graph, uint32_t node) override {
-    return find_op_plan(graph.nodes[node].opcode) != nullptr;
-  }
+  // Also what nobody does: so the rest of a program runs.
+  bool accepts(const ir::Graph&, uint32_t) override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<OpProgram>(kernels_, request, refused_);
+    *program = std::make_unique<OpProgram>(device_, units_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
@@ -235,14 +256,33 @@ class OpRunner final : public Runner {
   }
 
  private:
-  OpKernels kernels_;
+  CudaDevice& device_;
+  const std::shared_ptr<WrittenUnits> units_;
   uint64_t refused_ = 0;
+};
+
+class OpUnits final : public WrittenUnits {
+ public:
+  OpUnits(CudaDevice& device, KernelArchive archive) : kernels_(device, archive) {}
+
+  std::unique_ptr<Unit> make(const ir::Graph& graph, const ir::Group& group) override {
+    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode);
+    if (group.first != group.last || plan == nullptr) return nullptr;
+    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
+  }
+
+ private:
+  OpKernels kernels_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_op_runner(CudaDevice& device, KernelArchive kernels) {
-  return std::make_unique<OpRunner>(device, kernels);
+std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchive kernels) {
+  return std::make_shared<OpUnits>(device, kernels);
+}
+
+std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units) {
+  return std::make_unique<OpRunner>(device, std::move(units));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -2,14 +2,27 @@
 
 #include <memory>
 
+#include "ir/graph.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/kernel_images.h"
+#include "worker/cuda/unit_program.h"
 #include "worker/runner/runner.h"
 
 namespace torch_remote::worker::cuda {
 
-// The runner of ops that have kernels written by hand: random fills, scans, sorting, indices, joins, and results whose
-// size depends on data. `kernels` lives as long as the runner.
-std::unique_ptr<Runner> make_op_runner(CudaDevice& device, KernelArchive kernels);
+// Nodes that kernels do that are written by hand.
+class WrittenUnits {
+ public:
+  virtual ~WrittenUnits() = default;
+  // Of one node. Null: there are no such kernels for its op.
+  virtual std::unique_ptr<Unit> make(const ir::Graph& graph, const ir::Group& group) = 0;
+};
+// `kernels` and the device live longer.
+std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchive kernels);
+
+// The runner of ops that have kernels written by hand: random fills, scans, sorting, indices, joins, reductions, and
+// results whose size depends on data. It is the last one: what it has no kernel for it accepts, too, and refuses when
+// it runs, so that one such node does not refuse a program.
+std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units);
 
 }  // namespace torch_remote::worker::cuda

@@ -72,15 +72,16 @@ const Status& Unit::ask(std::span<const int64_t> values) {
 
 // All that it writes has no elements.
 bool Unit::makes_nothing(std::span<const int64_t> values) const {
-  bool nothing = true;
+  bool nothing = true, makes = false;
   for (uint32_t n = group_.first; n <= group_.last; ++n) {
     ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool writes) {
       const ir::View& view = graph_.views[index];
       const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
+      makes |= writes;
       if (writes) nothing = nothing && !view.dynamic && std::ranges::any_of(view.sizes, is_zero);
     });
   }
-  return nothing;
+  return nothing && makes;
 }
 
 const Status& Unit::bind(std::span<const int64_t> values) {
@@ -113,6 +114,7 @@ void UnitProgram::make_units(const LoadRequest& request) {
     ir::Group group;
     group.first = group.last = n;
     if (auto unit = make_unit(apart_, group)) alone_.emplace(n, std::move(unit));
+    if (auto unit = make_other(apart_, group)) others_.emplace(n, std::move(unit));
   }
 }
 
@@ -127,12 +129,10 @@ bool UnitProgram::run(tr_run& run, tr_error* error) {
   run.word_count = 0;
   bool good = true;
   if (run.symbols_changed != 0) {  // all that is not compiled yet, at once
-    for (uint32_t n = run.first; n < run.last; n = unit_at(n, run.last).group().last + 1) {
-      (void)unit_at(n, run.last).ask(values);
-    }
+    for (uint32_t n = run.first; n < run.last;) n = unit_for(n, run.last, values).group().last + 1;
   }
   for (uint32_t n = run.first; good && n < run.last;) {
-    Unit& unit = unit_at(n, run.last);
+    Unit& unit = unit_for(n, run.last, values);
     const Status& bound = unit.bind(values);
     note(run, n);
     good = run_unit(run, unit, bound, error);
@@ -151,6 +151,17 @@ Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   Unit& unit = *found->second;
   const bool whole = unit.is_good() && unit.group().last < last && unit.group().last != node;
   return whole ? unit : *alone_.at(node);
+}
+
+Unit& UnitProgram::unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values) {
+  Unit& unit = unit_at(node, last);
+  const auto other = others_.find(node);
+  if (other == others_.end() || &unit != alone_.at(node).get()) {
+    (void)unit.ask(values);
+    return unit;
+  }
+  if (unit.ask(values).code() != ErrorCode::kUnsupported) return unit;
+  return other->second->ask(values).ok() ? *other->second : unit;
 }
 
 bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error) {

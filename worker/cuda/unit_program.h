@@ -80,7 +80,11 @@ class UnitProgram : public RunnerProgram {
  private:
   // Null: such a group is not done as one.
   virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
+  // Who does a single node that the other one cannot do; null: nobody.
+  virtual std::unique_ptr<Unit> make_other(const ir::Graph&, const ir::Group&) { return nullptr; }
   Unit& unit_at(uint32_t node, uint32_t last);
+  // That one, or else the other one.
+  Unit& unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values);
   bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
   Status allocate(tr_run& run, const Unit& unit);
   void note(const tr_run& run, uint32_t node);
@@ -88,8 +92,8 @@ class UnitProgram : public RunnerProgram {
   CudaDevice& device_;
   uint64_t& refused_;
   const ir::Graph& graph_;
-  ir::Graph apart_;                                          // as if there were no groups
-  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_;  // by their first node
+  ir::Graph apart_;                                                   // as if there were no groups
+  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_, others_;  // by their first node
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -32,7 +32,8 @@ DeviceOpener device_opener(int ordinal) {
         {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
         &device);
     if (!status.ok()) return status;
-    opened->runners.push_back(make_cuda_runner(*device));
+    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
+    opened->runners.push_back(make_cuda_runner(*device, written));
     opened->runners.push_back(make_product_runner(
         *device,
         [](lt::Table* table) {
@@ -44,7 +45,7 @@ DeviceOpener device_opener(int ordinal) {
       *table = cudnn();
       return Status();
     }));
-    opened->runners.push_back(make_op_runner(*device, written_kernels()));
+    opened->runners.push_back(make_op_runner(*device, written));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();

@@ -1,0 +1,315 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "worker/cuda/kernels/arguments.h"
+#include "worker/cuda/kernels/pointwise_arguments.h"
+#include "worker/cuda/op_plan.h"
+
+// Element by element, in forms that compiled kernels have no code for: operands are brought to one dtype and one size.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// -- dtypes -----------------------------------------------------------------------------------------------------------
+
+int kind_of(DType dtype) { return dtype == DType::kBool ? 0 : ir::is_float(dtype) ? 2 : 1; }
+
+// c10::promoteTypes, of reals.
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
+  if (ir::item_size(a) != ir::item_size(b)) return ir::item_size(a) > ir::item_size(b) ? a : b;
+  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8
+}
+
+// at::result_type: tensors with dims count before those without, and these before numbers, unless of a lower kind.
+class ResultType {
+ public:
+  void add_tensor(DType dtype, bool has_dims) { add(has_dims ? 0 : 1, dtype); }
+  void add_number(DType dtype) { add(2, dtype); }
+  DType get() const {
+    std::optional<DType> all;
+    for (const std::optional<DType>& one : found_) {
+      if (one && (!all || kind_of(*one) > kind_of(*all))) all = one;
+    }
+    return all.value_or(DType::kFloat32);
+  }
+
+ private:
+  void add(int level, DType dtype) { found_[level] = found_[level] ? promote(*found_[level], dtype) : dtype; }
+  std::optional<DType> found_[3];
+};
+
+// A number as an element has it.
+double as_element(double x, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<float>(x);
+    case DType::kFloat16:
+      return static_cast<double>(static_cast<_Float16>(static_cast<float>(x)));
+    case DType::kBFloat16: {
+      const auto wide = std::bit_cast<uint32_t>(static_cast<float>(x));
+      if (std::isnan(x)) return x;
+      return std::bit_cast<float>((wide + 0x7FFF + (wide >> 16 & 1)) & 0xFFFF0000);
+    }
+    default:
+      return x;
+  }
+}
+int64_t as_element(int64_t x, DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return x != 0 ? 1 : 0;
+    case DType::kUInt8:
+      return static_cast<uint8_t>(x);
+    case DType::kInt8:
+      return static_cast<int8_t>(x);
+    case DType::kInt16:
+      return static_cast<int16_t>(x);
+    case DType::kInt32:
+      return static_cast<int32_t>(x);
+    default:
+      return x;
+  }
+}
+double largest_of(DType dtype) {
+  return dtype == DType::kFloat64   ? std::numeric_limits<double>::max()
+         : dtype == DType::kFloat16 ? 65504.0
+         : dtype == DType::kFloat32 ? static_cast<double>(std::numeric_limits<float>::max())
+                                    : 0x1.FEp127;
+}
+
+// -- operands ---------------------------------------------------------------------------------------------------------
+
+struct Operand {
+  bool there = false;
+  std::optional<OpTensor> tensor;
+  double number = 0;
+  int64_t whole = 0;
+  Place place;
+};
+
+Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
+  Operand made;
+  const ir::Arg* const arg = planner.argument(name);
+  if (arg == nullptr) return made;
+  made.there = true;
+  made.tensor = planner.tensor(name);
+  if (made.tensor) {
+    types->add_tensor(made.tensor->dtype, !made.tensor->sizes.empty());
+    return made;
+  }
+  made.number = planner.number(name);
+  const bool is_tensor = arg->tag == ir::ArgTag::kScalarTensor;
+  const auto dtype = static_cast<DType>(arg->b & 0xFF);
+  const bool is_float = is_tensor ? ir::is_float(dtype) : arg->tag == ir::ArgTag::kFloat;
+  if (!is_float) made.whole = planner.whole(name);
+  if (is_tensor && (arg->b >> 8 & 1) == 0) {
+    types->add_tensor(dtype, false);
+  } else {
+    const bool is_truth = is_tensor ? dtype == DType::kBool : arg->tag == ir::ArgTag::kBool;
+    types->add_number(is_float ? DType::kFloat32 : is_truth ? DType::kBool : DType::kInt64);
+  }
+  return made;
+}
+
+// In the dtype that is computed in, at all places of the result.
+void bring(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
+  if (!operand->tensor) {
+    operand->number = as_element(operand->number, dtype);
+    operand->whole = as_element(operand->whole, dtype);
+  } else if (operand->tensor->sizes == to.sizes) {
+    operand->place = planner.packed(*operand->tensor, dtype);
+  } else {
+    OpTensor wide = to;
+    wide.dtype = dtype;
+    wide.strides = packed_strides(wide.sizes);
+    wide.place = planner.scratch(wide.nbytes());
+    planner.copy(*operand->tensor, wide);
+    operand->place = wide.place;
+  }
+}
+
+Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& to, Operand a, Operand b = {},
+               Operand c = {}, double d = 0) {
+  for (Operand* const one : {&a, &b, &c}) {
+    if (one->there) bring(planner, to, dtype, one);
+  }
+  const bool floats = ir::is_float(dtype);
+  const PointwiseArguments arguments{.count = to.count(),
+                                     .dtype = static_cast<i64>(dtype),
+                                     .out_dtype = static_cast<i64>(to.dtype),
+                                     .what = what,
+                                     .has_b = b.there ? 1 : 0,
+                                     .has_c = c.there ? 1 : 0,
+                                     .a_number = a.number,
+                                     .b_number = b.number,
+                                     .c_number = c.number,
+                                     .d_number = d,
+                                     .a_whole = a.whole,
+                                     .b_whole = b.whole,
+                                     .c_whole = c.whole};
+  auto call = planner.launch(KernelFile::kPointwise, floats ? "pointwise_float" : "pointwise_whole", arguments,
+                             blocks_for(arguments.count));
+  call.at(&PointwiseArguments::a, a.place)
+      .at(&PointwiseArguments::b, b.place)
+      .at(&PointwiseArguments::c, c.place)
+      .at(&PointwiseArguments::out, planner.output(to));
+  const bool divides = what == Pointwise::kFmod || what == Pointwise::kRemainder || what == Pointwise::kFloorDivide ||
+                       what == Pointwise::kTruncDivide;
+  if (divides && !floats) {
+    planner.add_operand(kDivision);
+    call.failure([](const PointwiseArguments& words) { return &words.failure; });
+  }
+  return {};
+}
+
+// -- the ops ----------------------------------------------------------------------------------------------------------
+
+Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "other") {
+  ResultType types;
+  const auto to = planner.result(0);
+  Operand a = operand(planner, "self", &types), b = operand(planner, second, &types);
+  if (!to || !a.there || !b.there) return refuse("without a result");
+  return compute(planner, what, types.get(), *to, std::move(a), std::move(b));
+}
+template <Pointwise kWhat>
+Status binary(OpPlanner& planner) {
+  return binary(planner, kWhat);
+}
+Status heaviside(OpPlanner& planner) { return binary(planner, Pointwise::kHeaviside, "values"); }
+
+Status divide(OpPlanner& planner) {
+  const ir::Arg* const mode = planner.argument("rounding_mode");
+  if (mode == nullptr || mode->tag != ir::ArgTag::kString) return refuse("of these dtypes");
+  return binary(planner, mode->text == "floor" ? Pointwise::kFloorDivide : Pointwise::kTruncDivide);
+}
+
+Status clamp(OpPlanner& planner) {
+  ResultType types;
+  const auto to = planner.result(0);
+  Operand a = operand(planner, "self", &types), least = operand(planner, "min", &types),
+          most = operand(planner, "max", &types);
+  if (!to || !a.there) return refuse("without a result");
+  return compute(planner, Pointwise::kClamp, types.get(), *to, std::move(a), std::move(least), std::move(most));
+}
+
+// A result that has the operand's elements.
+Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+  if (self.place.buffer == to.place.buffer && self.place.offset == to.place.offset) return {};
+  planner.copy(self, to);
+  return {};
+}
+
+Status nan_to_num(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return refuse("without a result");
+  if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
+  const double most = largest_of(self->dtype);
+  Operand a{.there = true, .tensor = self}, nan{.there = true, .number = planner.number("nan", 0)},
+      infinite{.there = true, .number = planner.number("posinf", most)};
+  return compute(planner, Pointwise::kNanToNum, self->dtype, *to, std::move(a), std::move(nan), std::move(infinite),
+                 as_element(planner.number("neginf", -most), self->dtype));
+}
+
+// Integers are whole.
+Status round(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || ir::is_float(self->dtype) || self->dtype != to->dtype) return refuse("of these dtypes");
+  return same(planner, *self, *to);
+}
+
+Status unary(OpPlanner& planner, Pointwise what) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return refuse("without a result");
+  const bool widens = what == Pointwise::kAngle && !ir::is_float(self->dtype);
+  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.there = true, .tensor = self});
+}
+Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
+Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
+
+Status log_sigmoid(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0), kept = planner.result(1);
+  if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  const Operand a{.there = true, .tensor = self};
+  if (kept && kept->sizes == self->sizes) {
+    if (Status status = compute(planner, Pointwise::kExpOfNegative, self->dtype, *kept, a); !status.ok()) return status;
+  }
+  return compute(planner, Pointwise::kLogSigmoid, self->dtype, *to, a);
+}
+
+// Whether all elements are the same ones: a bool of the host's.
+Status equal(OpPlanner& planner) {
+  auto self = planner.tensor("self"), other = planner.tensor("other");
+  if (!self || !other || self->dtype != other->dtype) return refuse("of two dtypes");
+  const Place count = planner.scratch(8);
+  planner.plan().count = count;
+  const bool same_sizes = self->sizes == other->sizes;
+  planner.plan().then = [same_sizes](int64_t different, OpPlan*, std::vector<DynamicResult>* results) {
+    results->push_back({.number = same_sizes && different == 0 ? 1 : 0});
+    return Status();
+  };
+  if (!same_sizes || self->count() == 0) {
+    planner.zero(count, 8);
+    return {};
+  }
+  DType dtype = self->dtype;
+  int64_t numbers = self->count();
+  const Place a = planner.packed(*self), b = planner.packed(*other);
+  if (ir::is_complex(dtype)) {
+    if (dtype == DType::kComplex32) return refuse("of complex32");
+    dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
+    numbers *= 2;
+  }
+  const Place flags = planner.scratch(static_cast<uint64_t>(numbers));
+  planner
+      .launch(KernelFile::kPointwise, ir::is_float(dtype) ? "pointwise_float" : "pointwise_whole",
+              PointwiseArguments{.count = numbers,
+                                 .dtype = static_cast<i64>(dtype),
+                                 .out_dtype = static_cast<i64>(DType::kBool),
+                                 .what = Pointwise::kNotEqual},
+              blocks_for(numbers))
+      .at(&PointwiseArguments::a, a)
+      .at(&PointwiseArguments::b, b)
+      .at(&PointwiseArguments::out, flags);
+  count_nonzero(planner, flags, DType::kBool, numbers, count);
+  return {};
+}
+
+constexpr NamedPlan kPlans[] = {{"clamp", clamp},
+                                {"clamp_min", clamp},
+                                {"clamp_max", clamp},
+                                {"nan_to_num", nan_to_num},
+                                {"fmod", binary<Pointwise::kFmod>},
+                                {"remainder", binary<Pointwise::kRemainder>},
+                                {"floor_divide", binary<Pointwise::kFloorDivide>},
+                                {"div", divide},
+                                {"fmax", binary<Pointwise::kFmax>},
+                                {"fmin", binary<Pointwise::kFmin>},
+                                {"heaviside", heaviside},
+                                {"eq", binary<Pointwise::kEqual>},
+                                {"ne", binary<Pointwise::kNotEqual>},
+                                {"lt", binary<Pointwise::kLess>},
+                                {"le", binary<Pointwise::kLessOrEqual>},
+                                {"gt", binary<Pointwise::kGreater>},
+                                {"ge", binary<Pointwise::kGreaterOrEqual>},
+                                {"round", round},
+                                {"ceil", round},
+                                {"floor", round},
+                                {"trunc", round},
+                                {"signbit", sign_bit},
+                                {"angle", angle},
+                                {"log_sigmoid_forward", log_sigmoid},
+                                {"equal", equal, true}};
+
+}  // namespace
+
+std::span<const NamedPlan> pointwise_plans() { return kPlans; }
+
+}  // namespace torch_remote::worker::cuda
