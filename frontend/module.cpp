@@ -22,6 +22,7 @@
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/registration.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/storages.h"
 #include "frontend/source/source.h"
 #include "remote/wire/environment.h"
 
@@ -145,6 +146,26 @@ py::dict machine(int device) {
   return all;
 }
 
+using FileVersion = std::tuple<uint64_t, uint64_t, int64_t>;  // size, inode, time in ns
+
+// A file as the device's worker sees it: its version, if it may be read there; whether files may be at all; why not.
+std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, const std::string& path) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  const remote::FoundFile file = Recorder::get(checked_device(device)).find_file(path);
+  const remote::FileVersion& its = file.version;
+  return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.modified)) : std::nullopt, file.allowed,
+          file.why};
+}
+
+at::Tensor read_file(int device, const std::string& path, const FileVersion& version, uint64_t offset,
+                     const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  const auto [size, inode, modified] = version;
+  return tensor_of_file(path, {size, inode, modified}, offset, sizes, dtype, checked_device(device));
+}
+
 py::dict host_memory_stats() {
   const at::HostStats stats = at::getHostAllocator(at::kPrivateUse1)->get_stats();
   const auto encoded = [](const c10::CachingAllocator::Stat& stat) {
@@ -240,6 +261,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("machine", wrap_pybind_function(f::machine));
+  module.def("find_file", wrap_pybind_function(f::find_file));
+  module.def("read_file", wrap_pybind_function(f::read_file));
   module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);

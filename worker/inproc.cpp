@@ -2,6 +2,7 @@
 #include <string>
 
 #include "remote/transport/transport.h"
+#include "worker/files.h"
 #include "worker/runner/plugin_loader.h"
 #include "worker/server.h"
 
@@ -14,6 +15,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
   worker::ServerOptions options;
   options.inproc = options.trusted = true;
   options.threads = threads;
+  (void)worker::Files::in("/", &options.files);  // the client's own
   options.unavailable = worker::load_plugin(plugin, &options.runner);
   const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);
   if (status.ok()) return 0;

@@ -31,6 +31,8 @@ Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
 }
 
+Status cancelled_read() { return {ErrorCode::kOpFailed, "remote: a file was not read: cancelled"}; }
+
 // A copy: flatbuffers' verifier looks at the alignment of a vector, not of its elements.
 std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
   std::vector<int64_t> copy(vector ? vector->size() : 0);
@@ -62,6 +64,8 @@ class Server {
   Status read(Frame& frame);
   Status synchronize(Frame& frame);
   Status mark(Frame& frame);
+  Status find_file(Frame& frame);
+  Status read_file(Frame& frame);
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status memory(Frame& frame);
@@ -334,6 +338,10 @@ Status Server::out_of_memory(const Frame& frame) {
     const auto* upload = wire::verify<wire::Upload>(frame.control);
     return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
+  if (type == Type::kReadFile) {
+    const auto* file = wire::verify<wire::ReadFile>(frame.control);
+    return session_->upload_failed(file->buffer(), file->size());
+  }
   if (!(frame.header.flags & wire::kWantsReply)) return {};
   if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
@@ -352,6 +360,9 @@ Status Server::out_of_memory(const Frame& frame) {
     case Type::kMark:
       builder_.Finish(wire::CreateMarkReply(builder_, error));
       return reply(Type::kMarkReply, frame.header.sequence);
+    case Type::kFile:
+      builder_.Finish(wire::CreateFileReply(builder_, error));
+      return reply(Type::kFileReply, frame.header.sequence);
     case Type::kHasOp:
       builder_.Finish(wire::CreateHasOpReply(builder_, error));
       return reply(Type::kHasOpReply, frame.header.sequence);
@@ -379,6 +390,10 @@ Status Server::handle_message(Frame& frame) {
       return synchronize(frame);
     case Type::kMark:
       return mark(frame);
+    case Type::kFile:
+      return find_file(frame);
+    case Type::kReadFile:
+      return read_file(frame);
     case Type::kHasOp:
       return has_op(frame);
     case Type::kProfile:
@@ -451,6 +466,36 @@ Status Server::upload(Frame& frame) {
     done_ = sequence;
     return acknowledge();
   });
+}
+
+Status Server::find_file(Frame& frame) {
+  const auto* message = wire::verify<wire::File>(frame.control);
+  if (!message || !message->path()) return damaged("file");
+  if (Status status = drain(); !status.ok()) return status;
+  OpenFile file;
+  const Status status = options_.files ? options_.files->open(message->path()->str(), &file) : no_files();
+  const FileVersion& found = file.version();
+  const wire::FileVersion version(found.size, found.inode, found.modified);
+  builder_.Clear();
+  const auto why = status.ok() ? flatbuffers::Offset<flatbuffers::String>() : builder_.CreateString(status.message());
+  builder_.Finish(wire::CreateFileReply(builder_, 0, status.ok() ? &version : nullptr, options_.files != nullptr, why));
+  return reply(Type::kFileReply, frame.header.sequence);
+}
+
+Status Server::read_file(Frame& frame) {
+  const auto* message = wire::verify<wire::ReadFile>(frame.control);
+  if (!message || !message->path() || !message->version()) return damaged("file");
+  const FileVersion version{message->version()->size(), message->version()->inode(), message->version()->modified()};
+  OpenFile file;
+  Status status = options_.files
+                      ? options_.files->open(message->path()->str(), version, message->offset(), message->size(), &file)
+                      : no_files();
+  const uint64_t sequence = frame.header.sequence;
+  return session_->make_buffer(message->buffer(), message->size(), sequence, status,
+                               [&](uint64_t offset, std::span<std::byte> piece) {
+                                 if (inbox_.looks_cancelled(sequence)) return cancelled_read();
+                                 return file.read(message->offset() + offset, piece);
+                               });
 }
 
 Status Server::free(Frame& frame) {

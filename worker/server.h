@@ -10,6 +10,7 @@
 #include "ir/status.h"
 #include "remote/transport/transport.h"
 #include "worker/device/device.h"
+#include "worker/files.h"
 #include "worker/runner/plugin.h"
 #include "worker/runner/runner.h"
 
@@ -47,6 +48,7 @@ struct ServerOptions {
   bool trusted = false;  // the client started this process, or is it: its uploads are used where they lie
   std::chrono::milliseconds greeting{30'000};  // what a client has for its first message
   uint64_t memory_limit = 0;                   // bytes; 0: what the machine or the control group has
+  std::shared_ptr<const Files> files;          // that clients may have read; null: none
 };
 
 // Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection

@@ -47,6 +47,14 @@ bool valid_item_size(uint32_t size) { return size == 1 || size == 2 || size == 4
 constexpr size_t kChargedAtOnce = 4096;
 constexpr uint64_t kPerBuffer = 256;
 
+constexpr uint64_t kPiece = 32u << 20;  // bytes of a buffer that is filled
+
+Status no_memory(uint64_t nbytes) {
+  return {ErrorCode::kOutOfMemory,
+          "remote: the worker has no memory left for an upload of " + std::to_string(nbytes) + " bytes",
+          "OutOfMemoryError"};
+}
+
 }  // namespace
 
 Memory::Memory(void* data, uint64_t nbytes, std::shared_ptr<void> keep, CachingAllocator* counted)
@@ -109,15 +117,35 @@ Status Session::upload(uint64_t id, std::span<std::byte> bytes, std::shared_ptr<
   return {};
 }
 
-Status Session::upload_failed(uint64_t id, uint64_t nbytes) {
-  put(id, {std::make_shared<Memory>(nbytes),
-           note({{ErrorCode::kOutOfMemory,
-                  "remote: the worker has no memory left for an upload of " + std::to_string(nbytes) + " bytes",
-                  "OutOfMemoryError"},
-                 0,
-                 0,
-                 0}),
-           nullptr});
+Status Session::upload_failed(uint64_t id, uint64_t nbytes) { return put_failed(id, nbytes, no_memory(nbytes), 0); }
+
+Status Session::put_failed(uint64_t id, uint64_t nbytes, Status why, uint64_t sequence) {
+  put(id, {std::make_shared<Memory>(nbytes), note({std::move(why), 0, 0, sequence}), nullptr});
+  return {};
+}
+
+Status Session::make_buffer(uint64_t id, uint64_t nbytes, uint64_t sequence, const Status& refused, const Fill& fill) {
+  if (id == 0) return Status::invalid("remote: what is to be filled names no buffer");
+  if (!refused.ok()) return put_failed(id, nbytes, refused, sequence);
+  tr_buffer made{};
+  if (!memory_->allocate(nbytes, &made)) return put_failed(id, nbytes, no_memory(nbytes), sequence);
+  auto memory = std::make_shared<Memory>(made);
+  auto* const data = static_cast<std::byte*>(made.data);
+  Status status;
+  for (uint64_t offset = 0; offset < nbytes && status.ok(); offset += kPiece) {
+    const uint64_t size = std::min(kPiece, nbytes - offset);
+    if (device_->is_host_memory()) {
+      status = fill(offset, {data + offset, size});
+      continue;
+    }
+    const auto staged = std::make_shared<std::vector<std::byte>>(size);
+    status = fill(offset, *staged);
+    if (!status.ok()) break;
+    device_->copy_in(data + offset, *staged, staged);
+    status = device_->wait(device_->record());
+  }
+  if (!status.ok()) return put_failed(id, nbytes, std::move(status), sequence);
+  put(id, {std::move(memory), nullptr, nullptr});
   return {};
 }
 

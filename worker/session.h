@@ -111,6 +111,11 @@ class Session {
   // A new buffer without them, as there is no memory.
   Status upload_failed(uint64_t id, uint64_t nbytes);
 
+  // A new buffer whose bytes `fill` writes, a piece at a time: those from `offset` on. If it fails, that is the
+  // buffer's failure; so is `refused`, of one that is not to be filled.
+  using Fill = std::function<Status(uint64_t offset, std::span<std::byte> piece)>;
+  Status make_buffer(uint64_t id, uint64_t nbytes, uint64_t sequence, const Status& refused, const Fill& fill);
+
   Status free(std::span<const uint8_t> ids);
 
   // Where a view's elements lie. `packed`: they are one row-major piece of memory already. The memory is not written to
@@ -171,6 +176,7 @@ class Session {
   void put(uint64_t id, Entry entry) {
     if (id != 0) buffers_[id] = std::move(entry);
   }
+  Status put_failed(uint64_t id, uint64_t nbytes, Status why, uint64_t sequence);
   void erase_freed();
 
   // A run (session_run.cpp).

@@ -360,6 +360,12 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
   return room;
 }
 
+remote::FoundFile Recorder::find_file(const std::string& path) {
+  remote::FoundFile file;
+  check(client(device_).find_file(path, keep_waiting, &file));
+  return file;
+}
+
 void Recorder::synchronize() {
   flush("synchronize", /*waits=*/true);
   remote::Client* worker = existing_client(device_);
@@ -449,6 +455,17 @@ void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function
     }
     check(worker.upload(nbytes, fill, &id));
   }
+  give_buffer(storage, id);
+}
+
+void Recorder::read_file(RemoteStorage* storage, size_t nbytes, const std::string& path,
+                         const remote::FileVersion& version, uint64_t offset) {
+  uint64_t id = 0;
+  check(client(device_).read_file(path, version, offset, nbytes, &id));
+  give_buffer(storage, id);
+}
+
+void Recorder::give_buffer(RemoteStorage* storage, uint64_t id) {
   {
     std::lock_guard<FastMutex> lock(mutex_);
     storage->id = id;

@@ -83,6 +83,8 @@ class Recorder {
   void synchronize();
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
   remote::MemoryRoom memory(const remote::MemoryRequest& request);
+  // A file as the worker sees it. Waits.
+  remote::FoundFile find_file(const std::string& path);
 
   // Has the worker drop what it has not done, and what is recorded. From any thread; does not wait for the worker.
   void cancel();
@@ -94,6 +96,9 @@ class Recorder {
   void read(const at::Tensor& tensor, void* destination, const char* reason);
   // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
   void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
+  // The same of bytes of a file that the worker reads.
+  void read_file(RemoteStorage* storage, size_t nbytes, const std::string& path, const remote::FileVersion& version,
+                 uint64_t offset);
 
   // Exchanges the buffers of two storages (one that was resized, or is overwritten whole, takes a new one's).
   void move_buffer(RemoteStorage* from, RemoteStorage* to);
@@ -162,6 +167,8 @@ class Recorder {
   // A record of another pass than the last one comes. Cuts if this is a good place.
   Status enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
+  // A storage whose buffer was asked for.
+  void give_buffer(RemoteStorage* storage, uint64_t id);
   void throttle();
   void forget_trace();
 

@@ -53,6 +53,15 @@ Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
   return tensor;
 }
 
+Tensor tensor_of_file(const std::string& path, const remote::FileVersion& version, uint64_t offset, IntArrayRef sizes,
+                      c10::ScalarType dtype, c10::DeviceIndex device) {
+  Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
+  if (tensor.numel() != 0) {
+    Recorder::get(device).read_file(storage_of(tensor), tensor.nbytes(), path, version, offset);
+  }
+  return tensor;
+}
+
 Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));

@@ -2,7 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <string>
+
 #include "frontend/device/tensor.h"
+#include "remote/client/types.h"
 
 // Storages and the worker's buffers: uploaded, adopted, resized.
 namespace torch_remote::frontend {
@@ -11,6 +15,11 @@ namespace torch_remote::frontend {
 void upload_into(const at::Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device);
 // The same in a new tensor of the same dtype.
 at::Tensor upload_tensor(const at::Tensor& cpu, c10::DeviceIndex device);
+
+// A new contiguous tensor of bytes of a file that the worker reads, from `offset` on. Where that fails, the tensor is
+// that of a failed op.
+at::Tensor tensor_of_file(const std::string& path, const remote::FileVersion& version, uint64_t offset,
+                          c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
 
 // Changes a storage's size; its first bytes stay.
 void resize_storage(const c10::Storage& storage, size_t nbytes);

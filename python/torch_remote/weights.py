@@ -1,7 +1,8 @@
-"""Weights from safetensors files to a device, a piece at a time (`torch.remote.load_file`).
+"""Weights from safetensors files to a device (`torch.remote.load_file`).
 
-A file is mapped, and its pages are given back when their bytes are on the way; what is on the way is bounded by the
-connection's back-pressure. So this process holds no second copy, however large the file is.
+A file that the worker may read is read there: only its header comes here. Any other is mapped and sent a piece at a
+time; its pages are given back when their bytes are on the way, and what is on the way is bounded by the connection's
+back-pressure. So this process holds no second copy, however large the file is.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from torch_remote import _C
+from torch_remote import _C, enabled
 
 _PIECE = 32 << 20  # bytes
 _ON_THE_WAY = 64 << 20  # bytes
 _MOST_HEADER = 100 << 20  # the format's own limit
 _SHOW_FROM = 256 << 20  # bytes from which a terminal sees how far it is
+_SUFFIXES = {".safetensors", ".json"}
+Version = tuple[int, int, int]  # bytes, inode, ns since 1970
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
@@ -36,7 +38,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """Where a tensor is in its file."""
 
     dtype: torch.dtype
@@ -45,70 +47,79 @@ class _Entry:
     end: int
 
 
-class _File:
-    """A mapped safetensors file: header, bytes."""
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(
+        f"remote: {path} is no whole safetensors file: {why}; fetch it again, or load what torch.save wrote "
+        "with torch.load(path, map_location='remote', mmap=True)"
+    )
+
+
+def _header_size(path: Path, begin: bytes, size: int) -> int:
+    """Of a file of `size` bytes that begins so."""
+    if len(begin) < 8:
+        raise _damaged(path, f"it has {size} bytes")
+    length = int.from_bytes(begin, "little")
+    if length > min(_MOST_HEADER, size - 8):
+        raise _damaged(path, f"its header would have {length} bytes")
+    return length
+
+
+def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
+    """What a file of `size` bytes has. The tensors lie one behind the other, and to its end."""
+    base = 8 + len(header)
+    try:
+        described = json.loads(header)
+        entries = {}
+        for name, about in described.items():
+            if name == "__metadata__":
+                continue
+            if about["dtype"] not in _DTYPES:
+                raise _damaged(path, f"{name!r} has the dtype {about['dtype']!r}, which torch has not")
+            begin, end = about["data_offsets"]
+            shape = tuple(about["shape"])
+            if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
+                raise TypeError("sizes are no numbers")
+            entries[name] = Entry(_DTYPES[about["dtype"]], shape, base + begin, base + end)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if str(error).startswith("remote:"):
+            raise
+        raise _damaged(path, f"its header is not understood ({error})") from error
+    last = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
+            raise _damaged(path, f"{name!r} has another number of bytes than its shape says")
+        if entry.begin != last:
+            raise _damaged(path, f"{name!r} does not begin where the tensor before it ends")
+        last = entry.end
+    if last != size:
+        raise _damaged(path, f"it has {size} bytes, and its header speaks of {last}")
+    return entries
+
+
+class FileHere:
+    """A safetensors file that this process has mapped: header, bytes."""
+
+    on_worker = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
-                raise self._damaged(f"it has {size} bytes")
+                raise _damaged(path, f"it has {size} bytes")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # nobody writes
         try:
-            length = int.from_bytes(self._map[:8], "little")
-            if length > min(_MOST_HEADER, size - 8):
-                raise self._damaged(f"its header would have {length} bytes")
-            self.entries = self._read(self._map[8 : 8 + length], 8 + length, size)
+            length = _header_size(path, self._map[:8], size)
+            self.entries = _read_header(path, self._map[8 : 8 + length], size)
         except BaseException:
             self._map.close()
             raise
 
-    def _damaged(self, why: str) -> ValueError:
-        return ValueError(
-            f"remote: {self.path} is no whole safetensors file: {why}; fetch it again, or load what torch.save wrote "
-            "with torch.load(path, map_location='remote', mmap=True)"
-        )
-
-    def _read(self, header: bytes, base: int, size: int) -> dict[str, _Entry]:
-        try:
-            described = json.loads(header)
-            entries = {}
-            for name, about in described.items():
-                if name == "__metadata__":
-                    continue
-                if about["dtype"] not in _DTYPES:
-                    raise self._damaged(f"{name!r} has the dtype {about['dtype']!r}, which torch has not")
-                begin, end = about["data_offsets"]
-                shape = tuple(about["shape"])
-                if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
-                    raise TypeError("sizes are no numbers")
-                entries[name] = _Entry(_DTYPES[about["dtype"]], shape, base + begin, base + end)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if str(error).startswith("remote:"):
-                raise
-            raise self._damaged(f"its header is not understood ({error})") from error
-        last = base
-        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-            if entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
-                raise self._damaged(f"{name!r} has another number of bytes than its shape says")
-            if entry.begin != last:
-                raise self._damaged(f"{name!r} does not begin where the tensor before it ends")
-            last = entry.end
-        if last != size:
-            raise self._damaged(f"it has {size} bytes, and its header speaks of {last}")
-        return entries
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with contextlib.suppress(BufferError):  # an error's traceback may hold a piece
             self._map.close()
 
-    def pieces(self, entry: _Entry) -> Iterator[torch.Tensor]:
+    def pieces(self, entry: Entry) -> Iterator[torch.Tensor]:
         """A tensor's elements, flat. Each is valid until the next one."""
         step = _PIECE // entry.dtype.itemsize * entry.dtype.itemsize
         for begin in range(entry.begin, entry.end, step):
@@ -122,30 +133,124 @@ class _File:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-def _files(path: Path) -> dict[Path, list[str] | None]:
-    """The files that a path means, with the names to take from each (None: all)."""
-    if path.is_dir():
-        for name in ("model.safetensors.index.json", "model.safetensors"):
-            if (path / name).exists():
-                return _files(path / name)
-        found = sorted([*path.glob("*.safetensors.index.json")] or path.glob("*.safetensors"))
-        if len(found) != 1:
-            raise FileNotFoundError(
-                f"remote: {path} has {len(found) or 'no'} safetensors files without an index; name one of them"
-            )
-        return _files(found[0])
-    if path.suffix != ".json":
-        return {path: None}
-    try:
-        names = json.loads(path.read_text())["weight_map"]
-        files: dict[Path, list[str] | None] = {}
-        for name, shard in names.items():
-            if Path(shard).name != shard:
-                raise ValueError(f"{shard!r} is outside of its folder")
-            files.setdefault(path.parent / shard, []).append(name)  # type: ignore[union-attr]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"remote: {path} is no index of safetensors files ({error}); name a file instead") from error
-    return files
+class FileThere:
+    """A safetensors file that a device's worker reads."""
+
+    on_worker = True
+
+    def __init__(self, path: Path, device: int, version: Version) -> None:
+        self.path, self._device, self._version = path, device, version
+        size = version[0]
+        begin = self.read(0, (min(size, 8),), torch.uint8)
+        length = _header_size(path, bytes(begin.tolist()), size)
+        header = self.read(8, (length,), torch.uint8).cpu()
+        self.entries = _read_header(path, header.numpy().tobytes(), size)
+
+    def close(self) -> None:
+        """There is nothing to be closed."""
+
+    def read(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of the device, of bytes from `offset` on. If the worker does not find them, its use says so."""
+        return _C.read_file(self._device, str(self.path), self._version, offset, shape, dtype)
+
+    def pieces(self, entry: Entry) -> Iterator[torch.Tensor]:
+        """A tensor's elements, flat."""
+        step = _PIECE // entry.dtype.itemsize * entry.dtype.itemsize
+        for begin in range(entry.begin, entry.end, step):
+            count = (min(begin + step, entry.end) - begin) // entry.dtype.itemsize
+            yield self.read(begin, (count,), entry.dtype)
+
+
+class Reader:
+    """Opens files: as their worker's where it may read them, else as this process's.
+
+    Args:
+        on_worker: True: only as the worker's; False: only as this process's; None: as the worker's if it sees the same
+            file, or if there is none here.
+    """
+
+    def __init__(self, device: torch.device, on_worker: bool | None) -> None:
+        self._on_worker = on_worker
+        self._device: int | None = None
+        if device.type == "remote" and on_worker is not False and enabled.is_enabled():
+            self._device = _C.current_device() if device.index is None else device.index
+        if "TORCH_REMOTE_CAPTURE" in os.environ and on_worker is None:
+            self._device = None  # a replay has what the client sent, and no other files
+        if on_worker and self._device is None:
+            raise ValueError(f"remote: on_worker=True is for tensors on a remote device, not on {device}")
+
+    def _version(self, path: Path) -> tuple[Version | None, str]:
+        """Of the file as the worker sees it, if that is the one to be read; else why not."""
+        if self._device is None:
+            return None, ""
+        try:
+            about = path.stat()
+        except OSError:
+            here = None
+        else:
+            here = (about.st_size, about.st_ino, about.st_mtime_ns)
+        there, allowed, why = _C.find_file(self._device, str(path if here is None else path.resolve()))
+        if there is None:
+            if self._on_worker:
+                raise (FileNotFoundError if allowed else PermissionError)(why)
+            return None, why
+        if here is not None and here != there and self._on_worker is None:
+            return None, f"remote: {path} is another file where the worker is"
+        return there, ""
+
+    def open(self, path: Path) -> File:
+        version, why = self._version(path)
+        if version is not None:
+            assert self._device is not None
+            return FileThere(path.resolve() if path.exists() else path, self._device, version)
+        if why and not path.exists():
+            raise FileNotFoundError(f"remote: there is no {path} here, and {why.removeprefix('remote: ')}")
+        return FileHere(path)
+
+    def _exists(self, path: Path) -> bool:
+        if self._on_worker is not True and path.exists():
+            return True
+        return self._device is not None and _C.find_file(self._device, str(path))[0] is not None
+
+    def _text(self, path: Path) -> str:
+        if path.exists() and self._on_worker is not True:
+            return path.read_text()
+        version, why = self._version(path)
+        if version is None:
+            raise FileNotFoundError(why or f"remote: there is no {path}")
+        assert self._device is not None
+        text = _C.read_file(self._device, str(path), version, 0, (version[0],), torch.uint8)
+        return text.cpu().numpy().tobytes().decode()
+
+    def files(self, path: Path) -> dict[Path, list[str] | None]:
+        """The files that a path means, with the names to take from each (None: all)."""
+        folder = path.is_dir() if self._on_worker is not True and path.exists() else path.suffix not in _SUFFIXES
+        if folder:
+            for name in ("model.safetensors.index.json", "model.safetensors"):
+                if self._exists(path / name):
+                    return self.files(path / name)
+            if path.is_dir() and self._on_worker is not True:
+                found = sorted([*path.glob("*.safetensors.index.json")] or path.glob("*.safetensors"))
+                if len(found) != 1:
+                    raise FileNotFoundError(
+                        f"remote: {path} has {len(found) or 'no'} safetensors files without an index; name one of them"
+                    )
+                return self.files(found[0])
+        if path.suffix != ".json":
+            return {path: None}
+        text = self._text(path)
+        try:
+            names = json.loads(text)["weight_map"]
+            files: dict[Path, list[str] | None] = {}
+            for name, shard in names.items():
+                if Path(shard).name != shard:
+                    raise ValueError(f"{shard!r} is outside of its folder")
+                files.setdefault(path.parent / shard, []).append(name)  # type: ignore[union-attr]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"remote: {path} is no index of safetensors files ({error}); name a file instead"
+            ) from error
+        return files
 
 
 class _Progress:
@@ -176,6 +281,7 @@ def load_file(
     dtype: torch.dtype | None = None,
     *,
     progress: bool | None = None,
+    on_worker: bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Puts the tensors of a safetensors file on a device, without a second copy of them in this process.
 
@@ -185,10 +291,13 @@ def load_file(
         filename: a file, an index of several (*.safetensors.index.json), or a folder with one of these.
         device: default: the current remote device.
         dtype: what tensors of floating point become on the way; those of other types stay as they are.
-        progress: whether a bar is shown (with tqdm); None: on a terminal, from 256 MB on.
+        progress: whether a bar is shown (with tqdm); None: on a terminal, from 256 MB on that are sent from here.
+        on_worker: whether the worker reads the file, which it was started to do (--allow-files; local ones are). None:
+            where it sees the same file as this process, or this one sees none; else its bytes are sent from here.
 
     Raises:
         FileNotFoundError: no such file.
+        PermissionError: on_worker=True, and the worker reads no files for its clients.
         ValueError: a file is damaged, or none of that format.
         KeyError: an index names what its file has not.
     """
@@ -198,42 +307,59 @@ def load_file(
         device = torch.device("remote", _C.current_device() if device is None else device)
     target = torch.device(device)
     path = Path(filename)
+    reader = Reader(target, on_worker)
     with contextlib.ExitStack() as stack:
-        wanted: list[tuple[_File, str, _Entry]] = []
-        for one, names in _files(path).items():
-            file = stack.enter_context(_File(one))
+        wanted: list[tuple[File, str, Entry]] = []
+        for one, names in reader.files(path).items():
+            file = reader.open(one)
+            stack.callback(file.close)
             for name in file.entries if names is None else names:
                 if name not in file.entries:
                     raise KeyError(f"remote: {path} says that {one} has {name!r}, which it has not")
                 wanted.append((file, name, file.entries[name]))
-        bar = _Progress(progress, sum(entry.end - entry.begin for _, _, entry in wanted), path.name)
+        sent = sum(entry.end - entry.begin for file, _, entry in wanted if progress or not file.on_worker)
+        bar = _Progress(progress, sent, path.name)
         stack.callback(bar.close)
-        sender = _Sender(target, dtype, bar.step)
-        return {name: sender.load(file, entry) for file, name, entry in wanted}
+        sender = Sender(target, dtype, bar.step)
+        loaded = {name: sender.load(file, entry) for file, name, entry in wanted}
+        if any(file.on_worker for file, _, _ in wanted):
+            sender.wait()  # what is wrong with a file is told here
+        return loaded
 
 
-class _Sender:
+class Sender:
     """Makes the tensors, and waits now and then, so that little is on its way."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype | None, step: Callable[[int], None]) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype | None, step: Callable[[int], None] = lambda count: None
+    ) -> None:
         self._device, self._dtype, self._step = device, dtype, step
         self._sent = 0
 
+    def wait(self) -> None:
+        """Until what was asked for is done."""
+        if self._device.type == "remote":
+            _C.synchronize(_C.current_device() if self._device.index is None else self._device.index)
+
     def _put(self, piece: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        """A copy on the device."""
+        """On the device."""
         self._step(piece.nbytes)
+        if piece.device.type == "remote":
+            return piece.to(to)
         if to.itemsize < piece.dtype.itemsize:  # fewer bytes go out
             piece = piece.to(to)
         self._sent += piece.nbytes
         there = piece.to(self._device, copy=True).to(to)
         if self._sent >= _ON_THE_WAY:
             self._sent = 0
-            if self._device.type == "remote":
-                _C.synchronize(_C.current_device() if self._device.index is None else self._device.index)
+            self.wait()
         return there
 
-    def load(self, file: _File, entry: _Entry) -> torch.Tensor:
+    def load(self, file: File, entry: Entry) -> torch.Tensor:
         to = self._dtype if self._dtype is not None and entry.dtype.is_floating_point else entry.dtype
+        if isinstance(file, FileThere) and to == entry.dtype:
+            self._step(entry.end - entry.begin)
+            return file.read(entry.begin, entry.shape, to)
         if entry.end - entry.begin <= _PIECE:
             for piece in file.pieces(entry):
                 return self._put(piece.view(entry.shape), to)
@@ -244,3 +370,6 @@ class _Sender:
             flat[done : done + piece.numel()] = self._put(piece, to)
             done += piece.numel()
         return made
+
+
+File = FileHere | FileThere

@@ -45,6 +45,9 @@ def serve(
     device: Annotated[str, typer.Option(help="Where tensors live: cpu, cuda:0, ...")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Threads of a session; 0: as torch chooses.")] = 0,
     memory_limit: Annotated[str | None, typer.Option(help="Of a session's tensors: 8G, 500M.")] = None,
+    allow_files: Annotated[
+        Path | None, typer.Option(help="Clients may have files of this folder read here (torch.remote.load_file).")
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=0, help="Clients at once; 0: any number.")] = 0,
     lease: Annotated[
         float | None, typer.Option(help="Seconds that a session waits for a client that was cut off.")
@@ -75,7 +78,7 @@ def serve(
     arguments = ["--device", device, "--threads", str(threads), "--max-sessions", str(max_sessions)]
     given: dict[str, Any] = {
         "--token-file": token_file, "--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-client-ca": client_ca,
-        "--memory-limit": memory_limit, "--lease": lease,
+        "--memory-limit": memory_limit, "--lease": lease, "--allow-files": allow_files,
     }  # fmt: skip
     for flag, value in given.items():
         if value is not None:

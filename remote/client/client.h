@@ -94,6 +94,12 @@ class Client {
   // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
 
+  // Whether the worker may read a file that it sees. Waits.
+  virtual Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) = 0;
+  // A new buffer with bytes of such a file, which the worker reads. Returns its id.
+  virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
+                           uint64_t* id) = 0;
+
   // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
   // bytes once, in place.
   virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,

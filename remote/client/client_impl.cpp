@@ -295,6 +295,20 @@ Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fi
   return send(wire::Type::kUpload, false, std::move(attachment), nullptr);
 }
 
+Status ClientImpl::read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
+                             uint64_t* id) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  *id = next_id_++;
+  builder_.Clear();
+  const wire::FileVersion its(version.size, version.inode, version.modified);
+  const auto name = builder_.CreateString(path.data(), path.size());
+  builder_.Finish(wire::CreateReadFile(builder_, *id, name, &its, offset, size));
+  return send(wire::Type::kReadFile, false, nullptr, nullptr);
+}
+
 void ClientImpl::free(uint64_t id) {
   if (abandoned_) return;
   std::lock_guard lock(frees_mutex_);
@@ -419,6 +433,24 @@ bool ClientImpl::is_idle() {
 
 void ClientImpl::forget(uint64_t ticket) noexcept {
   if (!abandoned_) replies_.forget(ticket);
+}
+
+Status ClientImpl::find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) {
+  const auto encode = [&] {
+    builder_.Finish(wire::CreateFile(builder_, builder_.CreateString(path.data(), path.size())));
+  };
+  Frame frame;
+  OpError none;  // such a reply has no error
+  if (Status status = ask(wire::Type::kFile, encode, keep_waiting, &frame, &none); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::FileReply>(frame.control.data());  // verified when it came
+  *file = {};
+  if (const wire::FileVersion* version = reply->version()) {
+    file->readable = true;
+    file->version = {version->size(), version->inode(), version->modified()};
+  }
+  file->allowed = reply->allowed();
+  if (reply->why()) file->why = reply->why()->str();
+  return {};
 }
 
 Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {

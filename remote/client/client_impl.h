@@ -45,6 +45,9 @@ class ClientImpl final : public Client {
              uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
   Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
+  Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) override;
+  Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
+                   uint64_t* id) override;
   Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
               int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error) override;

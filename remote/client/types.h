@@ -48,6 +48,21 @@ struct BuildRequest {
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
 using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
 
+// Which of a path's contents is meant.
+struct FileVersion {
+  uint64_t size = 0;  // bytes
+  uint64_t inode = 0;
+  int64_t modified = 0;  // ns since 1970
+};
+
+// A file as the worker sees it.
+struct FoundFile {
+  FileVersion version;
+  bool readable = false;  // for its client
+  bool allowed = false;   // it reads files for its clients at all
+  std::string why;        // not readable
+};
+
 // What is asked of the worker for a program.
 struct ProgramOptions {
   // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:

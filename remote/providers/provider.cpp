@@ -149,8 +149,8 @@ Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Wor
   int sockets[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
     return system_error("cannot make a socket for the worker");
-  std::vector<std::string> arguments = {options.binary, "--socket-fd", std::to_string(ChildProcess::kSocket),
-                                        "--plugin", options.plugin};
+  std::vector<std::string> arguments = {options.binary, "--socket-fd",  std::to_string(ChildProcess::kSocket),
+                                        "--plugin",     options.plugin, "--allow-files=/"};
   if (options.threads > 0) {
     arguments.push_back("--threads");
     arguments.push_back(std::to_string(options.threads));

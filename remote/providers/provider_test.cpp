@@ -55,7 +55,7 @@ bool exists(int pid) { return kill(pid, 0) == 0; }
 TEST_F(ProviderTest, StartsAWorkerWithItsArgumentsAndNothingOfOurs) {
   const int inheritable = open("/dev/null", O_RDONLY);  // no O_CLOEXEC
   options.threads = 5;
-  EXPECT_EQ(start(), "--socket-fd 3 --plugin " + folder + "/plugin.so --threads 5 " + folder);
+  EXPECT_EQ(start(), "--socket-fd 3 --plugin " + folder + "/plugin.so --allow-files=/ --threads 5 " + folder);
   close(inheritable);
   EXPECT_GT(worker->process(), 0);
   EXPECT_TRUE(exists(worker->process()));

@@ -242,6 +242,17 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kMarkReply, builder, nullptr);
       break;
     }
+    case wire::Type::kFile: {
+      const wire::FileVersion version(12, 34, 56);
+      const bool found = wire::verify<wire::File>(frame.control)->path()->str() == "there";
+      const auto why = builder.CreateString("it is not there");
+      builder.Finish(wire::CreateFileReply(builder, 0, found ? &version : nullptr, true, why));
+      answer(wire::Type::kFileReply, builder, nullptr);
+      break;
+    }
+    case wire::Type::kReadFile:
+      message.buffer = wire::verify<wire::ReadFile>(frame.control)->buffer();
+      break;
     case wire::Type::kHasOp: {
       const auto* request = wire::verify<wire::HasOp>(frame.control);
       builder.Finish(wire::CreateHasOpReply(builder, 0, request && request->name()->str().starts_with("aten::")));

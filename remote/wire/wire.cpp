@@ -87,6 +87,11 @@ const char* name(Type type) {
     case Type::kMark:
     case Type::kMarkReply:
       return "mark";
+    case Type::kFile:
+    case Type::kFileReply:
+      return "file";
+    case Type::kReadFile:
+      return "read file";
     case Type::kReceived:
     case Type::kEnd:
     case Type::kTransport:

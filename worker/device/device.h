@@ -81,6 +81,8 @@ class Device {
 
   // -- offers
 
+  // Its memory is this process's, and may be written to by whoever knows that nobody else does.
+  virtual bool is_host_memory() const { return false; }
   // Memory that the client sent may be a buffer's as it lies there.
   virtual bool adopts() const { return false; }
   // The size from which pieces of its memory can be read by the client where they lie.

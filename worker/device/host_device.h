@@ -36,6 +36,7 @@ class HostDevice final : public Device {
   void notify(Ticket, std::function<void()> then) override { then(); }
   std::function<uint64_t()> read_clock() override;
 
+  bool is_host_memory() const override { return true; }
   bool adopts() const override { return trusted_; }
   uint64_t lends_from() const override { return transport_ ? 32u << 10 : UINT64_MAX; }  // less is copied
   remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) override;

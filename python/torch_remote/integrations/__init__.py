@@ -44,6 +44,8 @@ BRIDGES: dict[str, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "stable_baselines3": ("stable_baselines3.common.utils",),
     "transformers": (
+        "transformers.core_model_loading",
+        "transformers.modeling_utils",
         "transformers.pipelines.base",
         "transformers.training_args",
         "transformers.utils.import_utils",

@@ -62,7 +62,14 @@ class Local(Provider):
     def connect(self, index: int) -> Endpoint:
         if index in self._workers:
             self._workers.pop(index).stop()
-        arguments = [self._binary, "--socket-fd", "{socket}", "--plugin", str(_package / "lib/libaten_plugin.so")]
+        arguments = [
+            self._binary,
+            "--socket-fd",
+            "{socket}",
+            "--allow-files=/",
+            "--plugin",
+            str(_package / "lib/libaten_plugin.so"),
+        ]
         environment = dict(os.environ)
         environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.__file__).parent / "lib"))
         worker = Carrier(

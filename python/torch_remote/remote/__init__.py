@@ -213,12 +213,14 @@ def load_file(
     dtype: torch.dtype | None = None,
     *,
     progress: bool | None = None,
+    on_worker: bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Puts the tensors of a safetensors file, or of the shards that an index names, on a device, without a second copy
-    of them in this process; floating point becomes `dtype` on the way. See torch_remote.weights.load_file."""
+    of them in this process; a worker that may reads them itself. Floating point becomes `dtype` on the way. See
+    torch_remote.weights.load_file."""
     from torch_remote.weights import load_file
 
-    return load_file(filename, device, dtype, progress=progress)
+    return load_file(filename, device, dtype, progress=progress, on_worker=on_worker)
 
 
 # -- what the recorder does -------------------------------------------------------------------------------------------
