@@ -64,6 +64,15 @@ SESSIONS = {
         torch.remote.empty_cache()
         print(torch.remote.mem_get_info()[0] > 0)
     """,
+    "files": """
+        from torch_remote import _C
+        print(_C.find_file(0, "/dev/null")[1])
+        x = _C.read_file(0, "/no/such", (8, 1, 2), 4, (4,), torch.uint8)
+        try:
+            print(x.tolist())
+        except RuntimeError:
+            pass
+    """,
     "profiled": """
         with torch.remote.profile():
             print((torch.rand(3, device=d) + 1).sum().item())

@@ -136,6 +136,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.runner = runner();
   options.threads = 1;
   options.memory_limit = session_memory();
+  static const std::shared_ptr<const worker::Files> files = [] {
+    std::shared_ptr<const worker::Files> found;
+    (void)worker::Files::in("/tmp", &found);
+    return found;
+  }();
+  options.files = files;
   Script script(std::move(frames));
   return verdict(worker::serve(script, options).ok());
 }
