@@ -48,7 +48,7 @@ class FilesTest : public ::testing::Test {
 };
 
 TEST_F(FilesTest, WhatLiesInTheFolderIsRead) {
-  for (const std::string path : {std::string("a"), (root / "in/a").string(), std::string("deep/../a")}) {
+  for (const std::string& path : {std::string("a"), (root / "in/a").string(), std::string("deep/../a")}) {
     EXPECT_EQ(why(path), "") << path;
   }
   EXPECT_EQ(why("deep/b"), "");
@@ -60,7 +60,7 @@ TEST_F(FilesTest, WhatLiesInTheFolderIsRead) {
 }
 
 TEST_F(FilesTest, WhatLiesOutsideIsNot) {
-  for (const std::string path : {"../out", "deep/../../out", "/etc/passwd", "..", "/", "../in/../out", "../inside",
+  for (const char* path : {"../out", "deep/../../out", "/etc/passwd", "..", "/", "../in/../out", "../inside",
                                  "../not_there", "/not/there", "."}) {
     EXPECT_TRUE(outside(path) || why(path).find("no regular file") != std::string::npos) << path << ": " << why(path);
     EXPECT_EQ(why(path).find("No such"), std::string::npos) << path;  // nobody learns what there is

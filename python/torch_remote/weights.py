@@ -174,7 +174,7 @@ class Reader:
         self._device: int | None = None
         if device.type == "remote" and on_worker is not False and enabled.is_enabled():
             self._device = _C.current_device() if device.index is None else device.index
-        if "TORCH_REMOTE_CAPTURE" in os.environ and on_worker is None:
+        if os.environ.get("TORCH_REMOTE_CAPTURE") and on_worker is None:
             self._device = None  # a replay has what the client sent, and no other files
         if on_worker and self._device is None:
             raise ValueError(f"remote: on_worker=True is for tensors on a remote device, not on {device}")
