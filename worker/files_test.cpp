@@ -61,7 +61,7 @@ TEST_F(FilesTest, WhatLiesInTheFolderIsRead) {
 
 TEST_F(FilesTest, WhatLiesOutsideIsNot) {
   for (const char* path : {"../out", "deep/../../out", "/etc/passwd", "..", "/", "../in/../out", "../inside",
-                                 "../not_there", "/not/there", "."}) {
+                           "../not_there", "/not/there", "."}) {
     EXPECT_TRUE(outside(path) || why(path).find("no regular file") != std::string::npos) << path << ": " << why(path);
     EXPECT_EQ(why(path).find("No such"), std::string::npos) << path;  // nobody learns what there is
   }
