@@ -6,8 +6,8 @@ What it hard-codes:
 - utils/import_utils.py, is_torch_bf16_gpu_available (bf16=True): False for devices it does not know.
 - pipelines/base.py, Pipeline.__init__: the default device and a device's number are CUDA's, MPS', ... or the CPU.
 - core_model_loading.py, _materialize_copy: from_pretrained takes a tensor out of its mapped file, then to its device
-  and dtype. It is given slices of files that modeling_utils.py opened with safe_open, which do not say whose they are. Here
-  they do, so that what goes to the device is loaded as torch.remote.load_file does: by the worker where it may.
+  and dtype. It is given slices of files that modeling_utils.py opened with safe_open, which do not say whose they are.
+  Here they do, so that what goes to the device is loaded as torch.remote.load_file does: by the worker where it may.
 device_map="auto" asks accelerate.utils.get_max_memory, and what Trainer does else is accelerate's: accelerate.py.
 """
 
