@@ -58,13 +58,18 @@ def needs_glibc(files: list[Path]) -> str:
 
 
 def licences(libraries: list[str]) -> dict[str, Path]:
+    """By whose they are, or by their own names."""
     packages = dict(LINKED_IN)
     for library in libraries:
         matching = [entry for start, entry in BESIDE.items() if library.startswith(start)]
         if not matching:
             sys.exit(f"{library} is in the bundle, and nothing says under which licence; add it to {__file__}")
         packages.update(matching)
-    return {name: Path("/usr/share/doc") / package / "copyright" for name, package in packages.items()}
+    files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in packages.items()}
+    # Whole texts that those files only name.
+    named = "".join(file.read_text() for file in files.values())
+    texts = sorted(set(re.findall(r"/usr/share/common-licenses/([\w.-]*\w)", named)))
+    return files | {text: Path("/usr/share/common-licenses") / text for text in texts}
 
 
 def main() -> None:
@@ -86,7 +91,7 @@ def main() -> None:
     files.update({f"licenses/{re.sub('[^A-Za-z0-9+]+', '-', name)}": file for name, file in owners.items()})
     files["LICENSE"] = args.license
     readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", glibc)
-    readme = readme.replace("{inside}", ", ".join(owners))
+    readme = readme.replace("{inside}", ", ".join(name for name, file in owners.items() if file.name == "copyright"))
 
     root = f"torch-remote-worker-{args.version}"
     with open(args.out, "wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=0) as packed:  # the same bytes each time

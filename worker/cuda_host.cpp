@@ -27,7 +27,8 @@ cuda::LibraryPlaces library_places() {
 }
 
 DeviceOpener cuda_device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
+  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+                   OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;

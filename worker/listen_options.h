@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "remote/net/tls.h"
 #include "worker/server.h"
@@ -14,6 +15,8 @@ struct ListenOptions {
   size_t most = 0;       // clients at once, 0: any number. A further one is refused at once with the reason
   std::string token;     // that clients over a network must know; empty: none
   remote::TlsFiles tls;  // with `authorities`, clients need a certificate
+  // A session has the one of these that the fewest others have, the first of those; empty: what ServerOptions says.
+  std::vector<DeviceOpener> devices;
   std::chrono::milliseconds lease{60'000};     // that a session outlives its connection over a network
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
   std::string status_file;  // where others see what sessions do (worker/status_file.h); empty: nowhere

@@ -131,6 +131,7 @@ struct SessionProcess {
   int control = -1;    // of one whose client came over a network
   remote::SessionId session{};
   std::optional<Clock::time_point> asked;  // for room
+  size_t device = 0;                       // of ListenOptions::devices
   SessionStatus* counts = nullptr;
 };
 
@@ -159,6 +160,9 @@ class Listener {
   }
   bool has_room() const { return options_.most == 0 || serving() < options_.most; }
   std::string busy() const;
+  size_t next_device() const;
+  // What a session on that device is served with.
+  ServerOptions server_on(size_t device) const;
   void forget_ours();
 
   void begin_unix(int client);
@@ -357,6 +361,20 @@ std::string Listener::busy() const {
          (network() ? url_.substr(0, kTcp.size()) + "HOST:ANOTHER_PORT" : "unix://ANOTHER_PATH");
 }
 
+size_t Listener::next_device() const {
+  std::vector<size_t> users(std::max<size_t>(options_.devices.size(), 1));
+  for (const SessionProcess& session : sessions_) {
+    if (session.state != SessionProcess::State::kRefused) ++users[session.device];
+  }
+  return static_cast<size_t>(std::ranges::min_element(users) - users.begin());
+}
+
+ServerOptions Listener::server_on(size_t device) const {
+  ServerOptions its = server_;
+  if (!options_.devices.empty()) its.open_device = options_.devices[device];
+  return its;
+}
+
 // In a process that was forked from this one: what is not its business.
 void Listener::forget_ours() {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -422,7 +440,8 @@ void Listener::begin_unix(int client) {
     close(client);
     return;
   }
-  ServerOptions its = server_;
+  const size_t device = next_device();
+  ServerOptions its = server_on(device);
   if (state == State::kRefused) {
     its.greeting = kToRefuse;
     its.unavailable = {ErrorCode::kUnsupported, busy()};
@@ -438,7 +457,7 @@ void Listener::begin_unix(int client) {
     spdlog::error("cannot start a session's process: {}", std::strerror(errno));
     if (status_) status_->end(counts);
   } else {
-    add_session(pid, state, std::move(name), counts);
+    add_session(pid, state, std::move(name), counts).device = device;
   }
   close(client);
 }
@@ -511,6 +530,7 @@ void Listener::begin_session(int client, const Opening& opening) {
   }
   std::string name = remote::peer_of(client);
   SessionStatus* const counts = begin_status(name);
+  const size_t device = next_device();
   const pid_t pid = fork();
   if (pid == 0) {
     forget_ours();
@@ -518,7 +538,7 @@ void Listener::begin_session(int client, const Opening& opening) {
     answer(client, Answer::kGoOn, {});
     Status status;
     try {
-      status = serve_network_client(client, opening, ends[1], options_, tls_, server_, counts);
+      status = serve_network_client(client, opening, ends[1], options_, tls_, server_on(device), counts);
     } catch (const std::exception& error) {
       status = Status::internal(std::string("remote: the session ends: ") + error.what());
     }
@@ -531,7 +551,9 @@ void Listener::begin_session(int client, const Opening& opening) {
     close(ends[0]);
     return answer(client, Answer::kRefused, "it has no room just now; try again");
   }
-  add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts).control = ends[0];
+  SessionProcess& session = add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts);
+  session.control = ends[0];
+  session.device = device;
 }
 
 void Listener::hand_over(int client, const Opening& opening) {

@@ -89,7 +89,17 @@ def test_what_is_inside(archive, folder):
     system = {name.rpartition("/")[2] for name in names if "/system/" in name}
     assert any(name.startswith("libstdc++.so.6") for name in system)
     assert not [name for name in names if re.search(r"libc\.so|ld-linux|libtorch_cpu|python", name)]
-    for owner in ("LLVM-MLIR", "OpenSSL", "FlatBuffers", "CLI11", "Asio", "spdlog", "fmt", "GCC-s-C++-library"):
+    for owner in (
+        "LLVM-MLIR",
+        "OpenSSL",
+        "FlatBuffers",
+        "CLI11",
+        "Asio",
+        "spdlog",
+        "fmt",
+        "GCC-s-C++-library",
+        "GPL-3",
+    ):
         assert (folder / "licenses" / owner).stat().st_size > 500, owner
 
 

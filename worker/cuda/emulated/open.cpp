@@ -26,7 +26,8 @@ EmulatedDriver& gpus() {
 }
 
 DeviceOpener device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, std::function<tr_client()>, OpenDevice* opened) {
+  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+                   OpenDevice* opened) {
     std::unique_ptr<CudaDevice> device;
     Status status = CudaDevice::open(
         {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
