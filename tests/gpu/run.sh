@@ -6,6 +6,7 @@
 #
 #   --python PYTHON     instead of python3
 #   --torch cpu|cuda    with --wheel: the build of torch; cuda (2.7 GB, the default) is compared with, too
+#   --worker FILE       the worker's program, of an unpacked //:worker_bundle; default: the package's
 #   --out FILE          the page with the table; default: docs/gpu_benchmarks.md
 #   --emulated WORKER   a worker whose GPU is one in software: a few tests, tiny sizes; its numbers mean nothing
 #   --only tests|bench  one of the two
@@ -13,13 +14,14 @@
 # Exit status: 0 if all tests passed and every row of the table was measured.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-wheel="" python=python3 torch=cuda out="$root/docs/gpu_benchmarks.md" emulated="" only=""
+wheel="" python=python3 torch=cuda out="$root/docs/gpu_benchmarks.md" emulated="" only="" worker=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --wheel) wheel=$(realpath "$2") ;;
     --python) python=$2 ;;
     --torch) torch=$2 ;;
     --out) out=$(realpath -m "$2") ;;
+    --worker) worker=$(realpath "$2") ;;
     --emulated) emulated=$(realpath "$2") ;;
     --only) only=$2 ;;
     *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 64 ;;
@@ -45,13 +47,14 @@ fi
 export PYTHONPATH="$root/tests/fuzz:$root/tests/models:$root/tests/cuda:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$emulated" ]; then
   worker=$emulated
-else
+elif [ -z "$worker" ]; then
   worker=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch_remote").origin))')/bin/torch-remote-worker
 fi
 
 say "what is there"
 status=0
 "$worker" --probe || status=$?
+[ $status -ne 127 ] || { echo "the worker does not start: install what it names, or use --worker" >&2; exit 1; }
 [ $status -le 1 ] || { echo "there is no GPU to test on" >&2; exit 2; }
 "$worker" --probe --json >"$folder/probe.json" || true
 

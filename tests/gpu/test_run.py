@@ -48,6 +48,14 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert not (tmp_path / "page.md").exists()
 
 
+def test_a_worker_that_does_not_start_is_no_missing_gpu(tmp_path):
+    worker = tmp_path / "worker"
+    worker.write_text("#!/bin/sh\necho 'libspdlog.so.1.10: cannot open shared object file' >&2\nexit 127\n")
+    worker.chmod(0o755)
+    result = run("--worker", worker, "--out", tmp_path / "page.md")
+    assert result.returncode == 1 and "libspdlog" in result.stderr and "does not start" in result.stderr
+
+
 def test_unknown_options_show_the_usage():
     result = run("--what", "now")
     assert result.returncode == 64 and "--emulated WORKER" in result.stdout
