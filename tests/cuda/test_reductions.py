@@ -245,14 +245,58 @@ def test_gradients_of_softmax(remote, dtype):
 
 
 def test_cross_entropy_of_images(remote):
-    x, target = torch.randn(2, 5, 3, 4), torch.randint(0, 5, (2, 3, 4))
-    results = []
-    for device in (torch.device("cpu"), remote):
-        scores = x.clone().to(device).requires_grad_()
-        loss = F.log_softmax(scores, 1).gather(1, target.to(device)[:, None]).neg().mean()
-        loss.backward()
-        results.append((loss.detach(), scores.grad))
-    same(results[1], results[0])
+    x, target, weight = (
+        torch.randn(2, 5, 3, 4),
+        torch.randint(0, 5, (2, 3, 4)),
+        torch.rand(5),
+    )
+    for reduction, weighted, view in product(("mean", "sum", "none"), (False, True), (False, True)):
+        results = []
+        for device in (torch.device("cpu"), remote):
+            scores = (x.transpose(2, 3) if view else x).clone().to(device).requires_grad_()
+            loss = F.cross_entropy(
+                scores.transpose(2, 3) if view else scores,
+                target.to(device),
+                weight.to(device) if weighted else None,
+                ignore_index=3,
+                reduction=reduction,
+            )
+            (loss * loss.detach()).sum().backward()
+            results.append((loss.detach(), scores.grad))
+        same(results[1], results[0])
+    there = x.to(remote)
+    with pytest.raises(IndexError, match="Target 9 is out of bounds"):
+        F.cross_entropy(there, torch.full((2, 3, 4), 9).to(remote)).cpu()
+
+
+def test_lists_become_zeros(remote):
+    tensors = [
+        torch.randn(3, 4),
+        torch.randn(1).half(),
+        torch.arange(6).reshape(2, 3),
+        torch.randn(2, dtype=torch.cfloat),
+    ]
+    there = [t.to(remote) for t in tensors]
+    torch._foreach_zero_([there[0].t()[1:], *there[1:], there[1]])
+    torch._foreach_zero_([tensors[0].t()[1:], *tensors[1:], tensors[1]])
+    for t, expected in zip(there, tensors, strict=True):
+        same(t, expected)
+
+
+def test_numbers_of_trials(remote):
+    torch.manual_seed(8)
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+    ):
+        trials = torch.empty(4000, dtype=dtype, device=remote).geometric_(0.5).cpu().double()
+        assert trials.min() == 1
+        assert abs((trials == 1).double().mean() - 0.5) < 0.04
+        assert abs(trials.mean() - 2) < 0.15
+    assert torch.empty(50, device=remote).geometric_(0.999999).max().item() == 1
 
 
 def test_layer_norm_of_odd_operands(remote):

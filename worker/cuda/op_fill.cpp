@@ -295,16 +295,31 @@ Status copy(OpPlanner& planner) {
   return {};
 }
 
-Status zero(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return refuse("without a result");
-  OpTensor zeros = *to;
-  if (!to->is_packed()) {
+void clear(OpPlanner& planner, const OpTensor& to) {
+  OpTensor zeros = to;
+  if (!to.is_packed()) {
     zeros.strides = packed_strides(zeros.sizes);
     zeros.place = planner.scratch(zeros.nbytes());
   }
   planner.zero(zeros.place, zeros.nbytes());
-  if (!to->is_packed()) planner.copy(zeros, *to);
+  if (!to.is_packed()) planner.copy(zeros, to);
+}
+
+Status zero(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  clear(planner, *to);
+  return {};
+}
+
+// Of each tensor of a list.
+Status zeros(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("self");
+  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0)) return refuse("of numbers");
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    clear(planner, planner.tensor_of(item.a));
+  }
   return {};
 }
 
@@ -399,6 +414,7 @@ constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"triu", upper_triangle},
                                 {"copy", copy, true},
                                 {"zero", zero, true},
+                                {"_foreach_zero", zeros, true},
                                 {"eye", eye},
                                 {"diag_embed", embed_diagonal, true},
                                 {"diagonal_copy", copy_diagonal, true},

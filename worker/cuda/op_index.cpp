@@ -415,24 +415,42 @@ Status index_put(OpPlanner& planner) {
                       {.combine = accumulates ? Combine::kSum : Combine::kSet});
 }
 
+// Of pixels: their classes side by side, as those of rows are.
+OpTensor with_classes_last(const OpTensor& tensor) {
+  if (tensor.sizes.size() != 4) return tensor;
+  OpTensor made = tensor;
+  for (std::vector<int64_t>* const dims : {&made.sizes, &made.strides}) {
+    std::rotate(dims->begin() + 1, dims->begin() + 2, dims->end());
+  }
+  return made;
+}
+
 Status nll_loss(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), target = planner.tensor("target"),
                                 to = planner.result(0), total = planner.result(1);
-  if (!self || !target || !to || self->sizes.empty() || self->sizes.size() > 2) return refuse("of other dims");
+  if (!self || !target || !to || self->sizes.empty()) return refuse("of other dims");
+  const bool pixels = self->sizes.size() == 4;
+  if (self->sizes.size() > 2 && !pixels) return refuse("of other dims");
   const std::optional<OpTensor> weight = planner.tensor("weight");
   const bool one = self->sizes.size() == 1;
   const Place classes = planner.packed(*target, DType::kInt64);
-  const NllLossArguments loss{.rows = one ? 1 : self->sizes[0],
-                              .classes = self->sizes.back(),
-                              .row_stride = one ? 0 : self->strides[0],
-                              .class_stride = self->strides.back(),
+  const int64_t count = self->sizes[pixels ? 1 : self->sizes.size() - 1];
+  const NllLossArguments loss{.rows = one      ? 1
+                                      : pixels ? target->count()
+                                               : self->sizes[0],
+                              .classes = count,
+                              .row_stride = one      ? 0
+                                            : pixels ? count
+                                                     : self->strides[0],
+                              .class_stride = pixels ? 1 : self->strides.back(),
                               .dtype = static_cast<i64>(self->dtype),
                               .reduction = planner.whole("reduction"),
                               .ignored = planner.whole("ignore_index", -100)};
   const Place weights = weight ? planner.packed(*weight, self->dtype) : Place{};
+  const Place in = pixels ? planner.packed(with_classes_last(*self)) : self->place;
   planner.add_operand(-1);
   planner.launch(KernelFile::kIndex, "nll_loss", loss, 1)
-      .at(&NllLossArguments::in, self->place)
+      .at(&NllLossArguments::in, in)
       .at(&NllLossArguments::target, classes)
       .at(&NllLossArguments::weight, weights)
       .at(&NllLossArguments::out, planner.output(*to))
@@ -444,14 +462,18 @@ Status nll_loss(OpPlanner& planner) {
 Status nll_loss_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_output"), target = planner.tensor("target"),
                                 total = planner.tensor("total_weight"), to = planner.result(0);
-  if (!grad || !target || !total || !to || to->sizes.empty() || to->sizes.size() > 2) return refuse("of other dims");
+  if (!grad || !target || !total || !to || to->sizes.empty()) return refuse("of other dims");
+  const bool pixels = to->sizes.size() == 4;
+  if (to->sizes.size() > 2 && !pixels) return refuse("of other dims");
   const std::optional<OpTensor> weight = planner.tensor("weight");
   const Place classes = planner.packed(*target, DType::kInt64), grads = planner.packed(*grad, to->dtype);
   const Place weights = weight ? planner.packed(*weight, to->dtype) : Place{};
-  const Place sum = planner.packed(*total, to->dtype), out = planner.output(*to);
+  const Place sum = planner.packed(*total, to->dtype), out = planner.output(with_classes_last(*to));
   planner.zero(out, to->nbytes());
-  const NllLossBackwardArguments loss{.rows = to->sizes.size() == 1 ? 1 : to->sizes[0],
-                                      .classes = to->sizes.back(),
+  const NllLossBackwardArguments loss{.rows = to->sizes.size() == 1 ? 1
+                                              : pixels              ? target->count()
+                                                                    : to->sizes[0],
+                                      .classes = to->sizes[pixels ? 1 : to->sizes.size() - 1],
                                       .dtype = static_cast<i64>(to->dtype),
                                       .reduction = planner.whole("reduction"),
                                       .ignored = planner.whole("ignore_index", -100)};
@@ -481,7 +503,9 @@ constexpr NamedPlan kPlans[] = {{"gather", gather, true},
                                 {"_index_put_impl", index_put, true},
                                 {"_unsafe_index_put", index_put, true},
                                 {"nll_loss_forward", nll_loss},
-                                {"nll_loss_backward", nll_loss_backward}};
+                                {"nll_loss_backward", nll_loss_backward},
+                                {"nll_loss2d_forward", nll_loss},
+                                {"nll_loss2d_backward", nll_loss_backward}};
 
 }  // namespace
 

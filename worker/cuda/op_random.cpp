@@ -87,6 +87,12 @@ Status exponential(OpPlanner& planner) {
   return fill(planner, draw);
 }
 
+Status geometric(OpPlanner& planner) {
+  const double p = planner.number("p");
+  if (!(p > 0 && p < 1)) return invalid("geometric_ expects p to be in (0, 1), but got p=" + std::to_string(p));
+  return fill(planner, {.draw = Draw::kGeometric, .a = std::log1p(-p)});
+}
+
 Status integers(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   if (!self) return refuse("without a tensor");
@@ -153,7 +159,8 @@ Status permutation(OpPlanner& planner) {
 }
 
 constexpr NamedPlan kPlans[] = {{"uniform", uniform, true}, {"normal", normal, true}, {"exponential", exponential},
-                                {"random", integers},       {"bernoulli", bernoulli}, {"randperm", permutation}};
+                                {"random", integers},       {"bernoulli", bernoulli}, {"randperm", permutation},
+                                {"geometric", geometric}};
 
 }  // namespace
 

@@ -12,7 +12,7 @@ inline constexpr int kMostIndices = 4;
 
 // -- random.cu
 
-enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBelowEach };
+enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBelowEach, kGeometric };
 
 // Element i depends on seed, offset and i alone (ir/philox.h), as worker/aten/random.cpp has it.
 struct RandomArguments {
@@ -21,7 +21,7 @@ struct RandomArguments {
   i64 count = 0;
   i64 dtype = 0;
   Draw draw = Draw::kUniform;
-  double a = 0, b = 0;    // kUniform: from, to; kNormal: mean, deviation; kExponential: lambda
+  double a = 0, b = 0;    // kUniform: from, to; kNormal: mean, deviation; kExponential: lambda; kGeometric: log(1 - p)
   i64 first = 0;          // kIntegers
   u64 range = 0;          // kIntegers: 0 is 2^64; kBelow: of 2^32
   u64 probabilities = 0;  // kBelowEach: packed f64

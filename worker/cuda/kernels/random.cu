@@ -100,6 +100,16 @@ __device__ void draw(const RandomArguments& to, i64 i, u32 low, u32 high) {
       store_number(to, i, static_cast<i64>(static_cast<u64>(to.first) + (to.range != 0 ? value % to.range : value)));
       break;
     }
+    case Draw::kGeometric: {
+      const double u = (static_cast<double>(low) + 0.5) * 0x1p-32;
+      const double x = __builtin_ceil(log(u) / to.a), trials = x < 1 ? 1 : x;
+      if (is_float(to.dtype)) {
+        store_float(to.out, i, to.dtype, trials);
+      } else {
+        store_whole(to.out, i, to.dtype, trials < 0x1p62 ? static_cast<i64>(trials) : i64{1} << 62);
+      }
+      break;
+    }
     case Draw::kBelow:
       store_number(to, i, low < to.range);
       break;
