@@ -206,6 +206,14 @@ def multi_head_attention(make: Make) -> Iterator[SampleInput]:
         )
 
 
+def scatter(make: Make) -> Iterator[SampleInput]:
+    """With `reduce`, which has no gradient: those of op_db leave it out where gradients are asked for."""
+    index = torch.tensor([[0, 2, 1], [2, 2, 0]])
+    for reduce in ("add", "multiply"):
+        yield SampleInput(make((3, 4)), args=(0, index, make((2, 3))), kwargs={"reduce": reduce})
+        yield SampleInput(make((3, 4)), args=(1, index, 1.5), kwargs={"reduce": reduce})
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -220,13 +228,16 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.instance_norm": instance_norm,
     **{f"nn.functional.pad.{mode}": partial(pad, mode=mode) for mode in ("reflect", "replicate", "circular")},
     **{f"nn.functional.{name}": dropout for name in ("dropout", "dropout2d", "dropout3d", "alpha_dropout")},
+    "scatter": scatter,
 }
+OF_COMPLEX = ("scatter",)
 
 
 def own_samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> list[SampleInput]:
-    """Those of an op in a floating-point dtype. CPU takes all of them in float32."""
+    """Those of an op in a floating-point dtype, or in a complex one if it is in OF_COMPLEX. CPU takes all of them in
+    float32."""
     name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
-    if name not in SAMPLES or not dtype.is_floating_point:
+    if name not in SAMPLES or not (dtype.is_floating_point or (dtype.is_complex and name in OF_COMPLEX)):
         return []
     # Small values: another order of a sum is no difference then.
     make = partial(make_tensor, device="cpu", dtype=dtype, low=-1, high=1, requires_grad=grad)
