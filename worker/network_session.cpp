@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -134,6 +135,7 @@ Status serve_network_client(int socket, const Opening& opening, int control, con
   spdlog::debug("serving {}", first.transport->description());
   ServerOptions its = server;
   if (Status status = options.load(&its); !status.ok()) its.unavailable = status;
+  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);  // it may have to be sent again
   ResumingTransport::Options how;
   how.lease = options.lease;
   how.heartbeat = options.heartbeat;

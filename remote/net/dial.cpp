@@ -45,12 +45,14 @@ class Dialer {
     return {};
   }
 
-  // One connection: for a new session, or for that one.
+  // One connection: for a new session, or for that one. *reached: somebody listens there.
   Status connect(const Resumed* resumed, const KeepWaiting& keep_waiting, Greeted* greeted,
-                 std::unique_ptr<StreamTransport>* transport) const {
+                 std::unique_ptr<StreamTransport>* transport, bool* reached) const {
     const Patience patience(time_, keep_waiting);
     int socket = -1;
+    *reached = false;
     if (Status status = connect_tcp(address_, patience, &socket); !status) return status;
+    *reached = true;
     Opening opening;
     if (Status status = open_connection(socket, tls_ != nullptr, resumed, name_, patience, &opening); !status) {
       close(socket);
@@ -96,8 +98,9 @@ class Returning {
     if (!broken) return {ErrorCode::kTimeout, "remote: timeout"};
     const Resumed resumed{greeted_.session, greeted_.key, freeze()};
     Greeted again;
-    Status status =
-        dialer_->connect(&resumed, [this] { return !dialer_->interrupted(); }, &again, &connection->transport);
+    bool reached = false;
+    Status status = dialer_->connect(
+        &resumed, [this] { return !dialer_->interrupted(); }, &again, &connection->transport, &reached);
     connection->received = again.received;
     if (status.ok()) {
       refused_since_ = {};
@@ -105,7 +108,7 @@ class Returning {
     }
     // Nobody is there, but the machine is: for so long the way to it may be what was started anew.
     const auto now = Patience::Clock::now();
-    if (status.code() != ErrorCode::kLost) {
+    if (status.code() != ErrorCode::kLost || reached) {
       refused_since_ = {};
     } else if (refused_since_ == Patience::Clock::time_point()) {
       refused_since_ = now;
@@ -141,7 +144,10 @@ Status dial(const std::string& url, const DialOptions& options, const KeepWaitin
   if (Status status = Dialer::open(url, options, &dialer); !status) return status;
   Greeted greeted;
   ResumingTransport::Connection first;
-  if (Status status = dialer->connect(nullptr, keep_waiting, &greeted, &first.transport); !status) return status;
+  bool reached = false;
+  if (Status status = dialer->connect(nullptr, keep_waiting, &greeted, &first.transport, &reached); !status) {
+    return status;
+  }
   ResumingTransport::Options how;
   how.lease = greeted.lease;
   how.heartbeat = greeted.heartbeat;

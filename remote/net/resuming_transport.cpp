@@ -282,7 +282,9 @@ void ResumingTransport::keep() {
       if (options_.reconnect_always) {
         try_to_reconnect(lock);
       } else {
-        changed_.wait_for(lock, tick, [&] { return ending_ || !lost_.ok() || !connection_ || suspected_; });
+        // While somebody receives, that thread learns that the connection was cut.
+        const auto has_work = [&] { return ending_ || !lost_.ok() || !connection_ || (suspected_ && !receives_); };
+        changed_.wait_for(lock, tick, has_work);
       }
       continue;
     }
@@ -362,6 +364,8 @@ void ResumingTransport::install(Lock& lock, Connection made) {
   untold_bytes_ = 0;
   if (busy_wait_.count() > 0) connection->busy_wait(busy_wait_);
   if (leaves_busy_cores_) connection->leave_busy_cores();
+  // Nobody else looks whether the other end is there while this thread sends.
+  connection->most_silence(kMissed * options_.heartbeat);
   connection_ = connection;
   resumed_.fetch_add(1, std::memory_order_relaxed);
   progress_ = sent_ = 0;

@@ -29,6 +29,7 @@ constexpr size_t kReceiveBuffer = 64 << 10;
 constexpr size_t kMaxDescriptors = 16;  // that came and were not announced yet; our own ends send one at a time
 // How long a sender leaves receiving to another thread before it looks again.
 constexpr std::chrono::milliseconds kOtherReceives{2};
+constexpr int kLookAgain = 20;  // ms: how often one whose wait ends with silence looks for that
 // A core that is given away and comes back so late was needed by somebody.
 constexpr std::chrono::microseconds kCoreNeeded{200};
 
@@ -157,6 +158,7 @@ Status StreamTransport::send(wire::Header header, std::span<const uint8_t> contr
     pieces.add(&attachment_header, sizeof(attachment_header));
     pieces.add(inline_bytes.data(), inline_bytes.size());
   }
+  moved_ = UINT64_MAX;
   while (!pieces.empty() && send_status_.ok()) {
     send_status_ = write_some(pieces, descriptor);
     if (send_status_.code() == ErrorCode::kTimeout) send_status_ = wait_to_write();
@@ -192,10 +194,24 @@ Status StreamTransport::write_some(Pieces& pieces, int& descriptor) {
 Status StreamTransport::wait_to_write() {
   std::unique_lock receiving(receiving_, std::try_to_lock);
   if (receiving.owns_lock() && !receive_status_) receiving.unlock();  // nothing more can come
-  const bool pump = receiving.owns_lock() && queued_ < kMaxQueued;
+  const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // which is not the other end's silence
+  const bool pump = receiving.owns_lock() && !full;
   if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may make room
+  const std::chrono::nanoseconds most_silence = most_silence_;
+  if (most_silence.count() > 0) {
+    const uint64_t moved = bytes_sent() + bytes_received();
+    const auto now = Clock::now();
+    if (moved != moved_ || full) {
+      moved_ = moved;
+      moved_at_ = now;
+    } else if (now - moved_at_ > most_silence) {
+      return lost("nothing moved over it");
+    }
+  }
   pollfd wait[] = {{stream_->output(), POLLOUT, 0}, {stream_->input(), POLLIN, 0}};
-  const int ready = poll(wait, pump ? 2 : 1, pump ? -1 : static_cast<int>(kOtherReceives.count()));
+  int longest = static_cast<int>(kOtherReceives.count());
+  if (pump) longest = most_silence.count() > 0 ? kLookAgain : -1;
+  const int ready = poll(wait, pump ? 2 : 1, longest);
   if (ready <= 0 || !pump || !(wait[1].revents & (POLLIN | POLLHUP))) return {};
   std::vector<std::shared_ptr<void>> released;
   const Status status = read_some();
@@ -252,7 +268,13 @@ Status StreamTransport::send_at_once(wire::Header header, std::span<const uint8_
 Status StreamTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   *frame = Frame();                             // lets an attachment go before anything is locked
   std::vector<std::shared_ptr<void>> released;  // destroyed after the lock is let go
-  std::unique_lock lock(receiving_);
+  std::unique_lock lock(receiving_, std::defer_lock);
+  // A sender may take what comes, for as long as the other end takes nothing: who does not want to wait must not.
+  if (timeout.count() > 0) {
+    lock.lock();
+  } else if (!lock.try_lock()) {
+    return timed_out();
+  }
   Clock::time_point began, deadline;
   bool waits = false;               // since `began`
   for (Clock::time_point look;;) {  // until then, without sleeping

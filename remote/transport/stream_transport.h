@@ -45,6 +45,8 @@ class StreamTransport : public Transport, private FrameParser::Handler {
 
   // A small frame without attachment, if it can go out whole without waiting: *sent.
   Status send_at_once(wire::Header header, std::span<const uint8_t> control, bool* sent);
+  // From now on a send that waits while nothing comes or goes for so long ends with kLost.
+  void most_silence(std::chrono::nanoseconds time) { most_silence_ = time; }
   // Ends the connection for both ends: waits end with kLost. From any thread.
   void cut() { stream_->shut_down(); }
   // Bytes that came and went so far. From any thread.
@@ -90,6 +92,9 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   std::vector<uint8_t> memory_frames_;
   Status send_status_;
   std::atomic<uint64_t> sent_{0};  // bytes; written with sending_ held
+  std::atomic<std::chrono::nanoseconds> most_silence_{std::chrono::nanoseconds::zero()};  // zero: any
+  uint64_t moved_ = 0;  // bytes, when it was last seen that some did: then
+  Clock::time_point moved_at_;
 
   std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
   std::atomic<bool> leaves_busy_cores_ = false;
