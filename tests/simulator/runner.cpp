@@ -22,8 +22,8 @@
 namespace torch_remote::simulator {
 namespace {
 
-constexpr uint64_t kTwice = 16;    // every so many seeds one is run again
-constexpr int kRealTime = 20'000;  // ms, for one seed
+constexpr uint64_t kTwice = 16;     // every so many seeds one is run again
+constexpr int kRealTime = 120'000;  // ms, for one seed
 
 struct Result {
   Outcome outcome;

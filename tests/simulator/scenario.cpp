@@ -124,6 +124,7 @@ void decide(Run& run) {
     run.network.count(Fault::kSlow);
   }
   weather.window = one_of<uint64_t>(random, {4 << 10, 64 << 10, 1 << 20});
+  if (weather.jitter > 0) weather.window = 1 << 20;  // what a long way takes to be used
   weather.partial = one_of(random, {0.0, 0.1, 0.5});
   weather.within = one_of<uint64_t>(random, {400, 4'000, 60'000});
   if (random.chance(0.85)) {
@@ -190,7 +191,10 @@ void decide(Run& run) {
       break;
   }
   if (!plan.intact) plan.threads = 1;
-  if (plan.client_dies != kNever) plan.lease = std::chrono::milliseconds(random.between(1'000, 60'000));
+  if (plan.client_dies != kNever) {
+    plan.lease = std::chrono::milliseconds(random.between(1'000, 60'000));
+    plan.keeps = false;
+  }
   run.world.limit = begin + 20'000 * kSecond;
 }
 
