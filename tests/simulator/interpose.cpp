@@ -212,10 +212,12 @@ SIMULATED int ppoll(pollfd* polled, nfds_t count, const timespec* timeout, const
   return call(polled, count, timeout, signals);
 }
 
+// NOLINTBEGIN(bugprone-reserved-identifier): glibc's names of calls whose buffers it checks
 SIMULATED int __poll_chk(pollfd* polled, nfds_t count, int timeout, size_t) { return poll(polled, count, timeout); }
 SIMULATED int __ppoll_chk(pollfd* polled, nfds_t count, const timespec* timeout, const sigset_t* signals, size_t) {
   return ppoll(polled, count, timeout, signals);
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 SIMULATED int eventfd(unsigned count, int flags) noexcept {
   if (world() != nullptr && network() != nullptr) return network()->make_event(count);
@@ -228,6 +230,7 @@ SIMULATED ssize_t read(int descriptor, void* to, size_t size) {
   REAL(read);
   return call(descriptor, to, size);
 }
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 SIMULATED ssize_t __read_chk(int descriptor, void* to, size_t size, size_t) { return read(descriptor, to, size); }
 
 SIMULATED ssize_t write(int descriptor, const void* from, size_t size) {
@@ -331,6 +334,7 @@ SIMULATED ssize_t recv(int socket, void* to, size_t size, int flags) {
   REAL(recv);
   return call(socket, to, size, flags);
 }
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 SIMULATED ssize_t __recv_chk(int socket, void* to, size_t size, size_t, int flags) {
   return recv(socket, to, size, flags);
 }
@@ -345,7 +349,8 @@ SIMULATED ssize_t sendmsg(int socket, const msghdr* message, int flags) {
       sizes.push_back(message->msg_iov[i].iov_len);
     }
     int passed = -1;
-    if (message->msg_control != nullptr) std::memcpy(&passed, CMSG_DATA(CMSG_FIRSTHDR(message)), sizeof(passed));
+    const cmsghdr* const control = CMSG_FIRSTHDR(message);
+    if (control != nullptr) std::memcpy(&passed, CMSG_DATA(control), sizeof(passed));
     return network()->send(socket, pieces.data(), sizes.data(), pieces.size(), passed);
   }
   REAL(sendmsg);

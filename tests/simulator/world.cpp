@@ -257,7 +257,8 @@ bool World::try_lock(pthread_mutex_t* mutex) {
 
 void World::unlock(pthread_mutex_t* mutex) {
   Mutex& state = mutexes_[mutex];
-  if (state.depth > 0 && --state.depth > 0) return;
+  if (state.depth > 0) --state.depth;
+  if (state.depth > 0) return;
   state.owner = nullptr;
   wake(mutex, true);
   maybe_switch();
