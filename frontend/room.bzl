@@ -1,5 +1,7 @@
 """room: the C++ of one folder of the frontend."""
 
+load("//bazel:unity.bzl", "unity_library")
+
 def room(name, srcs, deps, hdrs = [], visibility = ["//frontend:__subpackages__"]):
     """A cc_library that is always linked as a whole: kernels register themselves.
 
@@ -10,7 +12,7 @@ def room(name, srcs, deps, hdrs = [], visibility = ["//frontend:__subpackages__"
       hdrs: headers for other rooms.
       visibility: who may depend on it.
     """
-    native.cc_library(
+    unity_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,

@@ -21,6 +21,7 @@ LIBRARIES = {
     "py_binary",
     "room",
     "flatbuffer_cc_library",
+    "unity_library",
     "vector_loops",
     "wheel",
 }

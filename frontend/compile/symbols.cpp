@@ -11,13 +11,13 @@ namespace py = pybind11;
 using ir::ExprKind;
 using ir::Sym;
 
-struct Names {
+struct ExprNames {
   py::str raw_expr{"_expr"}, expr{"expr"}, args{"args"}, shape_env{"shape_env"}, var_to_range{"var_to_range"},
       lower{"lower"}, is_integer{"is_Integer"}, is_symbol{"is_Symbol"}, name{"__name__"};
 };
 
-const Names& names() {
-  static const auto* instance = new Names;
+const ExprNames& expr_names() {
+  static const auto* instance = new ExprNames;
   return *instance;
 }
 
@@ -26,17 +26,17 @@ bool is_true(py::handle object, const py::str& attribute) { return object.attr(a
 }  // namespace
 
 void Symbols::define(py::handle node, Sym symbol) {
-  const py::object expr = node.attr(names().expr);
+  const py::object expr = node.attr(expr_names().expr);
   by_value_[expr] = py::int_(symbol);
   if (may_be_small_.size() <= symbol) may_be_small_.resize(symbol + 1, true);
-  if (!trust_ranges_ || !is_true(expr, names().is_symbol)) return;
-  const py::object ranges = node.attr(names().shape_env).attr(names().var_to_range);
+  if (!trust_ranges_ || !is_true(expr, expr_names().is_symbol)) return;
+  const py::object ranges = node.attr(expr_names().shape_env).attr(expr_names().var_to_range);
   PyObject* range = PyDict_GetItemWithError(ranges.ptr(), expr.ptr());
   if (range == nullptr) {
     PyErr_Clear();
     return;
   }
-  const py::object enough = py::handle(range).attr(names().lower).attr("__ge__")(2);
+  const py::object enough = py::handle(range).attr(expr_names().lower).attr("__ge__")(2);
   may_be_small_[symbol] = !py::bool_(enough);
 }
 
@@ -60,8 +60,8 @@ std::optional<Sym> Symbols::find(const c10::SymInt& value) {
 
 std::optional<Sym> Symbols::find_node(py::handle node) {
   // The expression as it was made is at hand; what the ShapeEnv has learned since takes longer to get.
-  if (const auto found = find_expr(node.attr(names().raw_expr))) return found;
-  return find_expr(node.attr(names().expr));
+  if (const auto found = find_expr(node.attr(expr_names().raw_expr))) return found;
+  return find_expr(node.attr(expr_names().expr));
 }
 
 std::optional<Sym> Symbols::find_size(const c10::SymInt& value) {
@@ -100,10 +100,10 @@ std::optional<Sym> Symbols::fold(ExprKind kind, const py::tuple& args) {
 
 // What torch makes sizes of (torch.utils._sympy.functions); they are never negative where that matters.
 std::optional<Sym> Symbols::convert(py::handle expr) {
-  if (is_true(expr, names().is_integer)) return constant(py::int_(py::reinterpret_borrow<py::object>(expr)));
-  if (is_true(expr, names().is_symbol)) return std::nullopt;
-  const std::string function = py::cast<std::string>(py::type::handle_of(expr).attr(names().name));
-  const py::tuple args = expr.attr(names().args);
+  if (is_true(expr, expr_names().is_integer)) return constant(py::int_(py::reinterpret_borrow<py::object>(expr)));
+  if (is_true(expr, expr_names().is_symbol)) return std::nullopt;
+  const std::string function = py::cast<std::string>(py::type::handle_of(expr).attr(expr_names().name));
+  const py::tuple args = expr.attr(expr_names().args);
   if (function == "Add") return fold(ExprKind::kAdd, args);
   if (function == "Mul") return fold(ExprKind::kMul, args);
   if (function == "Max") return fold(ExprKind::kMax, args);

@@ -25,14 +25,14 @@ std::vector<std::string> environment_names() {
   return names;
 }
 
-struct Names {
+struct KnownNames {
   std::mutex mutex;
   std::array<std::string, kMostWorkers> given;  // empty: the environment's
   std::atomic<int> count{static_cast<int>(std::min<size_t>(environment_names().size(), kMostWorkers))};
 };
 
-Names& names() {
-  static auto* instance = new Names;
+KnownNames& known_names() {
+  static auto* instance = new KnownNames;
   return *instance;
 }
 
@@ -63,10 +63,10 @@ Status ask_python(c10::DeviceIndex device, const std::string& name, void (*keep_
 
 }  // namespace
 
-int worker_count() noexcept { return names().count.load(std::memory_order_relaxed); }
+int worker_count() noexcept { return known_names().count.load(std::memory_order_relaxed); }
 
 c10::DeviceIndex add_device(const std::string& worker) {
-  Names& all = names();
+  KnownNames& all = known_names();
   const std::lock_guard lock(all.mutex);
   const int index = all.count.load();
   TORCH_CHECK(
@@ -78,13 +78,13 @@ c10::DeviceIndex add_device(const std::string& worker) {
 }
 
 void set_worker(c10::DeviceIndex device, const std::string& worker) {
-  Names& all = names();
+  KnownNames& all = known_names();
   const std::lock_guard lock(all.mutex);
   all.given[device] = worker;
 }
 
 std::vector<std::string> worker_names() {
-  Names& all = names();
+  KnownNames& all = known_names();
   std::vector<std::string> list = environment_names();
   const std::lock_guard lock(all.mutex);
   list.resize(static_cast<size_t>(all.count.load()));
@@ -95,7 +95,7 @@ std::vector<std::string> worker_names() {
 }
 
 Status worker_name(c10::DeviceIndex device, std::string* name) {
-  Names& all = names();
+  KnownNames& all = known_names();
   {
     const std::lock_guard lock(all.mutex);
     *name = all.given[device];

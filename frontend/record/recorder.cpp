@@ -22,8 +22,6 @@ using remote::EventLog;
 // At exit, while another thread still records.
 Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
 
-std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
-
 }  // namespace
 
 // Never destroyed: tensors may die during exit.

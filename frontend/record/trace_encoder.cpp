@@ -5,11 +5,7 @@
 #include <utility>
 
 namespace torch_remote::frontend {
-namespace {
-
-std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
-
-}  // namespace
+namespace {}  // namespace
 
 void TraceEncoder::enter_buffer(RemoteStorage* storage) {
   storage->buffer = {epoch_, static_cast<uint32_t>(trace_.buffers.size())};

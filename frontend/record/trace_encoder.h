@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "frontend/device/generator.h"
@@ -13,6 +14,8 @@
 #include "ir/trace.h"
 
 namespace torch_remote::frontend {
+
+inline std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
 
 // Says that a tensor's contents were lost, and what can be done.
 [[noreturn]] void raise_lost();

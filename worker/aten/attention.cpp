@@ -87,38 +87,38 @@ at::Tensor probabilities(const at::Tensor& scores, const at::Tensor& logsumexp) 
   return (scores - finite.unsqueeze(-1)).exp_();
 }
 
-void store(const at::Tensor& result, const at::Tensor& value) {
+void copy_wanted(const at::Tensor& result, const at::Tensor& value) {
   if (result.defined()) result.copy_(value);
 }
 
 // (query, key, value, bias, is_causal, scale) -> (output, logsumexp)
-void run_forward(const SpecialCall& call) {
+void attention_forward(const SpecialCall& call) {
   const auto& args = call.args;
   const Attention a(args[0].toTensor(), args[1].toTensor(), args[2].toTensor(), args[3], args[4], args[5]);
   if (a.flash()) {
     const auto [out, lse] =
         at::_scaled_dot_product_flash_attention_for_cpu(a.query, a.key, a.value, 0.0, a.causal, a.bias, a.scale);
-    store(call.results[0], out);
-    store(call.results[1], lse);
+    copy_wanted(call.results[0], out);
+    copy_wanted(call.results[1], lse);
     return;
   }
   const at::Tensor all = scores(a, compute_type(a.query), compute_type(repeat_heads(a.key, a.query)));
   const at::Tensor lse = all.logsumexp(-1);
-  store(call.results[0], at::matmul(probabilities(all, lse), compute_type(repeat_heads(a.value, a.query))));
-  store(call.results[1], lse);
+  copy_wanted(call.results[0], at::matmul(probabilities(all, lse), compute_type(repeat_heads(a.value, a.query))));
+  copy_wanted(call.results[1], lse);
 }
 
 // (grad, query, key, value, out, logsumexp, bias, is_causal, scale) -> (grad_query, grad_key, grad_value)
-void run_backward(const SpecialCall& call) {
+void attention_backward(const SpecialCall& call) {
   const auto& args = call.args;
   const at::Tensor gradient = args[0].toTensor(), output = args[4].toTensor(), logsumexp = args[5].toTensor();
   const Attention a(args[1].toTensor(), args[2].toTensor(), args[3].toTensor(), args[6], args[7], args[8]);
   if (a.flash()) {
     const auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, a.query, a.key, a.value, output, logsumexp, 0.0, a.causal, a.bias, a.scale);
-    store(call.results[0], grad_query);
-    store(call.results[1], grad_key);
-    store(call.results[2], grad_value);
+    copy_wanted(call.results[0], grad_query);
+    copy_wanted(call.results[1], grad_key);
+    copy_wanted(call.results[2], grad_value);
     return;
   }
   const at::Tensor query = compute_type(a.query), grad = compute_type(gradient);
@@ -126,22 +126,22 @@ void run_backward(const SpecialCall& call) {
   const at::Tensor value = compute_type(repeat_heads(a.value, a.query));
   const at::Tensor weights = probabilities(scores(a, query, key), logsumexp.to(query.scalar_type()));
   if (call.results[2].defined()) {
-    store(call.results[2], sum_heads(at::matmul(weights.transpose(-2, -1), grad), a.value));
+    copy_wanted(call.results[2], sum_heads(at::matmul(weights.transpose(-2, -1), grad), a.value));
   }
   const at::Tensor grad_weights = at::matmul(grad, value.transpose(-2, -1));
   const at::Tensor delta = (grad * compute_type(output)).sum(-1, /*keepdim=*/true);
   const at::Tensor grad_scores = weights * (grad_weights - delta);
-  if (call.results[0].defined()) store(call.results[0], at::matmul(grad_scores, key) * a.factor());
+  if (call.results[0].defined()) copy_wanted(call.results[0], at::matmul(grad_scores, key) * a.factor());
   if (call.results[1].defined()) {
-    store(call.results[1], sum_heads(at::matmul(grad_scores.transpose(-2, -1), query), a.key) * a.factor());
+    copy_wanted(call.results[1], sum_heads(at::matmul(grad_scores.transpose(-2, -1), query), a.key) * a.factor());
   }
 }
 
 }  // namespace
 
 Special find_attention(std::string_view name) {
-  if (name == "remote::attention") return run_forward;
-  if (name == "remote::attention_backward") return run_backward;
+  if (name == "remote::attention") return attention_forward;
+  if (name == "remote::attention_backward") return attention_backward;
   return nullptr;
 }
 

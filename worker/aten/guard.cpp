@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ir/op_table.h"
+#include "worker/aten/indices.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -76,30 +77,11 @@ bool defined(const c10::IValue& value) { return value.isTensor() && value.toTens
 // The elements as numbers, row-major.
 at::Tensor numbers(const at::Tensor& tensor) { return tensor.to(at::kLong).contiguous(); }
 
-// All in [0, size).
-template <class T>
-bool all_below(const at::Tensor& tensor, int64_t size) {
-  const T* values = tensor.const_data_ptr<T>();
-  bool good = true;
-  // Negative ones are very large as unsigned numbers.
-  for (int64_t i = 0; i < tensor.numel(); ++i) {
-    good &= static_cast<uint64_t>(static_cast<int64_t>(values[i])) < static_cast<uint64_t>(size);
-  }
-  return good;
-}
-
-bool inside(const at::Tensor& index, int64_t size) {
-  const at::Tensor packed = index.contiguous();
-  if (packed.scalar_type() == at::kLong) return all_below<int64_t>(packed, size);
-  if (packed.scalar_type() == at::kInt) return all_below<int32_t>(packed, size);
-  return all_below<int64_t>(numbers(packed), size);
-}
-
 // Of a max pooling's indices: positions in the last `dims` dims of what was pooled.
 void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims) {
   int64_t plane = 1;
   for (int64_t d = std::max<int64_t>(0, self.dim() - dims); d < self.dim(); ++d) plane *= self.size(d);
-  check(inside(indices, plane), "a max pooling's indices lie outside of its input");
+  check(all_inside(indices, plane), "a max pooling's indices lie outside of its input");
 }
 
 // (It compares the sizes of the pooled planes itself.)
@@ -133,12 +115,12 @@ void fractional_pool(const c10::IValue* args) {
 
 void embedding_backward(const c10::IValue* args) {
   if (!args[4].toBool()) return;  // otherwise it looks
-  check(inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
+  check(all_inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
 }
 
 void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& bags, int64_t rows) {
-  check(inside(indices, rows), "an embedding bag's indices lie outside of its weight");
-  check(bags.numel() == indices.numel() && grad.dim() == 2 && inside(bags, grad.size(0)),
+  check(all_inside(indices, rows), "an embedding bag's indices lie outside of its weight");
+  check(bags.numel() == indices.numel() && grad.dim() == 2 && all_inside(bags, grad.size(0)),
         "an embedding bag's bags lie outside of its gradient");
 }
 
@@ -160,8 +142,8 @@ void embedding_bag_weights_backward(const c10::IValue* args) {
   const int64_t* begins = offsets.const_data_ptr<int64_t>();
   const int64_t before_end =
       std::count_if(begins, begins + offsets.numel(), [&](int64_t begin) { return begin < indices.numel(); });
-  check(inside(indices, weight.size(0)), "an embedding bag's indices lie outside of its weight");
-  check(inside(offsets, indices.numel() + 1) && offsets.numel() > 0 && begins[0] == 0 && grad.dim() == 2 &&
+  check(all_inside(indices, weight.size(0)), "an embedding bag's indices lie outside of its weight");
+  check(all_inside(offsets, indices.numel() + 1) && offsets.numel() > 0 && begins[0] == 0 && grad.dim() == 2 &&
             before_end <= grad.size(0),
         "an embedding bag's offsets lie outside of its indices or gradient");
 }

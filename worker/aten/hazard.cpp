@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "worker/aten/indices.h"
+
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -28,22 +30,10 @@ constexpr std::array<std::pair<std::string_view, Hazard>, 12> kHazards{{
 constexpr std::array<std::string_view, 4> kDivisions{"aten::div_", "aten::floor_divide_", "aten::remainder_",
                                                      "aten::fmod_"};
 
-template <class T>
-bool all_below(const T* indices, int64_t count, int64_t size) {
-  // Negative ones are very large as unsigned numbers.
-  bool good = true;
-  for (int64_t i = 0; i < count; ++i)
-    good &= static_cast<uint64_t>(static_cast<int64_t>(indices[i])) < static_cast<uint64_t>(size);
-  return good;
-}
-
 // Negative indices count as outside, although some ops take them.
 bool inside(const at::Tensor& index, int64_t size) {
   if (index.numel() == 0) return true;
-  const at::Tensor packed = index.contiguous();
-  if (index.scalar_type() == at::kLong) return all_below(packed.const_data_ptr<int64_t>(), packed.numel(), size);
-  if (index.scalar_type() == at::kInt) return all_below(packed.const_data_ptr<int32_t>(), packed.numel(), size);
-  return false;
+  return (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && all_inside(index, size);
 }
 
 bool list_inside(const at::Tensor& self, c10::ArrayRef<c10::IValue> indices) {

@@ -15,16 +15,16 @@ struct Norm {
 };
 
 template <size_t Index>
-void run(const SpecialCall& call);
+void run_norm(const SpecialCall& call);
 
 constexpr Norm kNorms[] = {
-    {"aten::native_layer_norm_backward", 1, 5, {3, 4}, run<0>},
-    {"aten::native_batch_norm_backward", 1, 2, {5, 6}, run<1>},
+    {"aten::native_layer_norm_backward", 1, 5, {3, 4}, run_norm<0>},
+    {"aten::native_batch_norm_backward", 1, 2, {5, 6}, run_norm<1>},
 };
 
 // The casts lose nothing: CPU's forward pass computed these statistics in the input's precision.
 template <size_t Index>
-void run(const SpecialCall& call) {
+void run_norm(const SpecialCall& call) {
   const Norm& norm = kNorms[Index];
   static const c10::OperatorHandle op = find_operator(norm.name);
   c10::Stack stack(call.args.begin(), call.args.end());

@@ -154,7 +154,7 @@ std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 
 
 // (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices)
 template <typename O>
-void run(const SpecialCall& call) {
+void run_pool(const SpecialCall& call) {
   const at::Tensor &self = call.args[0].toTensor(), &values = call.results[0];
   constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
   const bool plain = self.is_contiguous() && values.is_contiguous();
@@ -212,13 +212,13 @@ Special find_pool(const ir::Node& node, const ir::Graph& graph) {
   if (read) return nullptr;
   switch (graph.views[node.args[0].a].dtype) {
     case ir::DType::kFloat64:
-      return run<Floats<double>>;
+      return run_pool<Floats<double>>;
     case ir::DType::kFloat32:
-      return run<Floats<float>>;
+      return run_pool<Floats<float>>;
     case ir::DType::kFloat16:
-      return run<Float16>;
+      return run_pool<Float16>;
     case ir::DType::kBFloat16:
-      return run<BFloat16>;
+      return run_pool<BFloat16>;
     default:
       return nullptr;
   }

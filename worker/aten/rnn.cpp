@@ -224,7 +224,7 @@ std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::
 }
 
 // (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
-void run_forward(const SpecialCall& call) {
+void rnn_forward(const SpecialCall& call) {
   const int64_t mode = call.args[4].toInt();
   // Nobody may want the output (its result is then undefined), but the steps need it.
   const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
@@ -295,7 +295,7 @@ void backward_onednn(const Direction& d, const Gradients& gradients, std::span<c
 
 // (input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve) -> (grad_input, grad_hx, grad_cx,
 // grad_weights)
-void run_backward(const SpecialCall& call) {
+void rnn_backward(const SpecialCall& call) {
   const std::vector<Tensor> weights = call.args[1].toTensorVector();
   auto all = directions(call.args[8].toInt(), call.args[0].toTensor(), weights, call.args[2].toTensor(),
                         optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
@@ -330,8 +330,8 @@ void run_backward(const SpecialCall& call) {
 }  // namespace
 
 Special find_rnn(std::string_view name) {
-  if (name == "remote::rnn") return run_forward;
-  if (name == "remote::rnn_backward") return run_backward;
+  if (name == "remote::rnn") return rnn_forward;
+  if (name == "remote::rnn_backward") return rnn_backward;
   return nullptr;
 }
 

@@ -1,0 +1,39 @@
+"""Libraries whose sources are compiled several at a time: most of the time of a file that includes torch goes into torch's headers."""
+
+def unity_library(name, srcs, most = 4, **kwargs):
+    """A cc_library that compiles up to `most` of its sources as one; each by itself with --define=unity=off.
+
+    Names in anonymous namespaces must be unique among the sources.
+
+    Args:
+      name: of the library.
+      srcs: sources, and headers that other rooms do not include.
+      most: sources that are compiled as one.
+      **kwargs: as cc_library.
+    """
+    sources = [f for f in srcs if f.endswith(".cpp")]
+    headers = [f for f in srcs if not f.endswith(".cpp")]
+    units = []
+    count = (len(sources) + most - 1) // most
+    for i in range(count):
+        # As many in each, and neighbours apart: of a long file and those that go with it not all are in one.
+        part = sources[i::count]
+        if len(part) == 1:
+            units.append(part[0])
+            continue
+        unit = "%s_unit_%d.cpp" % (name, i)
+        native.genrule(
+            name = "%s_unit_%d" % (name, i),
+            outs = [unit],
+            cmd = "printf '#include \"%%s\"\\n' %s > $@" % " ".join(["%s/%s" % (native.package_name(), f) for f in part]),
+        )
+        units.append(unit)
+    native.cc_library(
+        name = name,
+        srcs = headers + select({
+            "//bazel:separate_units": sources,
+            "//conditions:default": units,
+        }),
+        textual_hdrs = [f for f in sources if f not in units],
+        **kwargs
+    )
