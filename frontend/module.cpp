@@ -3,7 +3,9 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #include "frontend/compile/compiled_graph.h"
 #include "frontend/compile/graph_ops.h"
@@ -166,6 +168,64 @@ at::Tensor read_file(int device, const std::string& path, const FileVersion& ver
   return tensor_of_file(path, {size, inode, modified}, offset, sizes, dtype, checked_device(device));
 }
 
+// Ticket and base of a call.
+std::pair<uint64_t, uint64_t> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
+  check_not_forked();
+  const auto text = static_cast<std::string_view>(request);
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.device().type() == at::kPrivateUse1 && tensor.device().index() == device,
+                "remote: a call's tensors are on one device");
+  }
+  py::gil_scoped_release release;
+  return Recorder::get(checked_device(device)).call(std::as_bytes(std::span(text)), tensors);
+}
+
+// The answer and the results' sizes; nothing if the time is over. Negative: there is no end to it.
+std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t ticket, double seconds) {
+  check_not_forked();
+  remote::CallResult result;
+  {
+    py::gil_scoped_release release;
+    using Clock = std::chrono::steady_clock;
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                             std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e6)));
+    bool over = false;
+    const auto go_on = [&] {
+      over = seconds >= 0 && Clock::now() >= deadline;
+      return !over && keep_waiting();
+    };
+    remote::OpError error;
+    const Status status = client(checked_device(device)).wait_call(ticket, go_on, &result, &error);
+    if (over && status.code() == ErrorCode::kInterrupted) return std::nullopt;
+    if (!error.status.ok()) raise(error);
+    check(status);
+  }
+  return std::pair(py::bytes(reinterpret_cast<const char*>(result.answer.data()), result.answer.size()),
+                   std::move(result.sizes));
+}
+
+void end_call(int device, uint64_t ticket, bool kill) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  check(client(checked_device(device)).end_call(ticket, kill));
+}
+
+// Nobody waits for it, and nobody has its results.
+void forget_call(int device, uint64_t ticket, uint64_t base) {
+  py::gil_scoped_release release;
+  remote::Client* worker = existing_client(checked_device(device));
+  if (worker == nullptr) return;
+  worker->forget(ticket);
+}
+
+// A result of a call: `nbytes` in the buffer `id`.
+at::Tensor result_tensor(int device, uint64_t id, uint64_t nbytes, const std::vector<int64_t>& sizes,
+                         at::ScalarType dtype) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  return tensor_of_result(id, nbytes, sizes, dtype, checked_device(device));
+}
+
 py::dict host_memory_stats() {
   const at::HostStats stats = at::getHostAllocator(at::kPrivateUse1)->get_stats();
   const auto encoded = [](const c10::CachingAllocator::Stat& stat) {
@@ -261,6 +321,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("machine", wrap_pybind_function(f::machine));
+  module.def("call", wrap_pybind_function(f::call));
+  module.def("wait_call", wrap_pybind_function(f::wait_call));
+  module.def("end_call", wrap_pybind_function(f::end_call));
+  module.def("forget_call", wrap_pybind_function(f::forget_call));
+  module.def("result_tensor", wrap_pybind_function(f::result_tensor));
   module.def("find_file", wrap_pybind_function(f::find_file));
   module.def("read_file", wrap_pybind_function(f::read_file));
   module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);

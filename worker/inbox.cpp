@@ -25,7 +25,8 @@ size_t bytes_of(const remote::Frame& frame, bool shares_memory) {
 }  // namespace
 
 bool is_waited_for(const remote::Frame& frame) {
-  return (frame.header.flags & wire::kWantsReply) != 0 && frame.header.type != static_cast<uint8_t>(wire::Type::kMark);
+  const auto type = static_cast<wire::Type>(frame.header.type);
+  return (frame.header.flags & wire::kWantsReply) != 0 && type != wire::Type::kMark && type != wire::Type::kCall;
 }
 
 bool Inbox::note_cancel(const remote::Frame& frame) {

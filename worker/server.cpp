@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <new>
 
 #include "ir/op_table.h"
@@ -14,6 +15,7 @@
 #include "worker/device/machine.h"
 #include "worker/inbox.h"
 #include "worker/profile.h"
+#include "worker/python.h"
 #include "worker/session.h"
 
 namespace torch_remote::worker {
@@ -66,6 +68,12 @@ class Server {
   Status mark(Frame& frame);
   Status find_file(Frame& frame);
   Status read_file(Frame& frame);
+  Status call(Frame& frame);
+  // Copies what a call gets; null if nothing stands against it.
+  FailurePtr begin_call(Frame& frame, const wire::Call& message);
+  Status end_call(Frame& frame);
+  Status answer_calls();
+  Status answer_call(PythonResult& result, uint64_t base);
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status memory(Frame& frame);
@@ -103,6 +111,8 @@ class Server {
   uint64_t limit_ = 0;                  // of it, the most that a client can set
   std::unique_ptr<Session> session_;
   std::unique_ptr<Profile> profile_;  // while one is recorded
+  std::unique_ptr<Python> python_;    // once a function was called
+  std::map<uint64_t, uint64_t> calls_;  // that are not answered yet: of each sequence, which buffer is its first
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
@@ -135,6 +145,7 @@ Status Server::run() {
     if (!status.ok()) return status;
     if (status = when_done(frame.header.sequence, [] { return Status(); }); status.ok()) status = settle();
     if (!status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
+    if (status = answer_calls(); !status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
     if (done_ - acknowledged_ >= kAcknowledgeEvery) {
       if (Status sent = acknowledge(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
     }
@@ -154,6 +165,7 @@ Status Server::next(Frame* frame) {
   for (;;) {
     inbox_.forget_wake();
     if (status = settle(); !status.ok()) return status;
+    if (status = answer_calls(); !status.ok()) return status;
     if (done_ != acknowledged_) {
       if (status = acknowledge(); !status.ok()) return status;
     }
@@ -363,6 +375,9 @@ Status Server::out_of_memory(const Frame& frame) {
     case Type::kFile:
       builder_.Finish(wire::CreateFileReply(builder_, error));
       return reply(Type::kFileReply, frame.header.sequence);
+    case Type::kCall:
+      builder_.Finish(wire::CreateCallReply(builder_, error));
+      return reply(Type::kCallReply, frame.header.sequence);
     case Type::kHasOp:
       builder_.Finish(wire::CreateHasOpReply(builder_, error));
       return reply(Type::kHasOpReply, frame.header.sequence);
@@ -394,6 +409,10 @@ Status Server::handle_message(Frame& frame) {
       return find_file(frame);
     case Type::kReadFile:
       return read_file(frame);
+    case Type::kCall:
+      return call(frame);
+    case Type::kEndCall:
+      return end_call(frame);
     case Type::kHasOp:
       return has_op(frame);
     case Type::kProfile:
@@ -610,6 +629,112 @@ Status Server::memory(Frame& frame) {
   builder_.Finish(wire::CreateMemoryReply(builder_, 0, &use, limit,
                                           std::min(limit - std::min(limit, reserved), available_memory())));
   return reply(Type::kMemoryReply, frame.header.sequence);
+}
+
+FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
+  const uint64_t sequence = frame.header.sequence;
+  const auto refuse = [&](Status why) { return std::make_shared<Failure>(Failure{std::move(why), 0, 0, sequence}); };
+  if (options_.python.empty()) {
+    return refuse({ErrorCode::kOpFailed,
+                   "remote: the worker calls no Python functions for its clients; start it with --allow-python"});
+  }
+  const size_t count = message.inputs() ? message.inputs()->size() : 0;
+  if (count >= kMostParts) return refuse(Status::invalid("remote: a call has too many tensors"));
+  struct View {
+    std::vector<int64_t> sizes, strides;
+    ReadRequest request;
+    Session::Located located;
+  };
+  std::vector<View> views(count);
+  std::vector<uint64_t> sizes{frame.attachment->bytes().size()};
+  uint64_t total = sizes[0];
+  for (size_t i = 0; i < count; ++i) {
+    const wire::CallInput* input = message.inputs()->Get(static_cast<flatbuffers::uoffset_t>(i));
+    View& view = views[i];
+    view.sizes = elements(input->sizes());
+    view.strides = elements(input->strides());
+    view.request = {input->buffer(), input->item_size(), view.sizes, view.strides, input->offset()};
+    if (FailurePtr failure = session_->locate(view.request, sequence, &view.located)) return failure;
+    if (__builtin_add_overflow(total, view.located.nbytes, &total) || total > limit_) {
+      return refuse({ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a call", "OutOfMemoryError"});
+    }
+    sizes.push_back(view.located.nbytes);
+  }
+  Parts parts;
+  if (Status status = Parts::make(sizes, &parts); !status.ok()) return refuse(std::move(status));
+  std::ranges::copy(frame.attachment->bytes(), parts.data(0));
+  std::vector<std::shared_ptr<QueuedRead>> queued;
+  for (size_t i = 0; i < count; ++i) {
+    View& view = views[i];
+    queued.push_back(
+        session_->copy_out(view.request, view.located, {parts.data(i + 1), view.located.nbytes}, view.located.keep));
+  }
+  if (Status status = drain(); !status.ok()) return refuse(std::move(status));
+  for (const auto& read : queued) {
+    if (read && read->failure) return read->failure;
+  }
+  if (!python_) {
+    python_ = std::make_unique<Python>(options_.python, options_.python_program, [this] { inbox_.wake(); });
+  }
+  if (Status status = python_->call(sequence, std::move(parts)); !status.ok()) return refuse(std::move(status));
+  calls_[sequence] = message.base();
+  return nullptr;
+}
+
+Status Server::call(Frame& frame) {
+  const auto* message = wire::verify<wire::Call>(frame.control);
+  if (!message || !frame.attachment || message->base() == 0 || message->base() > UINT64_MAX - kMostParts) {
+    return damaged("call");
+  }
+  const FailurePtr failure = begin_call(frame, *message);
+  if (!failure) return {};
+  builder_.Clear();
+  builder_.Finish(wire::CreateCallReply(builder_, tell(failure)));
+  return reply(Type::kCallReply, frame.header.sequence);
+}
+
+Status Server::end_call(Frame& frame) {
+  const auto* message = wire::verify<wire::EndCall>(frame.control);
+  if (!message) return damaged("call");
+  if (python_) python_->end(message->call(), message->kill());
+  return {};
+}
+
+Status Server::answer_calls() {
+  if (!python_) return {};
+  for (PythonResult& result : python_->take_results()) {
+    const auto found = calls_.find(result.call);
+    if (found == calls_.end()) continue;
+    const uint64_t base = found->second;
+    calls_.erase(found);
+    if (Status status = answer_call(result, base); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status Server::answer_call(PythonResult& result, uint64_t base) {
+  std::vector<uint64_t> sizes;
+  AttachmentPtr answer;
+  if (result.status.ok()) {
+    answer = allocate(result.parts.size(0));
+    if (answer) result.status = result.parts.read(0, 0, answer->bytes().data(), answer->bytes().size());
+    if (!answer && result.parts.size(0) != 0) result.status = {ErrorCode::kOutOfMemory, "remote: no memory"};
+  }
+  for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
+    sizes.push_back(result.parts.size(part));
+    Status made = session_->make_buffer(base + part - 1, sizes.back(), result.call, {},
+                                        [&](uint64_t offset, std::span<std::byte> piece) {
+                                          return result.parts.read(part, offset, piece.data(), piece.size());
+                                        });
+    if (!made.ok()) return made;
+  }
+  builder_.Clear();
+  const FailurePtr failure =
+      result.status.ok() ? nullptr : std::make_shared<Failure>(Failure{result.status, 0, 0, result.call});
+  const auto error = encode(failure);
+  const auto encoded = builder_.CreateVector(sizes);
+  builder_.Finish(wire::CreateCallReply(builder_, error, encoded));
+  return send(Type::kCallReply, result.call, failure ? nullptr : std::move(answer));
 }
 
 Status Server::has_op(Frame& frame) {

@@ -49,6 +49,8 @@ struct ServerOptions {
   std::chrono::milliseconds greeting{30'000};  // what a client has for its first message
   uint64_t memory_limit = 0;                   // bytes; 0: what the machine or the control group has
   std::shared_ptr<const Files> files;          // that clients may have read; null: none
+  std::string python;          // interpreter of the Python functions that clients may call; empty: they may call none
+  std::string python_program;  // python_process.py of the package
 };
 
 // Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection

@@ -358,6 +358,29 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
   return room;
 }
 
+std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
+                                             const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) fill_if_unwritten(tensor);
+  const ir::SourceRef line = user_line();
+  std::vector<remote::CallInput> inputs;
+  Status status;
+  {
+    std::unique_lock<FastMutex> lock(mutex_);
+    status = flush_locked(lock, {"function", true}, nullptr, line);
+    for (const at::Tensor& tensor : tensors) {
+      RemoteStorage* storage = storage_of(tensor);
+      if (encoder_.is_lost(storage)) raise_lost();
+      inputs.push_back({storage->id, static_cast<uint32_t>(tensor.element_size()), tensor.sizes().vec(),
+                        tensor.strides().vec(), tensor.storage_offset()});
+    }
+  }
+  report_flushes();
+  check(status);
+  uint64_t ticket = 0, base = 0;
+  check(client(device_).call(request, inputs, &ticket, &base));
+  return {ticket, base};
+}
+
 remote::FoundFile Recorder::find_file(const std::string& path) {
   remote::FoundFile file;
   check(client(device_).find_file(path, keep_waiting, &file));

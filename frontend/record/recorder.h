@@ -83,6 +83,10 @@ class Recorder {
   void synchronize();
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
   remote::MemoryRoom memory(const remote::MemoryRequest& request);
+  // Has the worker call a Python function with these tensors (remote::Client::call). Does not wait.
+  std::pair<uint64_t, uint64_t> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);
+  // Its result: the buffer `id`.
+  void take_result(RemoteStorage* storage, uint64_t id) { give_buffer(storage, id); }
   // A file as the worker sees it. Waits.
   remote::FoundFile find_file(const std::string& path);
 

@@ -62,6 +62,14 @@ Tensor tensor_of_file(const std::string& path, const remote::FileVersion& versio
   return tensor;
 }
 
+Tensor tensor_of_result(uint64_t id, uint64_t nbytes, IntArrayRef sizes, c10::ScalarType dtype,
+                        c10::DeviceIndex device) {
+  Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
+  TORCH_CHECK(tensor.nbytes() == nbytes, "remote: a result of ", tensor.nbytes(), " bytes came as ", nbytes);
+  Recorder::get(device).take_result(storage_of(tensor), id);
+  return tensor;
+}
+
 Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));

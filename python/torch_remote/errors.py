@@ -27,5 +27,10 @@ def worker_lost(message: str, session: int | None, last_acknowledged: int | None
     return WorkerLost(message, session, last_acknowledged)
 
 
+class FunctionError(RuntimeError):
+    """What a function of `torch_remote.function` raised, if that is no exception of Python's own; and the cause of one
+    that is: it says where, in the function's process."""
+
+
 class UnexpectedCompile(RuntimeError):
     """A program was built inside `torch.remote.expect_no_compile()`."""

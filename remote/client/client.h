@@ -100,6 +100,15 @@ class Client {
   virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                            uint64_t* id) = 0;
 
+  // Has the worker call a Python function: `request` says which. Does not wait. `ticket`: to be given to wait_call until
+  // it has ended, or to forget. Results will be the buffers from *base on, at most kMostResults.
+  virtual Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
+                      uint64_t* base) = 0;
+  // An interrupted wait can be taken up again.
+  virtual Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) = 0;
+  // Interrupts a call, as Ctrl-C does, or ends its process. Does not wait.
+  virtual Status end_call(uint64_t ticket, bool kill) = 0;
+
   // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
   // bytes once, in place.
   virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,

@@ -48,6 +48,10 @@ class ClientImpl final : public Client {
   Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) override;
   Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                    uint64_t* id) override;
+  Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
+              uint64_t* base) override;
+  Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) override;
+  Status end_call(uint64_t ticket, bool kill) override;
   Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
               int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error) override;

@@ -177,6 +177,8 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::SynchronizeReply>(frame);
     case wire::Type::kMarkReply:
       return handle_reply<wire::MarkReply>(frame);
+    case wire::Type::kCallReply:
+      return handle_reply<wire::CallReply>(frame);
     case wire::Type::kFileReply:
       return handle_reply<wire::FileReply>(frame);
     case wire::Type::kMemoryReply:

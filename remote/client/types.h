@@ -63,6 +63,23 @@ struct FoundFile {
   std::string why;        // not readable
 };
 
+// A tensor that a Python function beside the worker gets: a strided view of a buffer.
+struct CallInput {
+  uint64_t buffer = 0;
+  uint32_t item_size = 0;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;  // elements
+};
+
+// Resulting tensors of one call, at most.
+inline constexpr uint64_t kMostResults = 4096;
+
+// What a call came to.
+struct CallResult {
+  std::vector<std::byte> answer;  // what the function's process says
+  std::vector<uint64_t> sizes;    // bytes of the resulting buffers
+};
+
 // What is asked of the worker for a program.
 struct ProgramOptions {
   // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:

@@ -151,6 +151,7 @@ Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Wor
     return system_error("cannot make a socket for the worker");
   std::vector<std::string> arguments = {options.binary, "--socket-fd",  std::to_string(ChildProcess::kSocket),
                                         "--plugin",     options.plugin, "--allow-files=/"};
+  if (!options.python.empty()) arguments.push_back("--allow-python=" + options.python);
   if (options.threads > 0) {
     arguments.push_back("--threads");
     arguments.push_back(std::to_string(options.threads));

@@ -26,6 +26,7 @@ struct LocalWorkerOptions {
   std::string plugin;     // lib/libaten_plugin.so
   std::string torch_lib;  // folder of libtorch_cpu.so; the worker's $TORCH_REMOTE_TORCH_LIB
   int threads = 0;        // 0: torch's default
+  std::string python;     // interpreter of Python functions; empty: it calls none
 };
 
 // A child process over a socket pair. It ends when it sees the end of file there, so it dies with this process

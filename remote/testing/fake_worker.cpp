@@ -250,6 +250,14 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kFileReply, builder, nullptr);
       break;
     }
+    case wire::Type::kCall: {
+      const std::vector<uint64_t> sizes = {4, 8};
+      builder.Finish(wire::CreateCallReply(builder, 0, builder.CreateVector(sizes)));
+      answer(wire::Type::kCallReply, builder, std::move(frame.attachment));  // what was called
+      break;
+    }
+    case wire::Type::kEndCall:
+      break;
     case wire::Type::kReadFile:
       message.buffer = wire::verify<wire::ReadFile>(frame.control)->buffer();
       break;

@@ -90,6 +90,10 @@ const char* name(Type type) {
     case Type::kFile:
     case Type::kFileReply:
       return "file";
+    case Type::kCall:
+    case Type::kCallReply:
+    case Type::kEndCall:
+      return "call";
     case Type::kReadFile:
       return "read file";
     case Type::kReceived:

@@ -36,6 +36,9 @@ enum class Type : uint8_t {
   kFile,
   kFileReply,
   kReadFile,
+  kCall,
+  kCallReply,
+  kEndCall,
   kReceived = 190,   // of a session that can be resumed: how many messages the other end has (header's sequence)
   kEnd,              // likewise: it is over
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)

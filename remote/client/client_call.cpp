@@ -1,0 +1,56 @@
+#include <algorithm>
+
+#include "remote/client/client_impl.h"
+
+// Python functions beside the worker.
+namespace torch_remote::remote {
+
+Status ClientImpl::call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
+                        uint64_t* base) {
+  if (Status status = health(); !status) return status;
+  AttachmentPtr attachment = transport_->allocate(request.size());
+  if (!attachment) {
+    return {ErrorCode::kOutOfMemory, "remote: no memory for a call of " + std::to_string(request.size()) + " bytes"};
+  }
+  std::ranges::copy(request, attachment->bytes().begin());
+  std::lock_guard order(order_);
+  if (Status status = begin(1, request.size()); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  *base = next_id_;
+  next_id_ += kMostResults;
+  builder_.Clear();
+  std::vector<flatbuffers::Offset<wire::CallInput>> all;
+  all.reserve(inputs.size());
+  for (const CallInput& input : inputs) {
+    const auto sizes = builder_.CreateVector(input.sizes), strides = builder_.CreateVector(input.strides);
+    all.push_back(wire::CreateCallInput(builder_, input.buffer, input.item_size, sizes, strides, input.offset));
+  }
+  builder_.Finish(wire::CreateCall(builder_, builder_.CreateVector(all), *base));
+  return send(wire::Type::kCall, true, std::move(attachment), ticket);
+}
+
+Status ClientImpl::wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) {
+  if (abandoned_) return forked();
+  Frame frame;
+  if (Status status = wait(ticket, keep_waiting, &frame, error, /*again=*/true); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::CallReply>(frame.control.data());  // verified when it came
+  *result = {};
+  if (frame.attachment) {
+    const auto bytes = frame.attachment->bytes();
+    result->answer.assign(bytes.begin(), bytes.end());
+  }
+  if (reply->sizes()) result->sizes.assign(reply->sizes()->begin(), reply->sizes()->end());
+  if (result->sizes.size() <= kMostResults) return {};
+  return Status::internal("remote: a call has more results than there may be");
+}
+
+Status ClientImpl::end_call(uint64_t ticket, bool kill) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  builder_.Clear();
+  builder_.Finish(wire::CreateEndCall(builder_, ticket, kill));
+  return send(wire::Type::kEndCall, false, nullptr, nullptr);
+}
+
+}  // namespace torch_remote::remote
