@@ -83,10 +83,11 @@ def main() -> None:
 
     files = {name: Path(file) for name, _, file in (entry.partition("=") for entry in args.files)}
     libraries: dict[str, Path] = {}
-    for file in files.values():
+    native = [file for name, file in files.items() if not name.endswith(".py")]
+    for file in native:
         libraries.update(needed(file))
     files.update({f"torch_remote/lib/system/{name}": file for name, file in libraries.items()})
-    glibc = needs_glibc(list(files.values()))
+    glibc = needs_glibc([*native, *libraries.values()])
     owners = licences(list(libraries))
     files.update({f"licenses/{re.sub('[^A-Za-z0-9+]+', '-', name)}": file for name, file in owners.items()})
     files["LICENSE"] = args.license

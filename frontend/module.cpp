@@ -34,8 +34,9 @@ namespace torch_remote::frontend {
 namespace {
 
 void initialize(const std::string& worker, const std::string& plugin, const std::string& inproc,
-                const std::string& torch_lib, const std::vector<std::string>& library_folders) {
-  paths() = {worker, plugin, inproc, torch_lib};
+                const std::string& torch_lib, const std::string& python,
+                const std::vector<std::string>& library_folders) {
+  paths() = {worker, plugin, inproc, torch_lib, python};
   for (const std::string& folder : library_folders) add_library_folder(folder);
   register_device();
   register_ops();
@@ -177,6 +178,7 @@ std::pair<uint64_t, uint64_t> call(int device, const py::bytes& request, const s
                 "remote: a call's tensors are on one device");
   }
   py::gil_scoped_release release;
+  for (const at::Tensor& tensor : tensors) fill_if_unwritten(tensor);
   return Recorder::get(checked_device(device)).call(std::as_bytes(std::span(text)), tensors);
 }
 
@@ -215,7 +217,7 @@ void forget_call(int device, uint64_t ticket, uint64_t base) {
   py::gil_scoped_release release;
   remote::Client* worker = existing_client(checked_device(device));
   if (worker == nullptr) return;
-  worker->forget(ticket);
+  check(worker->forget_call(ticket, base));
 }
 
 // A result of a call: `nbytes` in the buffer `id`.

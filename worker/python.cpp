@@ -20,7 +20,6 @@ namespace {
 
 constexpr uint64_t kAligned = 64;
 constexpr int kSocket = 3;  // at the process
-constexpr size_t kMostIdle = 1;
 
 uint64_t align(uint64_t size) { return (size + kAligned - 1) / kAligned * kAligned; }
 
@@ -179,8 +178,9 @@ Python::~Python() {
   {
     std::lock_guard lock(mutex_);
     for (const auto& process : processes_) {
-      if (!process->ended) kill(process->pid, SIGKILL);
+      if (!process->ended) kill(-process->pid, SIGKILL);
     }
+    waiting_.clear();
   }
   processes_.clear();
 }
@@ -236,7 +236,7 @@ void Python::listen(Process* process) {
     if (descriptor >= 0) result.status = Parts::open(descriptor, &result.parts);
     if (descriptor < 0) {
       int status = 0;
-      kill(process->pid, SIGKILL);  // it may have closed its end and live on; it is not reaped yet
+      kill(-process->pid, SIGKILL);  // it may have closed its end and live on; it is not reaped yet
       siginfo_t info{};
       while (waitid(P_PID, static_cast<id_t>(process->pid), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
       }
@@ -246,16 +246,23 @@ void Python::listen(Process* process) {
       process->ended = true;
       result.status = {ErrorCode::kOpFailed,
                        "remote: the Python process of a function " + describe(status) + " before the function ended"};
-      result.call = std::exchange(process->call, 0);
-      if (result.call != 0) results_.push_back(std::move(result));
+      finish(process, std::move(result));
     } else {
       std::lock_guard lock(mutex_);
-      result.call = std::exchange(process->call, 0);
-      if (result.call != 0) results_.push_back(std::move(result));
+      finish(process, std::move(result));
     }
     wake_();
     if (descriptor < 0) return;
   }
+}
+
+void Python::finish(Process* process, PythonResult result) {
+  result.call = std::exchange(process->call, 0);
+  if (result.call != 0) results_.push_back(std::move(result));
+  if (waiting_.empty() || process->ended) return;
+  process->call = waiting_.front().first;
+  (void)send_descriptor(process->socket, waiting_.front().second.descriptor());
+  waiting_.pop_front();
 }
 
 Status Python::call(uint64_t call, Parts request) {
@@ -270,6 +277,10 @@ Status Python::call(uint64_t call, Parts request) {
       if (process->call == 0) chosen = process.get();
     }
     if (chosen) chosen->call = call;
+    if (!chosen && processes_.size() >= std::max(kMostProcesses, std::thread::hardware_concurrency())) {
+      waiting_.emplace_back(call, std::move(request));
+      return {};
+    }
   }
   if (!chosen) {
     std::unique_ptr<Process> process;
@@ -285,13 +296,30 @@ Status Python::call(uint64_t call, Parts request) {
 
 void Python::end(uint64_t call, bool kill) {
   std::lock_guard lock(mutex_);
+  if (const auto found = std::ranges::find(waiting_, call, [](const auto& one) { return one.first; });
+      found != waiting_.end()) {
+    results_.push_back({call, {ErrorCode::kOpFailed, "remote: the function was interrupted before it began"}, {}});
+    waiting_.erase(found);
+    wake_();
+    return;
+  }
   for (const auto& process : processes_) {
-    if (process->call == call && !process->ended) ::kill(process->pid, kill ? SIGKILL : SIGINT);
+    if (process->call != call || process->ended) continue;
+    ::kill(kill ? -process->pid : process->pid, kill ? SIGKILL : SIGINT);  // with what it has started
   }
 }
 
 std::vector<PythonResult> Python::take_results() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const auto ended = [](const auto& process) { return process->ended; };
+  while (!waiting_.empty() && std::ranges::any_of(processes_, ended)) {  // another one takes its place
+    auto [call, request] = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    Status status = this->call(call, std::move(request));
+    lock.lock();
+    if (!status.ok()) results_.push_back({call, std::move(status), {}});
+  }
   return std::exchange(results_, {});
 }
 

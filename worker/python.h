@@ -2,24 +2,28 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ir/status.h"
 
-// Python functions that a session calls for its client, if the worker was started to do so. Each call is in a process of
-// its own (python_process.py of the package), which does one after the other; there are as many as calls at once.
+// Python functions that a session calls for its client, if the worker was started to do so. Each call is in a process
+// of its own (python_process.py of the package), which does one after the other; there are as many as calls at once, up
+// to kMostProcesses (or as many as there are cores): further calls wait.
 //
 // What goes to such a process and comes back is memory of parts, in a file without name (memfd): the number of parts,
-// the offset and size of each (64 bits, little endian), the parts. Part 0 is for the Python at the ends: which function;
-// what it returned. The others are tensors' elements, packed.
+// the offset and size of each (64 bits, little endian), the parts. Part 0 is for the Python at the ends: which
+// function; what it returned. The others are tensors' elements, packed.
 namespace torch_remote::worker {
 
 inline constexpr uint64_t kMostParts = 4097;
+inline constexpr unsigned kMostProcesses = 8;
 
 struct Part {
   uint64_t offset = 0, size = 0;
@@ -70,6 +74,7 @@ class Python {
   // Begins a call. `call` is no number of another.
   Status call(uint64_t call, Parts request);
   // Of one that has not ended; others are none of its business.
+  // One that still waits for a process ends at once.
   void end(uint64_t call, bool kill);
   // Those of calls that have ended since the last time.
   std::vector<PythonResult> take_results();
@@ -79,11 +84,14 @@ class Python {
 
   Status start(std::unique_ptr<Process>* process);
   void listen(Process* process);
+  // Of a process that has ended a call: that is its result, and it gets the next one. With the lock.
+  void finish(Process* process, PythonResult result);
 
   const std::string interpreter_, program_;
   const std::function<void()> wake_;
   std::mutex mutex_;  // for what follows, and what processes do
   std::vector<std::unique_ptr<Process>> processes_;
+  std::deque<std::pair<uint64_t, Parts>> waiting_;
   std::vector<PythonResult> results_;
 };
 

@@ -68,12 +68,16 @@ class Server {
   Status mark(Frame& frame);
   Status find_file(Frame& frame);
   Status read_file(Frame& frame);
+  struct PendingCall {
+    uint64_t base = 0;    // buffer of its first result; 0: nobody wants them
+    uint64_t nbytes = 0;  // of its request, charged to the client
+  };
   Status call(Frame& frame);
   // Copies what a call gets; null if nothing stands against it.
   FailurePtr begin_call(Frame& frame, const wire::Call& message);
   Status end_call(Frame& frame);
   Status answer_calls();
-  Status answer_call(PythonResult& result, uint64_t base);
+  Status answer_call(PythonResult& result, const PendingCall& call);
   Status has_op(Frame& frame);
   Status profile(Frame& frame);
   Status memory(Frame& frame);
@@ -110,9 +114,9 @@ class Server {
   CachingAllocator* memory_ = nullptr;  // the device's
   uint64_t limit_ = 0;                  // of it, the most that a client can set
   std::unique_ptr<Session> session_;
-  std::unique_ptr<Profile> profile_;  // while one is recorded
-  std::unique_ptr<Python> python_;    // once a function was called
-  std::map<uint64_t, uint64_t> calls_;  // that are not answered yet: of each sequence, which buffer is its first
+  std::unique_ptr<Profile> profile_;       // while one is recorded
+  std::unique_ptr<Python> python_;         // once a function was called
+  std::map<uint64_t, PendingCall> calls_;  // that are not answered yet, by sequence
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
@@ -638,6 +642,8 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     return refuse({ErrorCode::kOpFailed,
                    "remote: the worker calls no Python functions for its clients; start it with --allow-python"});
   }
+  const Status no_memory = {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a call",
+                            "OutOfMemoryError"};
   const size_t count = message.inputs() ? message.inputs()->size() : 0;
   if (count >= kMostParts) return refuse(Status::invalid("remote: a call has too many tensors"));
   struct View {
@@ -655,11 +661,12 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     view.strides = elements(input->strides());
     view.request = {input->buffer(), input->item_size(), view.sizes, view.strides, input->offset()};
     if (FailurePtr failure = session_->locate(view.request, sequence, &view.located)) return failure;
-    if (__builtin_add_overflow(total, view.located.nbytes, &total) || total > limit_) {
-      return refuse({ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a call", "OutOfMemoryError"});
-    }
+    if (__builtin_add_overflow(total, view.located.nbytes, &total) || total > limit_) return refuse(no_memory);
     sizes.push_back(view.located.nbytes);
   }
+  if (!memory_->charge(total)) return refuse(no_memory);
+  const auto discharge = [this](const uint64_t* nbytes) { memory_->discharge(*nbytes); };
+  std::unique_ptr<uint64_t, decltype(discharge)> charged(&total, discharge);
   Parts parts;
   if (Status status = Parts::make(sizes, &parts); !status.ok()) return refuse(std::move(status));
   std::ranges::copy(frame.attachment->bytes(), parts.data(0));
@@ -677,7 +684,8 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     python_ = std::make_unique<Python>(options_.python, options_.python_program, [this] { inbox_.wake(); });
   }
   if (Status status = python_->call(sequence, std::move(parts)); !status.ok()) return refuse(std::move(status));
-  calls_[sequence] = message.base();
+  charged.release();
+  calls_[sequence] = {message.base(), total};
   return nullptr;
 }
 
@@ -696,7 +704,16 @@ Status Server::call(Frame& frame) {
 Status Server::end_call(Frame& frame) {
   const auto* message = wire::verify<wire::EndCall>(frame.control);
   if (!message) return damaged("call");
-  if (python_) python_->end(message->call(), message->kill());
+  if (message->unwanted() == 0) {
+    if (python_) python_->end(message->call(), message->kill());
+    return {};
+  }
+  if (message->unwanted() > UINT64_MAX - kMostParts) return damaged("call");
+  if (const auto found = calls_.find(message->call()); found != calls_.end()) {
+    found->second.base = 0;
+  } else {
+    session_->free_range(message->unwanted(), kMostParts);
+  }
   return {};
 }
 
@@ -705,24 +722,27 @@ Status Server::answer_calls() {
   for (PythonResult& result : python_->take_results()) {
     const auto found = calls_.find(result.call);
     if (found == calls_.end()) continue;
-    const uint64_t base = found->second;
+    const PendingCall call = found->second;
     calls_.erase(found);
-    if (Status status = answer_call(result, base); !status.ok()) return status;
+    memory_->discharge(call.nbytes);
+    if (Status status = answer_call(result, call); !status.ok()) return status;
   }
   return {};
 }
 
-Status Server::answer_call(PythonResult& result, uint64_t base) {
+Status Server::answer_call(PythonResult& result, const PendingCall& call) {
   std::vector<uint64_t> sizes;
   AttachmentPtr answer;
-  if (result.status.ok()) {
+  if (call.base == 0) {
+    result = {result.call, {ErrorCode::kOpFailed, "remote: nobody wants the results of this call"}, {}};
+  } else if (result.status.ok()) {
     answer = allocate(result.parts.size(0));
     if (answer) result.status = result.parts.read(0, 0, answer->bytes().data(), answer->bytes().size());
     if (!answer && result.parts.size(0) != 0) result.status = {ErrorCode::kOutOfMemory, "remote: no memory"};
   }
   for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
     sizes.push_back(result.parts.size(part));
-    Status made = session_->make_buffer(base + part - 1, sizes.back(), result.call, {},
+    Status made = session_->make_buffer(call.base + part - 1, sizes.back(), result.call, {},
                                         [&](uint64_t offset, std::span<std::byte> piece) {
                                           return result.parts.read(part, offset, piece.data(), piece.size());
                                         });

@@ -157,6 +157,14 @@ Status Session::free(std::span<const uint8_t> bytes) {
   return {};
 }
 
+void Session::free_range(uint64_t first, uint64_t count) {
+  frees_.clear();
+  for (uint64_t id = first; id < first + count; ++id) {
+    if (buffers_.find(id)) frees_.push_back(id);
+  }
+  erase_freed();
+}
+
 FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Located* located) {
   const auto refuse = [&](std::string message) {
     return std::make_shared<Failure>(Failure{Status::invalid(std::move(message)), 0, 0, sequence});

@@ -117,6 +117,8 @@ class Session {
   Status make_buffer(uint64_t id, uint64_t nbytes, uint64_t sequence, const Status& refused, const Fill& fill);
 
   Status free(std::span<const uint8_t> ids);
+  // Those of these numbers that are there.
+  void free_range(uint64_t first, uint64_t count);
 
   // Where a view's elements lie. `packed`: they are one row-major piece of memory already. The memory is not written to
   // while `keep` is held: a later op that writes the buffer does so to a copy.

@@ -360,8 +360,7 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
 
 std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
                                              const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) fill_if_unwritten(tensor);
-  const ir::SourceRef line = user_line();
+  const ir::SourceRef line = wait_line();
   std::vector<remote::CallInput> inputs;
   Status status;
   {

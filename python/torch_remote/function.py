@@ -1,7 +1,7 @@
 """Python functions that run where the worker is (`torch_remote.function`).
 
 A function goes there pickled (cloudpickle), and the tensors of the device that it is given, or that it refers to, stay
-there: the worker hands their elements to a Python process of its own, which calls the function in plain torch
+there: the worker hands their bytes to a Python process of its own, which calls the function in plain torch
 (python_process.py). What it returns comes back as tensors of the device and plain values; nothing is unpickled here.
 For gradients it is called once more, with the same random numbers, so that nothing has to be kept there.
 """
@@ -9,12 +9,13 @@ For gradients it is called once more, with the same random numbers, so that noth
 from __future__ import annotations
 
 import asyncio
-import base64
 import builtins
+import contextlib
 import functools
 import inspect
 import io
 import json
+import os
 import pickle
 import re
 import sys
@@ -27,17 +28,21 @@ import torch
 
 from torch_remote import _C, enabled
 from torch_remote.errors import FunctionError
+from torch_remote.function_parts import Arguments, decode, dtype_name
 
 __all__ = ["RemoteFunction", "function"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.+!-]+)?")
-_PATIENCE = 3.0  # seconds that an interrupted function has to end
+_AT_ONCE = 0.5  # seconds that one who gives up waits for an interrupted function
+_PATIENCE = 3.0  # and that it has until its process is ended
+
+_pickling = threading.Lock()  # cloudpickle's list of modules is the process's
 
 
 def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The call without the device's tensors, and these."""
+    """The call without its tensors, and these."""
     try:
         import cloudpickle
     except ImportError as error:
@@ -49,57 +54,55 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
         def persistent_id(self, value: object) -> int | None:
-            if not isinstance(value, torch.Tensor) or value.device.type != "remote":
+            if not isinstance(value, torch.Tensor) or not _is_argument(value):
                 return None
             if id(value) not in numbers:
                 numbers[id(value)] = len(tensors)
                 tensors.append(value)
             return numbers[id(value)]
 
+        def reducer_override(self, value: object) -> Any:
+            if isinstance(value, RemoteFunction):  # over there it is called at once
+                return functools.partial, (value.__wrapped__,)
+            return super().reducer_override(value)
+
     data = io.BytesIO()
-    Pickler(data, protocol=pickle.DEFAULT_PROTOCOL).dump((function, args, kwargs))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    with _pickling, contextlib.ExitStack() as after:
+        # What stands beside the function comes along as it is now, wherever its module can be imported.
+        if module is not None and module.__name__ not in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
+            cloudpickle.register_pickle_by_value(module)
+            after.callback(cloudpickle.unregister_pickle_by_value, module)
+        Pickler(data, protocol=pickle.DEFAULT_PROTOCOL).dump((function, args, kwargs))
     return data.getvalue(), tensors
 
 
-def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """What python_process.py encoded."""
-    kind, *rest = value
-    if kind == "value":
-        return rest[0]
-    if kind == "tensor":
-        return tensors[rest[0]]
-    if kind == "int":
-        return int(rest[0])
-    if kind == "float":
-        return float(rest[0]) if rest[0] in ("inf", "-inf", "nan") else float.fromhex(rest[0])
-    if kind == "complex":
-        return complex(_decode(rest[0], ()), _decode(rest[1], ()))
-    if kind == "bytes":
-        return base64.b64decode(rest[0])
-    if kind == "dtype":
-        return getattr(torch, rest[0])
-    if kind == "size":
-        return torch.Size(rest[0])
-    if kind in ("list", "tuple"):
-        items = [_decode(item, tensors) for item in rest[0]]
-        return items if kind == "list" else tuple(items)
-    if kind == "dict":
-        return {_decode(key, tensors): _decode(item, tensors) for key, item in rest[0]}
-    raise RuntimeError(f"remote: a function's result has a value of the kind {kind!r}, which this version does not know")
+def _is_argument(tensor: torch.Tensor) -> bool:
+    """Whether it goes by its bytes; what does not is pickled as torch does it."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if tensor.device.type == "remote" and not plain:
+        raise TypeError(
+            f"remote: a function's tensors are dense ones, not {type(tensor).__qualname__} of layout {tensor.layout}; "
+            "give its parts (x.values(), x.to_dense())"
+        )
+    if plain and tensor.device.type in ("remote", "cpu") and not tensor.is_quantized:
+        return True
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"remote: a function's tensor wants a gradient and is no dense one of the device or of the CPU "
+            f"({type(tensor).__qualname__} on {tensor.device}); move it to the device, or call under torch.no_grad()"
+        )
+    return False
 
 
-def _error(about: dict[str, str]) -> BaseException:
+def _error(about: dict[str, Any]) -> BaseException:
     """What the function raised: an exception of the same class if that is Python's own."""
     cause = FunctionError(f"\n{about['traceback']}")
     kind = getattr(builtins, about["type"], None) if about["module"] == "builtins" else None
-    error: BaseException
+    error: BaseException = FunctionError(f"{about['type']}: {about['message']}")
     if isinstance(kind, type) and issubclass(kind, (Exception, KeyboardInterrupt)):
-        try:
-            error = kind(about["message"])
-        except TypeError:  # a class that wants other arguments
-            error = FunctionError(f"{about['type']}: {about['message']}")
-    else:
-        error = FunctionError(f"{about['type']}: {about['message']}")
+        with contextlib.suppress(TypeError):  # a class that wants other arguments
+            error = kind(*about["args"])
     error.__cause__ = cause
     return error
 
@@ -107,19 +110,28 @@ def _error(about: dict[str, str]) -> BaseException:
 class _Attempt:
     """One call: sent, waited for, interrupted."""
 
-    def __init__(self, device: int, header: dict[str, Any], pickled: bytes, tensors: Sequence[torch.Tensor]) -> None:
-        self._device = device
-        request = pickle.dumps((header, pickled))
-        self._ticket, self._base = _C.call(device, request, list(tensors))
+    def __init__(
+        self, device: int, header: dict[str, Any], pickled: bytes, parts: Sequence[torch.Tensor], prints: bool
+    ) -> None:
+        self._device, self._prints = device, prints
+        self._ticket, self._base = _C.call(device, pickle.dumps((header, pickled)), list(parts))
         self._ended = False
 
-    def end(self) -> None:
-        """Ends it, from any thread."""
-        if not self._ended:
+    def interrupt(self) -> None:
+        """Has it end soon, from any thread: as Ctrl-C does, and if that does not help by ending its process."""
+        with contextlib.suppress(Exception):  # the worker may be gone
             _C.end_call(self._device, self._ticket, False)
+        last = threading.Timer(_PATIENCE, self._kill)
+        last.daemon = True
+        last.start()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(Exception):
+            if not self._ended:
+                _C.end_call(self._device, self._ticket, True)
 
     def wait(self, timeout: float | None) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The answer and its tensors."""
+        """The answer and its tensors, those of changed arguments last."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             answer = self._wait(deadline)
@@ -130,62 +142,64 @@ class _Attempt:
             raise
         text, sizes = answer
         about = json.loads(text)
-        kinds = about.get("tensors", [])
+        kinds = about["tensors"]
         if len(kinds) != len(sizes):
             raise RuntimeError("remote: a function's answer is damaged")
         tensors = [
             _C.result_tensor(self._device, self._base + i, size, shape, getattr(torch, dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
-        if about["printed"] and sys.stderr is not None:
-            sys.stderr.write(about["printed"])
-        if "error" in about:
-            raise _error(about["error"])
+        self._print(about)
         return about, tensors
+
+    def _print(self, about: dict[str, Any]) -> None:
+        for is_error, text in about["printed"] if self._prints else ():
+            stream = sys.stderr if is_error else sys.stdout
+            if stream is not None:
+                stream.write(text)
 
     def _wait(self, deadline: float | None) -> tuple[bytes, list[int]] | None:
         seconds = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        answer = _C.wait_call(self._device, self._ticket, seconds)
-        self._ended = self._ended or answer is not None
+        try:
+            answer = _C.wait_call(self._device, self._ticket, seconds)
+        except KeyboardInterrupt:
+            raise
+        except Exception:  # it is over: the worker, or the function's process, failed
+            self._ended = True
+            raise
+        self._ended = answer is not None
         return answer
 
     def _give_up(self) -> None:
-        """Nobody waits any more: the function is interrupted, or its process ended."""
+        """Nobody waits any more, and nobody has its results."""
         if self._ended:
             return
         try:
-            _C.end_call(self._device, self._ticket, False)
-            if self._wait(time.monotonic() + _PATIENCE) is None:
-                _C.end_call(self._device, self._ticket, True)
-        except Exception:  # noqa: S110 (it is over, in whatever way)
-            pass
+            self.interrupt()
+            with contextlib.suppress(Exception):
+                if (answer := self._wait(time.monotonic() + _AT_ONCE)) is not None:
+                    self._print(json.loads(answer[0]))
         finally:
-            self._ended = True
-            _C.forget_call(self._device, self._ticket, self._base)
+            with contextlib.suppress(Exception):
+                _C.forget_call(self._device, self._ticket, self._base)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        about, results = call.run(tensors, None, ())
-        call.about = about
-        ctx.call, ctx.random = call, None
+        call.run_forward()
+        ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(
-            *(r for r, (_, _, wants) in zip(results, about["tensors"], strict=True) if not wants)
-        )
-        return tuple(results)
+        kinds = call.about["tensors"]
+        ctx.mark_non_differentiable(*(r for r, (_, _, wants) in zip(call.results, kinds, strict=True) if not wants))
+        return tuple(call.results)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        tensors = ctx.saved_tensors
-        about, results = ctx.call.run(tensors, there, [gradients[i] for i in there])
-        found = iter(results)
-        made = iter([next(found) if has else None for has in about["result"]])
-        return (None, *(next(made) if wants else None for wants in ctx.call.wants_grad))
+        tensors = ctx.saved_tensors  # nobody has changed them since
+        return (None, *ctx.call.run_backward(tensors, gradients))
 
 
 class _Call:
@@ -193,76 +207,128 @@ class _Call:
 
     def __init__(self, owner: RemoteFunction[Any, Any], args: Any, kwargs: Any) -> None:
         self._owner = owner
-        self._pickled, self.tensors = _pickle(owner.__wrapped__, args, kwargs)
-        devices = {tensor.device.index for tensor in self.tensors}
+        self._pickled, given = _pickle(owner.__wrapped__, args, kwargs)
+        devices = {tensor.device.index for tensor in given if tensor.device.type == "remote"}
         if len(devices) > 1:
-            raise ValueError(
-                f"remote: {owner.__name__} got tensors of several devices ({', '.join(f'remote:{i}' for i in sorted(devices))})"
-            )
+            names = ", ".join(f"remote:{i}" for i in sorted(devices))
+            raise ValueError(f"remote: {owner.__name__} got tensors of several devices ({names}); move them to one")
         self._device = devices.pop() if devices else _C.current_device()
         self._seed = int(torch.randint(2**62, ()).item())
         self._grad_enabled = torch.is_grad_enabled()
-        self.wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in self.tensors]
+        self._wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in given]
+        here = [tensor if tensor.device.type == "remote" else tensor.to(f"remote:{self._device}") for tensor in given]
+        self._arguments = Arguments(given, here)
+        self._clones: dict[int, torch.Tensor] = {}
         self.attempt: _Attempt | None = None
         self.cancelled = False
         self.about: dict[str, Any] = {}
+        self.results: list[torch.Tensor] = []
 
-    def run(
-        self, tensors: Sequence[torch.Tensor], gradients: list[int] | None, given: Sequence[torch.Tensor]
+    def _run(
+        self, arguments: Arguments, parts: list[torch.Tensor], gradients: list[int] | None, given: Arguments
     ) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """Calls it; with `given`, gradients of these results, for the gradients of its tensors."""
-        kinds = zip(self.tensors, self.wants_grad, strict=True)
+        def describe(tensor: torch.Tensor, where: list[Any], first: int, wants_grad: bool, own: torch.Tensor) -> Any:
+            return {
+                "part": first + where[0], "sizes": where[1], "strides": where[2], "offset": where[3],
+                "dtype": dtype_name(tensor), "conj": tensor.is_conj(), "neg": tensor.is_neg(),
+                "parameter": isinstance(own, torch.nn.Parameter), "grad": wants_grad,
+            }  # fmt: skip
+
+        tensors = [
+            describe(tensor, where, 0, wants, own)
+            for tensor, where, wants, own in zip(
+                arguments.here, arguments.where, self._wants_grad, self._arguments.given, strict=True
+            )
+        ]
+        first = len(parts)
+        tensors += [
+            describe(tensor, where, first, False, tensor) for tensor, where in zip(given.here, given.where, strict=True)
+        ]
         header = {
             "python": list(sys.version_info[:2]),
-            "path": [path for path in sys.path if path],
+            "path": [path or os.getcwd() for path in sys.path],
             "packages": self._owner.packages,
             "sources": self._owner.sources,
             "seed": self._seed,
-            "arguments": len(tensors),
+            "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "arguments": len(arguments.here),
+            "parts": len(parts),
             "grad_enabled": self._grad_enabled,
             "gradients": gradients,
-            "tensors": [
-                [str(t.dtype).removeprefix("torch."), list(t.shape), isinstance(t, torch.nn.Parameter), wants]
-                for t, wants in kinds
-            ]
-            + [[str(t.dtype).removeprefix("torch."), list(t.shape), False, False] for t in given],
+            "tensors": tensors,
         }
-        self.attempt = _Attempt(self._device, header, self._pickled, [*(t.detach() for t in tensors), *given])
+        everything = [*parts, *(part.tensor for part in given.parts)]
+        self.attempt = _Attempt(self._device, header, self._pickled, everything, prints=gradients is None)
         if self.cancelled:
-            self.attempt.end()
+            self.attempt.interrupt()
         return self.attempt.wait(self._owner.timeout)
 
+    def run_forward(self) -> None:
+        """Calls it; about and results are there afterwards, and its arguments are as it left them."""
+        arguments = self._arguments
+        about, tensors = self._run(arguments, [part.tensor for part in arguments.parts], None, Arguments([], []))
+        changed = about["changed"]
+        count = len(tensors) - len(changed)
+        arguments.write(changed, tensors[count:], self._clones)
+        if "error" in about:
+            raise _error(about["error"])
+        about["tensors"] = about["tensors"][:count]
+        self.about, self.results = about, tensors[:count]
+
+    def run_backward(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of its tensors: it is called again, with what it got."""
+        arguments = self._arguments if self._clones else Arguments(tensors, tensors)
+        parts = [self._clones.get(i, part.tensor) for i, part in enumerate(arguments.parts)]
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        given = [gradient for gradient in gradients if gradient is not None]
+        about, results = self._run(arguments, parts, there, Arguments(given, given))
+        if "error" in about:
+            raise _error(about["error"])
+        found = iter(results)
+        made = iter([next(found) if has else None for has in about["result"]])
+        return [next(made) if wants else None for wants in self._wants_grad]
+
     def __call__(self) -> Any:
-        if any(self.wants_grad):
-            results: Sequence[torch.Tensor] = _Differentiable.apply(self, *self.tensors)
-            about = self.about
+        if any(self._wants_grad):
+            results: Sequence[torch.Tensor] = _Differentiable.apply(self, *self._arguments.here)
         else:
-            about, results = self.run(self.tensors, None, ())
-        return _decode(about["result"], results)
+            self.run_forward()
+            results = self.results
+        self.results = []
+        result = decode(self.about["result"], results, self._arguments)
+        if not any(tensor.requires_grad for tensor in results):
+            self._clones = {}
+        return result
 
 
 class RemoteFunction(Generic[_P, _R]):
     """A function that runs where its tensors are: what `torch_remote.function` returns."""
 
-    def __init__(
-        self, function: Callable[_P, _R], packages: Sequence[str], timeout: float | None
-    ) -> None:
+    def __init__(self, function: Callable[_P, _R], packages: Sequence[str], timeout: float | None) -> None:
         if inspect.iscoroutinefunction(function):
             raise TypeError("remote: a remote function is a plain one; `await f.aio(...)` is how to wait for it")
+        if inspect.isgeneratorfunction(function):
+            raise TypeError("remote: a remote function is a plain one, no generator; return a list")
+        if not callable(function):
+            raise TypeError(f"remote: torch_remote.function is for functions, not for {type(function).__name__}")
+        if isinstance(packages, str):
+            raise TypeError(f"remote: packages is a list of names: packages=[{packages!r}]")
         for package in packages:
             if not _PACKAGE.fullmatch(package):
                 raise ValueError(f"remote: packages has {package!r}; write 'name' or 'name==version'")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"remote: timeout={timeout!r} is no number of seconds above 0")
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.packages, self.timeout = list(packages), timeout
         self.sources: dict[str, str] = {}
-        try:  # for the lines of its tracebacks
+        with contextlib.suppress(OSError, TypeError):  # for the lines of its tracebacks
             file = inspect.getsourcefile(function)
             lines, _ = inspect.findsource(function)
             if file is not None:
                 self.sources[file] = "".join(lines)
-        except (OSError, TypeError):
-            pass
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not enabled.is_enabled():
@@ -286,7 +352,7 @@ class RemoteFunction(Generic[_P, _R]):
         except asyncio.CancelledError:
             call.cancelled = True
             if call.attempt is not None:
-                threading.Thread(target=call.attempt.end, daemon=True).start()
+                threading.Thread(target=call.attempt.interrupt, daemon=True).start()
             waiting.add_done_callback(lambda future: future.exception())
             raise
 
@@ -294,7 +360,7 @@ class RemoteFunction(Generic[_P, _R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"<remote function {self.__qualname__}>"
+        return f"<remote function {getattr(self, '__qualname__', self.__wrapped__)}>"
 
 
 @overload
@@ -305,9 +371,7 @@ def function(
 def function(
     function: None = None, /, *, packages: Sequence[str] = (), timeout: float | None = None
 ) -> Callable[[Callable[_P, _R]], RemoteFunction[_P, _R]]: ...
-def function(
-    function: Any = None, /, *, packages: Sequence[str] = (), timeout: float | None = None
-) -> Any:
+def function(function: Any = None, /, *, packages: Sequence[str] = (), timeout: float | None = None) -> Any:
     """Makes a function run where the worker is, in Python and plain torch there; tensors of the device stay there.
 
         @torch_remote.function(packages=["scipy"])
@@ -315,13 +379,14 @@ def function(
             import scipy.ndimage
             return torch.from_numpy(scipy.ndimage.gaussian_filter(x.numpy(), sigma))
 
-        y = smooth(x, 2.0)  # x and y are tensors on the device; gradients go through
+        y = smooth(x, 2.0)  # x and y are tensors on the device
 
-    The worker must have been started with --allow-python; local ones are. Tensors of the device among the arguments,
-    however deep, and those that the function refers to (a module's parameters) are given to it as CPU tensors; what it
-    changes in them stays there. Results are tensors, which come to the device, numbers, text, bytes, None, and lists,
-    tuples and dicts of these. What it raises is raised here, with its traceback; what it prints goes to standard error.
-    For gradients it is called again, with the same random numbers. `await f.aio(...)` does not block.
+    The worker must have been started with --allow-python; local ones are. Tensors among the arguments, however deep,
+    and those that the function refers to (a module's parameters) are given to it as CPU tensors; what it changes in
+    them in place is changed here. All else is copied there. Results are tensors, which come to the device, numpy's
+    arrays, numbers, text, bytes, None, and lists, tuples, sets and dicts of these. What it raises is raised here, with
+    its traceback; what it prints is printed here. For gradients of torch's operations it is called again, with the
+    same random numbers. `await f.aio(...)` does not block.
 
     Args:
         packages: what the worker's Python must have: "name" or "name==version".

@@ -7,6 +7,8 @@ as JSON: the client unpickles nothing.
 
 import base64
 import contextlib
+import ctypes
+import faulthandler
 import importlib.metadata
 import io
 import json
@@ -15,6 +17,7 @@ import math
 import mmap
 import os
 import pickle
+import random
 import signal
 import socket
 import struct
@@ -26,7 +29,7 @@ _PART = struct.Struct("<QQ")
 
 
 def _parts(descriptor):
-    """Of the client: views of writable memory."""
+    """Of the client: views of memory that is this process's to write."""
     memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     (count,) = struct.unpack_from("<Q", memory)
     table = [_PART.unpack_from(memory, 8 + i * _PART.size) for i in range(count)]
@@ -69,13 +72,32 @@ def _check_packages(packages):
             )
 
 
-def _tensor(torch, part, about):
-    dtype, sizes, is_parameter, wants_grad = about
-    dtype = getattr(torch, dtype)
-    made = torch.frombuffer(part, dtype=dtype).view(sizes) if len(part) else torch.empty(sizes, dtype=dtype)
-    if is_parameter:
-        return torch.nn.Parameter(made, requires_grad=wants_grad)
-    return made.requires_grad_(wants_grad)
+def _bytes(torch, part):
+    return torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
+
+
+def _tensor(torch, storages, about):
+    dtype, sizes, strides = getattr(torch, about["dtype"]), about["sizes"], about["strides"]
+    if strides is None:
+        strides = [math.prod(max(1, size) for size in sizes[i + 1 :]) for i in range(len(sizes))]
+    made = torch.empty(0, dtype=dtype)
+    if math.prod(sizes):
+        made.set_(storages[about["part"]].untyped_storage(), about["offset"], sizes, strides)
+    else:
+        made = torch.empty_strided(sizes, strides, dtype=dtype)
+    if about["conj"]:
+        made = torch._conj(made)
+    if about["neg"]:
+        made = torch._neg_view(made)
+    if about["parameter"]:
+        return torch.nn.Parameter(made, requires_grad=about["grad"])
+    return made.requires_grad_(about["grad"])
+
+
+def _is_same(torch, part, original):
+    a, b = _bytes(torch, part), _bytes(torch, original)
+    words = len(a) // 8 * 8
+    return torch.equal(a[:words].view(torch.int64), b[:words].view(torch.int64)) and torch.equal(a[words:], b[words:])
 
 
 class _Unpickler(pickle.Unpickler):
@@ -90,37 +112,71 @@ class _Unpickler(pickle.Unpickler):
 class _Encoder:
     """What a function returned, for JSON: each value as [kind, ...], tensors by their number."""
 
-    def __init__(self, torch):
+    def __init__(self, torch, inputs, abouts, storages):
         self._torch = torch
+        self._inputs, self._abouts = inputs, abouts
+        self._parts = {s.untyped_storage().data_ptr(): i for i, s in enumerate(storages) if s.numel()}
+        self._numbers = {}
         self.tensors = []
 
     def encode(self, value):
         torch = self._torch
-        if value is None or type(value) in (bool, str):
+        kind = type(value)
+        if value is None or kind in (bool, str):
             return ["value", value]
         if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
-            return ["tensor", len(self.tensors) - 1]
-        if type(value) is int:
+            return self._encode_tensor(value)
+        if kind is int:
             return ["int", str(value)]
-        if type(value) is float:
+        if kind is float:
             return ["float", value.hex() if math.isfinite(value) else str(value)]
-        if type(value) is complex:
+        if kind is complex:
             return ["complex", self.encode(value.real), self.encode(value.imag)]
-        if type(value) in (bytes, bytearray):
-            return ["bytes", base64.b64encode(value).decode()]
-        if isinstance(value, torch.dtype):
+        if kind in (bytes, bytearray):
+            return [kind.__name__, base64.b64encode(value).decode()]
+        if kind is torch.dtype:
             return ["dtype", str(value).removeprefix("torch.")]
-        if isinstance(value, torch.Size):
+        if kind is torch.Size:
             return ["size", list(value)]
-        if isinstance(value, (list, tuple)):
-            return ["list" if isinstance(value, list) else "tuple", [self.encode(item) for item in value]]
-        if isinstance(value, dict):
+        if kind in (list, tuple, set, frozenset):
+            return [kind.__name__, [self.encode(item) for item in value]]
+        if isinstance(value, tuple) and (kind.__module__ == "torch.return_types" or hasattr(kind, "_fields")):
+            fields = getattr(kind, "_fields", None)
+            return ["named", kind.__module__, kind.__qualname__, fields, [self.encode(item) for item in value]]
+        if kind is dict:
             return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
+            return ["numpy", self._add(torch.from_numpy(numpy.array(value))), isinstance(value, numpy.generic)]
         raise TypeError(
-            f"remote: the function returned a {type(value).__module__}.{type(value).__qualname__}, which cannot come "
-            "back; return tensors, numbers, text, bytes, None, or lists, tuples and dicts of these"
+            f"remote: the function returned a {kind.__module__}.{kind.__qualname__}, which cannot come back; return "
+            "tensors, numpy's arrays, numbers, text, bytes, None, or lists, tuples, sets and dicts of these"
         )
+
+    def _add(self, tensor):
+        self._numbers[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def _encode_tensor(self, value):
+        for i, given in enumerate(self._inputs):
+            if value is given:
+                return ["argument", i]
+        if id(value) in self._numbers:
+            return ["tensor", self._numbers[id(value)]]
+        shared = None
+        if value.layout == self._torch.strided and value.device.type == "cpu" and not value.is_quantized:
+            shared = self._parts.get(value.untyped_storage().data_ptr())
+        if shared is not None and value.numel() and not value.is_conj() and not value.is_neg():
+            owners = [i for i, given in enumerate(self._inputs) if value._base is given]
+            packed = any(about["part"] == shared and about["strides"] is None for about in self._abouts)
+            plain = all(not (self._abouts[i]["conj"] or self._abouts[i]["neg"]) for i in owners)
+            same = all(value.dtype == self._inputs[i].dtype for i in owners)
+            if not packed and plain and (not value.requires_grad or (owners and same)):
+                dtype, offset = str(value.dtype).removeprefix("torch."), value.storage_offset()
+                owner = owners[0] if value.requires_grad else None
+                return ["view", shared, owner, dtype, list(value.shape), list(value.stride()), offset]
+        return ["tensor", self._add(value)]
 
 
 def _elements(torch, tensor):
@@ -130,8 +186,8 @@ def _elements(torch, tensor):
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
-def _call(parts):
-    """(JSON, parts) of the answer."""
+def _load(parts):
+    """torch, header, pickled call, tensors' bytes, tensors."""
     header, pickled = pickle.loads(parts[0])
     here = list(sys.version_info[:2])
     if header["python"] != here:
@@ -146,42 +202,131 @@ def _call(parts):
 
     for name, lines in header["sources"].items():
         linecache.cache[name] = (len(lines), None, lines.splitlines(True), name)
+    torch.set_default_dtype(getattr(torch, header["dtype"]))
     torch.manual_seed(header["seed"])
-    inputs = [_tensor(torch, part, about) for part, about in zip(parts[1:], header["tensors"], strict=True)]
+    random.seed(header["seed"])
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(header["seed"] % 2**32)
+    storages = [_bytes(torch, part) for part in parts[1:]]
+    inputs = [_tensor(torch, storages, about) for about in header["tensors"]]
+    return torch, header, pickled, storages, inputs
+
+
+def _changed(torch, parts, original, arguments, homes, wants):
+    """Which parts the function has changed. homes: of each argument, what it was."""
+    with torch.no_grad():
+        for tensor, home, wants_grad in zip(arguments, homes, wants, strict=True):
+            if tensor.requires_grad and not wants_grad:
+                raise RuntimeError(
+                    "remote: the function made one of its tensors want a gradient, or changed it in place by what "
+                    "wants one; return the result instead"
+                )
+            moved = tensor.untyped_storage().data_ptr() != home.untyped_storage().data_ptr()
+            what = (tensor.dtype, tensor.shape, None if moved else (tensor.stride(), tensor.storage_offset()))
+            if what != (home.dtype, home.shape, None if moved else (home.stride(), home.storage_offset())):
+                raise RuntimeError(
+                    "remote: the function gave one of its tensors another shape or dtype; return a new one"
+                )
+            if moved and tensor.numel():
+                home.copy_(tensor)  # x.data = ...
+    return [i for i, (part, old) in enumerate(zip(parts, original, strict=True)) if not _is_same(torch, part, old)]
+
+
+def _call(parts, original):
+    """(JSON, parts) of the answer."""
+    global _interrupted_import
+    _interrupted_import = True
+    torch, header, pickled, storages, inputs = _load(parts)
+    _interrupted_import = False
     count = header["arguments"]
-    function, args, kwargs = _Unpickler(pickled, inputs[:count]).load()
-    encoder = _Encoder(torch)
+    arguments, abouts = inputs[:count], header["tensors"][:count]
+    homes, wants = [tensor.detach() for tensor in arguments], [about["grad"] for about in abouts]
+    mine, old = parts[1 : 1 + header["parts"]], original[1 : 1 + header["parts"]]
     backward = header["gradients"] is not None
-    with torch.set_grad_enabled(header["grad_enabled"]):
-        result = encoder.encode(function(*args, **kwargs))
-    outputs = encoder.tensors
-    if backward:
-        given = [(outputs[i], gradient) for i, gradient in zip(header["gradients"], inputs[count:], strict=True)]
-        given = [(output, gradient.to(output.device)) for output, gradient in given if output.requires_grad]
-        wanted = [tensor for tensor in inputs[:count] if tensor.requires_grad]
-        found = [None] * len(wanted)
-        if given:
-            targets, gradients = zip(*given, strict=True)
-            found = torch.autograd.grad(targets, wanted, gradients, allow_unused=True)
-        outputs = [gradient for gradient in found if gradient is not None]
-        result = [gradient is not None for gradient in found]
-    tensors = [_elements(torch, tensor) for tensor in outputs]
-    about = [
-        [str(t.dtype).removeprefix("torch."), list(t.shape), t.requires_grad and not backward] for t in outputs
-    ]
-    return {"result": result, "tensors": about}, tensors
+    encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
+    answer = {}
+    try:
+        function, args, kwargs = _Unpickler(pickled, arguments).load()
+        with torch.set_grad_enabled(header["grad_enabled"]):
+            result = encoder.encode(function(*args, **kwargs))
+        if backward:
+            return _gradients(torch, header, encoder.tensors, inputs)
+        answer["result"], outputs = result, encoder.tensors
+        tensors = [_elements(torch, tensor) for tensor in outputs]
+        answer["tensors"] = [[str(t.dtype).removeprefix("torch."), list(t.shape), t.requires_grad] for t in outputs]
+        answer["changed"] = _changed(torch, mine, old, arguments, homes, wants)
+    except BaseException as error:
+        if backward:
+            raise
+        # What it has changed until then stays changed, as it does where it is called here.
+        answer, tensors = {"error": _describe(error), "tensors": [], "changed": []}, []
+        if not isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(RuntimeError):
+                answer["changed"] = _changed(torch, mine, old, arguments, homes, wants)
+    for i in answer["changed"]:
+        answer["tensors"].append(["uint8", [len(parts[1 + i])], False])
+        tensors.append(parts[1 + i])
+    return answer, tensors
+
+
+def _gradients(torch, header, outputs, inputs):
+    count = header["arguments"]
+    given = [(outputs[i], gradient) for i, gradient in zip(header["gradients"], inputs[count:], strict=True)]
+    given = [(output, gradient.to(output.device)) for output, gradient in given if output.requires_grad]
+    wanted = [tensor for tensor in inputs[:count] if tensor.requires_grad]
+    found = [None] * len(wanted)
+    if given and wanted:
+        targets, gradients = zip(*given, strict=True)
+        found = torch.autograd.grad(targets, wanted, gradients, allow_unused=True)
+    made = [gradient for gradient in found if gradient is not None]
+    kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape), False] for t in made]
+    answer = {"result": [gradient is not None for gradient in found], "tensors": kinds, "changed": []}
+    return answer, [_elements(torch, tensor) for tensor in made]
 
 
 def _describe(error):
     """An exception for JSON, without the frames of this file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file_name__]
-    text = "".join(traceback.format_list(frames))
+    told = traceback.TracebackException.from_exception(error)
+    chain, seen = [told], set()
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.stack = traceback.StackSummary.from_list([f for f in one.stack if f.filename != __file_name__])
+        chain += [one.__cause__, one.__context__]
+    plain = all(value is None or type(value) in (str, int, float, bool) for value in error.args)
     return {
         "type": type(error).__name__,
         "module": type(error).__module__,
         "message": str(error),
-        "traceback": text + "".join(traceback.format_exception_only(type(error), error)),
+        "args": list(error.args) if plain else [str(error)],
+        "traceback": "".join(told.format()),
     }
+
+
+class _Printed(io.TextIOBase):
+    """What is printed, in order."""
+
+    def __init__(self, kept, is_error):
+        self._kept, self._is_error = kept, is_error
+
+    def writable(self):
+        return True
+
+    def write(self, text):
+        if self._kept and self._kept[-1][0] == self._is_error:
+            self._kept[-1][1].append(text)
+        else:
+            self._kept.append((self._is_error, [text]))
+        return len(text)
+
+
+def _end_with_the_worker():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+_interrupted_import = False
 
 
 def main():
@@ -189,27 +334,34 @@ def main():
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.set_inheritable(_SOCKET, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_the_worker()
+    faulthandler.enable()
     connection = socket.socket(fileno=_SOCKET)
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if not data or not descriptors:
             return
-        printed = io.StringIO()
+        printed = []
         parts = []
+        interrupted = False
         try:
-            received = _parts(descriptors[0])
+            received, original = _parts(descriptors[0]), _parts(descriptors[0])
             os.close(descriptors[0])
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            out, err = _Printed(printed, False), _Printed(printed, True)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 try:
-                    answer, parts = _call(received)
+                    answer, parts = _call(received, original)
                 finally:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as error:  # whatever it is, the client gets it
-            answer, parts = {"error": _describe(error)}, []
-        answer["printed"] = printed.getvalue()
+            interrupted = isinstance(error, KeyboardInterrupt)
+            answer, parts = {"error": _describe(error), "tensors": [], "changed": []}, []
+        answer["printed"] = [(is_error, "".join(texts)) for is_error, texts in printed]
         _send(connection, [json.dumps(answer).encode(), *parts])
-        received = parts = None
+        if interrupted and _interrupted_import:
+            return  # half a module may be left
+        received = original = parts = None
 
 
 __file_name__ = sys.argv[1]

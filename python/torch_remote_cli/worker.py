@@ -48,6 +48,12 @@ def serve(
     allow_files: Annotated[
         Path | None, typer.Option(help="Clients may have files of this folder read here (torch.remote.load_file).")
     ] = None,
+    allow_python: Annotated[
+        bool, typer.Option(help="Clients may call Python functions here (torch_remote.function), as this user.")
+    ] = False,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter of these functions, which has torch; default: this one.")
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=0, help="Clients at once; 0: any number.")] = 0,
     lease: Annotated[
         float | None, typer.Option(help="Seconds that a session waits for a client that was cut off.")
@@ -73,6 +79,8 @@ def serve(
         output.fail("TLS needs both --tls-cert FILE and --tls-key FILE", 2)
     if unix is not None and (tls_cert is not None or token_file is not None):
         output.fail("a Unix socket has neither tokens nor TLS: the mode of its folder is the lock", 2)
+    if python is not None and not allow_python:
+        output.fail("--python names the interpreter of functions, which want --allow-python", 2)
     where = f"[{host}]" if ":" in host else host
     url = f"unix://{unix.resolve()}" if unix else f"{'tls' if tls_cert else 'tcp'}://{where}:{port}"
     arguments = ["--device", device, "--threads", str(threads), "--max-sessions", str(max_sessions)]
@@ -83,6 +91,8 @@ def serve(
     for flag, value in given.items():
         if value is not None:
             arguments += [flag, str(value)]
+    if allow_python:
+        arguments.append(f"--allow-python={python or sys.executable}")
     options = Options(
         name, url, arguments, _address(metrics), log_level, log_format == "json", idle_timeout, most=max_sessions
     )

@@ -100,14 +100,16 @@ class Client {
   virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                            uint64_t* id) = 0;
 
-  // Has the worker call a Python function: `request` says which. Does not wait. `ticket`: to be given to wait_call until
-  // it has ended, or to forget. Results will be the buffers from *base on, at most kMostResults.
+  // Has the worker call a Python function: `request` says which. Does not wait. `ticket`: to be given to wait_call
+  // until it has ended, or to forget. Results will be the buffers from *base on, at most kMostResults.
   virtual Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
                       uint64_t* base) = 0;
   // An interrupted wait can be taken up again.
   virtual Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) = 0;
   // Interrupts a call, as Ctrl-C does, or ends its process. Does not wait.
   virtual Status end_call(uint64_t ticket, bool kill) = 0;
+  // Nobody waits for it or wants its results, which are freed if they are there. The call itself goes on.
+  virtual Status forget_call(uint64_t ticket, uint64_t base) = 0;
 
   // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
   // bytes once, in place.

@@ -53,4 +53,14 @@ Status ClientImpl::end_call(uint64_t ticket, bool kill) {
   return send(wire::Type::kEndCall, false, nullptr, nullptr);
 }
 
+Status ClientImpl::forget_call(uint64_t ticket, uint64_t base) {
+  if (abandoned_) return forked();
+  replies_.forget(ticket);
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  builder_.Clear();
+  builder_.Finish(wire::CreateEndCall(builder_, ticket, false, base));
+  return send(wire::Type::kEndCall, false, nullptr, nullptr);
+}
+
 }  // namespace torch_remote::remote

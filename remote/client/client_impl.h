@@ -52,6 +52,7 @@ class ClientImpl final : public Client {
               uint64_t* base) override;
   Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) override;
   Status end_call(uint64_t ticket, bool kill) override;
+  Status forget_call(uint64_t ticket, uint64_t base) override;
   Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
               int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error) override;

@@ -95,13 +95,14 @@ class ListeningWorker : public Worker {
 
 class InprocWorker : public Worker {
  public:
-  using Serve = int (*)(void* transport, const char* plugin, int threads);
+  using Serve = int (*)(void* transport, const char* plugin, const char* python, int threads);
 
-  InprocWorker(Serve serve, const std::string& plugin) {
+  InprocWorker(Serve serve, const std::string& plugin, const std::string& python) {
     auto [ours, theirs] = make_inproc_transport();
     transport_ = std::move(ours);
-    thread_ =
-        std::thread([serve, plugin, transport = std::move(theirs)] { serve(transport.get(), plugin.c_str(), 0); });
+    thread_ = std::thread([serve, plugin, python, transport = std::move(theirs)] {
+      serve(transport.get(), plugin.c_str(), python.c_str(), 0);
+    });
   }
   ~InprocWorker() override {
     transport_ = nullptr;
@@ -167,14 +168,15 @@ Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Wor
   return {};
 }
 
-Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker) {
+Status start_inproc_worker(const std::string& library, const std::string& plugin, const std::string& python,
+                           std::unique_ptr<Worker>* worker) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return Status::invalid("remote: a worker in this process (inproc) needs " + library + ": " + dlerror());
   }
   const auto serve = reinterpret_cast<InprocWorker::Serve>(dlsym(handle, "torch_remote_inproc_serve"));
   if (serve == nullptr) return Status::invalid("remote: " + library + " is of another version: " + dlerror());
-  *worker = std::make_unique<InprocWorker>(serve, plugin);
+  *worker = std::make_unique<InprocWorker>(serve, plugin, python);
   return {};
 }
 
@@ -253,8 +255,9 @@ bool is_worker_name(std::string_view name) {
 
 Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
                     std::unique_ptr<Worker>* worker) {
-  if (name == "local") return start_local_worker({files.worker, files.plugin, files.torch_lib, threads}, worker);
-  if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, worker);
+  if (name == "local")
+    return start_local_worker({files.worker, files.plugin, files.torch_lib, threads, files.python}, worker);
+  if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, files.python, worker);
   if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
   if (is_network_url(name)) return connect_network_worker(name, keep_waiting, worker);
   return Status::invalid("remote: '" + name +

@@ -36,8 +36,9 @@ struct LocalWorkerOptions {
 Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
 
 // A worker on a thread of this process: the library that has it (lib/libtorch_remote_inproc.so of the package), and the
-// plugin. The thread ends when the transport is destroyed.
-Status start_inproc_worker(const std::string& library, const std::string& plugin, std::unique_ptr<Worker>* worker);
+// plugin; `python` as of a local one. The thread ends when the transport is destroyed.
+Status start_inproc_worker(const std::string& library, const std::string& plugin, const std::string& python,
+                           std::unique_ptr<Worker>* worker);
 
 // unix://path: a worker that listens already (`torch-remote-worker --listen unix://path`).
 Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker);
@@ -63,6 +64,7 @@ struct WorkerFiles {
   std::string plugin;     // lib/libaten_plugin.so
   std::string inproc;     // lib/libtorch_remote_inproc.so
   std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if it lies beside the package
+  std::string python;     // interpreter of the functions that local workers call; empty: they call none
 };
 
 // Whether `start_worker` knows what this is.

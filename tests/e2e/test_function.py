@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from torch_remote.errors import FunctionError
 def both(function, *args):
     """Results here and there, with gradients of the first tensor."""
     here = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
-    there = [a.detach().to("remote").requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+    there = [
+        a.detach().to("remote").requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args
+    ]
     return (function(*here), here), (torch_remote.function(function)(*there), there)
 
 
@@ -34,7 +38,7 @@ def test_tensors_stay_there(remote):
     y = f(x, 2.0, add=torch.ones(1, device="remote"))
     assert y.device == x.device and y.shape == x.shape
     stats = torch.remote.stats()
-    assert stats["bytes_downloaded"] == 0 and stats["bytes_uploaded"] < 10_000
+    assert stats["bytes_downloaded"] < 10_000 and stats["bytes_uploaded"] < 20_000, stats
     assert torch.equal(y.cpu(), torch.arange(300_000.0) * 2 + 1)
     assert torch.equal((y + x)[5:].cpu(), (torch.arange(300_000.0) * 3 + 1)[5:])
 
@@ -142,7 +146,7 @@ def test_exceptions_come_back(remote):
         wrong(x, "key")
     with pytest.raises(FunctionError, match="Own: mine"):
         wrong(x, "own")
-    with pytest.raises(TypeError, match="returned a builtins.object, which cannot come back"):
+    with pytest.raises(TypeError, match=r"returned a builtins\.object, which cannot come back"):
         torch_remote.function(lambda: object())()
     assert x.sum().item() == 2
 
@@ -167,9 +171,208 @@ def test_failed_tensors_are_told(remote):
         torch_remote.function(lambda x: x)(x)
 
 
-def test_prints(remote, capfd):
-    torch_remote.function(lambda: print("from there"))()
-    assert capfd.readouterr().err.endswith("from there\n")
+def test_prints(remote, capsys):
+    @torch_remote.function
+    def f(x):
+        import sys
+
+        print("out")
+        print("error", file=sys.stderr)
+        print("more")
+        return x * 2
+
+    x = torch.ones(1, device="remote", requires_grad=True)
+    y = f(x)
+    said = capsys.readouterr()
+    assert said.out == "out\nmore\n" and said.err == "error\n"
+    y.backward()
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == ""  # the second time
+
+
+def test_in_place_changes_arrive(remote):
+    @torch_remote.function
+    def f(x, row, view, same, array, wide):
+        x.mul_(2)  # row and view see it
+        row += 1
+        assert same is x
+        array.numpy()[1] = 7  # torch does not count that
+        wide[:] = 3
+        return view.clone()
+
+    x = torch.arange(6.0, device="remote").view(2, 3)
+    array = torch.zeros(3, device="remote", dtype=torch.int16)
+    big = torch.zeros(4000, 16, device="remote")
+    y = f(x, x[1], x.t(), x, array, big[:, 2])
+    assert x.tolist() == [[0, 2, 4], [7, 9, 11]] and y.tolist() == [[0, 7], [2, 9], [4, 11]]
+    assert array.tolist() == [0, 7, 0]
+    assert big[:, 2].eq(3).all().item() and big.sum().item() == 3 * 4000
+    here = torch.ones(3)
+    torch_remote.function(lambda a: a.zero_())(here)
+    assert here.tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="shares memory with another"):
+        torch_remote.function(lambda a, b: a.zero_() and None)(here, here[:2])
+    with pytest.raises(RuntimeError, match="another shape or dtype"):
+        torch_remote.function(lambda a: a.unsqueeze_(0) and None)(array)
+
+
+def test_changes_of_a_failed_call_arrive(remote):
+    @torch_remote.function
+    def f(x):
+        x.add_(1)
+        raise ValueError("afterwards")
+
+    x = torch.zeros(2, device="remote")
+    version = x._version
+    with pytest.raises(ValueError, match="afterwards"):
+        f(x)
+    assert x.tolist() == [1, 1] and x._version > version
+
+
+def test_gradients_and_in_place_changes(remote):
+    @torch_remote.function
+    def f(x, count):
+        y = x * count
+        count.add_(1)
+        return y
+
+    x, count = torch.ones(2, device="remote", requires_grad=True), torch.full((1,), 3.0, device="remote")
+    y = f(x, count)
+    assert count.item() == 4
+    y.sum().backward()
+    assert x.grad.tolist() == [3, 3] and count.item() == 4  # it was 3 then, and is changed once
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        torch_remote.function(lambda x: x.mul_(2))(x)
+    with pytest.raises(RuntimeError, match="changed it in place by what wants one"):
+        torch_remote.function(lambda x, count: count.mul_(x.sum()))(x, count)
+    y = f(x, count)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_optimizer_step_there(remote):
+    model, copy = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    copy.load_state_dict(model.state_dict())
+    model.to("remote")
+    model.norm, copy.norm = torch.nn.BatchNorm1d(2).to("remote"), torch.nn.BatchNorm1d(2)
+
+    def step(model, x):
+        loss = model.norm(model(x)).square().sum() + model(x).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.data = parameter.data - 0.1 * gradient
+        return loss.item()
+
+    x = torch.randn(5, 3)
+    for _ in range(2):
+        there = torch_remote.function(step)(model, x.to("remote"))
+        assert there == pytest.approx(step(copy, x))
+    for name, value in copy.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name].cpu(), value)
+
+
+def test_views_and_arguments_come_back_as_such(remote):
+    @torch_remote.function
+    def f(x, w):
+        y = w * 2
+        return x, x[1:], y, y, w[0], w.detach().view(torch.int32)
+
+    x = torch.arange(4.0, device="remote")[1:]
+    w = torch.ones(2, 2, device="remote", requires_grad=True)
+    same, view, y, again, row, bits = f(x, w)
+    assert same is x and y is again
+    view.zero_()
+    assert x.tolist() == [1, 0, 0]
+    assert row.requires_grad and row.tolist() == [1, 1] and bits.tolist() == [[0x3F800000] * 2] * 2
+    (row.sum() * 3 + y.sum()).backward()
+    assert w.grad.tolist() == [[5, 5], [2, 2]]
+
+
+def test_tensors_of_the_cpu_and_numpy(remote):
+    import numpy
+
+    @torch_remote.function
+    def f(x, y):
+        return x * y, (x * 2).numpy() if not x.requires_grad else None, numpy.float32(1.5)
+
+    x = torch.ones(2, requires_grad=True)
+    y, _, number = f(x, torch.full((2,), 3.0, device="remote"))
+    y.sum().backward()
+    assert y.device.type == "remote" and x.grad.tolist() == [3, 3]
+    assert isinstance(number, numpy.float32) and number == 1.5
+    _, array, _ = f(torch.ones(2), torch.ones(2))
+    assert isinstance(array, numpy.ndarray) and array.tolist() == [2, 2]
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: int
+
+
+def test_named_tuples_and_functions_that_call_functions(remote):
+    @torch_remote.function
+    def inner(x):
+        return Pair(x + 1, 2)
+
+    @torch_remote.function
+    def outer(x):
+        return inner(x), x.max(0), {1, 2}
+
+    pair, largest, numbers = outer(torch.arange(3.0, device="remote"))
+    assert type(pair) is Pair and pair.first.tolist() == [1, 2, 3] and pair.second == 2
+    assert largest.indices.item() == 2 and type(largest) is torch.return_types.max and numbers == {1, 2}
+
+
+def test_conjugates_halves_and_nothing(remote):
+    @torch_remote.function
+    def f(c, h, n, b, e):
+        return c + 0, h * 2, n, ~b, e + 1, h.sum().item()
+
+    c = torch.tensor([1 + 2j, 3j], device="remote")
+    out = f(
+        c.conj(), torch.ones(3, device="remote", dtype=torch.bfloat16), torch.empty(0, 2, device="remote"),
+        torch.tensor([True, False], device="remote"), torch.ones(1, device="remote").expand(3),
+    )  # fmt: skip
+    assert out[0].tolist() == [1 - 2j, -3j] and out[1].dtype == torch.bfloat16 and out[2].shape == (0, 2)
+    assert out[3].tolist() == [False, True] and out[4].tolist() == [2, 2, 2] and out[5] == 3
+    assert torch_remote.function(lambda x: x.shape)(torch.empty(4, 5, device="remote")) == (4, 5)
+
+
+def test_what_cannot_go(remote):
+    with pytest.raises(TypeError, match="dense ones"):
+        torch_remote.function(lambda x: None)(torch.eye(2).to_sparse().to("remote"))
+    with pytest.raises(TypeError, match="no generator"):
+
+        @torch_remote.function
+        def g():
+            yield 1
+
+    with pytest.raises(ValueError, match="no number of seconds"):
+        torch_remote.function(timeout=0)(lambda: 1)
+
+
+def test_results_that_nobody_wants_are_freed(remote):
+    @torch_remote.function(timeout=0.3)
+    def slow(x):
+        import time
+
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(1.2)
+        return [x.clone() for _ in range(4)]
+
+    x = torch.ones(1 << 20, device="remote")
+    torch_remote.function(lambda: 0)()
+    torch.remote.synchronize()
+    before = torch.remote.device_memory_used()
+    with pytest.raises(TimeoutError):
+        slow(x)
+    time.sleep(1.5)
+    assert torch_remote.function(lambda x: x.sum().item())(x) == 1 << 20
+    assert torch.remote.device_memory_used() <= before + (1 << 20)
 
 
 def test_two_at_once(remote):
@@ -236,11 +439,37 @@ def test_time_outs(remote):
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not end within 0\.5 s"):
         wait(60, x)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 10
     assert torch_remote.function(lambda x: x + 1)(x).tolist() == [2, 2]
 
 
-def test_ctrl_c(remote):
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_ctrl_c(remote, stubborn):
+    @torch_remote.function
+    def wait(stubborn):
+        import signal
+        import time
+
+        if stubborn:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(60)
+
+    torch_remote.function(lambda: 0)()
+    pressed = []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.5, press)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        wait(stubborn)
+    assert time.monotonic() - pressed[0] < 1
+    assert torch_remote.function(lambda: 5)() == 5
+
+
+def test_a_cancelled_task(remote):
     @torch_remote.function
     def wait():
         import time
@@ -248,27 +477,26 @@ def test_ctrl_c(remote):
         time.sleep(60)
 
     torch_remote.function(lambda: 0)()
-    import _thread
-
-    timer = threading.Timer(0.5, _thread.interrupt_main)
-    timer.start()
     begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        wait()
-    assert time.monotonic() - begin < 20
-    assert torch_remote.function(lambda: 5)() == 5
+
+    async def main():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(wait.aio(), 0.3)
+
+    asyncio.run(main())
+    assert time.monotonic() - begin < 5
 
 
-@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)", "ctypes.string_at(0)"])
 def test_the_process_dies_and_the_session_lives(remote, how):
     @torch_remote.function
     def die(x, how):
         import os
 
-        exec(how, {"os": os})
+        exec(how, {"os": os, "ctypes": __import__("ctypes")})
 
     x = torch.ones(2, device="remote")
-    with pytest.raises(RuntimeError, match=r"exited with status 3|was killed by signal 9"):
+    with pytest.raises(RuntimeError, match=r"exited with status 3|was killed by signal (9|11)"):
         die(x, how)
     assert x.sum().item() == 2
     assert torch_remote.function(lambda x: x * 2)(x).tolist() == [2, 2]

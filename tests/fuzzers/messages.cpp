@@ -142,6 +142,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return found;
   }();
   options.files = files;
+  // Calls of functions get as far as there is one to do them.
+  options.python = "python3";
+  options.python_program = "/nonexistent";
   Script script(std::move(frames));
   return verdict(worker::serve(script, options).ok());
 }

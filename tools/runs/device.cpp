@@ -52,7 +52,7 @@ remote::WorkerFiles package_files() {
   const char* torch = std::getenv("TORCH_REMOTE_TORCH_LIB");
   const std::filesystem::path package = remote::package_folder();
   return {package / "bin/torch-remote-worker", package / "lib/libaten_plugin.so",
-          package / "lib/libtorch_remote_inproc.so", torch ? torch : ""};
+          package / "lib/libtorch_remote_inproc.so", torch ? torch : "", ""};
 }
 
 Status Device::open(const std::string& name, int threads, std::unique_ptr<Device>* device) {

@@ -81,11 +81,12 @@ def worker() -> Archive:
         ),
         "lib/libaten_plugin.so": _package / "lib/libaten_plugin.so",
         "lib/libtorch_remote_codegen.so": _package / "lib/libtorch_remote_codegen.so",
+        "python_process.py": _package / "python_process.py",
     }
     for file in list(files.values()):
         if not file.exists():
             raise MachineError(f"remote: {file} is missing; install torch_remote again")
-    for file in list(files.values()):
+    for file in [file for name, file in files.items() if not name.endswith(".py")]:
         for name, library in _needed(file, []).items():
             files.setdefault(f"lib/system/{name}", library)
     return Archive({name: file.resolve() for name, file in files.items()})

@@ -32,6 +32,7 @@ from torch_remote.providers.kubernetes_job import (
     secret,
     template_of,
 )
+from torch_remote.providers.local import ALLOWANCES
 from torch_remote.providers.provider import (
     Endpoint,
     Leftover,
@@ -187,6 +188,7 @@ class Kubernetes(Provider):
         "lifetime": "seconds after which the cluster ends it in any case; default: none",
         "max_restarts": "how often a pod that failed is replaced; default: 3",
         "kubeconfig": "file; default: KUBECONFIG, ~/.kube/config",
+        **ALLOWANCES,
     }
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch_remote.providers.local import allowances
 from torch_remote.providers.provider import MachineError, MachineSpec
 
 PORT = 4500  # on the pod's own loopback
@@ -89,6 +90,12 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
     for flag, value in (("--threads", spec.threads), ("--memory-limit", spec.memory_limit)):
         command += [flag, str(value)] if value is not None else []
     command += ["--device", "cuda:0"] if spec.gpu else []
+    for argument in allowances(options, ""):
+        flag, _, value = argument.partition("=")
+        if flag == "--allow-files":
+            command += [flag, value]
+        else:
+            command += [flag, *(["--python", value] if value else [])]
     container["command"], container["args"] = command[:1], command[1:]
     container.setdefault("env", []).extend(
         {"name": name, "value": value} for name, value in (("XDG_RUNTIME_DIR", _HOME), ("XDG_CACHE_HOME", _HOME))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +18,38 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 
 _package = Path(__file__).parent.parent
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+# What clients of a worker may do beside ops: options of the providers whose worker is elsewhere.
+ALLOWANCES = {
+    "allow_files": "a folder there whose files torch.remote.load_file may have read; True: all files",
+    "allow_python": "True, or an interpreter there that has torch: torch_remote.function may call functions there",
+}
+
+
+def _allowed(name: str, value: Any) -> str | None:
+    """What follows an allowance's flag; None: it is not given."""
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if isinstance(value, str):
+        value = words.get(value.lower(), value)
+    elif isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ""
+    if not isinstance(value, str) or not re.fullmatch(r"[\w/.~+@%:][\w/.~+@%:=-]*", value):  # no shell sees more in it
+        what = "a folder" if name == "allow_files" else "an interpreter"
+        raise MachineError(f"remote: {name}={value!r} is not {what}; give True, or a name without spaces")
+    return value
+
+
+def allowances(options: Mapping[str, Any], python: str = "python3") -> list[str]:
+    """Arguments of torch-remote-worker for `ALLOWANCES`. python: the interpreter unless another is named."""
+    arguments = []
+    if (folder := _allowed("allow_files", options.get("allow_files"))) is not None:
+        arguments.append(f"--allow-files={folder or '/'}")
+    if (named := _allowed("allow_python", options.get("allow_python"))) is not None:
+        arguments.append(f"--allow-python={named or python}")
+    return arguments
 
 
 def worker_arguments(spec: MachineSpec, gpu: int | None) -> list[str]:
@@ -25,7 +61,7 @@ def worker_arguments(spec: MachineSpec, gpu: int | None) -> list[str]:
         arguments += ["--memory-limit", str(spec.memory_limit)]
     if gpu is not None:
         arguments += ["--device", f"cuda:{gpu}"]
-    return arguments
+    return arguments + allowances(spec.options)
 
 
 def gpus_here() -> list[str]:
@@ -67,6 +103,7 @@ class Local(Provider):
             "--socket-fd",
             "{socket}",
             "--allow-files=/",
+            *([f"--allow-python={sys.executable}"] if sys.executable else []),
             "--plugin",
             str(_package / "lib/libaten_plugin.so"),
         ]

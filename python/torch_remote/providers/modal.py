@@ -22,7 +22,7 @@ from typing import Any
 
 from torch_remote.providers import bundle
 from torch_remote.providers.forward import Far, Forwarder
-from torch_remote.providers.local import worker_arguments
+from torch_remote.providers.local import ALLOWANCES, allowances, worker_arguments
 from torch_remote.providers.provider import Endpoint, Leftover, MachineError, MachineSpec, Provider, ProviderStatus
 
 _PORT = 4500
@@ -114,6 +114,7 @@ class Modal(Provider):
         "region": "where, as Modal calls it: 'us-east'",
         "orphan_after": "seconds without a client after which Modal ends a sandbox; default: 300",
         "lifetime": "seconds after which Modal ends it in any case; default and most: 86400",
+        **ALLOWANCES,
     }
 
     def __init__(self) -> None:
@@ -151,8 +152,11 @@ class Modal(Provider):
         if image is None:
             python = f"{sys.version_info.major}.{sys.version_info.minor}"
             image = modal.Image.debian_slim(python_version=python)
-            needed = "nvidia-cublas" if self._gpu else f"torch=={bundle.torch_version()}"
-            image = image.pip_install(needed)
+            torch_there = f"torch=={bundle.torch_version()}"
+            needed = ["nvidia-cublas" if self._gpu else torch_there]
+            if any(argument.startswith("--allow-python") for argument in allowances(self._spec.options)):
+                needed += [torch_there, "cloudpickle"]
+            image = image.pip_install(*dict.fromkeys(needed))
         elif isinstance(image, str):
             image = modal.Image.from_registry(image)
         for name, file in sorted(bundle.worker().files.items()):

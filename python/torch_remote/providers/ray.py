@@ -9,12 +9,14 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from torch_remote.providers import gpus
+from torch_remote.providers.local import ALLOWANCES, allowances
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
 
 _TO_ANSWER = 60.0  # seconds, for an actor that runs
@@ -22,6 +24,8 @@ _STEP = 0.2
 _LOG_KEPT = 64 << 10
 # What Ray calls GPUs where that is another name.
 _RAY_NAMES = {"A10": "A10G", "A100-40GB": "A100-40G", "A100-80GB": "A100-80G"}
+
+_NODES_PYTHON = "ray-python"  # stands for the interpreter of the actor
 
 _users = 0  # machines of this process that use a connection which was made here
 _connected_here = False
@@ -51,7 +55,8 @@ class _Worker:
             self._process = subprocess.Popen(
                 [
                     str(Path(found.origin).parent / "bin/torch-remote-worker"),
-                    *("--listen", f"tcp://{host}:0", "--token-file", file.name, *arguments),
+                    *("--listen", f"tcp://{host}:0", "--token-file", file.name),
+                    *(argument.replace(f"={_NODES_PYTHON}", f"={sys.executable}") for argument in arguments),
                     # Ray shows an actor only the GPU that it was given.
                     *(("--device", "cuda:0") if gpu else ()),
                 ],
@@ -97,6 +102,7 @@ class Ray(Provider):
         "max_restarts": "how often Ray restarts a worker whose node died; default 3",
         "runtime_env": "Ray's, for nodes without torch_remote: {'pip': ['torch_remote']}",
         "wait": "seconds to wait in Ray's queue; default: as long as it takes",
+        **ALLOWANCES,
     }
 
     def __init__(self) -> None:
@@ -179,6 +185,7 @@ class Ray(Provider):
         for flag, value in (("--threads", spec.threads), ("--memory-limit", spec.memory_limit)):
             if value is not None:
                 arguments += [flag, str(value)]
+        arguments += allowances(options, _NODES_PYTHON)
         self._token = secrets.token_hex(32)
         kind = ray.remote(_Worker)
         others = {name: count for name, count in wanted.items() if name not in ("CPU", "GPU")}

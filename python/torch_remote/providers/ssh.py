@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_remote.providers import bundle, gpus
-from torch_remote.providers.local import worker_arguments
+from torch_remote.providers.local import ALLOWANCES, worker_arguments
 from torch_remote.providers.processes import Carrier, Log
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
 
@@ -40,6 +40,7 @@ class Ssh(Provider):
         "host": "user@host:port, or a Host of ~/.ssh/config",
         "ssh": "the command, with options: 'ssh -i key -J jump'; default: TORCH_REMOTE_SSH, ssh",
         "torch_lib": "folder of libtorch_cpu.so on that machine; default: found, or brought there",
+        **ALLOWANCES,
     }
 
     def __init__(self) -> None:

@@ -116,6 +116,7 @@ __all__ = [
     "expect_no_compile",
     "explain",
     "from_text",
+    "function",
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
@@ -205,6 +206,13 @@ def load_exported(program: Any, device: torch.device | str = "remote") -> torch.
     from torch_remote.compile.exported import load_exported  # torch.export takes a while to import
 
     return load_exported(program, device)
+
+
+def function(function: Any = None, /, **options: Any) -> Any:
+    """torch_remote.function: makes a Python function run where the worker is, with tensors that stay there."""
+    from torch_remote.function import function as make
+
+    return make(function, **options)
 
 
 def load_file(

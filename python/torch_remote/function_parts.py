@@ -1,0 +1,167 @@
+"""What a function's call brings there and back: tensors as parts of memory, results as JSON (function.py)."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_ALIGNED = 64  # bytes; where a storage's part begins
+_GAPS = 4  # a tensor alone in its storage goes without its gaps if they are more than three quarters
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclass
+class Part:
+    """What goes to the worker as one piece: the bytes of a storage that tensors have, or one tensor's elements."""
+
+    tensor: torch.Tensor  # of the device; bytes, unless `packed`
+    begin: int  # of these in the storage
+    packed: bool
+    members: list[int]  # tensors that lie in it
+
+
+class Arguments:
+    """The tensors of a call, as the parts that go there."""
+
+    def __init__(self, given: Sequence[torch.Tensor], here: Sequence[torch.Tensor]) -> None:
+        self.given, self.here = given, here  # the user's own; these, or what lies on the device for those of the CPU
+        self.parts: list[Part] = []
+        self.where: list[list[Any]] = [[] for _ in here]  # of each: part, sizes, strides, offset in it
+        shared: dict[int, list[int]] = {}
+        for i, tensor in enumerate(here):
+            shared.setdefault(tensor.untyped_storage()._cdata, []).append(i)
+        for members in shared.values():
+            self._add(members)
+
+    def _add(self, members: list[int]) -> None:
+        tensors = [self.here[i].detach() for i in members]
+        spans = [_span(tensor) for tensor in tensors]
+        begin = min(span[0] for span in spans) // _ALIGNED * _ALIGNED
+        nbytes = max(0, max(span[1] for span in spans) - begin)
+        tensor = tensors[0]
+        packed = len(members) == 1 and nbytes > _GAPS * tensor.nbytes + 4096
+        if packed:
+            part = tensor
+        else:
+            part = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            part.set_(tensor.untyped_storage(), begin, (nbytes,), (1,))
+        for i, tensor in zip(members, tensors, strict=True):
+            offset = tensor.storage_offset() - begin // tensor.element_size()
+            strides = list(tensor.stride()) if not packed else None
+            self.where[i] = [len(self.parts), list(tensor.shape), strides, 0 if packed or not nbytes else offset]
+        self.parts.append(Part(part, begin, packed, members))
+
+    def write(self, changed: Sequence[int], bytes_of: Sequence[torch.Tensor], clones: dict[int, torch.Tensor]) -> None:
+        """What a function changed in its arguments. `clones` gets, of each part, what it was."""
+        for number in changed:
+            part = self.parts[number]
+            moved = [i for i in part.members if self.given[i] is not self.here[i]]
+            for i in moved:
+                storage = self.given[i].untyped_storage()._cdata
+                others = [t for j, t in enumerate(self.given) if j != i and t.untyped_storage()._cdata == storage]
+                if others:
+                    raise RuntimeError(
+                        "remote: the function changed a tensor of the CPU in place that shares memory with another "
+                        "one of its tensors; move both to the device, or return what is new"
+                    )
+        with torch.no_grad():
+            for number, new in zip(changed, bytes_of, strict=True):
+                part = self.parts[number]
+                clones[number] = part.tensor.clone()
+                part.tensor.copy_(new.view(part.tensor.dtype).view(part.tensor.shape) if part.packed else new)
+                for i in part.members:
+                    if self.given[i] is not self.here[i]:
+                        self.given[i].detach().copy_(self.here[i].detach())
+                    elif not part.packed:
+                        torch.autograd.graph.increment_version(self.given[i])
+
+    def view(
+        self, number: int, owner: int | None, dtype: str, sizes: list[int], strides: list[int], offset: int
+    ) -> torch.Tensor:
+        """A result that lies in a part; of a tensor that autograd knows as its base, if `owner` is one."""
+        part = self.parts[number]
+        wanted = getattr(torch, dtype)
+        offset += part.begin // wanted.itemsize
+        if owner is not None:
+            return self.here[owner].as_strided(sizes, strides, offset)
+        for i in part.members:
+            if self.here[i].dtype == wanted:
+                return self.here[i].detach().as_strided(sizes, strides, offset)
+        made = torch.empty(0, dtype=wanted, device=part.tensor.device)
+        return made.set_(part.tensor.untyped_storage(), offset, sizes, strides)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that it has: first, and behind the last."""
+    size, offset = tensor.element_size(), tensor.storage_offset()
+    if tensor.numel() == 0:
+        return offset * size, offset * size
+    last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return offset * size, (offset + last + 1) * size
+
+
+def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -> Any:
+    """What python_process.py encoded."""
+    again = functools.partial(decode, tensors=tensors, arguments=arguments)
+    kind, *rest = value
+    if kind == "value":
+        return rest[0]
+    if kind == "tensor":
+        return tensors[rest[0]]
+    if kind == "argument":
+        return arguments.given[rest[0]]
+    if kind == "view":
+        return arguments.view(*rest)
+    if kind == "int":
+        return int(rest[0])
+    if kind == "float":
+        return float(rest[0]) if rest[0] in ("inf", "-inf", "nan") else float.fromhex(rest[0])
+    if kind == "complex":
+        return complex(again(rest[0]), again(rest[1]))
+    if kind == "bytes":
+        return base64.b64decode(rest[0])
+    if kind == "bytearray":
+        return bytearray(base64.b64decode(rest[0]))
+    if kind == "dtype":
+        return getattr(torch, rest[0])
+    if kind == "size":
+        return torch.Size(rest[0])
+    if kind == "numpy":
+        array = tensors[rest[0]].cpu().numpy()
+        return array[()] if rest[1] else array
+    if kind in _CONTAINERS:
+        return _CONTAINERS[kind](again(item) for item in rest[0])
+    if kind == "named":
+        return _named_tuple(*rest[:3])([again(item) for item in rest[3]])
+    if kind == "dict":
+        return {again(key): again(item) for key, item in rest[0]}
+    raise RuntimeError(
+        f"remote: a function's result has a value of the kind {kind!r}, which this version does not know"
+    )
+
+
+_CONTAINERS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _named_tuple(module: str, name: str, fields: list[str] | None) -> Callable[[list[Any]], Any]:
+    """What makes this tuple: a class that is here already."""
+    if fields is None:  # torch's own
+        found = getattr(torch.return_types, name, None)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    else:
+        found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), sys.modules.get(module))
+        if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
+            return functools.partial(tuple.__new__, found)
+    raise TypeError(
+        f"remote: the function returned a {module}.{name}, a class that is not there in this process; return a tuple"
+    )
