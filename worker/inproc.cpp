@@ -17,7 +17,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
   options.inproc = options.trusted = true;
   options.threads = threads;
   options.python = python;
-  options.python_program = std::filesystem::path(plugin).parent_path().parent_path() / "python_process.py";
+  options.python_program = std::filesystem::path(plugin).parent_path() / "python_process.py";
   (void)worker::Files::in("/", &options.files);  // the client's own
   options.unavailable = worker::load_plugin(plugin, &options.runner);
   const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);

@@ -191,16 +191,16 @@ TEST_F(ServerPythonTest, MoreCallsThanProcessesWait) {
 }
 
 TEST_F(ServerPythonTest, MemoryOfCallsCounts) {
-  options.memory_limit = 1 << 20;
+  options.memory_limit = 64 << 20;
   start(options);
   ASSERT_EQ(hello(), "");
-  upload(1, std::vector<float>(100'000));
-  call("echo", {1, 1, 1}, 100, {100'000});
+  upload(1, std::vector<float>(4'000'000));
+  call("echo", {1, 1, 1}, 100, {4'000'000});
   EXPECT_NE(wait().find("no memory left for a call"), std::string::npos);
   for (int i = 0; i < 8; ++i) {  // it is given back
     call("echo", {1}, 200 + static_cast<uint64_t>(i), {0});
     EXPECT_EQ(wait(), "");
-    call("die", {1}, 1000, {100'000});
+    call("die", {1}, 1000, {4'000'000});
     EXPECT_NE(wait().find("exited with status 3"), std::string::npos);
   }
 }

@@ -81,7 +81,7 @@ def worker() -> Archive:
         ),
         "lib/libaten_plugin.so": _package / "lib/libaten_plugin.so",
         "lib/libtorch_remote_codegen.so": _package / "lib/libtorch_remote_codegen.so",
-        "python_process.py": _package / "python_process.py",
+        "lib/python_process.py": _package / "lib/python_process.py",
     }
     for file in list(files.values()):
         if not file.exists():
