@@ -35,6 +35,7 @@ __all__ = ["RemoteFunction", "function"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.+!-]+)?")
+_MOST_ARGUMENTS = 2048
 _AT_ONCE = 0.5  # seconds that one who gives up waits for an interrupted function
 _PATIENCE = 3.0  # and that it has until its process is ended
 
@@ -44,7 +45,7 @@ _pickling = threading.Lock()  # cloudpickle's list of modules is the process's
 def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Tensor]]:
     """The call without its tensors, and these."""
     try:
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ModuleNotFoundError(
             "remote: functions need the package cloudpickle, here and where the worker is: pip install cloudpickle"
@@ -211,12 +212,14 @@ class _Call:
         devices = {tensor.device.index for tensor in given if tensor.device.type == "remote"}
         if len(devices) > 1:
             names = ", ".join(f"remote:{i}" for i in sorted(devices))
-            raise ValueError(f"remote: {owner.__name__} got tensors of several devices ({names}); move them to one")
+            raise ValueError(f"remote: {owner!r} got tensors of several devices ({names}); move them to one")
         self._device = devices.pop() if devices else _C.current_device()
         self._seed = int(torch.randint(2**62, ()).item())
         self._grad_enabled = torch.is_grad_enabled()
         self._wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in given]
         here = [tensor if tensor.device.type == "remote" else tensor.to(f"remote:{self._device}") for tensor in given]
+        if len(given) > _MOST_ARGUMENTS:
+            raise ValueError(f"remote: a function gets {_MOST_ARGUMENTS} tensors at most, not {len(given)}; stack some")
         self._arguments = Arguments(given, here)
         self._clones: dict[int, torch.Tensor] = {}
         self.attempt: _Attempt | None = None
@@ -333,7 +336,7 @@ class RemoteFunction(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not enabled.is_enabled():
             return self.__wrapped__(*args, **kwargs)
-        return _Call(self, args, kwargs)()  # type: ignore[no-any-return]
+        return _Call(self, args, kwargs)()
 
     async def aio(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """The same without blocking the event loop. A task that is cancelled interrupts the function."""
@@ -357,7 +360,7 @@ class RemoteFunction(Generic[_P, _R]):
             raise
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else functools.partial(self, instance)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"<remote function {getattr(self, '__qualname__', self.__wrapped__)}>"

@@ -38,7 +38,7 @@ class Arguments:
         self.where: list[list[Any]] = [[] for _ in here]  # of each: part, sizes, strides, offset in it
         shared: dict[int, list[int]] = {}
         for i, tensor in enumerate(here):
-            shared.setdefault(tensor.untyped_storage()._cdata, []).append(i)
+            shared.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
         for members in shared.values():
             self._add(members)
 
@@ -66,8 +66,8 @@ class Arguments:
             part = self.parts[number]
             moved = [i for i in part.members if self.given[i] is not self.here[i]]
             for i in moved:
-                storage = self.given[i].untyped_storage()._cdata
-                others = [t for j, t in enumerate(self.given) if j != i and t.untyped_storage()._cdata == storage]
+                storage = self.given[i].untyped_storage().data_ptr()
+                others = [t for j, t in enumerate(self.given) if j != i and t.untyped_storage().data_ptr() == storage]
                 if others:
                     raise RuntimeError(
                         "remote: the function changed a tensor of the CPU in place that shares memory with another "
@@ -102,10 +102,10 @@ class Arguments:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage that it has: first, and behind the last."""
-    size, offset = tensor.element_size(), tensor.storage_offset()
+    size, offset = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
         return offset * size, offset * size
-    last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum((int(count) - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return offset * size, (offset + last + 1) * size
 
 
@@ -157,7 +157,7 @@ def _named_tuple(module: str, name: str, fields: list[str] | None) -> Callable[[
     if fields is None:  # torch's own
         found = getattr(torch.return_types, name, None)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     else:
         found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), sys.modules.get(module))
         if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):

@@ -23,12 +23,15 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
 _SOCKET = 3
+_MOST_RESULTS = 2048  # as many arguments may have changed
 _PART = struct.Struct("<QQ")
 
 
-def _parts(descriptor):
+def _parts(descriptor: int) -> list[memoryview]:
     """Of the client: views of memory that is this process's to write."""
     memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     (count,) = struct.unpack_from("<Q", memory)
@@ -36,7 +39,7 @@ def _parts(descriptor):
     return [memory[offset : offset + size] for offset, size in table]
 
 
-def _send(connection, parts):
+def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
     end = (8 + len(parts) * _PART.size + 63) // 64 * 64
     table = b""
     for part in parts:
@@ -56,7 +59,7 @@ def _send(connection, parts):
         os.close(descriptor)
 
 
-def _check_packages(packages):
+def _check_packages(packages: list[str]) -> None:
     for package in packages:
         name, _, version = package.partition("==")
         try:
@@ -72,11 +75,11 @@ def _check_packages(packages):
             )
 
 
-def _bytes(torch, part):
+def _bytes(torch: Any, part: memoryview) -> Any:
     return torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
 
 
-def _tensor(torch, storages, about):
+def _tensor(torch: Any, storages: list[Any], about: dict[str, Any]) -> Any:
     dtype, sizes, strides = getattr(torch, about["dtype"]), about["sizes"], about["strides"]
     if strides is None:
         strides = [math.prod(max(1, size) for size in sizes[i + 1 :]) for i in range(len(sizes))]
@@ -86,7 +89,7 @@ def _tensor(torch, storages, about):
     else:
         made = torch.empty_strided(sizes, strides, dtype=dtype)
     if about["conj"]:
-        made = torch._conj(made)
+        made = made.conj()
     if about["neg"]:
         made = torch._neg_view(made)
     if about["parameter"]:
@@ -94,32 +97,32 @@ def _tensor(torch, storages, about):
     return made.requires_grad_(about["grad"])
 
 
-def _is_same(torch, part, original):
+def _is_same(torch: Any, part: memoryview, original: memoryview) -> bool:
     a, b = _bytes(torch, part), _bytes(torch, original)
     words = len(a) // 8 * 8
     return torch.equal(a[:words].view(torch.int64), b[:words].view(torch.int64)) and torch.equal(a[words:], b[words:])
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data, tensors):
+    def __init__(self, data: bytes, tensors: list[Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._tensors = tensors
 
-    def persistent_load(self, number):
+    def persistent_load(self, number: int) -> Any:
         return self._tensors[number]
 
 
 class _Encoder:
     """What a function returned, for JSON: each value as [kind, ...], tensors by their number."""
 
-    def __init__(self, torch, inputs, abouts, storages):
+    def __init__(self, torch: Any, inputs: list[Any], abouts: list[dict[str, Any]], storages: list[Any]) -> None:
         self._torch = torch
         self._inputs, self._abouts = inputs, abouts
         self._parts = {s.untyped_storage().data_ptr(): i for i, s in enumerate(storages) if s.numel()}
-        self._numbers = {}
-        self.tensors = []
+        self._numbers: dict[int, int] = {}
+        self.tensors: list[Any] = []
 
-    def encode(self, value):
+    def encode(self, value: Any) -> list[Any]:
         torch = self._torch
         kind = type(value)
         if value is None or kind in (bool, str):
@@ -153,12 +156,14 @@ class _Encoder:
             "tensors, numpy's arrays, numbers, text, bytes, None, or lists, tuples, sets and dicts of these"
         )
 
-    def _add(self, tensor):
+    def _add(self, tensor: Any) -> int:
+        if len(self.tensors) == _MOST_RESULTS:
+            raise ValueError(f"remote: a function returns {_MOST_RESULTS} tensors at most; stack some of them")
         self._numbers[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
-    def _encode_tensor(self, value):
+    def _encode_tensor(self, value: Any) -> list[Any]:
         for i, given in enumerate(self._inputs):
             if value is given:
                 return ["argument", i]
@@ -179,14 +184,14 @@ class _Encoder:
         return ["tensor", self._add(value)]
 
 
-def _elements(torch, tensor):
+def _elements(torch: Any, tensor: Any) -> Any:
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(f"remote: the function returned a tensor of layout {tensor.layout}; return dense ones")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
-def _load(parts):
+def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any], list[Any]]:
     """torch, header, pickled call, tensors' bytes, tensors."""
     header, pickled = pickle.loads(parts[0])
     here = list(sys.version_info[:2])
@@ -212,7 +217,14 @@ def _load(parts):
     return torch, header, pickled, storages, inputs
 
 
-def _changed(torch, parts, original, arguments, homes, wants):
+def _changed(
+    torch: Any,
+    parts: list[memoryview],
+    original: list[memoryview],
+    arguments: list[Any],
+    homes: list[Any],
+    wants: list[bool],
+) -> list[int]:
     """Which parts the function has changed. homes: of each argument, what it was."""
     with torch.no_grad():
         for tensor, home, wants_grad in zip(arguments, homes, wants, strict=True):
@@ -232,7 +244,7 @@ def _changed(torch, parts, original, arguments, homes, wants):
     return [i for i, (part, old) in enumerate(zip(parts, original, strict=True)) if not _is_same(torch, part, old)]
 
 
-def _call(parts, original):
+def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str, Any], list[Any]]:
     """(JSON, parts) of the answer."""
     global _interrupted_import
     _interrupted_import = True
@@ -244,7 +256,7 @@ def _call(parts, original):
     mine, old = parts[1 : 1 + header["parts"]], original[1 : 1 + header["parts"]]
     backward = header["gradients"] is not None
     encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
-    answer = {}
+    answer: dict[str, Any] = {}
     try:
         function, args, kwargs = _Unpickler(pickled, arguments).load()
         with torch.set_grad_enabled(header["grad_enabled"]):
@@ -269,12 +281,14 @@ def _call(parts, original):
     return answer, tensors
 
 
-def _gradients(torch, header, outputs, inputs):
+def _gradients(
+    torch: Any, header: dict[str, Any], outputs: list[Any], inputs: list[Any]
+) -> tuple[dict[str, Any], list[Any]]:
     count = header["arguments"]
     given = [(outputs[i], gradient) for i, gradient in zip(header["gradients"], inputs[count:], strict=True)]
     given = [(output, gradient.to(output.device)) for output, gradient in given if output.requires_grad]
     wanted = [tensor for tensor in inputs[:count] if tensor.requires_grad]
-    found = [None] * len(wanted)
+    found: Sequence[Any] = [None] * len(wanted)
     if given and wanted:
         targets, gradients = zip(*given, strict=True)
         found = torch.autograd.grad(targets, wanted, gradients, allow_unused=True)
@@ -284,10 +298,11 @@ def _gradients(torch, header, outputs, inputs):
     return answer, [_elements(torch, tensor) for tensor in made]
 
 
-def _describe(error):
+def _describe(error: BaseException) -> dict[str, Any]:
     """An exception for JSON, without the frames of this file."""
     told = traceback.TracebackException.from_exception(error)
-    chain, seen = [told], set()
+    chain: list[traceback.TracebackException | None] = [told]
+    seen: set[int] = set()
     while chain:
         one = chain.pop()
         if one is None or id(one) in seen:
@@ -308,13 +323,13 @@ def _describe(error):
 class _Printed(io.TextIOBase):
     """What is printed, in order."""
 
-    def __init__(self, kept, is_error):
+    def __init__(self, kept: list[tuple[bool, list[str]]], is_error: bool) -> None:
         self._kept, self._is_error = kept, is_error
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         if self._kept and self._kept[-1][0] == self._is_error:
             self._kept[-1][1].append(text)
         else:
@@ -322,14 +337,14 @@ class _Printed(io.TextIOBase):
         return len(text)
 
 
-def _end_with_the_worker():
+def _end_with_the_worker() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 _interrupted_import = False
 
 
-def main():
+def main() -> None:
     """Calls one function after the other until the worker's end is closed."""
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.set_inheritable(_SOCKET, False)
@@ -341,8 +356,8 @@ def main():
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if not data or not descriptors:
             return
-        printed = []
-        parts = []
+        printed: list[tuple[bool, list[str]]] = []
+        parts: list[Any] = []
         interrupted = False
         try:
             received, original = _parts(descriptors[0]), _parts(descriptors[0])
@@ -361,7 +376,7 @@ def main():
         _send(connection, [json.dumps(answer).encode(), *parts])
         if interrupted and _interrupted_import:
             return  # half a module may be left
-        received = original = parts = None
+        received, original, parts = [], [], []  # memory that is not needed any more
 
 
 __file_name__ = sys.argv[1]

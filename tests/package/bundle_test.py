@@ -86,9 +86,10 @@ def test_what_is_inside(archive, folder):
     assert archive.stat().st_size <= 80e6
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert {"README.md", "LICENSE", "bin/torch-remote-worker", "torch_remote/bin/torch-remote-worker"} <= names
+    assert "torch_remote/lib/python_process.py" in names
     system = {name.rpartition("/")[2] for name in names if "/system/" in name}
     assert any(name.startswith("libstdc++.so.6") for name in system)
-    assert not [name for name in names if re.search(r"libc\.so|ld-linux|libtorch_cpu|python", name)]
+    assert not [name for name in names if re.search(r"libc\.so|ld-linux|libtorch_cpu|libpython", name)]
     for owner in (
         "LLVM-MLIR",
         "OpenSSL",

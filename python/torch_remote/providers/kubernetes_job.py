@@ -91,11 +91,11 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
         command += [flag, str(value)] if value is not None else []
     command += ["--device", "cuda:0"] if spec.gpu else []
     for argument in allowances(options, ""):
-        flag, _, value = argument.partition("=")
+        flag, _, named = argument.partition("=")
         if flag == "--allow-files":
-            command += [flag, value]
+            command += [flag, named]
         else:
-            command += [flag, *(["--python", value] if value else [])]
+            command += [flag, *(["--python", named] if named else [])]
     container["command"], container["args"] = command[:1], command[1:]
     container.setdefault("env", []).extend(
         {"name": name, "value": value} for name, value in (("XDG_RUNTIME_DIR", _HOME), ("XDG_CACHE_HOME", _HOME))
