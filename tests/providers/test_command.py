@@ -323,3 +323,13 @@ def test_the_health_check_says_what_is_wrong():
         endpoint.close()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError):
         metrics.Endpoint("127.0.0.1", taken.getsockname()[1], lambda: "", lambda: None)
+
+
+def test_functions_of_a_worker_that_serves(command, environment):
+    assert "--allow-python" in command("worker", "serve", "--python", "python3")[2]
+    url = json.loads(ok(command("worker", "serve", "--background", "--allow-python", "--json")))["url"]
+    script = "import torch, torch_remote; print(torch_remote.function(lambda x: x + 1)(torch.ones(1, device='remote')))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], env={**environment, "TORCH_REMOTE_WORKER": url}, capture_output=True, text=True
+    )
+    assert result.stdout == "tensor([2.], device='remote:0')\n", result.stderr

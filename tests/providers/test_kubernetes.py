@@ -107,6 +107,17 @@ def test_a_template_is_kept(tmp_path):
     assert manifest("any", template=str(file), image=None, node_selector={"zone": "a"}) == job
 
 
+def test_what_a_worker_may_is_asked_for():
+    assert not {"--allow-files", "--allow-python"} & set(pod_of(manifest(allow_python="no"))["containers"][0]["args"])
+    args = pod_of(manifest(allow_files="/data", allow_python=True))["containers"][0]["args"]
+    assert args[args.index("--allow-files") + 1] == "/data" and "--allow-python" in args and "--python" not in args
+    args = pod_of(manifest(allow_files="1", allow_python="python3.12"))["containers"][0]["args"]
+    assert args[args.index("--allow-files") + 1] == "/" and args[args.index("--python") + 1] == "python3.12"
+    for options in ({"allow_python": "a b"}, {"allow_files": "$HOME"}, {"allow_python": 3}, {"allow_files": "-x"}):
+        with pytest.raises(MachineError, match=next(iter(options))):
+            manifest(**options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

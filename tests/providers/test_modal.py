@@ -37,6 +37,12 @@ def test_what_a_sandbox_is_asked_for(place):
         assert machine.status().detail == ", ".join(one.object_id for one in place.cloud.sandboxes[-2:])
 
 
+def test_functions_want_torch_and_cloudpickle(place):
+    with place.machine(allow_python=True) as machine:
+        assert place.cloud.sandboxes[-1].arguments["image"].steps[1][-1] == "cloudpickle"
+        assert torch_remote.function(lambda x: x + 1)(torch.ones(2, device=machine.device())).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("gpu", "count", "asked"), [("A100-80GB", 1, "A100-80GB"), ("H100:2", 2, "H100"), ("any", 1, "L4")]
 )

@@ -14,6 +14,7 @@ import pytest
 import sshd as sshd_module
 import torch
 
+import torch_remote
 from torch_remote import MachineError, RemoteMachine, WorkerLost
 from torch_remote.providers import bundle
 
@@ -98,6 +99,18 @@ def test_a_torch_that_is_there_is_used(tmp_path, remote):
             (worker,) = workers(server)
             assert str(TORCH_LIB.resolve()) in Path(f"/proc/{worker}/maps").read_text()
         assert set(bundles(server)) == {bundle.worker().digest}
+    finally:
+        server.stop()
+
+
+def test_functions_are_called_where_that_is_allowed(tmp_path, remote):
+    server = sshd_module.Sshd(tmp_path, PATH=os.environ["PATH"], PYTHONPATH=os.pathsep.join(sys.path))
+    double = torch_remote.function(lambda x: x * 2)
+    try:
+        with machine(server, torch_lib=str(TORCH_LIB)) as there, pytest.raises(RuntimeError, match="--allow-python"):
+            double(torch.ones(2, device=there.device()))
+        with machine(server, torch_lib=str(TORCH_LIB), allow_python=sys.executable) as there:
+            assert double(torch.ones(2, device=there.device())).tolist() == [2, 2]
     finally:
         server.stop()
 
