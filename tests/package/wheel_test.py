@@ -1,6 +1,8 @@
 """The wheel, installed by pip beside torch in an otherwise empty environment, works without the checkout."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -143,3 +145,39 @@ def test_nothing_of_the_build_machine_is_inside(wheel):
     for name in (archive := zipfile.ZipFile(wheel)).namelist():
         data = archive.read(name)
         assert not [mark for mark in marks if mark in data], name
+
+
+OF_EVERY_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\b.*")
+
+
+def test_nothing_of_the_system_is_needed_but_the_c_libraries(environment):
+    folder, clean = environment
+    package = next((folder / "lib").glob("python*")) / "site-packages/torch_remote"
+    system = {file.name for file in (package / "lib/system").iterdir()}
+    assert any(name.startswith("libspdlog") for name in system)
+    files = [f for f in package.rglob("*") if f.is_file() and f.read_bytes()[:4] == b"\x7fELF"]
+    assert len(files) > 8
+    for file in files:
+        said = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+        needs = re.findall(r"\(NEEDED\).*\[(.*)\]", said)
+        strange = [n for n in needs if not OF_EVERY_SYSTEM.fullmatch(n) and not n.startswith(("libtorch", "libc10"))]
+        assert set(strange) <= system, (file, strange)
+        found = subprocess.run(["ldd", file], capture_output=True, text=True, env=clean, check=True).stdout
+        for name in strange:
+            if "lib/system" not in str(file):
+                assert re.search(rf"{re.escape(name)} => {re.escape(str(package.resolve()))}/", found), (file, found)
+
+
+def test_what_is_inside_is_told(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (bill,) = [name for name in names if name.endswith(".dist-info/sboms/torch_remote.cdx.json")]
+        told = json.loads(archive.read(bill))
+    known = {component["name"]: component for component in told["components"]}
+    assert {"LLVM, MLIR", "OpenSSL", "FlatBuffers", "CLI11", "spdlog", "fmt", "zlib", "Zstandard"} <= set(known)
+    info = bill.split("/")[0]
+    for component in known.values():
+        assert component["version"] and component["purl"].startswith("pkg:deb/")
+        (licence,) = component["licenses"]
+        assert f"{info}/{licence['license']['name']}" in names
+    assert told["bomFormat"] == "CycloneDX" and told["metadata"]["component"]["name"] == "torch_remote"
