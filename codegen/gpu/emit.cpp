@@ -3,6 +3,7 @@
 #include <string>
 
 #include "codegen/gpu/body.h"
+#include "codegen/gpu/machine.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 
 namespace torch_remote::codegen::gpu {
@@ -11,7 +12,6 @@ namespace {
 namespace ll = mlir::LLVM;
 using mlir::NVVM::NVVMDialect;
 
-constexpr unsigned kGlobal = 1, kShared = 3;  // address spaces
 constexpr int32_t kPointsBlocks = 3;
 
 llvm::StringRef text(std::string_view view) { return {view.data(), view.size()}; }
@@ -35,7 +35,7 @@ mlir::Type type_of(const Kernel& kernel, const Parameter& parameter, mlir::OpBui
     case ParameterKind::kData:
     case ParameterKind::kFailure:
     case ParameterKind::kLines:
-      return ll::LLVMPointerType::get(builder.getContext(), kGlobal);
+      return ll::LLVMPointerType::get(builder.getContext(), kGlobalSpace);
     case ParameterKind::kScalar:
       if (kernel.scalars[parameter.a] == ir::DType::kFloat64) return builder.getF64Type();
       return builder.getI64Type();
@@ -67,7 +67,7 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, Function function, const
   if (shared.places == 0) return;
   const auto places = ll::LLVMArrayType::get(builder.getI64Type(), shared.places);
   builder.create<ll::GlobalOp>(places, /*isConstant=*/false, ll::Linkage::Internal, shared.name, mlir::Attribute(),
-                               /*alignment=*/16, kShared);
+                               /*alignment=*/16, kSharedSpace);
 }
 
 }  // namespace

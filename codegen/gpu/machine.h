@@ -10,6 +10,8 @@ namespace torch_remote::codegen::gpu {
 using cpu::MlirValue;
 using cpu::MlirValues;
 
+constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;  // NVPTX's address spaces
+
 class Machine : public cpu::Ops {
  public:
   explicit Machine(mlir::ImplicitLocOpBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}

@@ -13,7 +13,6 @@ namespace {
 constexpr uint32_t kWarps = kTeamThreads / kWarp;  // of a team, at most
 constexpr int64_t kNoPlace =
     std::numeric_limits<int64_t>::max();  // of argmax: nothing was better than what it begins with
-constexpr unsigned kShared = 3;           // address space
 
 }  // namespace
 
@@ -79,7 +78,7 @@ void Team::fold_warp(Partial& partial, uint32_t threads) {
 }
 
 MlirValue Team::place(uint32_t first, MlirValue offset) {
-  const auto pointer = ll::LLVMPointerType::get(machine_.b.getContext(), kShared);
+  const auto pointer = ll::LLVMPointerType::get(machine_.b.getContext(), kSharedSpace);
   MlirValue base = machine_.b.create<ll::AddressOfOp>(pointer, shared_->name);
   return machine_.at(base, machine_.b.getI64Type(), machine_.add(machine_.i64(first), offset));
 }
