@@ -15,8 +15,10 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/host_memory.h"
+#include "frontend/device/restore.h"
 #include "frontend/device/sync_debug.h"
 #include "frontend/device/worker_names.h"
+#include "frontend/distributed/distributed.h"
 #include "frontend/hooks/hooks.h"
 #include "frontend/inspect/graph_object.h"
 #include "frontend/inspect/kineto.h"
@@ -101,6 +103,21 @@ void flush(int device) {
   py::gil_scoped_release release;
   Recorder::get(checked_device(device)).flush("flush");
 }
+
+void set_restore_device(int device, bool replay, const std::string& folder, uint64_t limit, uint64_t every) {
+  check_not_forked();
+  set_restore(checked_device(device), {replay, folder, limit, std::chrono::seconds(every)});
+}
+
+void checkpoint_device(int device) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  const c10::DeviceIndex index = checked_device(device);
+  Recorder::get(index).synchronize();
+  checkpoint(index);
+}
+
+uint64_t restored_device(int device) { return times_restored(checked_device(device)); }
 
 void restart_device(int device) {
   check_not_forked();
@@ -313,6 +330,13 @@ PYBIND11_MODULE(_C, module) {
   module.def("cancel", wrap_pybind_function(f::cancel));
   module.def("flush", wrap_pybind_function(f::flush));
   module.def("restart", wrap_pybind_function(f::restart_device));
+  module.def("set_restore", wrap_pybind_function(f::set_restore_device));
+  module.def("restores", wrap_pybind_function([](int device) {
+               f::RestoreOptions options;
+               return f::restore_options(f::checked_device(device), &options).ok() && options.replay;
+             }));
+  module.def("checkpoint", wrap_pybind_function(f::checkpoint_device));
+  module.def("times_restored", wrap_pybind_function(f::restored_device));
   module.def("shutdown", wrap_pybind_function([](bool wait) {
                py::gil_scoped_release release;
                f::shutdown(wait);
@@ -395,4 +419,5 @@ PYBIND11_MODULE(_C, module) {
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
   f::bind_profile(module);
+  f::bind_distributed(module);
 }

@@ -303,7 +303,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   if (late || reduced == 0) return false;
   // (A matrix whose rows are to be added up is a library's: that is no faster here.)
   const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
-                     member.form.expansion == Expansion::kMseLoss || member.form.expansion == Expansion::kNllLoss;
+                     is_loss(member.form.expansion);
   const bool of_all = plain && reduced == all() && member.space == all() && columns_ != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {

@@ -10,6 +10,20 @@ bool is_at_indices(const Part& part) {
   return part.along == Along::kNamed && std::ranges::count(part.axes, kByIndex) != 0;
 }
 
+bool is_loss(Expansion expansion) {
+  switch (expansion) {
+    case Expansion::kMseLoss:
+    case Expansion::kSmoothL1Loss:
+    case Expansion::kHuberLoss:
+    case Expansion::kSoftMarginLoss:
+    case Expansion::kBceWithLogits:
+    case Expansion::kNllLoss:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool checks_indices(const Form& form) {
   return form.expansion == Expansion::kNllLoss || std::ranges::any_of(form.parts, is_at_indices);
 }

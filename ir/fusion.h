@@ -18,8 +18,19 @@ enum class Expansion : uint8_t {
   kGelu,
   kGeluBackward,
   kDropout,
+  kEluBackward,
+  kLogit,
+  kLogitBackward,
+  kLogSigmoidBackward,
   kMseLoss,
   kMseLossBackward,
+  kSmoothL1Loss,
+  kSmoothL1LossBackward,
+  kHuberLoss,
+  kHuberLossBackward,
+  kSoftMarginLoss,
+  kSoftMarginLossBackward,
+  kBceWithLogits,
   kSoftmax,
   kLogSoftmax,
   kSoftmaxBackward,
@@ -70,6 +81,8 @@ enum class Expansion : uint8_t {
   kSelectBackward,
 };
 Expansion expansion_of(Opcode opcode);
+// Sums or means of what is lost at each point, if they are wanted.
+bool is_loss(Expansion expansion);
 
 // How dims of a view lie along the axes of the space that a node is computed over.
 enum class Along : uint8_t {

@@ -57,17 +57,34 @@ class FormFinder : FormBuilder {
       case Expansion::kFill:
       case Expansion::kGelu:
       case Expansion::kGeluBackward:
+      case Expansion::kLogit:
+      case Expansion::kLogitBackward:
         return pointwise();
+      case Expansion::kEluBackward:
+        return constant("is_result").has_value() && pointwise();
+      case Expansion::kLogSigmoidBackward:  // (what the forward op kept is not needed)
+        return reads("grad_output") && reads("self") && result(0, Along::kLast) && space_of_result();
       case Expansion::kDropout:
         return constant("train").value_or(0) != 0 && pointwise();
       case Expansion::kMseLoss:
+      case Expansion::kSmoothL1Loss:
+      case Expansion::kHuberLoss:
+      case Expansion::kSoftMarginLoss:
         if (constant("reduction").value_or(-1) == 0) return pointwise();
         return reads("self") && reads("target") && space("self") && reduces_all() && result(0, Along::kRest);
+      case Expansion::kBceWithLogits: {
+        if (!reads("self") || !reads("target") || !reads("weight") || !reads("pos_weight") || !space("self"))
+          return false;
+        if (constant("reduction").value_or(-1) == 0) return result(0, Along::kLast);
+        return reduces_all() && result(0, Along::kRest);
+      }
       case Expansion::kMseLossBackward:
+      case Expansion::kSmoothL1LossBackward:
+      case Expansion::kHuberLossBackward:
+      case Expansion::kSoftMarginLossBackward:
         return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
       case Expansion::kSoftmax:
       case Expansion::kLogSoftmax:
-        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
       case Expansion::kCumsum:
       case Expansion::kCumprod:
         return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);

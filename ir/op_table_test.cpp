@@ -153,8 +153,11 @@ TEST(OpTable, TreesAreTheExpressions) {
     for (size_t i = 0; i < desc.tree.size(); ++i) {
       const ScalarNode& node = desc.tree[i];
       const bool argument = node.op == ScalarOp::kArgument;
-      if (argument) EXPECT_LT(node.a, desc.args.size()) << desc.name;
-      if (!argument && node.op != ScalarOp::kNumber) EXPECT_LT(std::max({node.a, node.b, node.c}), i) << desc.name;
+      if (argument) {
+        EXPECT_LT(node.a, desc.args.size()) << desc.name;
+      } else if (node.op != ScalarOp::kNumber) {
+        EXPECT_LT(std::max({node.a, node.b, node.c}), i) << desc.name;
+      }
       EXPECT_EQ(node.op == ScalarOp::kToResult, i + 1 == desc.tree.size()) << desc.name;
     }
   }
@@ -243,6 +246,7 @@ TEST(OpaqueOps, RolesByKind) {
 TEST(OpaqueOps, DescriptionsStayWhileOtherThreadsRegister) {
   constexpr int kThreads = 4, kOps = 600;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   std::vector<std::vector<const OpDesc*>> seen(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([t, &seen] {

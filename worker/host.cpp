@@ -24,7 +24,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
   cache.target = target;
-  cache.urgent = remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
+  cache.urgent = options.repeatable || remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());
     return nullptr;

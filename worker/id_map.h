@@ -53,6 +53,14 @@ class IdMap {
 
   size_t size() const { return size_; }
 
+  // Calls visit(id, value) for all, in any order.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (const Slot& slot : slots_) {
+      if (slot.id != 0) visit(slot.id, slot.value);
+    }
+  }
+
  private:
   struct Slot {
     uint64_t id = 0;

@@ -44,6 +44,9 @@ class Inbox {
     return is_cancelled(sequence);
   }
 
+  // As far as is known.
+  bool is_client_gone() const { return ahead_status_.code() == ErrorCode::kLost; }
+
   // Asked in the middle of a run: what the client does now.
   tr_client client_activity();
 

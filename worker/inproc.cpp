@@ -16,6 +16,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
   worker::ServerOptions options;
   options.inproc = options.trusted = true;
   options.threads = threads;
+  options.peer_host = "127.0.0.1";
   options.python = python;
   options.python_program = std::filesystem::path(plugin).parent_path() / "python_process.py";
   (void)worker::Files::in("/", &options.files);  // the client's own

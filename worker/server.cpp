@@ -9,9 +9,11 @@
 #include <deque>
 #include <map>
 #include <new>
+#include <tuple>
 
 #include "ir/op_table.h"
 #include "remote/wire/message.h"
+#include "worker/collectives/collective_runner.h"
 #include "worker/device/machine.h"
 #include "worker/inbox.h"
 #include "worker/profile.h"
@@ -65,6 +67,7 @@ class Server {
   Status free(Frame& frame);
   Status read(Frame& frame);
   Status synchronize(Frame& frame);
+  Status checkpoint(Frame& frame, wire::Checkpoint what);
   Status mark(Frame& frame);
   Status find_file(Frame& frame);
   Status read_file(Frame& frame);
@@ -108,7 +111,7 @@ class Server {
   Status drain();
 
   remote::Transport& transport_;
-  const ServerOptions options_;
+  ServerOptions options_;
   Inbox inbox_;
   OpenDevice on_;
   CachingAllocator* memory_ = nullptr;  // the device's
@@ -120,6 +123,7 @@ class Server {
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
+  uint64_t running_ = 0;  // sequence of the last run
   struct Pending {
     Ticket ticket = 0;
     uint64_t sequence = 0;
@@ -193,8 +197,15 @@ Status Server::next(Frame* frame) {
 
 Status Server::open_device() {
   inbox_.watch_client();
-  Status status = options_.open_device(transport_, options_, [this] { return inbox_.client_activity(); }, &on_);
+  // How many threads an op has must not depend on what a client happens to do, where bits are to come again.
+  std::function<tr_client()> activity = [this] { return inbox_.client_activity(); };
+  if (options_.repeatable) activity = [] { return TR_CLIENT_RESTS; };
+  Status status = options_.open_device(transport_, options_, std::move(activity), &on_);
   if (!status.ok()) return status;
+  // Before those that take any op.
+  CollectiveOptions collectives{on_.device.get(), options_.peer_host,
+                                [this] { return inbox_.looks_cancelled(running_) || inbox_.is_client_gone(); }};
+  on_.runners.insert(on_.runners.begin(), make_collective_runner(std::move(collectives)));
   memory_ = &on_.device->memory();
   limit_ = memory_->limit();
   session_ = std::make_unique<Session>(on_.device.get(), &on_.runners);
@@ -224,6 +235,7 @@ Status Server::hello() {
                                                 "); install the same torch_remote on both ends"});
   }
   if (!options_.unavailable.ok()) return refuse(options_.unavailable);
+  options_.repeatable = hello->repeatable();
   if (status = open_device(); !status.ok()) return refuse(status);
   if (!options_.inproc) transport_.leave_busy_cores();
   session_number_ = frame.header.session;
@@ -443,7 +455,7 @@ Status Server::handle_profiled(Frame& frame) {
 Status Server::load_program(Frame& frame) {
   const auto* message = wire::verify<wire::LoadProgram>(frame.control);
   if (!message || !frame.attachment) return damaged("program");
-  session_->load_program(message->program(), frame.attachment->bytes(), message->tune());
+  session_->load_program(message->program(), frame.attachment->bytes(), message->tune() && !options_.repeatable);
   if (message->low_latency()) transport_.busy_wait(remote::kBusyWait);
   return {};
 }
@@ -459,7 +471,9 @@ Status Server::run_program(Frame& frame) {
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
   request.answered = is_waited_for(frame);
+  request.afresh = message->afresh();
   FailurePtr failure;
+  running_ = request.sequence;
   words_.clear();
   Status status = inbox_.is_cancelled(request.sequence) ? session_->run_cancelled(request, &failure)
                                                         : session_->run(request, &words_, &failure);
@@ -541,7 +555,10 @@ Status Server::read(Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   const bool ahead = message->ahead();
   Session::Located located;
-  FailurePtr failure = session_->locate(request, sequence, &located);
+  FailurePtr failure = message->checkpoint() ? session_->locate_kept(request.buffer, sequence, &located)
+                                             : session_->locate(request, sequence, &located);
+  const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
+  if (message->checkpoint()) request = {0, 1, all, one, 0};  // what the buffer holds now is another matter
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
   if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
@@ -576,6 +593,7 @@ Status Server::synchronize(Frame& frame) {
   const auto* message = wire::verify<wire::Synchronize>(frame.control);
   if (!message) return damaged("synchronize");
   if (Status status = drain(); !status.ok()) return status;
+  if (message->checkpoint() != wire::Checkpoint::None) return checkpoint(frame, message->checkpoint());
   builder_.Clear();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
@@ -585,6 +603,20 @@ Status Server::synchronize(Frame& frame) {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateSynchronizeReply(builder_, first, &use, more, not_listed));
   return reply(Type::kSynchronizeReply, frame.header.sequence);
+}
+
+Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
+  std::vector<uint64_t> buffers, sizes;
+  const bool kept = what == wire::Checkpoint::Keep && !session_->has_untold();
+  session_->drop_checkpoint();
+  if (kept) session_->keep_checkpoint(&buffers, &sizes);
+  builder_.Clear();
+  const auto ids = builder_.CreateVector(buffers), bytes = builder_.CreateVector(sizes);
+  const wire::WorkerUse use = worker_use();
+  builder_.Finish(wire::CreateSynchronizeReply(builder_, 0, &use, 0, 0, kept, ids, bytes));
+  Status status = reply(Type::kSynchronizeReply, frame.header.sequence);
+  builder_.Reset();  // there may be many
+  return status;
 }
 
 Status Server::mark(Frame& frame) {
@@ -684,7 +716,7 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     python_ = std::make_unique<Python>(options_.python, options_.python_program, [this] { inbox_.wake(); });
   }
   if (Status status = python_->call(sequence, std::move(parts)); !status.ok()) return refuse(std::move(status));
-  charged.release();
+  std::ignore = charged.release();  // until the call ends
   calls_[sequence] = {message.base(), total};
   return nullptr;
 }

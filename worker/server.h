@@ -51,6 +51,8 @@ struct ServerOptions {
   std::shared_ptr<const Files> files;          // that clients may have read; null: none
   std::string python;          // interpreter of the Python functions that clients may call; empty: they may call none
   std::string python_program;  // python_process.py of the package
+  std::string peer_host;       // where it waits for workers of other ranks (worker/collectives); empty: it does not
+  bool repeatable = false;     // what runs compute must not depend on what takes how long; a client asks for it
 };
 
 // Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection

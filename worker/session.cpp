@@ -189,6 +189,22 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   return nullptr;
 }
 
+void Session::keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes) {
+  buffers_.for_each([&](uint64_t id, const Entry& entry) {
+    if (entry.poisoned()) return;
+    checkpoint_[id] = entry.memory;
+    buffers->push_back(id);
+    sizes->push_back(entry.memory->nbytes());
+  });
+}
+
+FailurePtr Session::locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const {
+  const auto found = checkpoint_.find(buffer);
+  if (found == checkpoint_.end()) return no_such_buffer(buffer, sequence);
+  *located = {static_cast<const std::byte*>(found->second->data()), found->second->nbytes(), true, found->second};
+  return nullptr;
+}
+
 std::shared_ptr<QueuedRead> Session::copy_out(const ReadRequest& request, const Located& located,
                                               std::span<std::byte> destination, std::shared_ptr<void> keep) {
   if (located.nbytes != 0) {

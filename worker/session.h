@@ -78,6 +78,7 @@ struct RunRequest {
   std::span<const uint8_t> params, bindings, frees;
   uint64_t sequence = 0;
   bool answered = false;  // the client waits for the words of its last node
+  bool afresh = false;    // params and bindings are those of a first run
 };
 
 struct ReadRequest {
@@ -133,6 +134,13 @@ class Session {
   // settle() was called, they are there, or the result says why not. Null: they are there.
   std::shared_ptr<QueuedRead> copy_out(const ReadRequest& request, const Located& located,
                                        std::span<std::byte> destination, std::shared_ptr<void> keep);
+
+  // Keeps what all buffers hold now until drop_checkpoint, and says which these are: who writes to one later writes to
+  // a copy. Those that have no contents are left out. There is no failure that the client does not know.
+  void keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes);
+  void drop_checkpoint() { checkpoint_.clear(); }
+  // All of such a buffer, as it was then.
+  FailurePtr locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const;
 
   // Looks what the device has done meanwhile, and takes note of what failed there.
   void settle();
@@ -226,6 +234,7 @@ class Session {
   CachingAllocator* memory_;  // the device's
   Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
+  std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
   std::unordered_map<uint64_t, FailurePtr> late_failures_;  // by sequence; of runs that somebody waits for

@@ -38,6 +38,13 @@ Status Session::decode(const RunRequest& request, LoadedProgram** program) {
   Status status = remote::decode_frees(request.frees, &frees_);
   if (!status.ok() || !loaded.decoded) return status;
   bool changed = false;
+  if (request.afresh) {
+    std::ranges::fill(loaded.params, 0);
+    std::ranges::fill(loaded.bindings.ids, 0);
+    loaded.bindings.relative.assign(loaded.bindings.ids.size(), false);
+    loaded.bindings.base = 0;
+    loaded.evaluated = false;
+  }
   status = remote::decode_params(request.params, loaded.params, &changed);
   if (status.ok()) status = remote::decode_bindings(request.bindings, request.base, loaded.bindings);
   if (!status.ok()) return status;

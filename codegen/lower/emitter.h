@@ -141,6 +141,12 @@ bool expand(NodeEmitter& node);
 bool expand_expression(NodeEmitter& node);
 // Of what reads or writes at indices.
 bool expand_indices(NodeEmitter& node);
+// Of gelu, logit and gradients of activations.
+bool expand_activation(NodeEmitter& node);
+// What the `reduction` of a loss says.
+enum LossReduction : int64_t { kNoReduction = 0, kMeanReduction = 1 };
+// Of losses of pairs, and their gradients.
+bool expand_loss(NodeEmitter& node);
 // Of steps of optimizers.
 bool expand_optimizer(NodeEmitter& node);
 

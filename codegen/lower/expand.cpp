@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
@@ -28,56 +27,6 @@ bool fill(NodeEmitter& node) {
   return true;
 }
 
-const ir::Arg* approximate(const NodeEmitter& node) {
-  const ir::Arg* arg = node.argument("approximate");
-  return arg != nullptr && arg->tag == ir::ArgTag::kString ? arg : nullptr;
-}
-
-// x / 2 * (1 + erf(x / sqrt(2))); by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
-bool gelu(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const DType type = type_of(node, "self");
-  const ir::Arg* how = approximate(node);
-  if (!ir::is_float(type) || how == nullptr) return false;
-  const V x = node.operand("self", type);
-  const V half = e.mul(x, e.constant(type, 0.5));
-  V inner = kNone;
-  if (how->text == "none") {
-    inner = e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)));
-  } else {
-    const V cube = e.mul(e.mul(x, x), x);
-    const V sum = e.add(x, e.mul(e.constant(type, 0.044715), cube));
-    inner = e.op(ScalarOp::kTanh, e.mul(e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), sum));
-  }
-  node.fill(e.mul(half, e.add(e.constant(type, 1), inner)));
-  return true;
-}
-
-bool gelu_backward(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const DType type = type_of(node, "self");
-  const ir::Arg* how = approximate(node);
-  if (!ir::is_float(type) || how == nullptr) return false;
-  const V grad = node.operand("grad_output", type), x = node.operand("self", type);
-  const V one = e.constant(type, 1), half = e.constant(type, 0.5);
-  V slope = kNone;
-  if (how->text == "none") {
-    const V cdf = e.mul(half, e.add(one, e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)))));
-    const V density = e.mul(e.exp(e.mul(e.mul(x, x), e.constant(type, -0.5))),
-                            e.constant(type, std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2));
-    slope = e.add(cdf, e.mul(x, density));
-  } else {
-    const V beta = e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), kappa = e.constant(type, 0.044715);
-    const V square = e.mul(x, x);
-    const V tanh = e.op(ScalarOp::kTanh, e.mul(beta, e.add(x, e.mul(kappa, e.mul(square, x)))));
-    const V inner = e.mul(beta, e.add(one, e.mul(e.mul(e.constant(type, 3), kappa), square)));
-    const V right = e.mul(e.mul(e.mul(half, x), e.sub(one, e.mul(tanh, tanh))), inner);
-    slope = e.add(e.mul(half, e.add(one, tanh)), right);
-  }
-  node.fill(e.mul(grad, slope));
-  return true;
-}
-
 // An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it (worker/aten/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
@@ -94,30 +43,6 @@ bool dropout(NodeEmitter& node) {
   const V scale = e.convert(e.scalar_float(p == 1 ? 0 : 1 / (1 - p)), type);
   node.result(0, e.mul(e.mul(node.operand("input", type), e.convert(keep, type)), scale));
   node.result(1, keep);
-  return true;
-}
-
-enum Loss : int64_t { kNoReduction = 0, kMeanReduction = 1 };
-
-bool mse_loss(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const DType type = type_of(node, "self");
-  const int64_t reduction = node.whole("reduction");
-  const V difference = e.sub(node.operand("self", type), node.operand("target", type));
-  V value = e.mul(difference, difference);
-  if (reduction != kNoReduction) value = node.reduce(Reduction::kSum, value);
-  if (reduction == kMeanReduction) value = e.div(value, node.reduced_points(type));
-  node.result(0, value);
-  return true;
-}
-
-bool mse_loss_backward(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const DType type = type_of(node, "self");
-  const double points = node.whole("reduction") == kMeanReduction ? static_cast<double>(node.space_points()) : 1;
-  const V difference = e.sub(node.operand("self", type), node.operand("target", type));
-  node.result(0,
-              e.mul(e.mul(e.convert(e.scalar_float(2 / points), type), difference), node.operand("grad_output", type)));
   return true;
 }
 
@@ -439,15 +364,24 @@ bool expand(NodeEmitter& node) {
     case Expansion::kFill:
       return fill(node);
     case Expansion::kGelu:
-      return gelu(node);
     case Expansion::kGeluBackward:
-      return gelu_backward(node);
+    case Expansion::kEluBackward:
+    case Expansion::kLogit:
+    case Expansion::kLogitBackward:
+    case Expansion::kLogSigmoidBackward:
+      return expand_activation(node);
     case Expansion::kDropout:
       return dropout(node);
     case Expansion::kMseLoss:
-      return mse_loss(node);
     case Expansion::kMseLossBackward:
-      return mse_loss_backward(node);
+    case Expansion::kSmoothL1Loss:
+    case Expansion::kSmoothL1LossBackward:
+    case Expansion::kHuberLoss:
+    case Expansion::kHuberLossBackward:
+    case Expansion::kSoftMarginLoss:
+    case Expansion::kSoftMarginLossBackward:
+    case Expansion::kBceWithLogits:
+      return expand_loss(node);
     case Expansion::kSoftmax:
       return softmax(node, false);
     case Expansion::kLogSoftmax:

@@ -16,6 +16,7 @@
 #include "frontend/device/build_program.h"
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
+#include "frontend/device/restore.h"
 #include "frontend/device/worker_names.h"
 #include "frontend/source/source.h"
 #include "remote/client/event_log.h"
@@ -24,9 +25,16 @@
 namespace torch_remote::frontend {
 namespace {
 
-struct Connection {
+// Which worker a connection has; another one after a restore.
+struct Place {
+  std::mutex mutex;
   std::unique_ptr<remote::Worker> worker;
+};
+
+struct Connection {
+  std::shared_ptr<Place> place;
   std::unique_ptr<remote::Client> client;
+  std::unique_ptr<Restore> restore;  // null: what is lost is lost
 };
 
 struct State {
@@ -65,18 +73,43 @@ void after_fork_in_child() {
 
 Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connection& connection) {
   if (Status status = remote::check_environment(); !status) return status;
-  std::string where;
-  if (Status status = worker_name(device, &where); !status) return status;
   std::shared_ptr<remote::CaptureWriter> capture;
   if (Status status = open_capture(&capture); !status) return status;
-  if (Status status = open_worker(device, where, paths(), go_on, keep_raised, &connection.worker); !status)
-    return status;
-  std::unique_ptr<remote::Transport> transport = connection.worker->take_transport();
+  RestoreOptions restore;
+  if (Status status = restore_options(device, &restore); !status) return status;
+  if (restore.replay && capture) {
+    return Status::invalid(
+        "remote: a session that is restored (restore='replay') cannot be captured: unset "
+        "TORCH_REMOTE_CAPTURE or TORCH_REMOTE_RESTORE");
+  }
+  const auto place = std::make_shared<Place>();
+  const auto open = [device, place](const remote::KeepWaiting& go_on, std::unique_ptr<remote::Transport>* transport) {
+    std::string name;
+    if (Status status = worker_name(device, &name); !status) return status;
+    std::unique_ptr<remote::Worker> worker;
+    if (Status status = open_worker(device, name, paths(), go_on, keep_raised, &worker); !status) return status;
+    *transport = worker->take_transport();
+    const std::lock_guard lock(place->mutex);
+    place->worker.swap(worker);
+    return Status();
+  };
+  connection.place = place;
+  std::unique_ptr<remote::Transport> transport;
+  if (Status status = open(go_on, &transport); !status) return status;
+  if (restore.replay) {
+    if (Status status = Restore::wrap(restore, open, &transport, &connection.restore); !status) return status;
+  }
   if (capture) transport = remote::capture_frames(std::move(transport), capture);
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
   };
-  return remote::Client::connect(std::move(transport), build, go_on, &connection.client);
+  Status status = remote::Client::connect(std::move(transport), build, go_on, &connection.client);
+  if (!status) {
+    connection.restore = nullptr;
+  } else if (connection.restore) {
+    connection.restore->start(*connection.client);
+  }
+  return status;
 }
 
 // Tells the worker how much memory it may use.
@@ -88,8 +121,9 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
 }
 
 void stop(Connection& connection) {
+  connection.restore.reset();
   connection.client.reset();  // says goodbye
-  connection.worker.reset();
+  connection.place.reset();
 }
 
 // GIL held. The class lives in the Python package.
@@ -270,7 +304,39 @@ int worker_process(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   const Connection& connection = s.connections[device];
-  return connection.worker ? connection.worker->process() : -1;
+  if (!connection.place) return -1;
+  std::lock_guard place(connection.place->mutex);
+  return connection.place->worker ? connection.place->worker->process() : -1;
+}
+
+void set_restore(c10::DeviceIndex device, const RestoreOptions& options) {
+  TORCH_CHECK(existing_client(device) == nullptr,
+              "remote: set_restore() comes before the first use of a device; remote:", static_cast<int>(device),
+              " has a worker already (torch.remote.restart() ends it, and its tensors)");
+  keep_restore_options(device, options);
+}
+
+void checkpoint(c10::DeviceIndex device) {
+  State& s = state();
+  Restore* restore = nullptr;
+  {
+    std::lock_guard lock(s.mutex);
+    restore = s.connections[device].restore.get();
+  }
+  TORCH_CHECK(
+      restore != nullptr,
+      "remote: a checkpoint is for a device that is restored, and remote:", static_cast<int>(device),
+      " is not; call torch.remote.set_restore('replay') before its first use, or set TORCH_REMOTE_RESTORE=replay");
+  bool kept = false;
+  check(restore->checkpoint(keep_waiting, &kept));
+  TORCH_CHECK(kept, "remote: no checkpoint was made, as an op failed; torch.remote.synchronize() says which");
+}
+
+uint64_t times_restored(c10::DeviceIndex device) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const Connection& connection = s.connections[device];
+  return connection.restore ? connection.restore->restored() : 0;
 }
 
 bool in_bad_fork() { return state().forked.load(std::memory_order_relaxed); }

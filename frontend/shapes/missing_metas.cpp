@@ -13,11 +13,13 @@ namespace {
 
 at::Tensor new_like(const at::Tensor& self) { return at::empty_symint(self.sym_sizes(), self.options()); }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): the signatures of torch's kernels
 at::Tensor sample_dirichlet(const at::Tensor& self, std::optional<at::Generator>) { return new_like(self); }
 
 at::Tensor binomial(const at::Tensor& count, const at::Tensor&, std::optional<at::Generator>) {
   return new_like(count);
 }
+// NOLINTEND(performance-unnecessary-value-param)
 
 at::Tensor dirichlet_grad(const at::Tensor& x, const at::Tensor&, const at::Tensor&) { return new_like(x); }
 
@@ -85,6 +87,43 @@ at::Tensor grouped_mm(const at::Tensor& a, const at::Tensor& b, const std::optio
   return at::empty_strided_symint(sizes, strides, a.options().dtype(type));
 }
 
+// -- batch norm over several processes: statistics of half types are f32
+
+at::Tensor channels_of(const at::Tensor& input) {
+  TORCH_CHECK(input.dim() >= 2, "batch norm over several processes expects an input of 2 dimensions or more");
+  const auto dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::empty_symint({input.sym_size(1)}, input.options().dtype(dtype));
+}
+
+std::tuple<at::Tensor, at::Tensor> batch_norm_stats(const at::Tensor& input, double) {
+  return {channels_of(input), channels_of(input)};
+}
+
+std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats(const at::Tensor& input, const at::Tensor&,
+                                                           const at::Tensor&, const std::optional<at::Tensor>&,
+                                                           const std::optional<at::Tensor>&, double, double,
+                                                           const at::Tensor&) {
+  return {channels_of(input), channels_of(input)};
+}
+
+at::Tensor batch_norm_elemt(const at::Tensor& input, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                            const at::Tensor&, const at::Tensor&, double) {
+  return at::empty_like(input);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
+    const at::Tensor&, const at::Tensor& input, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+    bool sums, bool weight, bool bias) {
+  const auto made = [&](bool wanted) { return wanted ? channels_of(input) : at::Tensor(); };
+  return {made(sums), made(sums), made(weight), made(bias)};
+}
+
+at::Tensor batch_norm_backward_elemt(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const at::Tensor&,
+                                     const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                                     const at::Tensor&) {
+  return at::empty_like(input);
+}
+
 // -- of CPU's strides
 // --------------------------------------------------------------------------------------------------
 
@@ -106,6 +145,11 @@ at::Tensor nonzero_static(const at::Tensor& self, int64_t size, int64_t) {
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
+  library.impl("batch_norm_stats", &batch_norm_stats);
+  library.impl("batch_norm_gather_stats_with_counts", &batch_norm_gather_stats);
+  library.impl("batch_norm_elemt", &batch_norm_elemt);
+  library.impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
+  library.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
   library.impl("binomial", &binomial);
   library.impl("_dirichlet_grad", &dirichlet_grad);
   library.impl("_standard_gamma_grad", &standard_gamma_grad);

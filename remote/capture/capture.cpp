@@ -342,6 +342,12 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
   }
   auto& [program, params, bindings] = state->second;
   RunEvent run;
+  if (message->afresh()) {
+    std::ranges::fill(params, 0);
+    std::ranges::fill(bindings.ids, 0);
+    bindings.relative.clear();
+    bindings.base = 0;
+  }
   bool changed;
   Status status = decode_params(wire::bytes(message->params()), params, &changed);
   if (status.ok()) status = decode_bindings(wire::bytes(message->bindings()), message->base(), bindings);

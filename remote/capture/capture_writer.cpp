@@ -125,6 +125,11 @@ CaptureWriter::~CaptureWriter() {
   if (open_) ::close(file_);
 }
 
+uint64_t CaptureWriter::written() const {
+  std::lock_guard lock(mutex_);
+  return written_;
+}
+
 void CaptureWriter::abandon() {
   if (open_.exchange(false)) ::close(file_);
 }
@@ -220,16 +225,20 @@ Status capture_options(const char* path, const char* limit, CaptureOptions* opti
     options->path.insert(options->path.size() - (suffix ? kSuffix.size() : 0), "." + std::to_string(session));
   }
   if (limit == nullptr || *limit == '\0') return {};
-  const char* const end = limit + std::strlen(limit);
-  const auto [rest, error] = std::from_chars(limit, end, options->limit);
+  return parse_bytes("TORCH_REMOTE_CAPTURE_LIMIT", limit, &options->limit);
+}
+
+Status parse_bytes(const char* name, const char* text, uint64_t* bytes) {
+  const char* const end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, *bytes);
   const std::string_view suffix(rest, static_cast<size_t>(end - rest));
   const size_t power = suffix.empty() ? 0 : std::string_view("KMG").find(suffix) + 1;
   if (error != std::errc() || suffix.size() > 1 || (!suffix.empty() && power == 0) ||
-      options->limit > UINT64_MAX >> (10 * power)) {
-    return Status::invalid("remote: TORCH_REMOTE_CAPTURE_LIMIT='" + std::string(limit) +
+      *bytes > UINT64_MAX >> (10 * power)) {
+    return Status::invalid("remote: " + std::string(name) + "='" + std::string(text) +
                            "' is no number of bytes; write it like 500M or 4G");
   }
-  options->limit <<= 10 * power;
+  *bytes <<= 10 * power;
   return {};
 }
 

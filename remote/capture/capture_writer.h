@@ -42,6 +42,11 @@ class CaptureWriter {
   // The graph that program `number` will be made from (ir::encode_program of it): before the program is sent.
   void source_graph(uint32_t number, std::span<const uint8_t> program);
 
+  // Bytes in the file.
+  uint64_t written() const;
+  // False once something went wrong.
+  bool is_open() const { return open_; }
+
   // In a forked child: closes the child's copy of the file, writes nothing. Takes no lock.
   void abandon();
 
@@ -64,12 +69,15 @@ class CaptureWriter {
   const uint64_t limit_;
   const uint64_t began_;  // steady clock, ns
   std::atomic<bool> open_{true};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   uint64_t written_ = 0;  // bytes
 };
 
 // A transport that passes everything on to `inner` and writes each frame to `writer`.
 std::unique_ptr<Transport> capture_frames(std::unique_ptr<Transport> inner, std::shared_ptr<CaptureWriter> writer);
+
+// A number of bytes, with K, M or G for powers of 1024. `name`: of the setting, for the error.
+Status parse_bytes(const char* name, const char* text, uint64_t* bytes);
 
 // What TORCH_REMOTE_CAPTURE and TORCH_REMOTE_CAPTURE_LIMIT (null or empty: not set) ask for. `path` is empty if nothing
 // is to be captured. In the path, %p stands for the process. A process's first session has the name as given, its

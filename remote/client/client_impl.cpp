@@ -69,8 +69,9 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   }
   if (reply->error()) return wire::to_status(*reply->error());
   session_ = frame.header.session;
-  description_ = (reply->runners() ? reply->runners()->str() : "worker") + ", pid " + std::to_string(reply->process()) +
-                 ", over " + transport_->description();
+  description_ = reply->runners() ? reply->runners()->str() : "worker";
+  process_ = static_cast<int>(reply->process());
+  peer_ = transport_->peer_process();
   if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
   machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
   return {};
@@ -140,6 +141,10 @@ Status ClientImpl::send_frees() {
 std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base) {
   params_.clear();
   bindings_.clear();
+  // Who begins with a checkpoint knows of no run before it.
+  const bool afresh = program.checkpoint != checkpoints_;
+  if (afresh) program.last = {};
+  program.checkpoint = checkpoints_;
   encode_params(now, program.last.params, params_);
   encode_bindings(inputs_, base, program.last.bindings, bindings_);
   take_frees();
@@ -147,7 +152,7 @@ std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::spa
   const auto frees = builder_.CreateVector(frees_bytes_);
   const auto bindings = builder_.CreateVector(bindings_);
   const auto params = builder_.CreateVector(params_);
-  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees));
+  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees, afresh));
   return {builder_.GetBufferPointer(), builder_.GetSize()};
 }
 
@@ -341,25 +346,6 @@ Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting
   return {};
 }
 
-template <typename Encode>
-Status ClientImpl::send_question(wire::Type type, Encode&& encode, uint64_t* sequence) {
-  if (abandoned_) return forked();
-  std::lock_guard order(order_);
-  if (Status status = begin(1, 0); !status) return status;
-  if (Status status = send_frees(); !status) return status;
-  builder_.Clear();
-  encode();
-  return send(type, true, nullptr, sequence);
-}
-
-template <typename Encode>
-Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
-                       OpError* error) {
-  uint64_t sequence = 0;
-  if (Status status = send_question(type, encode, &sequence); !status) return status;
-  return wait(sequence, keep_waiting, reply, error);
-}
-
 Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) {
   const auto encode = [&] { builder_.Finish(wire::CreateSynchronize(builder_)); };
   Frame frame;
@@ -478,6 +464,13 @@ Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWai
   if (!status) return status;
   decode_worker_clock(reply, sent, monotonic_ns(), profile);
   return append_worker_profile(reply, profile);
+}
+
+std::string ClientImpl::description() const {
+  // A worker that replaced the first one has a pid of its own; that of a listener is no session's.
+  const int peer = transport_->peer_process();
+  return description_ + ", pid " + std::to_string(peer != peer_ ? peer : process_) + ", over " +
+         transport_->description();
 }
 
 // --- counters --------------------------------------------------------------------------------------------------------

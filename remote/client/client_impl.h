@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flatbuffers/flatbuffers.h"
+#include "remote/client/checkpoint.h"
 #include "remote/client/client.h"
 #include "remote/client/outbox.h"
 #include "remote/client/program_cache.h"
@@ -78,7 +79,7 @@ class ClientImpl final : public Client {
   MemoryUse memory_use() const override { return abandoned_ ? MemoryUse() : replies_.totals().memory; }
   MachineInfo machine() const override { return machine_; }
   Status health() const override { return abandoned_ ? forked() : replies_.health(); }
-  std::string description() const override { return description_; }
+  std::string description() const override;
   uint64_t session() const override { return session_; }
   uint64_t last_acknowledged() const override { return replies_.acknowledged(); }
   uint64_t last_sent() const override { return replies_.last_sent(); }
@@ -129,6 +130,11 @@ class ClientImpl final : public Client {
   template <typename Encode>
   Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
 
+  // client_checkpoint.cpp
+  friend Status begin_checkpoint(Client&, const KeepWaiting&, bool*, std::vector<CheckpointBuffer>*);
+  friend Status read_checkpoint(Client&, const CheckpointBuffer&, const TakeBytes&, const KeepWaiting&);
+  friend Status drop_checkpoint(Client&, const KeepWaiting&);
+
   // Reading (client_read.cpp). With order_ held:
   // Sends a Read. `ahead`: nobody waits for it yet.
   Status send_read(const ReadView& view, bool ahead, uint64_t* sequence);
@@ -155,12 +161,14 @@ class ClientImpl final : public Client {
   Outbox outbox_;
   std::atomic<bool> abandoned_ = false;
   uint64_t session_ = 0;
-  std::string description_;
+  std::string description_;  // of the runners
+  int process_ = 0, peer_ = 0;
   MachineInfo machine_;
 
   std::mutex order_;
   uint64_t sequence_ = 0;
   uint64_t next_id_ = 1;
+  uint64_t checkpoints_ = 0;
   // Kept for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
   ReadAhead read_ahead_;
@@ -174,5 +182,24 @@ class ClientImpl final : public Client {
   mutable std::mutex base_mutex_;
   Replies::Totals base_;  // of the totals that count, at the last reset
 };
+
+template <typename Encode>
+Status ClientImpl::send_question(wire::Type type, Encode&& encode, uint64_t* sequence) {
+  if (abandoned_) return forked();
+  std::lock_guard order(order_);
+  if (Status status = begin(1, 0); !status) return status;
+  if (Status status = send_frees(); !status) return status;
+  builder_.Clear();
+  encode();
+  return send(type, true, nullptr, sequence);
+}
+
+template <typename Encode>
+Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
+                       OpError* error) {
+  uint64_t sequence = 0;
+  if (Status status = send_question(type, encode, &sequence); !status) return status;
+  return wait(sequence, keep_waiting, reply, error);
+}
 
 }  // namespace torch_remote::remote

@@ -41,6 +41,7 @@ struct CachedProgram {
 
   // What the worker's end of the delta coding holds, too. Guarded by whoever orders the messages.
   LastRun last;
+  uint64_t checkpoint = 0;  // what `last` is since; likewise
 
   // The worker will never have it, because of `failure`; set by the builder, last.
   std::atomic<bool> failed = false;

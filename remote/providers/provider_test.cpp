@@ -30,7 +30,7 @@ class ProviderTest : public testing::Test {
     folder = mkdtemp(name);
     for (const char* name : {"plugin.so", "libtorch_cpu.so", "not_executable"})
       std::ofstream(folder + "/" + name) << "x";
-    options = {"remote/providers/provider_test_worker", folder + "/plugin.so", folder, 0};
+    options = {"remote/providers/provider_test_worker", folder + "/plugin.so", folder, 0, ""};
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
 
@@ -192,6 +192,7 @@ TEST_F(ProviderTest, ConnectsToAListeningWorker) {
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof(address.sun_path) - 1);
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_GE(listener, 0) << strerror(errno);
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0) << strerror(errno);
   ASSERT_EQ(listen(listener, 1), 0);
   ASSERT_TRUE(connect_unix_worker(path, &worker).ok());

@@ -147,6 +147,10 @@ void FakeWorker::run(Frame& frame, Message& message) {
   const auto found = last_runs_.find(run->program());
   ASSERT_NE(found, last_runs_.end()) << "program " << run->program() << " is not loaded";
   LastRun& last = found->second;
+  if (run->afresh()) {
+    last.params.assign(last.params.size(), 0);
+    last.bindings = {std::vector<uint64_t>(last.bindings.ids.size()), {}, 0};
+  }
   bool changed;
   ASSERT_TRUE(decode_params(wire::bytes(run->params()), last.params, &changed).ok());
   ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), last.bindings).ok());
@@ -182,7 +186,10 @@ bool FakeWorker::handle(Frame& frame) {
   message.flags = frame.header.flags;
   message.bytes = frame.control.size();
   FlatBufferBuilder builder;
-  EXPECT_EQ(message.sequence, done_ + 1) << "sequences have no gaps";
+  if (message.type == wire::Type::kCancel) return true;  // drops nothing
+  if (!gaps_) {
+    EXPECT_EQ(message.sequence, done_ + 1) << "sequences have no gaps";
+  }
   switch (message.type) {
     case wire::Type::kHello: {
       const auto error = error_of(builder, hello_);
@@ -224,17 +231,19 @@ bool FakeWorker::handle(Frame& frame) {
       break;
     case wire::Type::kRead: {
       message.buffer = wire::verify<wire::Read>(frame.control)->buffer();
-      const auto found = buffers_.find(message.buffer);
+      const bool kept = wire::verify<wire::Read>(frame.control)->checkpoint();
+      const auto& all = kept ? checkpoint_ : buffers_;
+      const auto found = all.find(message.buffer);
       AttachmentPtr attachment;
       Status status;
-      if (found == buffers_.end()) {
+      if (found == all.end()) {
         status = Status::invalid("no buffer " + std::to_string(message.buffer));
       } else {
         attachment = transport_->allocate(found->second.size());
         std::ranges::copy(found->second, attachment->bytes().begin());
       }
       builder.Finish(wire::CreateReadReply(builder, error_of(builder, status)));
-      answer(wire::Type::kReadReply, builder, std::move(attachment));
+      answer(wire::Type::kReadReply, builder, attachment);
       break;
     }
     case wire::Type::kMark: {
@@ -253,7 +262,7 @@ bool FakeWorker::handle(Frame& frame) {
     case wire::Type::kCall: {
       const std::vector<uint64_t> sizes = {4, 8};
       builder.Finish(wire::CreateCallReply(builder, 0, builder.CreateVector(sizes)));
-      answer(wire::Type::kCallReply, builder, std::move(frame.attachment));  // what was called
+      answer(wire::Type::kCallReply, builder, frame.attachment);  // what was called
       break;
     }
     case wire::Type::kEndCall:
@@ -271,7 +280,7 @@ bool FakeWorker::handle(Frame& frame) {
       const auto* request = wire::verify<wire::Profile>(frame.control);
       const bool stop = request->command() == wire::ProfileCommand::Stop;
       AttachmentPtr attachment = encode_profile(builder, stop ? profile_ : std::vector<wire::ProfileEvent>());
-      answer(wire::Type::kProfileReply, builder, std::move(attachment));
+      answer(wire::Type::kProfileReply, builder, attachment);
       break;
     }
     case wire::Type::kMemory: {
@@ -285,7 +294,18 @@ bool FakeWorker::handle(Frame& frame) {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};
       const wire::WorkerUse use = worker_use(11);
-      builder.Finish(wire::CreateSynchronizeReply(builder, error, &use));
+      const auto what = wire::verify<wire::Synchronize>(frame.control)->checkpoint();
+      const bool keeps = what == wire::Checkpoint::Keep;
+      if (what != wire::Checkpoint::None) checkpoint_.clear();
+      std::vector<uint64_t> ids, sizes;
+      for (const auto& [id, bytes] : buffers_) {
+        if (!keeps) break;
+        checkpoint_[id] = bytes;
+        ids.push_back(id);
+        sizes.push_back(bytes.size());
+      }
+      const auto buffers = builder.CreateVector(ids), bytes = builder.CreateVector(sizes);
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, &use, 0, 0, keeps, buffers, bytes));
       answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }

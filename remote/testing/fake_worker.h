@@ -89,6 +89,8 @@ class FakeWorker {
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
   // Without the log, messages and what they upload are forgotten.
   void log_messages(bool log) { log_ = log; }
+  // The client begins anew with messages that it does not count in the usual way.
+  void allow_gaps() { gaps_ = true; }
 
   // What came so far, without the greeting.
   std::vector<Message> messages() {
@@ -116,7 +118,7 @@ class FakeWorker {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool paused_ = false, dead_ = false, goodbye_ = false;
-  std::atomic<bool> hold_replies_ = false, log_ = true;
+  std::atomic<bool> hold_replies_ = false, log_ = true, gaps_ = false;
   std::function<Failure(const Message&)> on_run_;
   std::vector<int64_t> words_;
   std::vector<wire::ProfileEvent> profile_;
@@ -124,7 +126,7 @@ class FakeWorker {
 
   // The thread's own.
   std::map<uint32_t, LastRun> last_runs_;  // by program
-  std::map<uint64_t, std::vector<std::byte>> buffers_;
+  std::map<uint64_t, std::vector<std::byte>> buffers_, checkpoint_;
   std::vector<std::function<void()>> held_;
   std::function<void()> answer_;
   uint64_t done_ = 0, acknowledged_ = 0;

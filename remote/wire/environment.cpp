@@ -49,6 +49,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_PASSES", "",
      "options of passes, and 0 for one that is not to run: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
+    {"TORCH_REMOTE_PEER_HOST", "",
+     "the address of this machine by which workers of other ranks reach a local worker "
+     "([distributed.md](distributed.md)); default: 127.0.0.1"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
      "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or "
      "`~/.cache`"},
@@ -58,6 +61,13 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_CAPTURE", "",
      "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
+    {"TORCH_REMOTE_RESTORE", "|replay",
+     "`replay`: a worker that is lost is replaced, and the tensors are made again "
+     "([above](workers.md#tensors-that-outlive-their-worker))"},
+    {"TORCH_REMOTE_RESTORE_FOLDER", "",
+     "where what is sent is kept for that; default: the system's folder for "
+     "temporary files"},
+    {"TORCH_REMOTE_RESTORE_LIMIT", "", "bytes that are kept beside the last checkpoint: `500M`, `1G` (default)"},
     {"TORCH_REMOTE_WORKER_BINARY", "", "the program of local workers; default: the package's own"},
     {"TORCH_REMOTE_PACKAGE", "", "folder of the package `torch_remote`, for programs that were moved out of it"},
     {"TORCH_REMOTE_TORCH_LIB", "", "folder of `libtorch_cpu.so`, for programs that do not find it by themselves"},

@@ -46,6 +46,7 @@ CANCELS: dict[str, Sizes] = {
     "logaddexp2": largest_of(0, 1),
     "gelu": largest_of(0),  # x / 2 * (1 + erf(x / sqrt(2))) below 0
     "gelu_backward": lambda case: case.tensors[0].double().abs() * case.tensors[1].double().abs().clamp(min=1),
+    "mish_backward": lambda case: case.tensors[0].double().abs() * case.tensors[1].double().abs().clamp(min=1),
     "lgamma": lambda case: torch.ones(()).double(),  # at its zeros below 0
     "_foreach_lgamma": lambda case: torch.ones(()).double(),
 }

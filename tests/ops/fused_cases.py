@@ -367,6 +367,8 @@ def rows() -> Iterator[Case]:
                     (y, g),
                     True,
                 )
+        yield from losses(dtype, *operands(dtype, dtype))
+        yield from gradients_of_activations(dtype)
         labels = torch.arange(6) * 5
         labels[3] = -100
 
@@ -387,6 +389,70 @@ def rows() -> Iterator[Case]:
         table = operands(dtype)[0]
         places = torch.randint(0, table.shape[0], (7, 9), generator=torch.Generator().manual_seed(0))
         yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))
+
+
+def losses(dtype: torch.dtype, x: Any, y: Any) -> Iterator[Case]:
+    """Of pairs: with infinities, equal ones, and those at a bound."""
+    functional, aten = torch.nn.functional, torch.ops.aten
+    x, y = x.clone(), y.clone()
+    x.view(-1)[3] = y.view(-1)[3] + 0.75
+    x.view(-1)[4] = y.view(-1)[4]
+    x.view(-1)[5] = math.inf
+    signs = y.sign()
+    chances = y.sigmoid()
+    weight, positive = tame(dtype, y.shape[-1:], 3).abs(), tame(dtype, y.shape[-1:], 4).abs()
+    for number, reduction in enumerate(("none", "mean", "sum")):
+        forward = {
+            "smooth_l1_loss": (lambda x, y, r=reduction: functional.smooth_l1_loss(x, y, reduction=r, beta=0.75), y),
+            "huber_loss": (lambda x, y, r=reduction: functional.huber_loss(x, y, reduction=r, delta=0.75), y),
+            "soft_margin_loss": (lambda x, y, r=reduction: functional.soft_margin_loss(x, y, reduction=r), signs),
+        }
+        backward = {
+            "smooth_l1_loss_backward": (lambda g, x, y, r=number: aten.smooth_l1_loss_backward(g, x, y, r, 0.75), y),
+            "huber_loss_backward": (lambda g, x, y, r=number: aten.huber_loss_backward(g, x, y, r, 0.75), y),
+            "soft_margin_loss_backward": (lambda g, x, y, r=number: aten.soft_margin_loss_backward(g, x, y, r), signs),
+        }
+        for name, (function, target) in forward.items():
+            yield Case(name, dtype, reduction, function, (x if number == 0 else tame(dtype, y.shape), target), True)
+        for name, (function, target) in backward.items():
+
+            def gradient(x: Any, y: Any, f: Any = function, all_of: bool = number == 0) -> Any:
+                return f(y if all_of else y.sum(), x, y)
+
+            yield Case(name, dtype, reduction, gradient, (x, target), True)
+        for form, weights in (("", {}), (" weights", {"weight": weight, "pos_weight": positive})):
+
+            def logits(x: Any, y: Any, *w: Any, r: str = reduction) -> Any:
+                given = dict(zip(("weight", "pos_weight"), w, strict=False))
+                return functional.binary_cross_entropy_with_logits(x, y, reduction=r, **given)
+
+            values = (tame(dtype, y.shape), chances, *weights.values())
+            yield Case("binary_cross_entropy_with_logits", dtype, reduction + form, logits, values, True)
+
+
+def gradients_of_activations(dtype: torch.dtype) -> Iterator[Case]:
+    aten = torch.ops.aten
+    g, x = tame(dtype, (6, 37)), tame(dtype, (6, 37), 1)
+    x[0, :4] = torch.tensor([math.inf, -math.inf, math.nan, 0]).to(dtype)
+    unit = torch.linspace(-0.1, 1.1, 6 * 37).view(6, 37).to(dtype)
+    unit[0, :3] = torch.tensor([0, 1, math.nan]).to(dtype)
+    for is_result in (False, True):
+        of = torch.nn.functional.elu(x, 0.7) if is_result else x
+        yield Case(
+            "elu_backward",
+            dtype,
+            f"of the result: {is_result}",
+            lambda g, x, r=is_result: aten.elu_backward(g, x, 0.7, 1.5, 0.9, r),
+            (g, of),
+        )
+    for eps in (None, 0.05, -1.0):
+        yield Case("logit", dtype, str(eps), lambda x, e=eps: torch.logit(x, e), (unit,))
+        yield Case("logit_backward", dtype, str(eps), lambda g, x, e=eps: aten.logit_backward(g, x, e), (g, unit))
+
+    def log_sigmoid_backward(g: Any, x: Any) -> Any:
+        return aten.log_sigmoid_backward(g, x, aten.log_sigmoid_forward(x)[1])
+
+    yield Case("log_sigmoid_backward", dtype, "", log_sigmoid_backward, (g, x))
 
 
 def channels() -> Iterator[Case]:

@@ -343,6 +343,8 @@ class Handler(BaseHTTPRequestHandler):
             message = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": str(error),
                        "code": error.status}  # fmt: skip
             self._send(error.status, json.dumps(message).encode())
+        except (ConnectionError, ssl.SSLEOFError):  # who asked has gone
+            self.close_connection = True
         except Exception as error:
             self.cluster.wrong.append(f"{called}: {type(error).__name__} {error}")
             raise

@@ -167,7 +167,8 @@ class Kubernetes(Place):
 
     def close(self) -> None:
         self.cluster.close()
-        assert (self.cluster.wrong, self.cluster.secrets, self.cluster.jobs) == ([], {}, {})
+        left = (self.cluster.wrong, self.cluster.secrets, self.cluster.jobs)
+        assert left == ([], {}, {}), left
 
 
 class Modal(Place):

@@ -168,8 +168,11 @@ int Network::connect(int socket) {
   bool harmless = true;
   if (weather.faults > 0 && random.chance(weather.bad)) {
     --weather.faults;
+    const Nanoseconds refused_since = std::exchange(refused_since_, kNever);
     switch (random.below(12)) {
       case 0:
+        refused_since_ = std::min(refused_since, world_.now());
+        if (world_.now() - refused_since_ > weather.longest_refusal) break;
         count(Fault::kRefused);
         world_.at(world_.now() + after, [this, client] {
           client->connecting = false;

@@ -52,6 +52,7 @@ struct Weather {
   double partial = 0;          // of reads and writes that do a part
   uint64_t faults = 0;         // how many may still come
   Nanoseconds longest_stall = 0;
+  Nanoseconds longest_refusal = 0;  // of attempts in a row: who is refused for longer takes the listener for gone
 };
 
 class Network {
@@ -110,6 +111,7 @@ class Network {
   int next_ = kFirstDescriptor;
   FilePtr listener_;
   uint64_t links_ = 0;
+  Nanoseconds refused_since_ = kNever;  // attempts in a row
   Nanoseconds outage_until_ = 0;
   std::string overheard_;
 };

@@ -14,6 +14,7 @@
 
 #include "worker/aten/aten_program.h"
 #include "worker/aten/errors.h"
+#include "worker/aten/first_calls.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/parallel.h"
 #include "worker/aten/schema.h"
@@ -44,6 +45,7 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
                 " of the runner interface, this plugin ", TR_RUNNER_ABI, "; install them from one package");
     tr_host known{};  // an older host has fewer fields
     std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
+    make_first_calls();
     auto result = std::make_unique<tr_runner>(known, threads, inproc != 0);
     if (!inproc) use_host_memory(&result->host);
     *runner = result.release();
@@ -143,7 +145,7 @@ int multiply(tr_runner* runner, const tr_product* product) {
 void rest(tr_runner* runner) {
   try {
     runner->threads.rest();
-  } catch (...) {
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
   }
 }
 

@@ -9,7 +9,8 @@
 
 // Ops that this runner computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
 // seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, matrix products
-// of a dtype that the caller names, and max pooling whose indices nobody reads.
+// of a dtype that the caller names, max pooling whose indices nobody reads, and the parts of batch norm over several
+// processes, for which CPU has no kernels.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
@@ -31,5 +32,6 @@ Special find_attention(std::string_view name);
 Special find_embedding(std::string_view name);
 Special find_product(std::string_view name);
 Special find_rnn(std::string_view name);
+Special find_sync_batch_norm(std::string_view name);
 
 }  // namespace torch_remote::worker::aten

@@ -104,7 +104,7 @@ TEST_F(OnGpus, CopiesAreQueued) {
   const auto got = read(*device, x.data, 4 << 20);
   const Ticket ticket = device->record();
   EXPECT_FALSE(device->done(ticket));
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(30));  // of hundreds
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(100));  // of hundreds
   ASSERT_TRUE(device->wait(ticket).ok());
   gpus().slow_down(std::chrono::microseconds(0));
   EXPECT_EQ(*got, *given);
@@ -167,14 +167,16 @@ TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
     int wrong = 0;
     const auto device = open_device(driver, 64 << 20);
     const tr_buffer x = allocate(*device, 3 << 20);
+    std::vector<std::shared_ptr<Bytes>> alive;  // what is copied, and nobody waits for
     for (int i = 0; i < 20; ++i) {
       const auto given = bytes(3 << 20, i);
       device->copy_in(x.data, *given, given);
       const auto got = read(*device, x.data, 3 << 20);
+      alive.insert(alive.end(), {given, got});
       ASSERT_TRUE(device->wait(device->record()).ok());
       wrong += *got != *given ? 1 : 0;
     }
-    (void)driver.ctx_synchronize();  // else what is copied in, and nobody waits for, would outlive its memory
+    (void)driver.ctx_synchronize();
     x.release(x.owner);
     EXPECT_EQ(wrong != 0, driver.stream_wait_event == hasty.stream_wait_event) << wrong;
   }

@@ -18,9 +18,10 @@ enum class KernelFile : uint8_t {
   kNorm,
   kRnn,
   kReduce,
-  kPointwise
+  kPointwise,
+  kSearch
 };
-inline constexpr size_t kKernelFiles = 12;
+inline constexpr size_t kKernelFiles = 13;
 
 // An archive of them: a header, entries, images. As kernel_archive.cpp writes it into the worker.
 struct ArchiveHeader {

@@ -1,5 +1,6 @@
 #include "worker/cuda/late_failures.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,19 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
   const std::string number = std::to_string(index), size = std::to_string(bound);
   if (op.starts_with("aten::bernoulli")) {
     return {ErrorCode::kOpFailed, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", "RuntimeError"};
+  }
+  if (op.starts_with("aten::multinomial")) {
+    // BadWeights, of kernels/search_arguments.h
+    constexpr const char* kWords[] = {
+        "probability tensor contains either `inf`, `nan` or element < 0",
+        "invalid multinomial distribution (encountering probability entry < 0)",
+        "invalid multinomial distribution (encountering probability entry = infinity or NaN)",
+        "invalid multinomial distribution (sum of probabilities <= 0)",
+    };
+    return {ErrorCode::kOpFailed, kWords[std::clamp<int64_t>(index, 0, 3)], "RuntimeError"};
+  }
+  if (op.starts_with("aten::masked_scatter")) {
+    return {ErrorCode::kOpFailed, "Number of elements of source < number of ones in mask", "RuntimeError"};
   }
   if (operand.dim == kDivision) return {ErrorCode::kOpFailed, "ZeroDivisionError", "RuntimeError"};
   const bool in_self =

@@ -254,7 +254,7 @@ const NamedPlan* find_op_plan(ir::Opcode opcode) {
     std::unordered_map<std::string_view, const NamedPlan*> made;
     for (const auto plans :
          {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
-          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans()}) {
+          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
     }
     return made;

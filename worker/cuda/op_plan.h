@@ -60,7 +60,7 @@ using OpStep = std::variant<Moved, OpLaunch, OpFill, OpUpload>;
 struct DynamicResult {
   uint32_t view = 0;
   ir::DType dtype = ir::DType::kInt64;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes = {};
   std::vector<int64_t> strides = {};   // none: packed
   std::optional<int64_t> number = {};  // the result is this one, of the host's
 };
@@ -178,9 +178,15 @@ class OpPlanner {
   };
   template <typename T>
   Call<T> launch(KernelFile file, const char* kernel, const T& given, int64_t grid, unsigned block = 256) {
+    return add_launch(&plan_->steps, file, kernel, given, grid, block);
+  }
+  // The same of other steps: those that follow when a count is known.
+  template <typename T>
+  static Call<T> add_launch(std::vector<OpStep>* steps, KernelFile file, const char* kernel, const T& given,
+                            int64_t grid, unsigned block = 256) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
     if (grid <= 0) return {nullptr, given};
-    OpLaunch& made = std::get<OpLaunch>(plan_->steps.emplace_back(OpLaunch{}));
+    OpLaunch& made = std::get<OpLaunch>(steps->emplace_back(OpLaunch{}));
     made.file = file;
     made.kernel = kernel;
     made.grid = static_cast<unsigned>(grid);
@@ -245,9 +251,13 @@ std::span<const NamedPlan> norm_plans();
 std::span<const NamedPlan> rnn_plans();
 std::span<const NamedPlan> reduce_plans();
 std::span<const NamedPlan> pointwise_plans();
+std::span<const NamedPlan> search_plans();
 
 // How many of so many packed elements are not 0, as an i64.
 void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
+
+// c10::promoteTypes, of reals.
+ir::DType promote(ir::DType a, ir::DType b);
 
 // Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
 struct Sorted {

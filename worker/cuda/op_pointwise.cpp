@@ -20,14 +20,6 @@ using ir::DType;
 
 int kind_of(DType dtype) { return dtype == DType::kBool ? 0 : ir::is_float(dtype) ? 2 : 1; }
 
-// c10::promoteTypes, of reals.
-DType promote(DType a, DType b) {
-  if (a == b) return a;
-  if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
-  if (ir::item_size(a) != ir::item_size(b)) return ir::item_size(a) > ir::item_size(b) ? a : b;
-  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8
-}
-
 // at::result_type: tensors with dims count before those without, and these before numbers, unless of a lower kind.
 class ResultType {
  public:
@@ -89,10 +81,10 @@ double largest_of(DType dtype) {
 
 struct Operand {
   bool there = false;
-  std::optional<OpTensor> tensor;
+  std::optional<OpTensor> tensor = std::nullopt;
   double number = 0;
   int64_t whole = 0;
-  Place place;
+  Place place = {};
 };
 
 Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
@@ -225,13 +217,27 @@ Status round(OpPlanner& planner) {
   return same(planner, *self, *to);
 }
 
+// Of bools torch does two powers, that to 0 and that to 1.
+Status power(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const double exponent = planner.number("exponent", -1);
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  if (exponent == 1) return same(planner, *self, *to);
+  if (exponent != 0) return refuse("of bools to this power");
+  return compute(planner, Pointwise::kGreaterOrEqual, DType::kBool, *to, {.there = true, .tensor = self},
+                 {.there = true});
+}
+
 Status unary(OpPlanner& planner, Pointwise what) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return refuse("without a result");
-  const bool widens = what == Pointwise::kAngle && !ir::is_float(self->dtype);
+  const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
   return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.there = true, .tensor = self});
 }
 Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
+Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
+Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamma); }
+Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
 Status log_sigmoid(OpPlanner& planner) {
@@ -303,12 +309,23 @@ constexpr NamedPlan kPlans[] = {{"clamp", clamp},
                                 {"ceil", round},
                                 {"floor", round},
                                 {"trunc", round},
+                                {"pow", power},
                                 {"signbit", sign_bit},
                                 {"angle", angle},
+                                {"erfinv", inverse_erf},
+                                {"lgamma", log_gamma},
+                                {"digamma", digamma},
                                 {"log_sigmoid_forward", log_sigmoid},
                                 {"equal", equal, true}};
 
 }  // namespace
+
+ir::DType promote(ir::DType a, ir::DType b) {
+  if (a == b) return a;
+  if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
+  if (ir::item_size(a) != ir::item_size(b)) return ir::item_size(a) > ir::item_size(b) ? a : b;
+  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8
+}
 
 std::span<const NamedPlan> pointwise_plans() { return kPlans; }
 

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "worker/cuda/kernels/arguments.h"
+#include "worker/cuda/kernels/search_arguments.h"
 #include "worker/cuda/op_plan.h"
 
 // Results whose size depends on data: how many elements there are is counted, and read by the host.
@@ -11,7 +12,7 @@ namespace {
 using ir::DType;
 
 // How many elements of `in` are not 0, and where each chunk's begin.
-Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
+Place sum_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const Place counts = planner.scratch(8 * static_cast<uint64_t>(chunks + 1));
   planner
@@ -21,6 +22,12 @@ Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
       .at(&SelectCountArguments::counts, counts);
   planner.launch(KernelFile::kSelect, "select_sum", SelectSumArguments{.count = chunks}, 1)
       .at(&SelectSumArguments::counts, counts);
+  return counts;
+}
+// The host reads it, too.
+Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
+  const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  const Place counts = sum_set(planner, in, count, dtype);
   planner.plan().count = Place{counts.buffer, counts.offset + 8 * static_cast<uint64_t>(chunks)};
   return counts;
 }
@@ -122,6 +129,65 @@ Status masked_select(OpPlanner& planner) {
   return select(planner, planner.graph(), *to, set, set.place, &whole, whole.place);
 }
 
+Status masked_scatter(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask"),
+                                source = planner.tensor("source"), to = planner.result(0);
+  if (!self || !mask || !source || !to || source->dtype != to->dtype) return refuse("of two dtypes");
+  const int64_t count = to->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  if (count == 0) return {};
+  OpTensor made = *to, set = *to;  // at all places
+  made.strides = set.strides = packed_strides(to->sizes);
+  set.dtype = mask->dtype;
+  made.place = planner.scratch(made.nbytes());
+  set.place = planner.scratch(set.nbytes());
+  planner.copy(*self, made);
+  planner.copy(*mask, set);
+  const Place from = planner.packed(*source), counts = sum_set(planner, set.place, count, set.dtype);
+  planner.add_operand(-1);
+  planner
+      .launch(KernelFile::kSelect, "select_scatter",
+              SelectScatterArguments{.count = count,
+                                     .dtype = static_cast<i64>(set.dtype),
+                                     .item = ir::item_size(to->dtype),
+                                     .chunks = chunks,
+                                     .bound = source->count()},
+              chunks)
+      .at(&SelectScatterArguments::in, set.place)
+      .at(&SelectScatterArguments::counts, counts)
+      .at(&SelectScatterArguments::source, from)
+      .at(&SelectScatterArguments::out, made.place)
+      .failure([](const SelectScatterArguments& words) { return &words.failure; });
+  planner.copy(made, *to);
+  return {};
+}
+
+// What the mask chose, and zeros behind it.
+Status masked_scatter_backward(OpPlanner& planner) {
+  const std::optional<OpTensor> grad = planner.tensor("grad_output"), mask = planner.tensor("mask"),
+                                to = planner.result(0);
+  if (!grad || !mask || !to || grad->dtype != to->dtype) return refuse("of two dtypes");
+  const Place out = planner.output(*to);
+  planner.zero(out, to->nbytes());
+  const int64_t count = grad->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  if (count == 0 || to->count() == 0) return {};
+  OpTensor set = *grad;  // at all places
+  set.strides = packed_strides(set.sizes);
+  set.dtype = mask->dtype;
+  set.place = planner.scratch(set.nbytes());
+  planner.copy(*mask, set);
+  const Place from = planner.packed(*grad), counts = sum_set(planner, set.place, count, set.dtype);
+  planner
+      .launch(
+          KernelFile::kSelect, "select_places",
+          SelectPlacesArguments{.count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
+          chunks)
+      .at(&SelectPlacesArguments::in, set.place)
+      .at(&SelectPlacesArguments::counts, counts)
+      .at(&SelectPlacesArguments::values, out)
+      .at(&SelectPlacesArguments::from, from);
+  return {};
+}
+
 // x[:, mask]: the places that a mask names, then the elements there.
 Status index_by_mask(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
@@ -213,6 +279,7 @@ Status unique(OpPlanner& planner, bool sorts) {
   const auto buffer_of = [&](std::optional<uint32_t> view) { return view ? graph.views[*view].buffer : kNowhere; };
   const uint32_t to_buffer = buffer_of(to), inverse_buffer = buffer_of(inverse), counts_buffer = buffer_of(counts);
   const UniqueWriteArguments write{.count = count, .item = ir::item_size(self->dtype)};
+  // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): one a plan
   planner.plan().then = [=, dtype = self->dtype, sizes = self->sizes](int64_t found, OpPlan* rest,
                                                                       std::vector<DynamicResult>* results) {
     results->push_back({*to, dtype, {found}});
@@ -242,6 +309,8 @@ Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
 constexpr NamedPlan kPlans[] = {{"nonzero", nonzero},
                                 {"masked_select", masked_select, true},
+                                {"masked_scatter", masked_scatter, true},
+                                {"masked_scatter_backward", masked_scatter_backward, true},
                                 {"_unique2", unique_sorted},
                                 {"unique_consecutive", unique_runs}};
 

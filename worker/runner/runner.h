@@ -55,7 +55,7 @@ class Runner {
  public:
   virtual ~Runner() = default;
 
-  virtual std::string description() const = 0;  // "ATen 2.13.0"
+  virtual std::string description() const = 0;  // "ATen 2.13.0"; empty: not worth a word
 
   // Whether it does the node.
   virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;
@@ -93,7 +93,10 @@ using Runners = std::vector<std::unique_ptr<Runner>>;
 // "kernels, ATen 2.13.0"
 inline std::string descriptions(const Runners& runners) {
   std::string all;
-  for (const std::unique_ptr<Runner>& runner : runners) all += (all.empty() ? "" : ", ") + runner->description();
+  for (const std::unique_ptr<Runner>& runner : runners) {
+    const std::string description = runner->description();
+    if (!description.empty()) all += (all.empty() ? "" : ", ") + description;
+  }
   return all;
 }
 

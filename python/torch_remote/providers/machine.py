@@ -93,6 +93,7 @@ class RemoteMachine:
         memory_limit: of each worker's tensors: bytes, or "8G".
         idle_timeout: seconds without use after which the machine is stopped, with all tensors on it.
         name: for lists; default: where it is.
+        restore: "replay": tensors outlive a worker that is lost (torch.remote.set_restore).
         options: the provider's own (docs/machines.md).
 
     Thread safe. Raises MachineError for what cannot be had.
@@ -108,8 +109,12 @@ class RemoteMachine:
         memory_limit: int | str | None = None,
         idle_timeout: float | None = None,
         name: str | None = None,
+        restore: Literal["replay"] | None = None,
         **options: Any,
     ) -> None:
+        if restore not in ("replay", None):
+            raise MachineError(f"remote: restore={restore!r} is not known; give 'replay', or nothing")
+        self._restore = restore
         given: dict[str, Any] = {
             "gpu": gpu, "gpu_count": gpu_count, "threads": threads, "memory_limit": memory_limit,
             "idle_timeout": idle_timeout, "name": name, **options,
@@ -147,6 +152,7 @@ class RemoteMachine:
         self._first: Endpoint | None = None  # of `start`, until it is used
         self._shared: Endpoint | None = None  # of `start`, for all devices
         self._devices: list[int] = []
+        self._restores: list[int] = []  # devices that are to be as ever when this ends
         self._state: Literal["new", "running", "paused", "stopped"] = "new"
         self._why = ""
         self._logs = ""
@@ -172,6 +178,9 @@ class RemoteMachine:
                 self._start_provider()
                 self._devices = registry.give_devices(self)
                 for index in self._devices:
+                    if self._restore is not None:
+                        _C.set_restore(index, True, "", 1 << 30, 300)
+                        self._restores.append(index)
                     _C.machine(index)  # connects
             except BaseException as error:
                 self._end("it could not be started")
@@ -231,6 +240,9 @@ class RemoteMachine:
         try:
             for index in devices if disconnect else ():
                 _C.restart(index)  # says goodbye
+            for index in self._restores if disconnect else ():
+                _C.set_restore(index, False, "", 1 << 30, 300)
+            self._restores = []
             registry.take_devices(self, devices, why)
         finally:
             provider, self._provider = self._provider, None

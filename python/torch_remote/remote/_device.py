@@ -117,6 +117,55 @@ def restart(device: _Device = None) -> None:
     _C.restart(_index(device))
 
 
+def set_restore(
+    mode: str | None = "replay",
+    folder: str | os.PathLike[str] | None = None,
+    limit: int | str = "1G",
+    every: float = 300,
+    device: _Device = None,
+) -> None:
+    """What becomes of a device whose worker is lost, for workers that it is connected to from now on.
+
+    Args:
+        mode: "replay": another worker is started, and what was sent since the last checkpoint is done again there, so
+            that all tensors are what they were, bit for bit. None: the next wait raises WorkerLost.
+        folder: where what is sent is kept (files without a name, nothing is left of them); default: the system's folder
+            for temporary files.
+        limit: bytes of messages that are kept at most, 1048576 or "500M" or "4G", beside a checkpoint (a copy of all
+            tensors). When half of it is used, a checkpoint is made beside the script's work.
+        every: seconds after which one is made in any case: what follows it takes about as long to do again.
+        device: default: the current one.
+    """
+    if mode not in ("replay", None):
+        raise ValueError(f"remote: set_restore knows 'replay' and None, not {mode!r}")
+    if every <= 0:
+        raise ValueError(f"remote: every={every!r} is no time between checkpoints; give seconds")
+    _C.set_restore(_index(device), mode == "replay", os.fspath(folder or ""), _bytes(limit), max(1, int(every)))
+
+
+def _bytes(size: int | str) -> int:
+    """A number of bytes as it is written: 500M."""
+    text = str(size).strip().upper()
+    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0)
+    digits = text[:-1] if unit else text
+    if not digits.isdecimal() or not 0 < int(digits) << unit < 1 << 63:
+        raise ValueError(f"remote: {size!r} is no number of bytes; write it like 500000000, '500M' or '4G'")
+    return int(digits) << unit
+
+
+def checkpoint(device: _Device = None) -> None:
+    """Keeps what all of the device's tensors hold, for `set_restore("replay")`: a lost worker is rebuilt from here.
+
+    Waits until everything recorded so far is done, and raises what went wrong, as `synchronize` does.
+    """
+    _C.checkpoint(_index(device))
+
+
+def restored(device: _Device = None) -> int:
+    """How many workers the device lost and had replaced (`set_restore("replay")`) since it was connected."""
+    return _C.times_restored(_index(device))
+
+
 @dataclass(frozen=True)
 class DeviceProperties:
     """What a device's worker computes on."""

@@ -28,6 +28,85 @@ __device__ double log_of_more(double x) {
   return x < 1e-4 ? x * (1 + x * (-0.5 + x * (1.0 / 3 - x * 0.25))) : log(1 + x);
 }
 
+constexpr double kPi = 3.141592653589793, kSqrtPi = 1.7724538509055159;
+
+// erfc(x) of x >= 0: 1 - erf(x) by a series of positive terms, or a continued fraction (Abramowitz and Stegun, 7.1).
+__device__ double erf_series(double x) {
+  double term = x, sum = x;
+  for (int n = 1; n < 80 && term > sum * 1e-18; ++n) {
+    term *= 2 * x * x / (2 * n + 1);
+    sum += term;
+  }
+  return 2 / kSqrtPi * exp(-x * x) * sum;
+}
+__device__ double erfc_fraction(double x) {
+  double rest = 0;
+  for (int n = 80; n >= 1; --n) rest = n * 0.5 / (x + rest);
+  return exp(-x * x) / kSqrtPi / (x + rest);
+}
+
+// Winitzki's approximation, then Halley's method.
+__device__ double inverse_erf(double y) {
+  const double size = magnitude(y);
+  if (!(size <= 1)) return __builtin_nan("");
+  if (size == 1) return __builtin_copysign(__builtin_inf(), y);
+  if (size < 1e-9) return y * kSqrtPi / 2;
+  const double a = 0.147, l = log((1 - size) * (1 + size)), b = 2 / (kPi * a) + l / 2;
+  double x = __builtin_sqrt(__builtin_sqrt(b * b - l / a) - b);
+  for (int i = 0; i < 3; ++i) {
+    const double over = x < 1.5 ? erf_series(x) - size : (1 - size) - erfc_fraction(x);
+    const double u = over / (2 / kSqrtPi * exp(-x * x));
+    x -= u / (1 + x * u);
+  }
+  return __builtin_copysign(x, y);
+}
+
+__device__ double sine_of_pi(double x) {  // |x| < 1
+  double sine = 0, cosine = 0;
+  sine_cosine(kPi * x, &sine, &cosine);
+  return sine;
+}
+// Stirling's series, from 8 on; less: by Gamma(x + 1) = x Gamma(x), and of negative ones by reflection.
+__device__ double log_gamma_of_positive(double x) {
+  double product = 1;
+  for (; x < 8; x += 1) product *= x;
+  const double r = 1 / (x * x);
+  const double rest =
+      ((((((1.0 / 156 * r - 691.0 / 360360) * r + 1.0 / 1188) * r - 1.0 / 1680) * r + 1.0 / 1260) * r - 1.0 / 360) * r +
+       1.0 / 12) /
+      x;
+  return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(product);
+}
+__device__ double log_gamma(double x) {
+  if (x != x) return x;
+  if (x == __builtin_inf() || x == -__builtin_inf()) return __builtin_inf();
+  if (x > 0) return log_gamma_of_positive(x);
+  const double part = x - __builtin_trunc(x);
+  if (part == 0) return __builtin_inf();
+  const double product = magnitude(x * sine_of_pi(part));
+  return log(kPi / product) - log_gamma_of_positive(-x);
+}
+__device__ double digamma(double x) {
+  if (x != x || x == __builtin_inf()) return x;
+  if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
+  double sum = 0;
+  if (x < 0) {
+    const double part = x - __builtin_trunc(x);
+    if (part == 0 || x == -__builtin_inf()) return __builtin_nan("");
+    double sine = 0, cosine = 0;
+    sine_cosine(kPi * part, &sine, &cosine);
+    sum = -kPi * cosine / sine;
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) sum -= 1 / x;
+  const double r = 1 / (x * x);
+  const double rest =
+      ((((((1.0 / 12 * r - 691.0 / 32760) * r + 1.0 / 132) * r - 1.0 / 240) * r + 1.0 / 252) * r - 1.0 / 120) * r +
+       1.0 / 12) *
+      r;
+  return sum + log(x) - 0.5 / x - rest;
+}
+
 __device__ double compute(const PointwiseArguments& f, double a, double b, double c) {
   switch (f.what) {
     case Pointwise::kClamp:
@@ -80,6 +159,12 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return (a < 0 ? a : a == a ? 0 : a) - log_of_more(exp(-magnitude(a)));
     case Pointwise::kExpOfNegative:
       return exp(-magnitude(a));
+    case Pointwise::kErfInv:
+      return inverse_erf(a);
+    case Pointwise::kLogGamma:
+      return log_gamma(a);
+    case Pointwise::kDigamma:
+      return digamma(a);
   }
   return a;
 }

@@ -25,7 +25,10 @@ enum class Pointwise : i64 {
   kSignBit,
   kAngle,
   kLogSigmoid,
-  kExpOfNegative  // exp(-|a|)
+  kExpOfNegative,  // exp(-|a|)
+  kErfInv,
+  kLogGamma,
+  kDigamma
 };
 // out[i] = f(a[i], b[i], c[i]) of packed elements of one dtype, computed in f64 or i64.
 struct PointwiseArguments {

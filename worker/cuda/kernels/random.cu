@@ -1,6 +1,7 @@
 // Random fills: the numbers of worker/aten/random.cpp. A thread has the words of a block of Philox4x32-10.
 
 #include "worker/cuda/kernels/device.h"
+#include "worker/cuda/kernels/search_arguments.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -140,6 +141,60 @@ KERNEL(256) random_fill(const RandomArguments to) {
         if (first + i < to.count) draw(to, first + i, words.word[i], 0);
       }
     }
+  }
+}
+
+// Of one sample, or with replacement: of rows of sums. A thread a draw.
+KERNEL(256) multinomial_draw(const MultinomialArguments f) {
+  for (i64 i = first_item(); i < f.rows * f.samples; i += all_threads()) {
+    const Words words = philox(f.seed, f.offset, static_cast<u64>(i));
+    const auto* const sums = pointer<const double>(f.sums) + divide(i, f.samples) * f.length;
+    const double all = sums[f.length - 1], x = unit(kFloat64, words.word[0], words.word[1]) * all;
+    i64 low = 0, high = f.length - 1;
+    while (low < high) {  // the first one whose sum is more; x may be rounded to all
+      const i64 middle = (low + high) / 2;
+      if (sums[middle] > x || !(sums[middle] < all)) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    pointer<i64>(f.out)[i] = low;
+  }
+}
+
+// Weights by exponential numbers: the largest ones are draws without replacement.
+KERNEL(256) multinomial_keys(const MultinomialArguments f) {
+  for (i64 i = first_item(); i < f.rows * f.length; i += all_threads()) {
+    const Words words = philox(f.seed, f.offset, static_cast<u64>(i));
+    const double u = (static_cast<double>(wide(words.word[0], words.word[1]) >> 12) + 0.5) * 0x1p-52;
+    pointer<double>(f.out)[i] = load_float(f.in, i, f.dtype) / -log(u);
+  }
+}
+
+// Looks at weights: a block a row.
+KERNEL(256) multinomial_check(const MultinomialArguments f) {
+  __shared__ u8 weighs[256];
+  for (i64 row = block(); row < f.rows; row += blocks()) {
+    bool has = false;
+    for (i64 i = thread(); i < f.length; i += threads()) {
+      const double x = load_float(f.in, row * f.length + i, f.dtype);
+      has |= x > 0;
+      if (x >= 0 && x < __builtin_inf()) continue;
+      const BadWeights bad = f.is_strict == 0 ? BadWeights::kInvalid
+                             : x < 0          ? BadWeights::kNegative
+                                              : BadWeights::kInfinite;
+      fail(f.failure, 0, static_cast<i64>(bad), 0);
+      has = true;
+    }
+    weighs[thread()] = has;
+    sync();
+    if (thread() == 0) {
+      bool any = false;
+      for (i64 i = 0; i < threads(); ++i) any |= weighs[i] != 0;
+      if (!any && f.length != 0) fail(f.failure, 0, static_cast<i64>(BadWeights::kAllZero), 0);
+    }
+    sync();
   }
 }
 

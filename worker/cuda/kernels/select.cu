@@ -1,6 +1,7 @@
 // Elements that are not 0, and different values: how many there are depends on the data.
 
 #include "worker/cuda/kernels/device.h"
+#include "worker/cuda/kernels/search_arguments.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -106,6 +107,23 @@ KERNEL(kThreads) unique_count(const UniqueCountArguments unique) {
   const auto* const begins = pointer<const i64>(unique.begins);
   for (i64 i = first_item(); i < unique.count; i += all_threads()) {
     pointer<i64>(unique.out)[i] = (i + 1 < unique.count ? begins[i + 1] : unique.end) - begins[i];
+  }
+}
+
+KERNEL(kThreads) select_scatter(const SelectScatterArguments select) {
+  __shared__ i64 shared[kThreads];
+  const auto* const counts = pointer<const i64>(select.counts);
+  if (block() == 0 && thread() == 0 && counts[select.chunks] > select.bound) {
+    fail(select.failure, 0, counts[select.chunks], select.bound);
+  }
+  const i64 first = block() * kSelectChunk + thread() * kEach;
+  i64 mine = 0, all = 0;
+  for (int i = 0; i < kEach; ++i) mine += first + i < select.count && is_set(select.in, first + i, select.dtype);
+  i64 from = counts[block()] + sum_before(mine, shared, &all);
+  for (int i = 0; i < kEach; ++i) {
+    if (first + i >= select.count || !is_set(select.in, first + i, select.dtype)) continue;
+    if (from < select.bound) move(select.out, first + i, select.source, from, select.item);
+    ++from;
   }
 }
 

@@ -1,0 +1,163 @@
+#include <limits>
+#include <numbers>
+
+#include "codegen/loop/scalar_ops.h"
+#include "codegen/lower/emitter.h"
+
+// Activations whose formula depends on more than elements and numbers, and their gradients.
+namespace torch_remote::codegen {
+namespace {
+
+using ir::DType;
+using ir::Expansion;
+using ir::ScalarOp;
+
+// What torch computes in for elements of a float tensor.
+DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
+
+const ir::Arg* approximate(const NodeEmitter& node) {
+  const ir::Arg* arg = node.argument("approximate");
+  return arg != nullptr && arg->tag == ir::ArgTag::kString ? arg : nullptr;
+}
+
+// x / 2 * (1 + erf(x / sqrt(2))); by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+bool gelu(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const ir::Arg* how = approximate(node);
+  if (!ir::is_float(type) || how == nullptr) return false;
+  const V x = node.operand("self", type);
+  const V half = e.mul(x, e.constant(type, 0.5));
+  V inner = kNone;
+  if (how->text == "none") {
+    inner = e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)));
+  } else {
+    const V cube = e.mul(e.mul(x, x), x);
+    const V sum = e.add(x, e.mul(e.constant(type, 0.044715), cube));
+    inner = e.op(ScalarOp::kTanh, e.mul(e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), sum));
+  }
+  node.fill(e.mul(half, e.add(e.constant(type, 1), inner)));
+  return true;
+}
+
+bool gelu_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  const ir::Arg* how = approximate(node);
+  if (!ir::is_float(type) || how == nullptr) return false;
+  const V grad = node.operand("grad_output", type), x = node.operand("self", type);
+  const V one = e.constant(type, 1), half = e.constant(type, 0.5);
+  V slope = kNone;
+  if (how->text == "none") {
+    const V cdf = e.mul(half, e.add(one, e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)))));
+    const V density = e.mul(e.exp(e.mul(e.mul(x, x), e.constant(type, -0.5))),
+                            e.constant(type, std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2));
+    slope = e.add(cdf, e.mul(x, density));
+  } else {
+    const V beta = e.constant(type, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), kappa = e.constant(type, 0.044715);
+    const V square = e.mul(x, x);
+    const V tanh = e.op(ScalarOp::kTanh, e.mul(beta, e.add(x, e.mul(kappa, e.mul(square, x)))));
+    const V inner = e.mul(beta, e.add(one, e.mul(e.mul(e.constant(type, 3), kappa), square)));
+    const V right = e.mul(e.mul(e.mul(half, x), e.sub(one, e.mul(tanh, tanh))), inner);
+    slope = e.add(e.mul(half, e.add(one, tanh)), right);
+  }
+  node.fill(e.mul(grad, slope));
+  return true;
+}
+
+// Of x, or of the result, which is alpha * scale * (exp(input_scale * x) - 1) below zero.
+bool elu_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self_or_result");
+  if (!ir::is_float(type)) return false;
+  const V grad = node.operand("grad_output", type), x = node.operand("self_or_result", type);
+  const V scale = node.operand("scale", type), input_scale = node.operand("input_scale", type);
+  const V depth = e.mul(node.operand("alpha", type), scale);
+  const V below = node.flag("is_result") ? e.mul(e.mul(grad, input_scale), e.add(x, depth))
+                                         : e.mul(e.mul(e.mul(grad, input_scale), depth), e.exp(e.mul(x, input_scale)));
+  node.fill(e.where(e.op(ScalarOp::kLe, x, e.constant(type, 0)), below, e.mul(grad, scale)));
+  return true;
+}
+
+// Bounds of what logit clamps to: none if eps is not given, or below zero.
+struct LogitBounds {
+  V low, high, none;
+};
+
+LogitBounds logit_bounds(NodeEmitter& node, DType type) {
+  Emitter& e = node.e;
+  const V eps = node.operand("eps", type);
+  return {eps, e.sub(e.constant(type, 1), eps), e.op(ScalarOp::kLt, eps, e.constant(type, 0))};
+}
+
+bool logit(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  V x = node.operand("self", type);
+  if (node.has("eps")) {
+    const LogitBounds bounds = logit_bounds(node, type);
+    const V below = e.op(ScalarOp::kLt, x, bounds.low), above = e.op(ScalarOp::kGt, x, bounds.high);
+    x = e.where(bounds.none, x, e.where(below, bounds.low, e.where(above, bounds.high, x)));
+  }
+  node.fill(e.op(ScalarOp::kLog, e.div(x, e.sub(e.constant(type, 1), x))));
+  return true;
+}
+
+bool logit_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  const V grad = node.operand("grad_output", type), x = node.operand("self", type);
+  const V zero = e.constant(type, 0), one = e.constant(type, 1);
+  const auto within = [&](V low, V high) {  // NaN is not
+    return e.op(ScalarOp::kLogicalAnd, e.op(ScalarOp::kGe, x, low), e.op(ScalarOp::kLe, x, high));
+  };
+  const V slope = e.div(grad, e.mul(x, e.sub(one, x)));
+  const V at_end = e.op(ScalarOp::kLogicalOr, e.eq(x, zero), e.eq(x, one));
+  const V infinity = e.mul(grad, e.constant(type, std::numeric_limits<double>::infinity()));
+  V value = e.where(within(zero, one), e.where(at_end, infinity, slope),
+                    e.constant(type, std::numeric_limits<double>::quiet_NaN()));
+  if (node.has("eps")) {
+    const LogitBounds bounds = logit_bounds(node, type);
+    value = e.where(bounds.none, value, e.where(within(bounds.low, bounds.high), slope, zero));
+  }
+  node.fill(value);
+  return true;
+}
+
+// grad * (1 - sigmoid(x)), by z = exp(-|x|): 1 - z / (1 + z) below zero, z / (1 + z) above.
+bool log_sigmoid_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("self", type), one = e.constant(type, 1);
+  const V z = e.exp(e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
+  const V part = e.div(z, e.add(one, z));
+  const V slope = e.where(e.op(ScalarOp::kLt, x, e.constant(type, 0)), e.sub(one, part), part);
+  node.result(0, e.mul(node.operand("grad_output", type), slope));
+  return true;
+}
+
+}  // namespace
+
+bool expand_activation(NodeEmitter& node) {
+  switch (node.member.form.expansion) {
+    case Expansion::kGelu:
+      return gelu(node);
+    case Expansion::kGeluBackward:
+      return gelu_backward(node);
+    case Expansion::kEluBackward:
+      return elu_backward(node);
+    case Expansion::kLogit:
+      return logit(node);
+    case Expansion::kLogitBackward:
+      return logit_backward(node);
+    case Expansion::kLogSigmoidBackward:
+      return log_sigmoid_backward(node);
+    default:
+      return false;
+  }
+}
+
+}  // namespace torch_remote::codegen

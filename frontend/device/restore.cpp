@@ -1,0 +1,149 @@
+#include "frontend/device/restore.h"
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "frontend/device/worker_names.h"
+#include "remote/capture/capture_writer.h"
+#include "remote/client/checkpoint.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+constexpr std::chrono::seconds kAgain{1};  // after failures that wait to be told
+
+struct Given {
+  std::mutex mutex;
+  std::array<std::optional<RestoreOptions>, kMostWorkers> options;
+};
+
+Given& given() {
+  static auto* instance = new Given;
+  return *instance;
+}
+
+const char* setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+void tell(const std::string& what) { std::fprintf(stderr, "remote: %s\n", what.c_str()); }
+
+}  // namespace
+
+void keep_restore_options(c10::DeviceIndex device, const RestoreOptions& options) {
+  Given& all = given();
+  const std::lock_guard lock(all.mutex);
+  all.options[device] = options;
+}
+
+Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
+  Given& all = given();
+  {
+    const std::lock_guard lock(all.mutex);
+    if (all.options[device]) {
+      *options = *all.options[device];
+      return {};
+    }
+  }
+  *options = {};
+  options->replay = std::strcmp(setting("TORCH_REMOTE_RESTORE"), "replay") == 0;
+  options->folder = setting("TORCH_REMOTE_RESTORE_FOLDER");
+  const char* limit = setting("TORCH_REMOTE_RESTORE_LIMIT");
+  if (*limit == '\0') return {};
+  return remote::parse_bytes("TORCH_REMOTE_RESTORE_LIMIT", limit, &options->limit);
+}
+
+Status Restore::wrap(const RestoreOptions& options, Connect connect, std::unique_ptr<remote::Transport>* transport,
+                     std::unique_ptr<Restore>* restore) {
+  std::unique_ptr<Restore> made(new Restore);
+  remote::ReplayOptions replay;
+  std::error_code error;
+  replay.folder = options.folder.empty() ? std::filesystem::temp_directory_path(error).string() : options.folder;
+  replay.limit = options.limit;
+  replay.every = options.every;
+  replay.connect = std::move(connect);
+  replay.tell = tell;
+  replay.due = [it = made.get()] {
+    const std::lock_guard lock(it->mutex_);
+    if (it->due_ || it->closing_) return;
+    it->due_ = true;
+    it->changed_.notify_all();
+  };
+  std::unique_ptr<remote::ReplayTransport> replaying;
+  if (Status status = remote::ReplayTransport::open(std::move(*transport), std::move(replay), &replaying); !status) {
+    return status;
+  }
+  made->transport_ = replaying.get();
+  *transport = std::move(replaying);
+  *restore = std::move(made);
+  return {};
+}
+
+void Restore::start(remote::Client& client) {
+  client_ = &client;
+  thread_ = std::thread([this] { loop(); });
+}
+
+Restore::~Restore() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Restore::closing() {
+  const std::lock_guard lock(mutex_);
+  return closing_;
+}
+
+Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* kept) {
+  const std::lock_guard making(making_);
+  *kept = false;
+  if (Status status = transport_->begin_checkpoint(); !status) return status;
+  std::vector<remote::CheckpointBuffer> buffers;
+  Status status = remote::begin_checkpoint(*client_, keep_waiting, kept, &buffers);
+  for (size_t i = 0; status.ok() && i < buffers.size(); ++i) {
+    const auto take = [&](std::span<const std::byte> bytes) { return transport_->add_buffer(buffers[i].id, bytes); };
+    status = remote::read_checkpoint(*client_, buffers[i], take, keep_waiting);
+  }
+  if (status.ok() && *kept) {
+    status = transport_->commit_checkpoint();
+  } else {
+    transport_->abandon_checkpoint();
+  }
+  if (*kept) {
+    const Status dropped = remote::drop_checkpoint(*client_, keep_waiting);
+    if (status.ok()) status = dropped;
+  }
+  return status;
+}
+
+void Restore::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return due_ || closing_; });
+    if (closing_) return;
+    lock.unlock();
+    bool kept = true;
+    if (transport_->checkpoint_due()) {
+      const Status status = checkpoint([this] { return !closing(); }, &kept);
+      if (!status.ok() && status.code() != ErrorCode::kLost && status.code() != ErrorCode::kInterrupted) {
+        tell("a checkpoint for restore='replay' failed: " + status.message());
+        kept = false;
+      }
+    }
+    lock.lock();
+    if (!kept) changed_.wait_for(lock, kAgain, [&] { return closing_; });
+    due_ = false;
+  }
+}
+
+}  // namespace torch_remote::frontend

@@ -1,0 +1,625 @@
+#include "remote/capture/replay_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "remote/capture/replay_log.h"
+#include "remote/wire/message.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using wire::Type;
+using Clock = std::chrono::steady_clock;
+
+// As a client does (remote/client/types.h).
+constexpr uint64_t kMostOnTheWay = 64;  // messages
+constexpr uint64_t kMostBytesOnTheWay = uint64_t{256} << 20;
+constexpr const char* kCalled = "a Python function ran beside the worker, which is not done again";
+constexpr int kMostDeaths = 3;  // of workers, one after the other, that get no further
+constexpr std::chrono::seconds kHello{120};
+constexpr std::chrono::milliseconds kBetweenAttempts{300};
+
+Type type_of(const wire::Header& header) { return static_cast<Type>(header.type); }
+// Replies come in the order of their messages, but those of calls.
+bool is_reply(Type type) { return type != Type::kProgress && type != Type::kProfilePart && type != Type::kCallReply; }
+bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
+
+// Messages that do the same again. What is not known is taken for one that does not.
+bool repeats(Type type) {
+  switch (type) {
+    case Type::kLoadProgram:
+    case Type::kRun:
+    case Type::kUpload:
+    case Type::kFree:
+    case Type::kRead:
+    case Type::kSynchronize:
+    case Type::kHasOp:
+    case Type::kProfile:
+    case Type::kMemory:
+    case Type::kMark:
+    case Type::kFile:
+    case Type::kReadFile:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Memory of one worker's transport; after a restore it is copied to the next one's.
+class Owned : public Attachment {
+ public:
+  Owned(AttachmentPtr inner, uint64_t generation) : inner_(std::move(inner)), generation_(generation) {}
+  std::span<std::byte> bytes() override { return inner_->bytes(); }
+  const AttachmentPtr& inner() const { return inner_; }
+  uint64_t generation() const { return generation_; }
+
+ private:
+  const AttachmentPtr inner_;
+  const uint64_t generation_;
+};
+
+// What two workers must have in common to compute the same bits.
+std::string kind_of(const wire::HelloReply& hello) {
+  const auto text = [](const flatbuffers::String* s) { return s != nullptr ? s->str() : std::string(); };
+  std::string kind =
+      text(hello.runners()) + ", on " + text(hello.processor()) + ", " + std::to_string(hello.cores()) + " cores";
+  if (const wire::Capabilities* has = hello.capabilities()) {
+    kind += ", kernels for";
+    for (uint32_t i = 0; has->targets() != nullptr && i < has->targets()->size(); ++i) {
+      kind += " " + has->targets()->Get(i)->str();
+    }
+    kind += ", " + std::to_string(has->group_kinds()) + "/" + std::to_string(has->dtypes());
+  }
+  return kind;
+}
+
+// Whether a worker's message says that memory ran out. Another worker may have had more.
+bool ran_out(const Frame& frame) {
+  const auto code = [](const wire::Error* error) {
+    return error != nullptr && error->code() == static_cast<uint8_t>(ErrorCode::kOutOfMemory);
+  };
+  switch (type_of(frame.header)) {
+    case Type::kProgress: {
+      const auto* message = wire::verify<wire::Progress>(frame.control);
+      return message != nullptr && code(message->error());
+    }
+    case Type::kRunReply: {
+      const auto* message = wire::verify<wire::RunReply>(frame.control);
+      return message != nullptr && code(message->error());
+    }
+    case Type::kReadReply: {
+      const auto* message = wire::verify<wire::ReadReply>(frame.control);
+      return message != nullptr && code(message->error());
+    }
+    case Type::kSynchronizeReply: {
+      const auto* message = wire::verify<wire::SynchronizeReply>(frame.control);
+      if (message == nullptr || message->error() == nullptr) return false;
+      bool any = code(message->error());
+      for (uint32_t i = 0; message->more() != nullptr && i < message->more()->size(); ++i) {
+        any = any || code(message->more()->Get(i));
+      }
+      return any;
+    }
+    default:
+      return false;
+  }
+}
+
+// Locks: send_mutex_ makes the log's order that of the connection; mutex_, taken after it, is held for moments.
+class Replaying final : public ReplayTransport {
+ public:
+  Replaying(std::unique_ptr<Transport> first, ReplayOptions options, std::unique_ptr<ReplayLog> log)
+      : options_(std::move(options)), log_(std::move(log)), inner_(std::move(first)) {}
+  ~Replaying() override;
+
+  AttachmentPtr allocate(size_t size) override {
+    const auto [inner, generation] = current();
+    AttachmentPtr made = inner->allocate(size);
+    return made ? std::make_shared<Owned>(std::move(made), generation) : nullptr;
+  }
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
+    const auto [inner, generation] = current();
+    AttachmentPtr made = inner->share(memory, size, std::move(keep));
+    return made ? std::make_shared<Owned>(std::move(made), generation) : nullptr;
+  }
+  Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override;
+  Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
+  void busy_wait(std::chrono::nanoseconds time) override {
+    std::unique_lock lock(mutex_);
+    busy_ = time;
+    const std::shared_ptr<Transport> inner = inner_;
+    lock.unlock();
+    inner->busy_wait(time);
+  }
+  void leave_busy_cores() override { current().first->leave_busy_cores(); }
+  void wake() override {
+    std::unique_lock lock(mutex_);
+    woken_ = state_ != State::kLive;
+    const std::shared_ptr<Transport> inner = inner_;
+    lock.unlock();
+    changed_.notify_all();
+    inner->wake();
+  }
+  void abandon() override {
+    log_->abandon();
+    inner_->abandon();
+  }
+  bool shares_memory() const override { return current().first->shares_memory(); }
+  // The session's, also where a listener is the peer: so that another one is seen.
+  int peer_process() const override {
+    std::lock_guard lock(mutex_);
+    return process_;
+  }
+  std::string description() const override { return current().first->description(); }
+
+  Status begin_checkpoint() override { return log_->begin_checkpoint(); }
+  Status add_buffer(uint64_t buffer, std::span<const std::byte> bytes) override {
+    return log_->add_buffer(buffer, bytes);
+  }
+  Status commit_checkpoint() override;
+  void abandon_checkpoint() override { log_->abandon_checkpoint(); }
+  bool checkpoint_due() const override {
+    return log_->size() > options_.limit / 2 || !log_->usable() ||
+           Clock::now() - last_checkpoint_.load() > options_.every;
+  }
+  uint64_t restored() const override {
+    std::lock_guard lock(mutex_);
+    return generation_ - 1;
+  }
+
+ private:
+  enum class State { kLive, kRestoring, kFailed };
+
+  std::pair<std::shared_ptr<Transport>, uint64_t> current() const {
+    std::lock_guard lock(mutex_);
+    return {inner_, generation_};
+  }
+  Status greet(wire::Header header, std::span<const uint8_t> control);
+  // With mutex_ held. False: the client has had it.
+  bool note(const Frame& frame);
+  void lose(uint64_t generation, const Status& why);
+  bool closing() const {
+    std::lock_guard lock(mutex_);
+    return closing_;
+  }
+
+  // The restoring thread's.
+  void restore_loop();
+  void restore(const Status& why);
+  void drain_lost();
+  Status replay(std::shared_ptr<Transport> fresh);
+  Status greet_again(Transport& fresh);
+  Status send_again(Transport& fresh, const LoggedFrame& frame, uint64_t sequence);
+  // What came; waits at most so long.
+  Status take(Transport& fresh, std::chrono::nanoseconds timeout);
+  void say(const std::string& what) const {
+    if (options_.tell) options_.tell(what);
+  }
+
+  const ReplayOptions options_;
+  const std::unique_ptr<ReplayLog> log_;
+
+  std::mutex send_mutex_;
+  wire::Header hello_header_;
+  std::vector<uint8_t> hello_;
+  using Limit = std::optional<std::vector<uint8_t>>;  // the Memory message that set one
+  Limit limit_, limit_at_cut_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<Transport> inner_;
+  uint64_t generation_ = 1;
+  State state_ = State::kLive;
+  Status why_;  // it was lost, or is for good
+  std::chrono::nanoseconds busy_{0};
+  bool receiving_ = false, woken_ = false, closing_ = false;
+  Limit state_limit_;          // as of the last checkpoint
+  std::deque<Frame> came_;     // for the client, before what comes from inner_
+  std::string kind_;           // of the first worker
+  int process_ = 0;            // of the worker that is there
+  std::set<uint64_t> calls_;   // of Python functions, without an answer so far
+  uint64_t delivered_ = 0;     // sequence of the last reply that the client has, which come in order
+  uint64_t acknowledged_ = 0;  // as the client knows it
+  std::thread restorer_;
+  std::atomic<Clock::time_point> last_checkpoint_{Clock::now()};
+
+  // The restoring thread's.
+  bool pass_on_ = false;  // what comes may be for the client
+  uint64_t there_ = 0;    // sequence that the new worker is at
+  uint64_t bytes_on_the_way_ = 0;
+  std::deque<std::pair<uint64_t, uint64_t>> on_the_way_;  // sequence, bytes
+  uint64_t acknowledged_at_death_ = 0;
+  int deaths_ = 0;
+  int fresh_process_ = 0;
+};
+
+Replaying::~Replaying() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (restorer_.joinable()) restorer_.join();
+}
+
+// --- the client's side -----------------------------------------------------------------------------------------------
+
+// The greeting asks for a worker whose bits come again.
+Status Replaying::greet(wire::Header header, std::span<const uint8_t> control) {
+  const auto* hello = wire::verify<wire::Hello>(control);
+  if (hello == nullptr) return Status::internal("remote: the client's greeting is damaged");
+  flatbuffers::FlatBufferBuilder builder;
+  const auto version = builder.CreateString(hello->table_version());
+  builder.Finish(wire::CreateHello(builder, hello->fingerprint(), version, hello->process(), /*repeatable=*/true));
+  hello_header_ = header;
+  hello_.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+  return current().first->send(header, hello_, nullptr);
+}
+
+Status Replaying::send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) {
+  std::lock_guard order(send_mutex_);
+  const Type type = type_of(header);
+  if (type == Type::kHello) return greet(header, control);
+  std::unique_lock lock(mutex_);
+  if (state_ == State::kFailed) return why_;
+  const bool live = state_ == State::kLive;
+  const std::shared_ptr<Transport> inner = inner_;
+  const uint64_t generation = generation_;
+  lock.unlock();
+
+  if (type == Type::kGoodbye) return live ? inner->send(header, control, nullptr) : Status();
+  std::span<const std::byte> bytes;
+  if (attachment) bytes = attachment->bytes();
+  bool keeps = false;
+  if (type == Type::kSynchronize) {
+    const auto* message = wire::verify<wire::Synchronize>(control);
+    keeps = message != nullptr && message->checkpoint() == wire::Checkpoint::Keep;
+  } else if (type == Type::kMemory) {
+    const auto* message = wire::verify<wire::Memory>(control);
+    if (message != nullptr && message->limit()) limit_.emplace(control.begin(), control.end());
+  }
+  if (repeats(type)) {
+    // Before it goes out: afterwards the memory is the worker's, which may use it as the buffer that it fills.
+    const bool logged = log_->append(header, control, bytes).ok();
+    if (!logged && !live) return log_->usable();
+    if (keeps) {
+      (void)log_->cut();
+      limit_at_cut_ = limit_;
+    }
+  } else {
+    if (type == Type::kCall) {
+      lock.lock();
+      calls_.insert(header.sequence);
+      lock.unlock();
+    }
+    log_->spoil(type == Type::kCall ? kCalled
+                : type == Type::kCancel
+                    ? "work was cancelled, and which part of it was done cannot be repeated"
+                    : std::string("a message of type '") + wire::name(type) + "' was sent, which cannot be repeated");
+  }
+  if (options_.due && checkpoint_due()) options_.due();
+  if (!live) return {};
+
+  if (attachment) {
+    auto& owned = static_cast<Owned&>(*attachment);
+    if (owned.generation() == generation) {
+      attachment = owned.inner();
+    } else {
+      AttachmentPtr copy = inner->allocate(bytes.size());
+      if (!copy) {
+        log_->forget(header.sequence);
+        return {ErrorCode::kOutOfMemory, "remote: no memory for " + std::to_string(bytes.size()) + " bytes to send"};
+      }
+      std::memcpy(copy->bytes().data(), bytes.data(), bytes.size());
+      attachment = std::move(copy);
+    }
+  }
+  Status status = inner->send(header, control, std::move(attachment));
+  if (status.ok()) return status;
+  if (status.code() == ErrorCode::kOutOfMemory) {
+    log_->forget(header.sequence);
+    return status;
+  }
+  lock.lock();
+  lose(generation, status);
+  return state_ == State::kFailed ? why_ : Status();
+}
+
+bool Replaying::note(const Frame& frame) {
+  const Type type = type_of(frame.header);
+  const uint64_t sequence = frame.header.sequence;
+  if (is_reply(type)) {
+    if (sequence <= delivered_) return false;
+    delivered_ = sequence;
+    if (type == Type::kHelloReply) {
+      if (const auto* hello = wire::verify<wire::HelloReply>(frame.control)) {
+        kind_ = kind_of(*hello);
+        process_ = static_cast<int>(hello->process());
+      }
+    }
+  }
+  acknowledged_ = std::max(acknowledged_, sequence);
+  if (type == Type::kCallReply) {
+    calls_.erase(sequence);
+    log_->spoil(kCalled);  // what it made is no message's
+  }
+  if (ran_out(frame)) {
+    log_->spoil("memory ran out on the worker, which another one need not repeat");
+    if (options_.due) options_.due();
+  }
+  return true;
+}
+
+Status Replaying::receive(Frame* frame, std::chrono::nanoseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!came_.empty()) {
+      *frame = std::move(came_.front());
+      came_.pop_front();
+      return {};
+    }
+    if (state_ == State::kFailed) return why_;
+    if (state_ == State::kLive) {
+      const std::shared_ptr<Transport> inner = inner_;
+      const uint64_t generation = generation_;
+      receiving_ = true;
+      lock.unlock();
+      Status status = inner->receive(frame, std::max<std::chrono::nanoseconds>(deadline - Clock::now(), {}));
+      lock.lock();
+      receiving_ = false;
+      if (status.ok()) {
+        if (note(*frame)) return status;
+        *frame = {};
+        continue;
+      }
+      changed_.notify_all();
+      if (is_timeout(status)) return status;
+      lose(generation, status);
+      continue;
+    }
+    if (std::exchange(woken_, false)) return {ErrorCode::kTimeout, "remote: nothing came"};
+    if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      return {ErrorCode::kTimeout, "remote: nothing came"};
+    }
+  }
+}
+
+void Replaying::lose(uint64_t generation, const Status& why) {
+  if (state_ != State::kLive || generation != generation_) return;
+  why_ = why;
+  if (delivered_ == 0) {  // nobody has greeted yet: there is nothing to restore
+    state_ = State::kFailed;
+    return;
+  }
+  state_ = State::kRestoring;
+  if (!restorer_.joinable()) restorer_ = std::thread([this] { restore_loop(); });
+  changed_.notify_all();
+}
+
+Status Replaying::commit_checkpoint() {
+  Status status = log_->commit_checkpoint();
+  std::lock_guard order(send_mutex_);
+  std::lock_guard lock(mutex_);
+  state_limit_ = limit_at_cut_;
+  last_checkpoint_ = Clock::now();
+  return status;
+}
+
+// --- another worker --------------------------------------------------------------------------------------------------
+
+void Replaying::restore_loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return closing_ || state_ == State::kRestoring; });
+    if (closing_) return;
+    const Status why = why_;
+    lock.unlock();
+    restore(why);
+    lock.lock();
+  }
+}
+
+// What the lost one said before counts, and is in order.
+void Replaying::drain_lost() {
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Transport> old = inner_;
+  while (receiving_ && !closing_) {
+    lock.unlock();
+    old->wake();
+    lock.lock();
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  lock.unlock();
+  for (;;) {
+    Frame frame;
+    if (!old->receive(&frame, std::chrono::nanoseconds::zero())) return;
+    lock.lock();
+    if (note(frame)) came_.push_back(std::move(frame));
+    lock.unlock();
+  }
+}
+
+void Replaying::restore(const Status& why) {
+  const auto began = Clock::now();
+  const auto give_up = [&](const Status& reason) {
+    say("the worker was lost (" + why.message() + ") and cannot be replaced: " + reason.message());
+    std::lock_guard lock(mutex_);
+    state_ = State::kFailed;
+    why_ = {ErrorCode::kLost, why.message() + "; it could not be replaced (restore='replay'): " + reason.message()};
+    changed_.notify_all();
+  };
+  drain_lost();
+  changed_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    if (deaths_ > 0 && acknowledged_ > acknowledged_at_death_) deaths_ = 0;
+    acknowledged_at_death_ = acknowledged_;
+  }
+  ++deaths_;
+  say("the worker was lost (" + why.message() + "); its tensors are made again on another one");
+  for (auto last_try = began;;) {
+    if (closing()) return;
+    if (Status usable = log_->usable(); !usable) return give_up(usable);
+    std::unique_lock calling(mutex_);
+    const bool called = !calls_.empty();
+    calling.unlock();
+    if (called) return give_up(Status::internal(kCalled));
+    if (deaths_ > kMostDeaths) {
+      return give_up(Status::internal("remote: " + std::to_string(kMostDeaths) +
+                                      " workers died one after the other at the same place"));
+    }
+    std::unique_ptr<Transport> made;
+    Status status = options_.connect([this] { return !closing(); }, &made);
+    if (status.ok()) {
+      last_try = Clock::now();
+      status = replay(std::shared_ptr<Transport>(std::move(made)));
+      if (status.ok()) break;
+      if (status.code() != ErrorCode::kLost) return give_up(status);
+      ++deaths_;
+      continue;
+    }
+    if (closing()) return;
+    if (Clock::now() - last_try > options_.patience) return give_up(status);
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kBetweenAttempts, [&] { return closing_; });
+  }
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+  say("the tensors are there again, after " + std::to_string(took.count()) + " ms");
+}
+
+Status Replaying::greet_again(Transport& fresh) {
+  Frame frame;
+  if (Status status = fresh.send(hello_header_, hello_, nullptr); !status) return status;
+  const auto deadline = Clock::now() + kHello;
+  Status status;
+  do {
+    if (closing()) return {ErrorCode::kInterrupted, "remote: the session ends"};
+    status = fresh.receive(&frame, kWaitStep);
+  } while (is_timeout(status) && Clock::now() < deadline);
+  if (!status) return status;
+  const auto* reply = wire::verify<wire::HelloReply>(frame.control);
+  if (type_of(frame.header) != Type::kHelloReply || reply == nullptr) {
+    return Status::invalid("remote: the new worker does not greet");
+  }
+  if (reply->error() != nullptr) return wire::to_status(*reply->error());
+  fresh_process_ = static_cast<int>(reply->process());
+  if (const std::string kind = kind_of(*reply); kind != kind_) {
+    return {ErrorCode::kUnsupported,
+            "remote: the new worker would not compute the same bits: it is " + kind + ", the first one was " + kind_};
+  }
+  return {};
+}
+
+Status Replaying::take(Transport& fresh, std::chrono::nanoseconds timeout) {
+  for (;; timeout = {}) {
+    Frame frame;
+    Status status = fresh.receive(&frame, timeout);
+    if (is_timeout(status)) return {};
+    if (!status) return status;
+    there_ = frame.header.sequence;
+    for (; !on_the_way_.empty() && on_the_way_.front().first <= there_; on_the_way_.pop_front()) {
+      bytes_on_the_way_ -= on_the_way_.front().second;
+    }
+    if (!pass_on_ || type_of(frame.header) == Type::kProfilePart) continue;
+    std::lock_guard lock(mutex_);
+    if (type_of(frame.header) == Type::kProgress && frame.header.sequence <= acknowledged_) continue;
+    if (!note(frame)) continue;
+    came_.push_back(std::move(frame));
+    changed_.notify_all();
+  }
+}
+
+Status Replaying::send_again(Transport& fresh, const LoggedFrame& logged, uint64_t sequence) {
+  wire::Header header = logged.header;
+  header.sequence = sequence;
+  header.length = header.checksum = 0;
+  header.flags = static_cast<uint16_t>(header.flags & ~(wire::kAttachment | wire::kLooks));
+  AttachmentPtr attachment;
+  if (!logged.attachment.empty() || (logged.header.flags & wire::kAttachment) != 0 ||
+      type_of(header) == Type::kUpload) {
+    attachment = fresh.allocate(logged.attachment.size());
+    if (!attachment) return {ErrorCode::kOutOfMemory, "remote: no memory to send a tensor again"};
+    std::ranges::copy(logged.attachment, attachment->bytes().begin());
+  }
+  if (Status status = take(fresh, std::chrono::nanoseconds::zero()); !status) return status;
+  while (on_the_way_.size() >= kMostOnTheWay ||
+         (bytes_on_the_way_ > 0 && bytes_on_the_way_ + logged.attachment.size() > kMostBytesOnTheWay)) {
+    if (closing()) return {ErrorCode::kInterrupted, "remote: the session ends"};
+    if (Status status = take(fresh, kWaitStep); !status) return status;
+  }
+  on_the_way_.emplace_back(sequence, logged.attachment.size());
+  bytes_on_the_way_ += logged.attachment.size();
+  return fresh.send(header, logged.control, std::move(attachment));
+}
+
+// Messages are counted from 1 for what makes the state, and by the client's numbers from there on.
+Status Replaying::replay(std::shared_ptr<Transport> fresh) {
+  const auto no_checkpoint = log_->hold_checkpoints();
+  std::unique_lock lock(mutex_, std::defer_lock);
+  pass_on_ = false;
+  on_the_way_.clear();
+  bytes_on_the_way_ = 0;
+  if (Status status = greet_again(*fresh); !status) return status;
+  uint64_t sequence = hello_header_.sequence;
+  const auto again = [&](const LoggedFrame& frame) { return send_again(*fresh, frame, ++sequence); };
+  if (Status status = log_->visit_state(again); !status) return status;
+  wire::Header header;
+  header.session = hello_header_.session;
+  header.flags = wire::kWantsReply;
+  lock.lock();
+  const Limit limit = state_limit_;
+  lock.unlock();
+  if (limit) {
+    header.type = static_cast<uint8_t>(Type::kMemory);
+    if (Status status = again({header, *limit, {}}); !status) return status;
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateSynchronize(builder));
+  header.type = static_cast<uint8_t>(Type::kSynchronize);
+  const std::span<const uint8_t> control(builder.GetBufferPointer(), builder.GetSize());
+  if (Status status = again({header, control, {}}); !status) return status;
+  while (there_ != sequence) {
+    if (closing()) return {ErrorCode::kInterrupted, "remote: the session ends"};
+    if (Status status = take(*fresh, kWaitStep); !status) return status;
+  }
+
+  pass_on_ = true;
+  on_the_way_.clear();
+  bytes_on_the_way_ = 0;
+  ReplayLog::Place place;
+  const auto go_on = [&](const LoggedFrame& frame) { return send_again(*fresh, frame, frame.header.sequence); };
+  if (Status status = log_->visit_messages(&place, go_on); !status) return status;
+  std::lock_guard order(send_mutex_);
+  if (Status status = log_->visit_messages(&place, go_on); !status) return status;
+  if (Status usable = log_->usable(); !usable) return Status::internal(usable.message());
+  lock.lock();
+  fresh->busy_wait(busy_);
+  inner_ = std::move(fresh);
+  process_ = fresh_process_;
+  ++generation_;
+  state_ = State::kLive;
+  changed_.notify_all();
+  return {};
+}
+
+}  // namespace
+
+Status ReplayTransport::open(std::unique_ptr<Transport> first, ReplayOptions options,
+                             std::unique_ptr<ReplayTransport>* transport) {
+  std::unique_ptr<ReplayLog> log;
+  if (Status status = ReplayLog::open(options.folder, options.limit, &log); !status) return status;
+  *transport = std::make_unique<Replaying>(std::move(first), std::move(options), std::move(log));
+  return {};
+}
+
+}  // namespace torch_remote::remote

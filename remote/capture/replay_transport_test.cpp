@@ -1,0 +1,294 @@
+#include "remote/capture/replay_transport.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <thread>
+
+#include "remote/client/checkpoint.h"
+#include "remote/client/client.h"
+#include "remote/testing/fake_worker.h"
+
+namespace torch_remote::remote {
+namespace {
+
+using namespace std::chrono_literals;
+using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
+
+Pair unix_pair() {
+  int sockets[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+  return {make_unix_transport(sockets[0]), make_unix_transport(sockets[1])};
+}
+
+// A client whose workers are fake ones, over each transport.
+class ReplayTest : public testing::TestWithParam<Pair (*)()> {
+ protected:
+  void begin(uint64_t limit = 1 << 20) {
+    auto [mine, its] = GetParam()();
+    workers.push_back(std::make_unique<FakeWorker>(std::move(its)));
+    ReplayOptions options{
+        .folder = folder, .limit = limit, .connect = [this](const KeepWaiting&, auto* to) { return connect(to); }};
+    options.patience = 1s;
+    options.tell = [this](const std::string& what) { told += what + "\n"; };
+    std::unique_ptr<ReplayTransport> made;
+    ASSERT_TRUE(ReplayTransport::open(std::move(mine), std::move(options), &made).ok());
+    replaying = made.get();
+    const auto build = [](const BuildRequest& request, std::vector<uint8_t>* program) {
+      *program = FakeWorker::make_program(*request.graph);
+      return Status();
+    };
+    const Status status = Client::connect(std::move(made), build, {}, &client);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  void TearDown() override {
+    client = nullptr;
+    std::filesystem::remove_all(folder);
+  }
+  Status connect(std::unique_ptr<Transport>* to) {
+    if (refuse) return Status::invalid("there is none");
+    auto [mine, its] = GetParam()();
+    workers.push_back(std::make_unique<FakeWorker>(std::move(its), hello));
+    workers.back()->allow_gaps();
+    if (deaths > 0) {
+      --deaths;
+      workers.back()->die();
+    }
+    *to = std::move(mine);
+    return {};
+  }
+  void kill() {
+    const auto worker = std::move(workers.back());
+    worker->die();
+  }
+  // And another one is there.
+  void lose() {
+    kill();
+    const Status status = synchronize();
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  uint64_t upload(const std::string& text) {
+    uint64_t id = 0;
+    const auto fill = [&](std::byte* to) { std::memcpy(to, text.data(), text.size()); };
+    EXPECT_TRUE(client->upload(text.size(), fill, &id).ok());
+    return id;
+  }
+  std::string read(uint64_t buffer, size_t size) {
+    const int64_t sizes[] = {static_cast<int64_t>(size)}, strides[] = {1};
+    std::string text;
+    const auto take = [&](std::span<const std::byte> bytes) {
+      text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
+    OpError error;
+    const Status status = client->read(buffer, 1, sizes, strides, 0, take, {}, &error);
+    return status.ok() ? text : status.message();
+  }
+  Status synchronize() {
+    OpError error;
+    return client->synchronize({}, &error);
+  }
+  void load() {
+    auto graph = std::make_shared<ir::Graph>();
+    graph->params = 1;
+    graph->buffers.resize(2);
+    graph->buffers[0].kind = ir::BufferKind::kInput;
+    graph->nodes.resize(1);
+    graph->nodes[0].opcode = 3;
+    const int64_t sample[] = {1};
+    ASSERT_TRUE(client->load(graph, {}, sample, {}, &program).ok());
+  }
+  void run(int64_t parameter, uint64_t input) {
+    const int64_t params[] = {parameter};
+    const uint64_t inputs[] = {input};
+    uint64_t base;
+    FlushInfo info;
+    const Status status = client->run(program, {params, inputs, 1}, &base, &info);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  // What a worker heard of this type.
+  static std::vector<FakeWorker::Message> of(FakeWorker& worker, wire::Type type) {
+    std::vector<FakeWorker::Message> all;
+    for (auto& message : worker.messages()) {
+      if (message.type == type) all.push_back(message);
+    }
+    return all;
+  }
+  void checkpoint() {
+    bool kept = false;
+    std::vector<CheckpointBuffer> buffers;
+    ASSERT_TRUE(replaying->begin_checkpoint().ok());
+    ASSERT_TRUE(begin_checkpoint(*client, {}, &kept, &buffers).ok());
+    ASSERT_TRUE(kept);
+    for (const CheckpointBuffer& buffer : buffers) {
+      const auto take = [&](std::span<const std::byte> bytes) { return replaying->add_buffer(buffer.id, bytes); };
+      ASSERT_TRUE(read_checkpoint(*client, buffer, take, {}).ok());
+    }
+    ASSERT_TRUE(replaying->commit_checkpoint().ok());
+    ASSERT_TRUE(drop_checkpoint(*client, {}).ok());
+  }
+
+  std::string folder = testing::TempDir() + "/replay";
+  std::deque<std::unique_ptr<FakeWorker>> workers;
+  ReplayTransport* replaying = nullptr;
+  std::unique_ptr<Client> client;
+  ProgramPtr program;
+  std::string told;
+  Status hello;
+  std::atomic<bool> refuse = false;
+  std::atomic<int> deaths = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, ReplayTest, testing::Values(make_inproc_transport, unix_pair));
+
+TEST_P(ReplayTest, AnotherWorkerHearsTheSame) {
+  begin();
+  load();
+  const std::string large(100'000, 'x');
+  const uint64_t a = upload("abc"), b = upload(large);
+  run(5, a);
+  run(6, b);
+  EXPECT_EQ(read(a, 3), "abc");
+  lose();
+  EXPECT_EQ(read(b, large.size()), large);
+  ASSERT_EQ(workers.size(), 2u);
+  run(7, a);
+  EXPECT_TRUE(synchronize().ok());
+  const auto runs = of(*workers[1], wire::Type::kRun);
+  ASSERT_EQ(runs.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(runs[i].params, std::vector<int64_t>{5 + static_cast<int64_t>(i)});
+  EXPECT_EQ(runs[1].inputs, std::vector<uint64_t>{b});
+  EXPECT_EQ(runs[2].inputs, std::vector<uint64_t>{a});
+  EXPECT_EQ(replaying->restored(), 1u);
+  EXPECT_NE(told.find("there again"), std::string::npos);
+}
+
+TEST_P(ReplayTest, WhatWasMadeForALostWorkerGoesToTheNextOne) {
+  begin();
+  const std::string text(50'000, 'y');
+  uint64_t id = 0;
+  const auto fill = [&](std::byte* to) {
+    std::memcpy(to, text.data(), text.size());
+    kill();  // between the allocation and the message
+    std::this_thread::sleep_for(50ms);
+  };
+  ASSERT_TRUE(client->upload(text.size(), fill, &id).ok());
+  EXPECT_EQ(read(id, text.size()), text);
+}
+
+TEST_P(ReplayTest, ACheckpointStandsForAllThatWasBefore) {
+  begin();
+  load();
+  const uint64_t a = upload("abc"), b = upload("defg");
+  run(5, a);
+  run(9, b);
+  checkpoint();
+  run(5, a);  // says all of its parameters again
+  run(6, a);
+  EXPECT_EQ(read(b, 4), "defg");
+  lose();
+  EXPECT_EQ(read(a, 3), "abc");
+  EXPECT_EQ(read(b, 4), "defg");
+  const auto runs = of(*workers[1], wire::Type::kRun);
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(runs[0].params, std::vector<int64_t>{5});
+  EXPECT_EQ(runs[1].params, std::vector<int64_t>{6});
+  EXPECT_EQ(runs[1].inputs, std::vector<uint64_t>{a});
+  const uint64_t c = upload("late");
+  lose();  // once more, from the same checkpoint
+  EXPECT_EQ(read(c, 4), "late");
+  EXPECT_EQ(read(b, 4), "defg");
+  EXPECT_EQ(replaying->restored(), 2u);
+}
+
+TEST_P(ReplayTest, WorkersThatDieWhileTheyAreRebuilt) {
+  begin();
+  const uint64_t a = upload("abc");
+  EXPECT_TRUE(synchronize().ok());
+  deaths = 2;
+  lose();
+  EXPECT_EQ(read(a, 3), "abc");
+  EXPECT_EQ(workers.size(), 4u);
+}
+
+TEST_P(ReplayTest, ThatDieAtTheSamePlaceAreGivenUp) {
+  begin();
+  upload("abc");
+  EXPECT_TRUE(synchronize().ok());
+  deaths = 100;
+  kill();
+  const Status status = synchronize();
+  EXPECT_EQ(status.code(), ErrorCode::kLost);
+  EXPECT_NE(status.message().find("at the same place"), std::string::npos) << status.message();
+}
+
+TEST_P(ReplayTest, NoOtherWorkerIsThere) {
+  begin();
+  refuse = true;
+  kill();
+  const Status status = synchronize();
+  EXPECT_EQ(status.code(), ErrorCode::kLost);
+  EXPECT_NE(status.message().find("there is none"), std::string::npos) << status.message();
+}
+
+TEST_P(ReplayTest, AWorkerThatRefusesIsNoOther) {
+  begin();
+  hello = {ErrorCode::kUnsupported, "not you"};
+  kill();
+  EXPECT_NE(synchronize().message().find("not you"), std::string::npos);
+}
+
+TEST_P(ReplayTest, WhatCannotBeRepeatedIsLostUntilACheckpoint) {
+  begin();
+  const uint64_t a = upload("abc");
+  EXPECT_TRUE(client->cancel().ok());
+  EXPECT_TRUE(replaying->checkpoint_due());
+  checkpoint();
+  EXPECT_FALSE(replaying->checkpoint_due());
+  lose();
+  EXPECT_EQ(read(a, 3), "abc");
+  EXPECT_TRUE(client->cancel().ok());
+  EXPECT_TRUE(synchronize().ok());
+  kill();
+  EXPECT_NE(synchronize().message().find("cancelled"), std::string::npos);
+}
+
+TEST_P(ReplayTest, TheLogHasALimit) {
+  begin(20'000);
+  upload(std::string(9'000, 'a'));
+  EXPECT_FALSE(replaying->checkpoint_due());
+  const uint64_t b = upload(std::string(9'000, 'b'));
+  EXPECT_TRUE(replaying->checkpoint_due());
+  upload(std::string(9'000, 'c'));  // does not fit
+  checkpoint();
+  const uint64_t d = upload(std::string(9'000, 'd'));
+  lose();
+  EXPECT_EQ(read(b, 9'000), std::string(9'000, 'b'));
+  EXPECT_EQ(read(d, 9'000), std::string(9'000, 'd'));
+  upload(std::string(9'000, 'e'));
+  upload(std::string(9'000, 'f'));
+  EXPECT_TRUE(synchronize().ok());
+  kill();
+  EXPECT_NE(synchronize().message().find("reached its limit"), std::string::npos);
+}
+
+TEST_P(ReplayTest, AnEndWhileItIsRebuilt) {
+  begin();
+  upload("abc");
+  refuse = true;
+  kill();
+  std::this_thread::sleep_for(20ms);
+  client = nullptr;  // does not wait for the patience to end
+}
+
+TEST_P(ReplayTest, NothingIsLeftInTheFolder) {
+  begin();
+  upload("abc");
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+}  // namespace
+}  // namespace torch_remote::remote

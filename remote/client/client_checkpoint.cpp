@@ -1,0 +1,58 @@
+#include "remote/client/client_impl.h"
+
+namespace torch_remote::remote {
+namespace {
+
+ClientImpl& impl(Client& client) { return static_cast<ClientImpl&>(client); }
+
+}  // namespace
+
+Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* kept,
+                        std::vector<CheckpointBuffer>* buffers) {
+  ClientImpl& it = impl(client);
+  const auto encode = [&] {
+    it.builder_.Finish(wire::CreateSynchronize(it.builder_, wire::Checkpoint::Keep));
+    ++it.checkpoints_;
+  };
+  Frame frame;
+  OpError none;  // such a reply has no error
+  if (Status status = it.ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &none); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified when it came
+  *kept = reply->kept();
+  buffers->clear();
+  if (reply->buffers() == nullptr || reply->sizes() == nullptr) return {};
+  if (reply->buffers()->size() != reply->sizes()->size()) {
+    return Status::invalid("remote: the worker's list of a checkpoint's buffers makes no sense");
+  }
+  for (uint32_t i = 0; i < reply->buffers()->size(); ++i) {
+    buffers->push_back({reply->buffers()->Get(i), reply->sizes()->Get(i)});
+  }
+  return {};
+}
+
+Status read_checkpoint(Client& client, const CheckpointBuffer& buffer, const TakeBytes& take,
+                       const KeepWaiting& keep_waiting) {
+  ClientImpl& it = impl(client);
+  const auto encode = [&] {
+    wire::ReadBuilder message(it.builder_);
+    message.add_buffer(buffer.id);
+    message.add_item_size(1);
+    message.add_checkpoint(true);
+    it.builder_.Finish(message.Finish());
+  };
+  Frame frame;
+  OpError error;
+  if (Status status = it.ask(wire::Type::kRead, encode, keep_waiting, &frame, &error); !status) return status;
+  if (Status status = ClientImpl::check_size(frame, buffer.nbytes); !status) return status;
+  return take(frame.attachment ? frame.attachment->bytes() : std::span<std::byte>());
+}
+
+Status drop_checkpoint(Client& client, const KeepWaiting& keep_waiting) {
+  ClientImpl& it = impl(client);
+  const auto encode = [&] { it.builder_.Finish(wire::CreateSynchronize(it.builder_, wire::Checkpoint::Drop)); };
+  Frame frame;
+  OpError none;
+  return it.ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &none);
+}
+
+}  // namespace torch_remote::remote

@@ -1,0 +1,34 @@
+"""torch's own samples of its ops on a GPU in software: each op does or refuses what gpu_ops.json says, and nothing is
+wrong."""
+
+import os
+import warnings
+
+import gpu_ops
+import pytest
+from commit import commit_number
+
+PARTS = 1 if os.environ.get("TORCH_REMOTE_TEST_ALL") == "1" else 8
+NAMES = sorted(gpu_ops.ops())[commit_number() % PARTS :: PARTS]
+
+
+@pytest.fixture(scope="module")
+def marks():
+    return gpu_ops.load()
+
+
+def test_the_table_has_all(marks):
+    assert sorted(marks) == sorted(gpu_ops.ops())
+    row = "".join(marks.values())
+    assert row.count(gpu_ops.EQUAL) >= 1200
+    assert row.count(gpu_ops.REFUSES) <= 296
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_op(remote, marks, name):
+    refused: dict[str, str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row, wrong = gpu_ops.check_all(name, remote.type, refused)
+    assert not wrong
+    assert row == marks[name], refused

@@ -1,0 +1,228 @@
+"""Ops of torch.distributed on the device give what gloo gives on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch.testing import assert_close
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
+OPS = dist.ReduceOp
+
+
+def both(f, *tensors, exact=True):
+    """Calls f with the tensors, and with copies on the device: what is written must be the same."""
+    copies = [[t.to("remote") for t in x] if isinstance(x, list) else x.to("remote") for x in tensors]
+    f(*tensors)
+    f(*copies)
+    for expected, got in zip(tensors, copies, strict=True):
+        rows = zip(expected, got, strict=True) if isinstance(expected, list) else [(expected, got)]
+        for a, b in rows:
+            assert b.device.type == "remote"
+            half = a.dtype in (torch.float16, torch.bfloat16)  # gloo rounds each sum
+            some = {"rtol": 3e-2, "atol": 3e-2} if half else {}
+            assert_close(b.cpu(), a, **({"rtol": 0, "atol": 0} if exact else some))
+
+
+def random(shape, dtype=torch.float32):
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 20, shape).to(dtype)
+
+
+def reductions(rank, size):
+    # Two numbers have one sum, whatever the order.
+    for dtype in FLOATS + INTEGERS:
+        for op in (OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX):
+            exact = size == 2 or not dtype.is_floating_point or op in (OPS.MIN, OPS.MAX)
+            for shape in ((), (1,), (3, 5), (1000,)):
+                both(lambda t, op=op: dist.all_reduce(t, op), random(shape, dtype), exact=exact)
+    for op in (OPS.BAND, OPS.BOR, OPS.BXOR):
+        both(lambda t, op=op: dist.all_reduce(t, op), random((50,), torch.int64))
+    both(lambda t: dist.all_reduce(t), random((700_001,)), exact=size == 2)  # more than one piece
+    both(lambda t: dist.all_reduce(t), torch.randn(2, 3, dtype=torch.complex64), exact=size == 2)
+    average = torch.full((4,), float(rank), device="remote")
+    dist.all_reduce(average, OPS.AVG)
+    assert average.tolist() == [(size - 1) / 2] * 4
+    flags = torch.tensor([rank == 0, True, False], device="remote")
+    dist.all_reduce(flags, OPS.MIN)
+    assert flags.tolist() == [size == 1, True, False]
+    empty = torch.empty(0, device="remote")
+    dist.all_reduce(empty)
+    assert empty.tolist() == []
+
+    def reduce(t, root):
+        kept = t.clone()
+        dist.reduce(t, root)
+        if rank != root:  # gloo uses it as it likes
+            assert t.device.type == "cpu" or torch.equal(t, kept)
+            t.copy_(kept)
+
+    for root in range(size):
+        both(lambda t, root=root: reduce(t, root), random((1000, 3)), exact=size == 2)
+        both(lambda t, root=root: dist.broadcast(t, root), random((1000, 3)))
+    dist.reduce(torch.ones(0, device="remote"), 0)
+
+
+def moving(rank, size):
+    for dtype in (torch.float32, torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn):
+        mine = torch.full((2, 3), rank + 1).to(dtype).to("remote")
+        lists = [torch.zeros_like(mine) for _ in range(size)]
+        dist.all_gather(lists, mine)
+        for other, tensor in enumerate(lists):
+            assert_close(tensor.cpu().to(torch.complex64), torch.full((2, 3), other + 1).to(dtype).to(torch.complex64))
+    root = size - 1
+    for shape in ((1,), (3, 2), (0, 4)):
+        many = (size * shape[0], *shape[1:])
+        rows = [torch.zeros(shape) for _ in range(size)]
+        both(dist.all_gather, [torch.zeros(shape) for _ in range(size)], random(shape))
+        both(dist.all_gather_into_tensor, torch.zeros(many), random(shape))
+        both(dist.reduce_scatter_tensor, torch.zeros(shape), random(many), exact=size == 2)
+        both(dist.reduce_scatter, torch.zeros(shape), [random(shape) for _ in range(size)], exact=size == 2)
+        both(dist.all_to_all_single, torch.zeros(many), random(many))
+        both(lambda t, o: dist.gather(t, o if rank == root else None, root), random(shape), rows)
+        both(
+            lambda t, i: dist.scatter(t, i if rank == root else None, root),
+            torch.zeros(shape),
+            list(map(random, [shape] * size)),
+        )
+    # From rank a to rank b go a + 2 b rows.
+    to = [rank + 2 * other for other in range(size)]
+    come = [other + 2 * rank for other in range(size)]
+    both(lambda o, t: dist.all_to_all_single(o, t, come, to), torch.zeros(sum(come), 2), random((sum(to), 2)))
+    parts = [torch.full((n, 2), rank * 10.0 + other, device="remote") for other, n in enumerate(to)]
+    got = [torch.zeros(n, 2, device="remote") for n in come]
+    dist.all_to_all(got, parts)
+    for other, tensor in enumerate(got):
+        assert_close(tensor.cpu(), torch.full((come[other], 2), other * 10.0 + rank))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": other} for other in range(size)]
+
+
+def views(rank, size):
+    """What lies in the tensor beside a view stays, and the op sees what was recorded before it."""
+    base = torch.arange(24.0).reshape(4, 6)  # (gloo writes beside such views)
+    for view in (lambda t: t[1:3, ::2], lambda t: t.t(), lambda t: t[:, 1], lambda t: t[0].expand(4, 6)[:1]):
+        expected, got = base.clone(), base.to("remote")
+        view(expected).mul_(size)
+        dist.all_reduce(view(got))
+        assert_close(got.cpu(), expected)
+    rows = torch.zeros(6, size, device="remote").t()
+    dist.all_gather_into_tensor(rows, base[0].to("remote") + rank)
+    assert_close(rows.cpu(), torch.stack([base[0] + other for other in range(size)]))
+
+    def chain(t):
+        u = t * 2
+        dist.all_reduce(u)
+        v = u + t  # reads the result
+        dist.all_reduce(v)
+        t.copy_(v)
+        dist.all_reduce(u)
+        t.add_(u)
+
+    for n in (3, 7, 1, 7):  # one program with other sizes
+        both(chain, torch.arange(float(n)) + rank)
+    # Nobody reads the result: the op is done all the same, or the next ones would be others' on some rank.
+    dist.all_reduce(torch.ones(3, device="remote"))
+    if rank == 0:
+        torch.remote.synchronize()
+    last = torch.ones(1, device="remote")
+    dist.all_reduce(last)
+    assert last.item() == size
+
+
+def messages(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for first in ("send", "recv"):  # in either order, of more than a socket takes
+        for n in (10, 2_000_000):
+            out, got = torch.full((n,), float(rank), device="remote"), torch.zeros(n, device="remote")
+            pair = [dist.P2POp(dist.isend, out, right), dist.P2POp(dist.irecv, got, left)]
+            for work in dist.batch_isend_irecv(pair if first == "send" else pair[::-1]):
+                work.wait()
+            assert got[0].item() == got[-1].item() == left
+    if rank == 0:
+        for tag in (1, 2):
+            dist.send(torch.tensor([tag], device="remote"), 1, tag=tag)
+    if rank == 1:
+        got = torch.zeros(2, dtype=torch.int64, device="remote")
+        later, sooner = dist.irecv(got[:1], 0, tag=2), dist.irecv(got[1:], 0, tag=1)
+        sooner.wait()
+        later.wait()
+        assert got.tolist() == [2, 1]
+    got = torch.zeros(3, device="remote")
+    if rank == 0:
+        assert sorted(dist.recv(got) for _ in range(size - 1)) == list(range(1, size))
+    else:
+        dist.send(torch.full((3,), float(rank), device="remote"), 0)
+
+
+def groups(rank, size):
+    # Only two ranks ever use this one, before all of them have done anything together.
+    pair = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        t = torch.full((2,), float(rank), device="remote")
+        dist.all_reduce(t, group=pair)
+        assert t.tolist() == [size - 1.0] * 2
+    t = torch.full((2,), float(rank), device="remote")
+    dist.broadcast(t, 1)
+    assert t.tolist() == [1.0] * 2
+    work = dist.all_reduce(t, async_op=True)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.get_future().wait()[0].tolist() == [float(size)] * 2
+    with dist._coalescing_manager(device=torch.device("remote")):
+        dist.all_reduce(t)
+    assert t.tolist() == [float(size * size)] * 2
+    from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
+
+    assert all_reduce(t, "sum", dist.group.WORLD).tolist() == [float(size**3)] * 2
+    assert all_gather_tensor(t[:1] * 0 + rank, 0, dist.group.WORLD).tolist() == list(map(float, range(size)))
+    assert (
+        reduce_scatter_tensor(torch.ones(2 * size, device="remote"), "sum", 0, dist.group.WORLD).tolist() == [size] * 2
+    )
+    assert math.isclose(all_reduce(t.to(torch.bfloat16), "avg", dist.group.WORLD)[0].item(), size * size)
+
+
+def waiting(rank, size):
+    """Collectives wait for nothing; a barrier waits for all ranks."""
+    t = torch.ones(1000, device="remote")
+    dist.all_reduce(t)
+    torch.remote.synchronize()
+    before = torch.remote.stats()
+    for _ in range(10):
+        t = t / size
+        dist.all_reduce(t)
+    after = torch.remote.stats()
+    assert after["round_trips"] == before["round_trips"]
+    assert after["client_fallbacks"] == 0
+    assert after["programs_built"] - before["programs_built"] <= 1
+    assert t[0].item() == size
+    assert dist.get_backend_config() == "remote:remote"
+    dist.barrier()  # (where gloo is beside it, processes meet by gloo)
+    trips = torch.remote.stats()["round_trips"]
+    dist.barrier()
+    assert torch.remote.stats()["round_trips"] == trips + 1
+
+
+def everything(rank, size):
+    for function in (groups, reductions, moving, views, messages):
+        function(rank, size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_as_gloo(remote, size, tmp_path):
+    ranks.run(__file__, "everything", size, tmp_path)
+
+
+def test_nothing_waits_with_the_default_backend(remote, tmp_path):
+    ranks.run(__file__, "waiting", 2, tmp_path, backend="")
+
+
+def test_one_rank(remote, tmp_path):
+    ranks.run(__file__, "reductions", 1, tmp_path)

@@ -1,0 +1,193 @@
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <vector>
+
+#include "remote/net/handshake.h"
+#include "tests/simulator/run.h"
+#include "worker/control_socket.h"
+#include "worker/network_session.h"
+#include "worker/runner/testing/fake_runner.h"
+#include "worker/server.h"
+
+namespace torch_remote::simulator {
+namespace {
+
+using remote::Answer;
+using remote::Opening;
+
+// Counts, and takes its time.
+const tr_runner_api* counting_runner() {
+  static tr_runner_api api = *worker::testing::fake_runner();
+  static int (*const run_inner)(tr_runner*, tr_program*, tr_run*, tr_error*) = api.run;
+  api.run = [](tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
+    g_run->world.note("run", ++g_run->executed[self()->process]);
+    if (g_run->world.random().chance(g_run->plan.slow_runs)) sleep(g_run->world.random().below(2 * kSecond));
+    return run_inner(runner, program, run, error);
+  };
+  return &api;
+}
+
+// As worker/listener.cpp, but that processes are threads here.
+class Listener {
+ public:
+  explicit Listener(Run& run) : run_(run) {
+    options_.token = kToken;
+    options_.lease = run.plan.lease;
+    options_.heartbeat = run.plan.heartbeat;
+    options_.load = [](worker::ServerOptions* its) {
+      its->runner = counting_runner();
+      return Status();
+    };
+    server_.memory_limit = run.plan.memory_limit;
+  }
+
+  [[noreturn]] void serve() {
+    const int listener = run_.network.make_listener();
+    for (;;) {
+      std::vector<pollfd> polled{{listener, POLLIN, 0}};
+      for (const Incoming& incoming : incoming_) polled.push_back({incoming.socket, POLLIN, 0});
+      for (const Session& session : sessions_) polled.push_back({session.control, POLLIN, 0});
+      (void)poll(polled.data(), polled.size(), 1000);
+      for (Session& session : sessions_) read_control(session);
+      for (auto i = incoming_.begin(); i != incoming_.end();) i = read_opening(*i) ? std::next(i) : incoming_.erase(i);
+      std::erase_if(sessions_, [&](const Session& session) {
+        if (run_.world.alive(session.process)) return false;
+        close(session.control);
+        return true;
+      });
+      for (int client; (client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) {
+        incoming_.push_back({client, run_.world.now() + 10 * kSecond, {}, 0});
+      }
+    }
+  }
+
+ private:
+  struct Incoming {
+    int socket = -1;
+    Nanoseconds deadline = 0;
+    std::array<uint8_t, sizeof(Opening)> bytes{};
+    size_t have = 0;
+  };
+  struct Session {
+    uint32_t process = 0;
+    int control = -1;
+    remote::SessionId id{};
+  };
+
+  static void answer(int client, Answer::Code code, const std::string& text = {}) {
+    const std::string bytes = remote::encode_answer(code, text);
+    (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (code != Answer::kGoOn) shutdown(client, SHUT_WR);
+  }
+
+  bool read_opening(Incoming& incoming) {
+    const ssize_t n = recv(incoming.socket, incoming.bytes.data() + incoming.have,
+                           incoming.bytes.size() - incoming.have, MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN && run_.world.now() < incoming.deadline) return true;
+    if (n > 0) incoming.have += static_cast<size_t>(n);
+    if (n > 0 && incoming.have < incoming.bytes.size()) return true;
+    if (n > 0) begin(incoming);
+    close(incoming.socket);
+    return false;
+  }
+
+  void begin(const Incoming& incoming) {
+    Opening opening;
+    std::string text;
+    const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, false, &opening, &text);
+    if (code != Answer::kGoOn) return answer(incoming.socket, code, text);
+    if (opening.resumes()) {
+      const auto session = std::ranges::find(sessions_, opening.session, &Session::id);
+      if (session == sessions_.end() || !run_.world.alive(session->process)) {
+        return answer(incoming.socket, Answer::kUnknownSession, "it has ended");
+      }
+      answer(incoming.socket, Answer::kGoOn);
+      const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
+      worker::send_control(session->control, worker::Control::kReturns, bytes, incoming.socket);
+      return;
+    }
+    int ends[2];
+    if (!worker::make_control_sockets(ends).ok()) return;
+    answer(incoming.socket, Answer::kGoOn);
+    Session& session = sessions_.emplace_back();
+    session.process = run_.world.add_process("worker");
+    session.control = ends[0];
+    // As a fork gives it.
+    const int socket = run_.network.give(incoming.socket, session.process);
+    const int control = run_.network.give(ends[1], session.process);
+    close(ends[1]);
+    run_.world.spawn(session.process, [this, socket, control, opening, process = session.process] {
+      const Status status = worker::serve_network_client(socket, opening, control, options_, nullptr, server_, nullptr);
+      run_.world.note(status.ok() ? "session ends" : "session refused", process);
+      run_.world.kill(process);  // what it left open goes with its process
+      run_.world.maybe_switch();
+    });
+  }
+
+  void read_control(Session& session) {
+    worker::ControlMessage message;
+    while (worker::receive_control(session.control, &message).ok()) {
+      if (message.type != worker::Control::kAsks) continue;
+      std::memcpy(session.id.data(), message.body.data(), session.id.size());
+      require(++run_.admitted <= run_.invited, "somebody was let in who has no token");
+      run_.worker = session.process;
+      worker::send_control(session.control, worker::Control::kAdmitted, {});
+    }
+  }
+
+  Run& run_;
+  worker::ListenOptions options_;
+  worker::ServerOptions server_;
+  std::list<Incoming> incoming_;
+  std::list<Session> sessions_;
+};
+
+}  // namespace
+
+void listen(Run& run) { Listener(run).serve(); }
+
+void intrude(Run& run) {
+  Random& random = run.world.random();
+  sleep(random.below(10 * kSecond));
+  const bool replays = run.network.overheard().size() == 96 && random.chance(0.6);
+  run.network.count(replays ? Fault::kReplay : Fault::kStranger);
+  std::string says = run.network.overheard();
+  if (!replays) {
+    says.assign(random.below(200), '\0');
+    for (char& c : says) c = static_cast<char>(random.next());
+    Opening opening;
+    if (random.chance(0.8)) says = std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)) + says;
+  }
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  const sockaddr_in anywhere{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
+  // The attempt goes on; poll says when it is through.
+  require(socket >= 0 && (connect(socket, reinterpret_cast<const sockaddr*>(&anywhere), sizeof(anywhere)) == 0 ||
+                          errno == EINPROGRESS),
+          "a stranger cannot even try");
+  pollfd polled{socket, POLLOUT, 0};
+  (void)poll(&polled, 1, 60'000);
+  std::string heard;
+  for (size_t said = 0; heard.size() < 2000;) {
+    const ssize_t n = send(socket, says.data() + said, says.size() - said, MSG_NOSIGNAL);
+    if (n > 0) said += static_cast<size_t>(n);
+    if (n < 0 && errno != EAGAIN) break;
+    polled.events = static_cast<short>(POLLIN | (said < says.size() ? POLLOUT : 0));
+    if (poll(&polled, 1, 12'000) <= 0) break;
+    char bytes[256];
+    const ssize_t got = recv(socket, bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN)) break;
+    if (got > 0) heard.append(bytes, static_cast<size_t>(got));
+  }
+  constexpr size_t kVerdict = sizeof(Answer) + 40;
+  require(heard.size() <= kVerdict || heard[kVerdict] != 0, "a stranger was welcomed");
+  close(socket);
+}
+
+}  // namespace torch_remote::simulator

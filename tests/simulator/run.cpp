@@ -1,0 +1,115 @@
+#include "tests/simulator/run.h"
+
+#include <unistd.h>
+
+namespace torch_remote::simulator {
+
+extern double no_memory;
+
+Run* g_run = nullptr;
+
+[[noreturn]] void end(const std::string& why) {
+  Run& run = *g_run;
+  run.outcome.failed = !why.empty();
+  run.outcome.why = why;
+  run.outcome.hash = run.world.hash();
+  run.outcome.faults = run.network.counts;
+  run.outcome.simulated_seconds = static_cast<double>(run.world.now() - 1000 * kSecond) / kSecond;
+  run.finish(run.outcome, run.world);
+  _exit(0);
+}
+
+void sleep(Nanoseconds time) { g_run->world.sleep_until(g_run->world.now() + time); }
+
+void decide(Run& run) {
+  Random& random = run.world.random();
+  Weather& weather = run.network.weather;
+  Plan& plan = run.plan;
+  run.world.preemption = one_of(random, {0.0, 0.02, 0.1, 0.3});
+  weather.latency = one_of<Nanoseconds>(random, {10 * kMicrosecond, 200 * kMicrosecond, 20 * kMillisecond});
+  if (random.chance(0.2)) {
+    weather.latency = 300 * kMillisecond;
+    weather.jitter = 200 * kMillisecond;
+    run.network.count(Fault::kDelay);
+  }
+  if (random.chance(0.2)) {
+    weather.bytes_per_ns = 1.25e-3;  // 10 Mbit/s
+    run.network.count(Fault::kSlow);
+  }
+  weather.window = one_of<uint64_t>(random, {4 << 10, 64 << 10, 1 << 20});
+  if (weather.jitter > 0) weather.window = 1 << 20;  // what a long way takes to be used
+  weather.partial = one_of(random, {0.0, 0.1, 0.5});
+  weather.within = one_of<uint64_t>(random, {400, 4'000, 60'000});
+  if (random.chance(0.85)) {
+    weather.bad = one_of(random, {0.4, 0.8, 1.0});
+    weather.faults = random.between(1, 12);
+    const uint64_t kinds = random.between(1, 3);
+    for (uint64_t i = 0; i < kinds; ++i) {
+      weather.breaks.push_back(one_of(
+          random, {Fault::kCut, Fault::kReset, Fault::kHalfOpen, Fault::kOneWay, Fault::kLateCut, Fault::kStall}));
+    }
+  }
+  plan.heartbeat = std::chrono::milliseconds(one_of(random, {200, 1'000, 5'000}));
+  // Of several times the way there and back: three in silence end a connection.
+  if (weather.jitter > 0) plan.heartbeat = std::chrono::milliseconds(5'000);
+  weather.longest_stall =
+      static_cast<Nanoseconds>(plan.heartbeat.count()) * kMillisecond * one_of<uint64_t>(random, {1, 5});
+  weather.longest_refusal = 2 * static_cast<Nanoseconds>(plan.heartbeat.count()) * kMillisecond;
+  plan.steps = random.between(5, 60);
+  plan.threads = random.chance(0.3) ? 2 : 1;
+  plan.largest = one_of<size_t>(random, {16, 2'000, 30'000});
+  plan.slow_runs = one_of(random, {0.0, 0.1});
+  plan.strangers = random.chance(0.3) ? random.between(1, 4) : 0;
+  const Nanoseconds begin = run.world.now();
+  const auto some_time = [&] {
+    return begin + random.below(one_of<Nanoseconds>(random, {kSecond, 20 * kSecond, 200 * kSecond}));
+  };
+  switch (random.below(12)) {
+    case 0:
+      plan.worker_dies = some_time();
+      plan.keeps = false;
+      break;
+    case 1:
+      plan.client_dies = some_time();
+      break;
+    case 2:  // longer than the lease
+      plan.lease = std::chrono::milliseconds(random.between(1'000, 20'000));
+      plan.outage = some_time();
+      plan.outage_ends = plan.outage + 3 * static_cast<Nanoseconds>(plan.lease.count()) * kMillisecond;
+      plan.keeps = false;
+      break;
+    case 3:  // shorter; also than a greeting may take
+      plan.outage = some_time();
+      plan.outage_ends = plan.outage + random.below(25 * kSecond);
+      break;
+    case 4:
+      plan.lease = std::chrono::milliseconds(random.between(1'000, 30'000));
+      plan.keeps = false;
+      break;
+    case 5:
+      weather.breaks.assign(1, Fault::kCorrupt);
+      plan.damages = true;
+      plan.keeps = false;
+      break;
+    case 6:
+      no_memory = 0.2;
+      plan.largest = 30'000;
+      plan.intact = false;
+      break;
+    case 7:
+      plan.memory_limit = 256 << 10;
+      plan.largest = 30'000;
+      plan.intact = false;
+      break;
+    default:
+      break;
+  }
+  if (!plan.intact) plan.threads = 1;
+  if (plan.client_dies != kNever) {
+    plan.lease = std::chrono::milliseconds(random.between(1'000, 60'000));
+    plan.keeps = false;
+  }
+  run.world.limit = begin + 20'000 * kSecond;
+}
+
+}  // namespace torch_remote::simulator

@@ -1,0 +1,454 @@
+#include "worker/collectives/collective_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table.h"
+#include "worker/collectives/collectives.h"
+#include "worker/collectives/peers.h"
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr std::string_view kNamespace = "remote_c10d::";
+constexpr int64_t kMostRanks = 1024;
+
+enum class Op : uint8_t {
+  kListen,
+  kJoin,
+  kLeave,
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kBarrier,
+  kSend,
+  kReceive,
+  kReceiveAny,
+};
+
+// A letter an argument: t, a tensor; i, a number; s, a text; l, a list of numbers. Tensors that are written are large.
+struct OpForm {
+  std::string_view name, args;
+};
+constexpr auto kOps = std::to_array<OpForm>({
+    {"listen", "TTi"},            // port, host, group
+    {"join", "tiiii"},            // plan, group, rank, size, timeout
+    {"leave", "ti"},              // unused, group
+    {"all_reduce_", "Tiis"},      // tensor, group, sequence, reduction
+    {"reduce_", "Tiisi"},         // tensor, group, sequence, reduction, root
+    {"broadcast_", "Tiii"},       // tensor, group, sequence, root
+    {"all_gather", "Ttii"},       // output, input, group, sequence
+    {"reduce_scatter", "Ttiis"},  // output, input, group, sequence, reduction
+    {"all_to_all", "Ttiill"},     // output, input, group, sequence, elements from and for each rank
+    {"gather", "Ttiii"},          // output, input, group, sequence, root
+    {"scatter", "Ttiii"},         // output, input, group, sequence, root
+    {"barrier", "Tii"},           // token, which is set to 0, group, sequence
+    {"send", "tiii"},             // tensor, group, to, tag
+    {"recv", "Tiii"},             // tensor, group, from, tag
+    {"recv_any", "TTii"},         // tensor, from (i64[1]), group, tag
+});
+
+const OpForm& form_of(Op op) { return kOps[static_cast<size_t>(op)]; }
+
+Status failed(std::string message, const char* kind = "RuntimeError") {
+  return {ErrorCode::kOpFailed, std::move(message), kind};
+}
+
+struct Group {
+  std::unique_ptr<PeerListener> listener;
+  std::unique_ptr<Mesh> mesh;
+  Status broken;  // why there is no mesh
+  OpLimits limits;
+  uint64_t sequence = 0;  // of the last collective op
+};
+
+// What a node says, with the values of a run.
+struct Call {
+  struct Tensor {
+    ir::DType dtype = ir::DType::kUInt8;
+    void* data = nullptr;  // on the device
+    uint64_t nbytes = 0;
+    std::span<std::byte> bytes;  // here
+    std::vector<std::byte> copy;
+  };
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> numbers;
+  std::vector<std::vector<int64_t>> lists;
+  std::string_view text;
+};
+
+class CollectiveProgram;
+
+class CollectiveRunner final : public Runner {
+ public:
+  explicit CollectiveRunner(CollectiveOptions options) : options_(std::move(options)) {}
+
+  std::string description() const override { return {}; }  // part of every worker
+  bool accepts(const ir::Graph& graph, uint32_t node) override {
+    return ir::op_desc(graph.nodes[node].opcode).name.starts_with(kNamespace);
+  }
+  bool has_op(const char* name) override { return find(name) != nullptr; }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;
+
+  Status run(Op op, Call& call);
+
+ private:
+  friend class CollectiveProgram;
+  // Null: there is no such op.
+  static const OpForm* find(std::string_view name) {
+    if (!name.starts_with(kNamespace)) return nullptr;
+    name.remove_prefix(kNamespace.size());
+    const auto found = std::ranges::find(kOps, name, &OpForm::name);
+    return found == kOps.end() ? nullptr : &*found;
+  }
+
+  Status listen(Call& call);
+  Status join(Call& call);
+  Status connect(Call& call, Group& group);
+  Status collective(Op op, Call& call);
+  Status message(Op op, Call& call);
+  Group* find_group(int64_t number);
+
+  const CollectiveOptions options_;
+  std::map<int64_t, Group> groups_;
+};
+
+class CollectiveProgram final : public RunnerProgram {
+ public:
+  CollectiveProgram(CollectiveRunner& runner, const ir::Graph& graph) : runner_(runner), graph_(graph) {}
+
+  bool creates_buffer(uint32_t) const override { return false; }
+  bool run(tr_run& run, tr_error* error) override {
+    run.word_count = 0;
+    for (uint32_t n = run.first; n < run.last; ++n) {
+      note_time(run, n);
+      if (const Status status = run_node(run, n); !status.ok()) {
+        error->node = n;
+        error->repeat = 0;
+        std::snprintf(error->kind, sizeof(error->kind), "%s",
+                      status.kind().empty() ? "RuntimeError" : status.kind().c_str());
+        std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
+        return false;
+      }
+    }
+    note_time(run, run.last);
+    return true;
+  }
+
+ private:
+  static void note_time(tr_run& run, uint32_t node) {
+    if (run.times == nullptr) return;
+    run.times[node - run.first] = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  Status run_node(tr_run& run, uint32_t number);
+  Status read_tensor(const tr_run& run, const ir::Arg& arg, Call::Tensor* tensor) const;
+  Status fetch(Call::Tensor& tensor) const;
+
+  CollectiveRunner& runner_;
+  const ir::Graph& graph_;
+};
+
+Status CollectiveProgram::read_tensor(const tr_run& run, const ir::Arg& arg, Call::Tensor* tensor) const {
+  const ir::View& view = graph_.views[arg.a];
+  int64_t count = 1;
+  bool dense = true;
+  for (size_t d = view.sizes.size(); d-- > 0;) {
+    const int64_t size = run.symbols[view.sizes[d]];
+    dense &= size == 1 || run.symbols[view.strides[d]] == count;
+    count *= size;
+  }
+  if (!dense && count != 0) {
+    return failed("remote: a tensor of a collective op is not contiguous; call .contiguous()", "ValueError");
+  }
+  const uint64_t item_size = ir::item_size(view.dtype);
+  tensor->dtype = view.dtype;
+  tensor->nbytes = static_cast<uint64_t>(count) * item_size;
+  auto* const data = static_cast<std::byte*>(run.buffers[view.buffer].data);
+  tensor->data = data ? data + static_cast<uint64_t>(run.symbols[view.offset]) * item_size : nullptr;
+  return {};
+}
+
+// The elements, in this process.
+Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
+  Device& device = *runner_.options_.device;
+  if (device.is_host_memory()) {
+    tensor.bytes = {static_cast<std::byte*>(tensor.data), tensor.nbytes};
+    return {};
+  }
+  tensor.copy.resize(tensor.nbytes);
+  tensor.bytes = tensor.copy;
+  if (tensor.nbytes == 0) return {};
+  const std::array<int64_t, 1> sizes{static_cast<int64_t>(tensor.nbytes)}, strides{1};
+  device.copy_out({tensor.data, 1, sizes, strides}, tensor.copy.data(), nullptr);
+  return device.wait(device.record());
+}
+
+Status CollectiveProgram::run_node(tr_run& run, uint32_t number) {
+  const ir::Node& node = graph_.nodes[number];
+  const OpForm& form = *CollectiveRunner::find(ir::op_desc(node.opcode).name);
+  Call call;
+  call.tensors.reserve(form.args.size());
+  for (size_t i = 0; i < form.args.size(); ++i) {
+    const ir::Arg& arg = node.args[i];
+    switch (form.args[i]) {
+      case 'i':
+        call.numbers.push_back(run.symbols[arg.a]);
+        break;
+      case 's':
+        call.text = arg.text;
+        break;
+      case 'l':
+        call.lists.emplace_back();
+        for (const ir::Arg& item : arg.items) call.lists.back().push_back(run.symbols[item.a]);
+        break;
+      default:
+        call.tensors.emplace_back();
+        if (Status status = read_tensor(run, arg, &call.tensors.back()); !status.ok()) return status;
+        if (Status status = fetch(call.tensors.back()); !status.ok()) return status;
+    }
+  }
+  const auto op = static_cast<Op>(&form - kOps.data());
+  if (Status status = runner_.run(op, call); !status.ok()) return status;
+  Device& device = *runner_.options_.device;
+  if (device.is_host_memory()) return {};
+  size_t tensor = 0;
+  for (const char arg : form.args) {
+    if (arg != 'T' && arg != 't') continue;
+    Call::Tensor& written = call.tensors[tensor++];
+    if (arg == 't' || written.nbytes == 0) continue;
+    const auto keep = std::make_shared<std::vector<std::byte>>(std::move(written.copy));
+    device.copy_in(written.data, *keep, keep);
+  }
+  return {};
+}
+
+// Which arguments an op has was decided by the client's schema: none of it is to be trusted.
+Status check_node(const ir::Node& node, const OpForm& form) {
+  bool fits = node.args.size() == form.args.size() && node.results.empty();
+  for (size_t i = 0; fits && i < form.args.size(); ++i) {
+    const ir::Arg& arg = node.args[i];
+    switch (form.args[i]) {
+      case 'i':
+        fits = arg.tag == ir::ArgTag::kInt;
+        break;
+      case 's':
+        fits = arg.tag == ir::ArgTag::kString;
+        break;
+      case 'l':
+        fits = arg.tag == ir::ArgTag::kList &&
+               std::ranges::all_of(arg.items, [](const ir::Arg& item) { return item.tag == ir::ArgTag::kInt; });
+        break;
+      default:
+        fits = arg.tag == ir::ArgTag::kView;
+        if (form.args[i] == 'T') fits = fits && ir::op_desc(node.opcode).args[i].writes;
+    }
+  }
+  if (fits) return {};
+  return Status::invalid("remote: the collective op " + std::string(form.name) +
+                         " has other arguments in the client's version");
+}
+
+Status CollectiveRunner::load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) {
+  for (uint32_t n = 0; n < request.graph.nodes.size(); ++n) {
+    if (request.nodes[n] == 0 || !accepts(request.graph, n)) continue;
+    const ir::Node& node = request.graph.nodes[n];
+    const std::string_view name = ir::op_desc(node.opcode).name;
+    const OpForm* form = find(name);
+    if (form == nullptr) return {ErrorCode::kUnsupported, "remote: this worker has no op " + std::string(name)};
+    if (Status status = check_node(node, *form); !status.ok()) return status;
+  }
+  *program = std::make_unique<CollectiveProgram>(*this, request.graph);
+  return {};
+}
+
+Group* CollectiveRunner::find_group(int64_t number) {
+  const auto found = groups_.find(number);
+  return found == groups_.end() ? nullptr : &found->second;
+}
+
+Status no_group() {
+  return failed(
+      "remote: this worker is in no such process group; call torch.distributed.init_process_group again (after "
+      "torch.remote.restart() a group of the worker before is gone)");
+}
+
+Status CollectiveRunner::listen(Call& call) {
+  if (options_.host.empty()) {
+    return failed(
+        "remote: this worker waits for no other workers; start it with --peer-host HOST, an address by which the "
+        "workers of other ranks reach it");
+  }
+  Call::Tensor &port = call.tensors[0], &host = call.tensors[1];
+  if (port.dtype != ir::DType::kInt64 || port.nbytes != 8 || host.dtype != ir::DType::kUInt8 ||
+      options_.host.size() >= host.nbytes) {
+    return Status::invalid("remote: the place for a worker's address has another size");
+  }
+  Group group;
+  if (Status status = PeerListener::open(options_.host, &group.listener); !status.ok()) return status;
+  const int64_t number = group.listener->address().port;
+  std::memcpy(port.bytes.data(), &number, sizeof(number));
+  std::ranges::fill(host.bytes, std::byte{0});
+  std::memcpy(host.bytes.data(), options_.host.data(), options_.host.size());
+  groups_.insert_or_assign(call.numbers[0], std::move(group));
+  return {};
+}
+
+Status CollectiveRunner::join(Call& call) {
+  Group* const group = find_group(call.numbers[0]);
+  if (group == nullptr) return no_group();
+  if (group->broken.ok()) group->broken = connect(call, *group);
+  return group->broken;
+}
+
+Status CollectiveRunner::connect(Call& call, Group& group) {
+  const int64_t rank = call.numbers[1], size = call.numbers[2], timeout = call.numbers[3];
+  const auto damaged = [] { return Status::invalid("remote: a damaged plan of a process group"); };
+  if (!group.listener || size < 1 || size > kMostRanks || rank < 0 || rank >= size || timeout < 1) return damaged();
+  group.limits.time = std::chrono::milliseconds(timeout);
+  group.limits.interrupted = options_.interrupted;
+  GroupPlan plan;
+  plan.rank = static_cast<int>(rank);
+  std::string_view text(reinterpret_cast<const char*>(call.tensors[0].bytes.data()), call.tensors[0].bytes.size());
+  const auto next_line = [&text] {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    return line;
+  };
+  const std::string_view secret = next_line();
+  for (size_t i = 0; i + 1 < secret.size(); i += 2) {
+    uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(secret.data() + i, secret.data() + i + 2, byte, 16);
+    if (error != std::errc() || end != secret.data() + i + 2) return damaged();
+    plan.secret.push_back(byte);
+  }
+  for (int64_t r = 0; r < size; ++r) {
+    remote::Address address;
+    const std::string_view line = next_line();
+    if (!line.empty() && !remote::parse_address(line, line, &address).ok()) return damaged();
+    plan.addresses.push_back(std::move(address));
+  }
+  if (!group.mesh) group.mesh = std::make_unique<Mesh>(plan.rank, static_cast<int>(size));
+  return worker::join(*group.listener, plan, group.limits, *group.mesh);
+}
+
+Status CollectiveRunner::collective(Op op, Call& call) {
+  Group* const group = find_group(call.numbers[0]);
+  if (group == nullptr) return no_group();
+  if (!group->broken.ok()) return group->broken;
+  if (!group->mesh) return failed("remote: the process group was not joined");
+  const auto sequence = static_cast<uint64_t>(call.numbers[1]);
+  if (sequence != group->sequence + 1) {
+    return group->mesh->fail(failed("remote: rank " + std::to_string(group->mesh->rank()) +
+                                    " left out the collective op number " + std::to_string(group->sequence + 1) +
+                                    " of the process group, as something that it needs had failed or was "
+                                    "cancelled before; make a new process group when that is mended"));
+  }
+  group->sequence = sequence;
+  Reduction reduction = Reduction::kSum;
+  if (!call.text.empty()) {
+    const auto found = reduction_from_name(call.text);
+    if (!found) return group->mesh->fail(Status::invalid("remote: an unknown reduction " + std::string(call.text)));
+    reduction = *found;
+  }
+  const ir::DType dtype = call.tensors[0].dtype;
+  const auto first = call.tensors[0].bytes;
+  const std::span<const std::byte> input = call.tensors.size() > 1 ? call.tensors[1].bytes : first;
+  const int root = call.numbers.size() > 2 ? static_cast<int>(std::clamp<int64_t>(call.numbers[2], -1, kMostRanks)) : 0;
+  Collectives collectives(*group->mesh, sequence, group->limits);
+  const auto perform = [&]() -> Status {
+    if (call.tensors.size() > 1 && call.tensors[1].dtype != dtype) {
+      return failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
+    }
+    const auto sizes = [&](const std::vector<int64_t>& counts) {
+      std::vector<uint64_t> bytes;
+      bytes.reserve(counts.size());
+      for (const int64_t count : counts) {
+        bytes.push_back(std::min(static_cast<uint64_t>(count), uint64_t{1} << 40) * ir::item_size(dtype));
+      }
+      return bytes;
+    };
+    switch (op) {
+      case Op::kAllReduce:
+        return collectives.all_reduce(dtype, reduction, first);
+      case Op::kReduce:
+        return collectives.reduce(dtype, reduction, root, first);
+      case Op::kBroadcast:
+        return collectives.broadcast(dtype, root, first);
+      case Op::kAllGather:
+        return collectives.all_gather(dtype, input, first);
+      case Op::kReduceScatter:
+        return collectives.reduce_scatter(dtype, reduction, input, first);
+      case Op::kAllToAll:
+        return collectives.all_to_all(dtype, input, sizes(call.lists[1]), first, sizes(call.lists[0]));
+      case Op::kGather:
+        return collectives.gather(dtype, root, input, first);
+      case Op::kScatter:
+        return collectives.scatter(dtype, root, input, first);
+      default:
+        std::ranges::fill(first, std::byte{0});
+        return collectives.barrier();
+    }
+  };
+  const Status status = perform();
+  // An op that this rank could not do leaves the others without it.
+  return status.ok() ? status : group->mesh->fail(status);
+}
+
+Status CollectiveRunner::message(Op op, Call& call) {
+  Group* const group = find_group(call.numbers[0]);
+  if (group == nullptr) return no_group();
+  if (!group->broken.ok()) return group->broken;
+  if (!group->mesh) return failed("remote: the process group was not joined");
+  const Call::Tensor& tensor = call.tensors[0];
+  const auto tag = static_cast<uint64_t>(call.numbers.back());
+  int peer = static_cast<int>(std::clamp<int64_t>(call.numbers[1], -1, kMostRanks));
+  if (op == Op::kSend) return send(*group->mesh, tensor.dtype, tensor.bytes, peer, tag, group->limits);
+  if (op == Op::kReceiveAny) {
+    if (call.tensors[1].nbytes != 8) return Status::invalid("remote: the place for a rank has another size");
+    if (Status status = group->mesh->wait_any(tag, group->limits, &peer); !status.ok()) return status;
+    const int64_t from = peer;
+    std::memcpy(call.tensors[1].bytes.data(), &from, sizeof(from));
+  }
+  return receive(*group->mesh, tensor.dtype, tensor.bytes, peer, tag, group->limits);
+}
+
+Status CollectiveRunner::run(Op op, Call& call) {
+  switch (op) {
+    case Op::kListen:
+      return listen(call);
+    case Op::kJoin:
+      return join(call);
+    case Op::kLeave:
+      groups_.erase(call.numbers[0]);
+      return {};
+    case Op::kSend:
+    case Op::kReceive:
+    case Op::kReceiveAny:
+      return message(op, call);
+    default:
+      return collective(op, call);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Runner> make_collective_runner(CollectiveOptions options) {
+  return std::make_unique<CollectiveRunner>(std::move(options));
+}
+
+}  // namespace torch_remote::worker

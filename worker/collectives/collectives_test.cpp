@@ -1,0 +1,356 @@
+#include "worker/collectives/collectives.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "remote/net/patience.h"
+#include "worker/collectives/peers.h"
+
+// Ranks are threads, each with its own end of the mesh.
+namespace torch_remote::worker {
+namespace {
+
+using ir::DType;
+using namespace std::chrono_literals;
+
+const std::vector<uint8_t> kSecret(32, 7);
+
+std::vector<std::unique_ptr<PeerListener>> listeners(int size) {
+  std::vector<std::unique_ptr<PeerListener>> all(size);
+  for (auto& listener : all) EXPECT_TRUE(PeerListener::open("127.0.0.1", &listener).ok());
+  return all;
+}
+
+GroupPlan plan_of(int rank, const std::vector<std::unique_ptr<PeerListener>>& all) {
+  GroupPlan plan{rank, {}, kSecret};
+  for (const auto& listener : all) plan.addresses.push_back(listener->address());
+  return plan;
+}
+
+// Calls f(rank, mesh) on a thread for each rank.
+void with_ranks(int size, const std::function<void(int, Mesh&)>& f) {
+  const auto all = listeners(size);
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Mesh mesh(rank, size);
+      const Status joined = join(*all[rank], plan_of(rank, all), {.time = 20s}, mesh);
+      ASSERT_TRUE(joined.ok()) << joined.message();
+      f(rank, mesh);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+template <typename T>
+std::span<std::byte> bytes(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+#define EXPECT_OK(expression)                       \
+  do {                                              \
+    const Status status_ = (expression);            \
+    EXPECT_TRUE(status_.ok()) << status_.message(); \
+  } while (false)
+
+const OpLimits kLimits{.time = 20s};
+
+// Sizes around what is cut into parts and pieces: none, fewer than ranks, small, several pieces with a rest.
+const std::vector<size_t> kSizes = {0, 1, 2, 7, 1000, 70'001, 1'300'003};
+
+class Ranks : public testing::TestWithParam<int> {};
+
+TEST_P(Ranks, AllReduce) {
+  const int size = GetParam();
+  with_ranks(size, [&](int rank, Mesh& mesh) {
+    uint64_t sequence = 0;
+    for (const size_t count : kSizes) {
+      std::vector<int32_t> values(count), expected(count);
+      for (size_t i = 0; i < count; ++i) {
+        values[i] = static_cast<int32_t>(i) * (rank + 1);
+        expected[i] = static_cast<int32_t>(i) * size * (size + 1) / 2;
+      }
+      EXPECT_OK(Collectives(mesh, ++sequence, kLimits).all_reduce(DType::kInt32, Reduction::kSum, bytes(values)));
+      EXPECT_TRUE(values == expected) << count;
+    }
+    std::vector<float> average(100'000, static_cast<float>(rank));
+    EXPECT_OK(Collectives(mesh, ++sequence, kLimits).all_reduce(DType::kFloat32, Reduction::kAvg, bytes(average)));
+    EXPECT_EQ(average, std::vector<float>(100'000, static_cast<float>(size - 1) / 2));
+  });
+}
+
+TEST_P(Ranks, AllRanksGetTheSameBits) {
+  const int size = GetParam();
+  std::vector<std::vector<float>> results(size);
+  with_ranks(size, [&](int rank, Mesh& mesh) {
+    std::vector<float> values(300'001);
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = 1.0f / static_cast<float>(i * 7 + static_cast<size_t>(rank) * 13 + 1);
+    EXPECT_OK(Collectives(mesh, 1, kLimits).all_reduce(DType::kFloat32, Reduction::kSum, bytes(values)));
+    results[rank] = values;
+  });
+  for (const auto& result : results) EXPECT_TRUE(result == results[0]);
+}
+
+TEST_P(Ranks, ReduceAndBroadcast) {
+  const int size = GetParam();
+  with_ranks(size, [&](int rank, Mesh& mesh) {
+    uint64_t sequence = 0;
+    for (int root = 0; root < size; ++root) {
+      for (const size_t count : kSizes) {
+        std::vector<int64_t> values(count, rank + 1);
+        EXPECT_OK(Collectives(mesh, ++sequence, kLimits).reduce(DType::kInt64, Reduction::kSum, root, bytes(values)));
+        EXPECT_EQ(values,
+                  std::vector<int64_t>(count, rank == root ? int64_t{size} * (size + 1) / 2 : int64_t{rank} + 1));
+        EXPECT_OK(Collectives(mesh, ++sequence, kLimits).broadcast(DType::kInt64, root, bytes(values)));
+        EXPECT_EQ(values, std::vector<int64_t>(count, size * (size + 1) / 2));
+      }
+    }
+  });
+}
+
+TEST_P(Ranks, GatherAndScatter) {
+  const int size = GetParam();
+  with_ranks(size, [&](int rank, Mesh& mesh) {
+    uint64_t sequence = 0;
+    for (const size_t count : kSizes) {
+      std::vector<int16_t> mine(count, static_cast<int16_t>(rank)), all(count * size), expected(count * size);
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<int16_t>(i / count);
+      EXPECT_OK(Collectives(mesh, ++sequence, kLimits).all_gather(DType::kInt16, bytes(mine), bytes(all)));
+      EXPECT_TRUE(all == expected);
+      const int root = size - 1;
+      std::vector<int16_t> gathered(rank == root ? count * size : 0);
+      EXPECT_OK(Collectives(mesh, ++sequence, kLimits).gather(DType::kInt16, root, bytes(mine), bytes(gathered)));
+      EXPECT_TRUE(rank != root || gathered == expected);
+      std::vector<int16_t> part(count, -1);
+      EXPECT_OK(Collectives(mesh, ++sequence, kLimits).scatter(DType::kInt16, root, bytes(gathered), bytes(part)));
+      EXPECT_TRUE(part == mine);
+      std::vector<int16_t> sum(count);
+      EXPECT_OK(Collectives(mesh, ++sequence, kLimits)
+                    .reduce_scatter(DType::kInt16, Reduction::kSum, bytes(all), bytes(sum)));
+      EXPECT_EQ(sum, std::vector<int16_t>(count, static_cast<int16_t>(size * rank)));
+    }
+  });
+}
+
+TEST_P(Ranks, AllToAll) {
+  const int size = GetParam();
+  with_ranks(size, [&](int rank, Mesh& mesh) {
+    // From rank a to rank b go a + 2 b elements, a * 100 + b each.
+    std::vector<int32_t> input, expected;
+    std::vector<uint64_t> from, to;
+    for (int other = 0; other < size; ++other) {
+      input.insert(input.end(), rank + 2 * other, rank * 100 + other);
+      expected.insert(expected.end(), other + 2 * rank, other * 100 + rank);
+      to.push_back(uint64_t{4} * static_cast<uint64_t>(rank + 2 * other));
+      from.push_back(uint64_t{4} * static_cast<uint64_t>(other + 2 * rank));
+    }
+    std::vector<int32_t> output(expected.size());
+    EXPECT_OK(Collectives(mesh, 1, kLimits).all_to_all(DType::kInt32, bytes(input), to, bytes(output), from));
+    EXPECT_EQ(output, expected);
+    EXPECT_OK(Collectives(mesh, 2, kLimits).barrier());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, Ranks, testing::Values(1, 2, 3, 5));
+
+TEST(Messages, BothSendFirst) {
+  with_ranks(2, [](int rank, Mesh& mesh) {
+    std::vector<double> out(2'000'000, rank), in(out.size(), -1);
+    EXPECT_OK(send(mesh, DType::kFloat64, bytes(out), 1 - rank, 0, kLimits));
+    EXPECT_OK(receive(mesh, DType::kFloat64, bytes(in), 1 - rank, 0, kLimits));
+    EXPECT_EQ(in, std::vector<double>(in.size(), 1 - rank));
+  });
+}
+
+TEST(Messages, TagsAreTakenInAnyOrder) {
+  with_ranks(2, [](int rank, Mesh& mesh) {
+    if (rank == 0) {
+      for (const uint64_t tag : {1, 2, 1}) {
+        static uint8_t number = 0;
+        std::vector<uint8_t> data{++number};
+        EXPECT_OK(send(mesh, DType::kUInt8, bytes(data), 1, tag, kLimits));
+      }
+      EXPECT_OK(Collectives(mesh, 1, kLimits).barrier());
+      return;
+    }
+    EXPECT_OK(Collectives(mesh, 1, kLimits).barrier());
+    for (const auto& [tag, expected] : {std::pair{2, 2}, std::pair{1, 1}, std::pair{1, 3}}) {
+      std::vector<uint8_t> data{0};
+      EXPECT_OK(receive(mesh, DType::kUInt8, bytes(data), 0, static_cast<uint64_t>(tag), kLimits));
+      EXPECT_EQ(data[0], expected);
+    }
+  });
+}
+
+TEST(Messages, FromAnybody) {
+  with_ranks(3, [](int rank, Mesh& mesh) {
+    std::vector<int32_t> data{rank};
+    if (rank != 0) {
+      EXPECT_OK(send(mesh, DType::kInt32, bytes(data), 0, 5, kLimits));
+      return;
+    }
+    int sum = 0;
+    for (int i = 0; i < 2; ++i) {
+      int peer = -1;
+      EXPECT_OK(mesh.wait_any(5, kLimits, &peer));
+      EXPECT_OK(receive(mesh, DType::kInt32, bytes(data), peer, 5, kLimits));
+      EXPECT_EQ(data[0], peer);
+      sum += peer;
+    }
+    EXPECT_EQ(sum, 3);
+  });
+}
+
+// --- what goes wrong -------------------------------------------------------------------------------------------------
+
+TEST(Failures, MismatchedCallsAreNamedOnAllRanks) {
+  std::latch told(3);
+  std::vector<std::string> messages(3);
+  std::atomic<int> failed = 0;
+  with_ranks(3, [&](int rank, Mesh& mesh) {
+    std::vector<float> data(rank == 1 ? 10 : 20, 1);
+    Status status = Collectives(mesh, 1, kLimits).all_reduce(DType::kFloat32, Reduction::kSum, bytes(data));
+    messages[rank] = status.message();
+    if (!status.ok()) ++failed;
+    told.arrive_and_wait();
+    // A broken mesh stays so, and says why.
+    EXPECT_EQ(Collectives(mesh, 2, kLimits).barrier().message(), messages[rank]);
+  });
+  EXPECT_EQ(failed, 3);
+  std::string all = messages[0] + messages[1] + messages[2];
+  EXPECT_NE(all.find("all_reduce (number 1) of 10 elements of f32, sum"), std::string::npos) << all;
+  EXPECT_NE(all.find("in the same order, with tensors of the same size and dtype"), std::string::npos) << all;
+}
+
+TEST(Failures, ATimeOutNamesRankAndOp) {
+  with_ranks(2, [](int rank, Mesh& mesh) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(300ms);  // it does something else
+      return;
+    }
+    std::vector<float> data(4);
+    const Status status =
+        Collectives(mesh, 1, {.time = 50ms}).all_reduce(DType::kFloat32, Reduction::kSum, bytes(data));
+    EXPECT_NE(status.message().find("waited 0.05"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("all_reduce (number 1)"), std::string::npos);
+    EXPECT_NE(status.message().find("for rank 1"), std::string::npos);
+    EXPECT_NE(status.message().find("timeout="), std::string::npos);
+  });
+}
+
+TEST(Failures, ARankThatIsGoneIsNamedByAll) {
+  std::latch told(2);  // a worker keeps what is broken
+  with_ranks(3, [&](int rank, Mesh& mesh) {
+    if (rank == 2) return;
+    std::vector<float> data(1'000'000);
+    Status status = Collectives(mesh, 1, kLimits).all_reduce(DType::kFloat32, Reduction::kSum, bytes(data));
+    EXPECT_NE(status.message().find("the worker of rank 2 is gone"), std::string::npos) << status.message();
+    told.arrive_and_wait();
+  });
+}
+
+TEST(Failures, AnInterruptedOpEndsAtOnce) {
+  with_ranks(2, [](int rank, Mesh& mesh) {
+    std::vector<float> data(4);
+    OpLimits limits = kLimits;
+    if (rank == 0) limits.interrupted = [] { return true; };
+    const Status status = Collectives(mesh, 1, limits).broadcast(DType::kFloat32, 1 - rank, bytes(data));
+    EXPECT_NE(status.message().find("gave up"), std::string::npos) << status.message();
+  });
+}
+
+TEST(Failures, WrongArgumentsBreakNothingButTheirCall) {
+  with_ranks(2, [](int rank, Mesh& mesh) {
+    std::vector<float> data(4);
+    EXPECT_NE(Collectives(mesh, 1, kLimits).broadcast(DType::kFloat32, 2, bytes(data)).message().find("no rank 2"),
+              std::string::npos);
+    EXPECT_FALSE(Collectives(mesh, 1, kLimits).all_reduce(DType::kFloat32, Reduction::kBor, bytes(data)).ok());
+    EXPECT_FALSE(send(mesh, DType::kFloat32, bytes(data), rank, 0, kLimits).ok());
+    const std::vector<uint64_t> sizes{8, 9};
+    EXPECT_FALSE(
+        Collectives(mesh, 1, kLimits).all_to_all(DType::kFloat32, bytes(data), sizes, bytes(data), sizes).ok());
+    EXPECT_OK(Collectives(mesh, 1, kLimits).barrier());
+  });
+}
+
+TEST(Joining, StrangersAreSentAway) {
+  const auto all = listeners(2);
+  // Somebody who says nothing sensible, and one who does not know the secret.
+  int noise = -1;
+  ASSERT_TRUE(remote::connect_tcp(all[0]->address(), remote::Patience(5s), &noise).ok());
+  const std::vector<char> rubbish(100, 'x');
+  ASSERT_EQ(::send(noise, rubbish.data(), rubbish.size(), MSG_NOSIGNAL), 100);
+  std::thread first([&] {
+    Mesh mesh(0, 2);
+    EXPECT_OK(join(*all[0], plan_of(0, all), {.time = 20s}, mesh));
+  });
+  GroupPlan thief = plan_of(1, all);
+  thief.secret[3] ^= 1;
+  Mesh mesh(1, 2);
+  const Status refused = join(*all[1], thief, {.time = 5s}, mesh);
+  EXPECT_NE(refused.message().find("did not let rank 1 in"), std::string::npos) << refused.message();
+  EXPECT_OK(join(*all[1], plan_of(1, all), {.time = 20s}, mesh));
+  first.join();
+  ::close(noise);
+}
+
+// Ranks 0 and 2 need each other only; rank 1 comes later, to both.
+TEST(Joining, InSteps) {
+  const auto all = listeners(3);
+  std::vector<std::unique_ptr<Mesh>> meshes(3);
+  for (int rank = 0; rank < 3; ++rank) meshes[rank] = std::make_unique<Mesh>(rank, 3);
+  const auto join_with = [&](int rank, const std::vector<int>& others) {
+    GroupPlan plan = plan_of(rank, all);
+    for (int other = 0; other < 3; ++other) {
+      if (std::ranges::find(others, other) == others.end()) plan.addresses[other].port = 0;
+    }
+    EXPECT_OK(join(*all[rank], plan, {.time = 20s}, *meshes[rank]));
+  };
+  std::vector<int32_t> data{42}, got{0};
+  std::thread zero([&] {
+    join_with(0, {2});
+    EXPECT_OK(send(*meshes[0], DType::kInt32, bytes(data), 2, 0, kLimits));
+    EXPECT_FALSE(meshes[0]->has(1));
+    join_with(0, {1, 2});
+    EXPECT_OK(Collectives(*meshes[0], 1, kLimits).barrier());
+  });
+  join_with(2, {0});
+  EXPECT_OK(receive(*meshes[2], DType::kInt32, bytes(got), 0, 0, kLimits));
+  EXPECT_EQ(got, data);
+  std::thread one([&] {
+    join_with(1, {0, 2});
+    EXPECT_OK(Collectives(*meshes[1], 1, kLimits).barrier());
+  });
+  join_with(2, {0, 1});
+  EXPECT_OK(Collectives(*meshes[2], 1, kLimits).barrier());
+  zero.join();
+  one.join();
+}
+
+TEST(Joining, WhoIsMissingIsNamed) {
+  const auto all = listeners(3);
+  Mesh mesh(0, 3), other(1, 3);
+  const Status status = join(*all[0], plan_of(0, all), {.time = 50ms}, mesh);
+  EXPECT_NE(status.message().find("for those of ranks 1, 2, which did not come in time"), std::string::npos)
+      << status.message();
+  GroupPlan plan = plan_of(1, all);
+  plan.addresses[0].port = 1;  // nobody listens there
+  EXPECT_NE(join(*all[1], plan, {.time = 5s}, other).message().find("rank 0 at 127.0.0.1:1 is not reached"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker

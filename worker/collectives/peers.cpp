@@ -1,0 +1,210 @@
+#include "worker/collectives/peers.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "remote/net/patience.h"
+#include "remote/net/token.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using remote::Digest;
+using remote::Patience;
+
+constexpr std::array<char, 4> kMagic = {'T', 'R', 'G', 'P'};
+constexpr uint8_t kVersion = 1;
+// What somebody who connected has to prove who it is.
+constexpr std::chrono::milliseconds kProofTime{5'000};
+
+struct Nonce {
+  std::array<uint8_t, 16> bytes{};
+};
+
+// Connecting end, accepting end: greeting, nonce; proof, proof.
+struct Greeting {
+  std::array<char, 4> magic = kMagic;
+  uint8_t version = kVersion;
+  std::array<uint8_t, 3> reserved{};
+  int32_t rank = 0, size = 0;
+  Nonce nonce;
+};
+static_assert(sizeof(Greeting) == 32);
+
+class Socket {
+ public:
+  explicit Socket(int socket = -1) : socket_(socket) {}
+  Socket(Socket&& other) noexcept : socket_(std::exchange(other.socket_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(socket_, other.socket_);
+    return *this;
+  }
+  ~Socket() {
+    if (socket_ >= 0) ::close(socket_);
+  }
+  int get() const { return socket_; }
+  int release() { return std::exchange(socket_, -1); }
+
+ private:
+  int socket_;
+};
+
+Status transfer(int socket, std::span<uint8_t> bytes, bool sends, const Patience& patience) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t n = sends ? ::send(socket, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL)
+                            : ::recv(socket, bytes.data() + done, bytes.size() - done, 0);
+    if (n > 0) {
+      done += static_cast<size_t>(n);
+    } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (Status status = patience.wait(socket, sends ? POLLOUT : POLLIN); !status.ok()) return status;
+    } else if (n == 0 || errno != EINTR) {
+      return {ErrorCode::kLost, n == 0 ? "the connection was closed" : std::strerror(errno)};
+    }
+  }
+  return {};
+}
+
+template <typename T>
+Status put(int socket, T value, const Patience& patience) {
+  return transfer(socket, {reinterpret_cast<uint8_t*>(&value), sizeof(value)}, true, patience);
+}
+
+template <typename T>
+Status get(int socket, T* value, const Patience& patience) {
+  return transfer(socket, {reinterpret_cast<uint8_t*>(value), sizeof(*value)}, false, patience);
+}
+
+Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeting, int acceptor, const Nonce& nonce) {
+  std::vector<uint8_t> message(who.begin(), who.end());
+  const auto add = [&](const auto& value) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+    message.insert(message.end(), bytes, bytes + sizeof(value));
+  };
+  add(greeting);
+  add(static_cast<int32_t>(acceptor));
+  add(nonce);
+  return remote::hmac_sha256(plan.secret, message);
+}
+
+Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
+
+Patience patience_of(const OpLimits& limits, std::chrono::milliseconds time) {
+  return Patience(time, limits.interrupted ? remote::KeepWaiting([asked = limits.interrupted] { return !asked(); })
+                                           : remote::KeepWaiting());
+}
+
+Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* connected) {
+  int socket = -1;
+  const std::string name = "rank " + std::to_string(to) + " at " + plan.addresses[to].text();
+  Status status = remote::connect_tcp(plan.addresses[to], patience, &socket);
+  if (!status.ok()) {
+    return failed(
+        "remote: the worker of " + name + " is not reached from that of rank " + std::to_string(plan.rank) + ": " +
+        status.message() +
+        "; workers on other machines need an address that the others reach (--peer-host, TORCH_REMOTE_PEER_HOST)");
+  }
+  *connected = Socket(socket);
+  Greeting greeting;
+  greeting.rank = plan.rank;
+  greeting.size = static_cast<int32_t>(plan.addresses.size());
+  remote::fill_random(greeting.nonce.bytes);
+  Nonce nonce;
+  Digest proof{};
+  status = put(socket, greeting, patience);
+  if (status.ok()) status = get(socket, &nonce, patience);
+  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, nonce), patience);
+  if (status.ok()) status = get(socket, &proof, patience);
+  if (!status.ok()) {
+    return failed("remote: the worker of " + name + " did not let rank " + std::to_string(plan.rank) +
+                  " in: " + status.message() + "; see that both are of one group and of one version");
+  }
+  if (!remote::equal(proof, prove(plan, "accepts", greeting, to, nonce))) {
+    return failed("remote: who answers for " + name + " does not know the group's secret; see what listens there");
+  }
+  return {};
+}
+
+// Not ok: this one does not belong here, for whatever reason.
+Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Patience& patience, int* rank) {
+  Greeting greeting;
+  Nonce nonce;
+  remote::fill_random(nonce.bytes);
+  if (Status status = get(socket, &greeting, patience); !status.ok()) return status;
+  if (greeting.magic != kMagic || greeting.version != kVersion || greeting.rank <= plan.rank ||
+      greeting.rank >= greeting.size || static_cast<size_t>(greeting.size) != plan.addresses.size()) {
+    return Status::invalid("no member");
+  }
+  if (Status status = put(socket, nonce, patience); !status.ok()) return status;
+  Digest proof{};
+  if (Status status = get(socket, &proof, patience); !status.ok()) return status;
+  if (!remote::equal(proof, prove(plan, "connects", greeting, plan.rank, nonce)) || mesh.has(greeting.rank)) {
+    return Status::invalid("no member");
+  }
+  *rank = greeting.rank;
+  return put(socket, prove(plan, "accepts", greeting, plan.rank, nonce), patience);
+}
+
+}  // namespace
+
+Status PeerListener::open(const std::string& host, std::unique_ptr<PeerListener>* listener) {
+  remote::Address address{host, 0};
+  int socket = -1;
+  bool loopback = false;
+  if (Status status = remote::listen_tcp(&address, &socket, &loopback); !status.ok()) {
+    return failed(status.message() +
+                  " (where the worker waits for those of other ranks: --peer-host, TORCH_REMOTE_PEER_HOST)");
+  }
+  listener->reset(new PeerListener(std::move(address), socket));
+  return {};
+}
+
+PeerListener::~PeerListener() { ::close(socket_); }
+
+Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh) {
+  const int size = static_cast<int>(plan.addresses.size());
+  if (plan.rank < 0 || plan.rank >= size || size != mesh.size() || plan.secret.size() < remote::kLeastToken) {
+    return Status::invalid("remote: a group with a rank that is none, or without a secret");
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limits.time;
+  const auto left = [&] {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  };
+  const auto wanted = [&](int rank) { return plan.addresses[rank].port != 0 && !mesh.has(rank); };
+  for (int to = 0; to < plan.rank; ++to) {
+    if (!wanted(to)) continue;
+    Socket socket;
+    if (Status status = connect(plan, to, patience_of(limits, left()), &socket); !status.ok()) return status;
+    mesh.add(to, socket.release());
+  }
+  for (;;) {
+    std::string missing;
+    for (int from = plan.rank + 1; from < size; ++from) {
+      if (wanted(from)) missing += (missing.empty() ? "" : ", ") + std::to_string(from);
+    }
+    if (missing.empty()) return {};
+    if (Status status = patience_of(limits, left()).wait(listener.socket(), POLLIN); !status.ok()) {
+      return failed("remote: the worker of rank " + std::to_string(plan.rank) + " waits at " +
+                    listener.address().text() + " for those of ranks " + missing + ", which did not come" +
+                    (status.code() == ErrorCode::kTimeout ? " in time" : "") +
+                    "; see that these processes run and that their workers reach this address");
+    }
+    Socket socket(::accept4(listener.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.get() < 0) continue;
+    int from = -1;
+    const Patience patience = patience_of(limits, std::min(left(), kProofTime));
+    if (!let_in(plan, socket.get(), mesh, patience, &from).ok()) continue;
+    remote::set_up_tcp(socket.get());
+    mesh.add(from, socket.release());
+  }
+}
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,114 @@
+// Searches in sorted rows, and what is counted or chosen of them.
+
+#include "worker/cuda/kernels/device.h"
+#include "worker/cuda/kernels/search_arguments.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr u64 kSign = u64{1} << 63;
+
+// The first of sorted keys that is not less; `end` if there is none.
+__device__ i64 first_key(const u64* keys, i64 end, u64 key) {
+  i64 low = 0, high = end;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (keys[middle] < key) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ bool is_passed(double bound, double x, bool right) { return right ? !(bound > x) : !(bound >= x); }
+__device__ bool is_passed(i64 bound, i64 x, bool right) { return right ? bound <= x : bound < x; }
+__device__ double load(u64 from, i64 at, i64 dtype, double) { return load_float(from, at, dtype); }
+__device__ i64 load(u64 from, i64 at, i64 dtype, i64) { return load_whole(from, at, dtype); }
+
+// How many bounds of the row are passed by x.
+template <typename T>
+__device__ i64 search(const SearchArguments& search, i64 row, T x) {
+  const i64 begin = row * search.length;
+  i64 low = 0, high = search.length;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    i64 at = middle;
+    if (search.sorter != 0) at = pointer<const i64>(search.sorter)[begin + middle];
+    if (is_passed(load(search.bounds, begin + at, search.dtype, x), x, search.right != 0)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+
+KERNEL(256) search_sorted(const SearchArguments f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const i64 row = f.row != 0 ? divide(i, f.row) : 0;
+    i64 found = 0;
+    if (is_float(f.dtype)) {
+      found = search(f, row, f.in != 0 ? load_float(f.in, i, f.dtype) : rounded(f.number, f.dtype));
+    } else {
+      found = search(f, row, f.in != 0 ? load_whole(f.in, i, f.dtype) : f.whole);
+    }
+    store_whole(f.out, i, f.out_dtype, found);
+  }
+}
+
+// One thread.
+KERNEL(32) search_count_bound(const CountBoundArguments f) {
+  if (thread() != 0) return;
+  const auto* const keys = pointer<const u64>(f.keys);
+  const auto least = static_cast<i64>(keys[0] ^ kSign), most = static_cast<i64>(keys[f.count - 1] ^ kSign);
+  *pointer<i64>(f.out) = least < 0 ? -1 : most + 1;
+}
+
+KERNEL(256) search_count(const CountArguments f) {
+  const auto* const keys = pointer<const u64>(f.keys);
+  for (i64 bin = first_item(); bin < f.bins; bin += all_threads()) {
+    const u64 key = static_cast<u64>(bin) ^ kSign;
+    const i64 begin = first_key(keys, f.count, key), end = first_key(keys, f.count, key + 1);
+    if (f.weights == 0) {
+      pointer<i64>(f.out)[bin] = end - begin;
+      continue;
+    }
+    double sum = 0;
+    for (i64 i = begin; i < end; ++i) {
+      sum = rounded(sum + load_float(f.weights, pointer<const u32>(f.places)[i], f.dtype), f.dtype);
+    }
+    store_float(f.out, bin, f.dtype, sum);
+  }
+}
+
+KERNEL(256) search_middle(const MiddleArguments f) {
+  for (i64 row = first_item(); row < f.rows; row += all_threads()) {
+    const auto* const keys = pointer<const u64>(f.keys) + row * f.length;
+    const i64 numbers = f.floats != 0 ? first_key(keys, f.length, kKeyOfNan) : f.length;
+    i64 found = 0;
+    if (f.middle == Middle::kMode) {
+      i64 most = 0, begin = 0;
+      for (i64 i = 0; i < f.length; ++i) {
+        const bool begins = i == 0 || keys[i] != keys[i - 1] || i >= numbers;
+        if (begins) begin = i;
+        if (i - begin + 1 <= most) continue;
+        most = i - begin + 1;
+        found = i;
+      }
+    } else if (f.middle == Middle::kMedian && numbers < f.length) {
+      found = numbers;
+    } else {
+      found = numbers == 0 ? 0 : (numbers - 1) / 2;
+    }
+    const i64 place = pointer<const u32>(f.places)[row * f.length + found];
+    const i64 outer = divide(row, f.inner), inner = row - outer * f.inner;
+    if (f.values != 0) move(f.values, row, f.in, (outer * f.length + place) * f.inner + inner, f.item);
+    if (f.indices != 0) pointer<i64>(f.indices)[row] = place;
+  }
+}
+
+}  // namespace torch_remote::worker::cuda
