@@ -5,7 +5,6 @@
 #include <utility>
 
 namespace torch_remote::frontend {
-namespace {}  // namespace
 
 void TraceEncoder::enter_buffer(RemoteStorage* storage) {
   storage->buffer = {epoch_, static_cast<uint32_t>(trace_.buffers.size())};

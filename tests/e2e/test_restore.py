@@ -154,23 +154,30 @@ def test_failures_fail_again_once(replaying, kill_worker):
 def test_a_worker_that_dies_while_it_is_rebuilt(replaying, kill_worker, worker_processes):
     expected = train(replaying(), 30)
     killed = []
+    first, trained = threading.Event(), threading.Event()
 
     def keep_killing():
-        deadline = time.monotonic() + 10
-        while len(killed) < 2 and time.monotonic() < deadline:
+        while len(killed) < 2 and not trained.is_set():
             for pid in worker_processes():
-                if pid not in killed:
+                if pid not in killed and not trained.wait(0.1):
                     killed.append(pid)
-                    time.sleep(0.25)
                     os.kill(pid, signal.SIGKILL)
+                    first.set()
             time.sleep(0.01)
+
+    killer = threading.Thread(target=keep_killing)
 
     def at_step(step):
         if step == 20:
-            killer = threading.Thread(target=keep_killing)
             killer.start()
+            assert first.wait(20)
 
-    same(train(replaying(), 30, at_step), expected)
+    try:
+        same(train(replaying(), 30, at_step), expected)
+    finally:
+        trained.set()
+        if killer.ident is not None:
+            killer.join()  # it kills no other test's worker
 
 
 def test_cancelled_work_is_not_repeated(replaying, kill_worker):

@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "worker/aten/rnn_fused.h"
 #include "worker/aten/rnn_onednn.h"
 #include "worker/aten/testing.h"
@@ -93,6 +95,17 @@ class FusedCase {
     grad_output_ = at::randn({t, b, d * h});
     grad_hy_ = at::randn({d, b, h});
     grad_cy_ = lstm() ? at::randn({d, b, h}) : Tensor();
+  }
+
+  // The sums that a library makes in a forward pass: those of the input and, where steps are few, of the state.
+  std::vector<Tensor> library_products() const {
+    std::vector<Tensor> products;
+    for (int64_t k = 0; k < shape_.directions; ++k) {
+      const Tensor* w = &weights_[k * (shape_.biases ? 4 : 2)];
+      products.push_back(at::mm(x_.view({shape_.steps * shape_.batch, shape_.inputs}), w[0].t()));
+      products.push_back(at::mm(hx_[k], w[1].t()));
+    }
+    return products;
   }
 
   // output, hy, cy; then, where something is kept for it, the gradients of input, hx, cx and the weights.
@@ -186,6 +199,7 @@ constexpr ir::RnnMode kModes[] = {ir::RnnMode::kLstm, ir::RnnMode::kGru, ir::Rnn
 
 // Units and rows that fill no block, few steps and more, one thread and several.
 TEST(FusedRnn, IsTheFormula) {
+  int64_t compared = 0;
   for (const RnnLoops* loops : all_loops()) {
     for (const ir::RnnMode mode : kModes) {
       for (const Fused& shape :
@@ -196,6 +210,7 @@ TEST(FusedRnn, IsTheFormula) {
         const std::vector<Tensor> expected = test.expected();
         at::set_num_threads(3);
         const std::vector<Tensor> got = test.fused(*loops);
+        const std::vector<Tensor> products = test.library_products();
         ASSERT_EQ(got.size(), expected.size());
         for (size_t i = 0; i < got.size(); ++i) {
           const double error = (got[i].to(at::kDouble) - expected[i]).abs().max().item<double>();
@@ -205,11 +220,15 @@ TEST(FusedRnn, IsTheFormula) {
         }
         at::set_num_threads(1);
         const std::vector<Tensor> alone = test.fused(*loops);
-        // (Gradients are summed by a library.)
+        // Gradients are summed by a library. On some processors its bits depend on the number of threads, also for the
+        // input's few products; where they do not, ours may not either.
+        if (!std::ranges::equal(products, test.library_products(), at::equal)) continue;
         for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(got[i], alone[i])) << "result " << i;
+        ++compared;
       }
     }
   }
+  EXPECT_GE(compared, static_cast<int64_t>(20 * all_loops().size()));  // of 36
 }
 
 }  // namespace
