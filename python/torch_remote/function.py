@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -65,6 +66,10 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
         def reducer_override(self, value: object) -> Any:
             if isinstance(value, RemoteFunction):  # over there it is called at once
                 return functools.partial, (value.__wrapped__,)
+            if isinstance(value, types.CodeType):
+                # From 3.1.3 on cloudpickle leaves out the file, by which tracebacks find the lines.
+                make, parts = self.dispatch_table[types.CodeType](value)
+                return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
             return super().reducer_override(value)
 
     data = io.BytesIO()
