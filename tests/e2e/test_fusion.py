@@ -121,7 +121,7 @@ def check_against_f64(function: Callable, given: list[torch.Tensor], remote: tor
         scale = want.abs().max().item()
         error = (ours.cpu().double() - want).abs().max().item()
         of_eager = (plain.double() - want).abs().max().item()
-        # In float64 eager is itself what is compared with, and its error, which its library's order makes, is not known.
+        # In float64 eager is itself what is compared with: the error that its own order of sums makes is not known.
         units = 16 if plain.dtype == torch.float64 else 4
         assert error <= 1.5 * of_eager + units * EPS[plain.dtype] * scale, (error, of_eager, scale)
 
