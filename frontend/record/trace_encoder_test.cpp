@@ -98,8 +98,7 @@ TEST_F(TraceEncoderTest, NumbersAreParametersAndTheirKindsAreStructure) {
   append("aten::add.Tensor", {x, x, 1}, {tensor({4})});
   const size_t before = encoder.trace().params.size();
   append("aten::add.Tensor", {x, scalar, 0.5}, {tensor({4})});
-  const uint32_t wrapped = ir::kScalarOperand | static_cast<uint32_t>(c10::ScalarType::Double) << 8;
-  EXPECT_EQ(words(1)[2], wrapped);
+  EXPECT_EQ(words(1)[2], ir::kScalarOperand | static_cast<uint32_t>(c10::ScalarType::Double) << 8);
   EXPECT_EQ(words(1)[3], static_cast<uint32_t>(ir::ScalarTag::kFloat));
   double operand, alpha;
   std::memcpy(&operand, &encoder.trace().params[before], 8);

@@ -110,7 +110,7 @@ def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor
     return list(result) if isinstance(result, tuple) else [result]
 
 
-def check_against_f64(function: Callable, given: list[torch.Tensor], remote: torch.device) -> None:
+def check_against_f64(function: Callable, given: list[torch.Tensor], remote: torch.device, units: int = 4) -> None:
     """No worse than eager by more than some units in the last place of the largest result."""
     wanted = listed(function(*[x.double() for x in given]))
     eager = listed(function(*given))
@@ -121,8 +121,6 @@ def check_against_f64(function: Callable, given: list[torch.Tensor], remote: tor
         scale = want.abs().max().item()
         error = (ours.cpu().double() - want).abs().max().item()
         of_eager = (plain.double() - want).abs().max().item()
-        # In float64 eager is itself what is compared with: the error that its own order of sums makes is not known.
-        units = 16 if plain.dtype == torch.float64 else 4
         assert error <= 1.5 * of_eager + units * EPS[plain.dtype] * scale, (error, of_eager, scale)
 
 
@@ -130,13 +128,15 @@ def check_against_f64(function: Callable, given: list[torch.Tensor], remote: tor
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     function, shapes = CASES[name]
+    # In float64 eager is itself what is compared with: the error of its library's sums of products is not known.
+    units = 16 if name == "row times matrix" and dtype == torch.float64 else 4
     given = operands(shapes, 37, 130, dtype)
     with counted() as c:
-        check_against_f64(function, given, remote)
+        check_against_f64(function, given, remote, units)
     assert c["kernels_compiled"] >= 1
     with counted() as c:  # other sizes, one kernel
-        check_against_f64(function, operands(shapes, 64, 1000, dtype), remote)
-        check_against_f64(function, operands(shapes, 3, 17, dtype), remote)
+        check_against_f64(function, operands(shapes, 64, 1000, dtype), remote, units)
+        check_against_f64(function, operands(shapes, 3, 17, dtype), remote, units)
     assert c["kernels_compiled"] == 0
     assert c["programs_built"] == 0
 

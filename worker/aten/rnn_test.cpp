@@ -103,7 +103,7 @@ class FusedCase {
     for (int64_t k = 0; k < shape_.directions; ++k) {
       const Tensor* w = &weights_[k * (shape_.biases ? 4 : 2)];
       products.push_back(at::mm(x_.view({shape_.steps * shape_.batch, shape_.inputs}), w[0].t()));
-      products.push_back(at::mm(hx_[k], w[1].t()));
+      if (shape_.steps <= 2) products.push_back(at::mm(hx_[k], w[1].t()));
     }
     return products;
   }
