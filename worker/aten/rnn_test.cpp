@@ -153,6 +153,7 @@ class FusedCase {
     const auto leaf = [](const Tensor& tensor) { return tensor.to(at::kDouble).requires_grad_(); };
     const Tensor x = leaf(x_), hx = leaf(hx_), cx = lstm() ? leaf(cx_) : Tensor();
     std::vector<Tensor> weights;
+    weights.reserve(weights_.size());
     for (const Tensor& w : weights_) weights.push_back(leaf(w));
     const bool two = shape_.directions == 2;
     Tensor output, hy, cy;
