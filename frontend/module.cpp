@@ -25,6 +25,7 @@
 #include "frontend/inspect/profile.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/registration.h"
+#include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
 #include "frontend/source/source.h"
@@ -65,6 +66,10 @@ py::dict stats() {
   all["compiled_graphs"] = compiled_graphs.load();
   all["compiled_graph_splits"] = compiled_graph_splits.load();
   all["client_fallbacks"] = client_fallbacks();
+  uint64_t direct = 0, relayed = 0;
+  for (const CopyPath& path : copy_paths()) direct += path.direct, relayed += path.relayed;
+  all["direct_copies"] = direct;
+  all["relayed_copies"] = relayed;
   all["round_trips"] = sum.round_trips;
   all["back_pressure_waits"] = sum.back_pressure_waits;
   all["connections"] = sum.connections;
@@ -79,6 +84,7 @@ py::dict stats() {
 
 void reset_stats() {
   reset_client_fallbacks();
+  reset_copy_paths();
   compiled_graphs = compiled_graph_splits = 0;
   for (int i = 0; i < device_count(); ++i) {
     Recorder::get(static_cast<c10::DeviceIndex>(i)).reset_counters();
@@ -159,6 +165,7 @@ py::dict machine(int device) {
     description = worker.description();
   }
   py::dict all;
+  all["targets"] = info.targets;
   all["description"] = description;
   all["processor"] = info.processor;
   all["cores"] = info.cores;
@@ -326,6 +333,13 @@ PYBIND11_MODULE(_C, module) {
   module.def("initialize", wrap_pybind_function(f::initialize));
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
+  module.def("copy_paths", wrap_pybind_function([] {
+               std::vector<std::tuple<int, int, uint64_t, uint64_t, std::string>> all;
+               for (const f::CopyPath& path : f::copy_paths()) {
+                 all.emplace_back(path.from, path.to, path.direct, path.relayed, path.why);
+               }
+               return all;
+             }));
   module.def("synchronize", wrap_pybind_function(f::synchronize));
   module.def("cancel", wrap_pybind_function(f::cancel));
   module.def("flush", wrap_pybind_function(f::flush));

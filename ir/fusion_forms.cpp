@@ -59,6 +59,11 @@ class FormFinder : FormBuilder {
       case Expansion::kGeluBackward:
       case Expansion::kLogit:
       case Expansion::kLogitBackward:
+      case Expansion::kClamp:
+      case Expansion::kClampByTensors:
+      case Expansion::kNanToNum:
+      case Expansion::kLogSigmoid:
+      case Expansion::kPreluBackward:
         return pointwise();
       case Expansion::kEluBackward:
         return constant("is_result").has_value() && pointwise();
@@ -83,6 +88,9 @@ class FormFinder : FormBuilder {
       case Expansion::kHuberLossBackward:
       case Expansion::kSoftMarginLossBackward:
         return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
+      case Expansion::kBceBackward:
+        return reads("grad_output") && reads("self") && reads("target") && reads("weight") && result(0, Along::kLast) &&
+               space_of_result();
       case Expansion::kSoftmax:
       case Expansion::kLogSoftmax:
       case Expansion::kCumsum:
@@ -114,6 +122,7 @@ class FormFinder : FormBuilder {
       case Expansion::kStd:
       case Expansion::kVarMean:
       case Expansion::kStdMean:
+      case Expansion::kLogSumExp:
         return is_float_argument("self") && reduction();
       case Expansion::kSum:
       case Expansion::kMean:
@@ -122,6 +131,9 @@ class FormFinder : FormBuilder {
       case Expansion::kProduct:
       case Expansion::kAny:
       case Expansion::kAll:
+      case Expansion::kVectorNorm:
+      case Expansion::kNanSum:
+      case Expansion::kCountNonzero:
       case Expansion::kArgMax:
       case Expansion::kArgMin:
       case Expansion::kMaxWithIndex:
@@ -282,17 +294,15 @@ class FormFinder : FormBuilder {
 
   // The sum of each row's element at its label, and how many labels count.
   bool nll_loss() {
-    const Arg* weight = argument("weight");
-    return weight != nullptr && weight->tag == ArgTag::kNone && constant("reduction").value_or(0) != 0 &&
-           reads("self") && is_float_argument("self") && reads_index("target", Along::kFirst) && space("self") &&
+    return reads("weight", Along::kChannel) && constant("reduction").value_or(0) != 0 && reads("self") &&
+           is_float_argument("self") && reads_index("target", Along::kFirst) && space("self") &&
            graph_.views[form_.space].sizes.size() == 2 && reduces_all() && result(0, Along::kRest) &&
            result(1, Along::kRest);
   }
 
   // Writes a number at each row's label, and zero elsewhere.
   bool nll_loss_backward() {
-    const Arg* weight = argument("weight");
-    if (weight == nullptr || weight->tag != ArgTag::kNone) return false;
+    if (!reads("weight", Along::kChannel)) return false;
     const bool whole = constant("reduction").value_or(0) != 0;
     if (!reads("grad_output", whole ? Along::kLast : Along::kFirst) || !reads("target", Along::kFirst) ||
         !reads("total_weight") || !result(0, Along::kLast)) {

@@ -103,6 +103,7 @@ enum OpFlags : uint32_t {
   kOpPure = 1u << 5,            // no writes, not random: may be merged (cse) and dropped (dce)
   kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
+  kOpIntoFirst = 1u << 8,       // its result may take the first operand's memory, and is quicker for it
 };
 
 // What the recorder must know of a call of it.

@@ -370,6 +370,11 @@ class Cut {
       case Expansion::kFill:
       case Expansion::kGelu:
       case Expansion::kGeluBackward:
+      case Expansion::kClamp:
+      case Expansion::kClampByTensors:
+      case Expansion::kNanToNum:
+      case Expansion::kLogSigmoid:
+      case Expansion::kPreluBackward:
       case Expansion::kSoftmax:
       case Expansion::kLogSoftmax:
       case Expansion::kSoftmaxBackward:
@@ -382,6 +387,10 @@ class Cut {
       case Expansion::kProduct:
       case Expansion::kAny:
       case Expansion::kAll:
+      case Expansion::kVectorNorm:
+      case Expansion::kNanSum:
+      case Expansion::kCountNonzero:
+      case Expansion::kLogSumExp:
       case Expansion::kEmbedding:
       case Expansion::kIndexSelect:
       case Expansion::kGather:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ir/dtype.h"
+#include "ir/math_modes.h"
 #include "ir/op_table.h"
 
 // A trace: what was recorded since the last cut, as two flat streams.
@@ -198,6 +199,7 @@ class Trace {
   std::vector<SourceRef> sources;  // one a record
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
+  MathModes math = 0;  // of its run; no part of the key
 
  private:
   uint32_t add_view(ViewOrigin origin, uint32_t ordinal, DType dtype, std::span<const int64_t> sizes,

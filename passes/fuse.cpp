@@ -371,6 +371,7 @@ class Fuser {
       case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
+      case ir::Expansion::kLogSumExp:
       case ir::Expansion::kSoftmax:
       case ir::Expansion::kLogSoftmax:
       case ir::Expansion::kSoftmaxBackward:

@@ -147,6 +147,56 @@ TEST(Layout, ImagesWhoseStridesAreParameters) {
   EXPECT_EQ(turned_in({65536, 1024, 32, 1}, 4), ".....");
 }
 
+// Where an op in place fails, its result has its operand's bytes: where one of the two is seen, both stay.
+TEST(Layout, WhatIsDoneInPlaceLiesAsItsOperand) {
+  const auto with = [](const std::string& mark) {
+    return turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + convolution("%3") + image("%5", "b8") +
+                  "aten::relu(%4)" + mark + "\n");
+  };
+  EXPECT_EQ(with(""), "convolution convolution");
+  EXPECT_EQ(with(" in_place"), "convolution");
+  const auto two = [](const std::string& first, const std::string& second, const std::string& last) {
+    return turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + "aten::relu(%3)" + first + "\n" +
+                  image("%5", "b5") + "aten::tanh(%4)" + second + "\n" + image("%6", "b6") + convolution("%5") +
+                  image("%7", last) + "aten::relu(%6)" + first + "\n");
+  };
+  EXPECT_EQ(two(" in_place", " in_place", "b7"), "convolution relu tanh convolution relu");
+  EXPECT_EQ(two(" in_place", " in_place", "b8"), "convolution relu tanh");
+  // What is seen in the end decides about all that was done in place before.
+  EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + "aten::relu(%3) in_place\n" +
+                   image("%5", "b8") + "aten::tanh(%4) in_place\n" + image("%6", "b9") + convolution("%0")),
+            "");
+}
+
+// The strides are those of the sizes of each run, whatever the run was that the graph was recorded in.
+TEST(Layout, TurnedStridesFollowSizes) {
+  const std::string image = ": f32[s0, 64, s1, s2]{s3, s4, s5, s6} @";
+  const std::string text =
+      "graph(s0, s1, s2, s3, s4, s5, s6) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) ssa\n"
+      "  b3: fresh(524288) ssa\n  b4: fresh(524288) survives\n  %0" +
+      image + "b0\n  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2" + image + "b2 = " + convolution("%0") + "  %3" +
+      image + "b3 = " + convolution("%2") + "  %4" + image + "b4 = aten::relu(%3)\n}\n";
+  PassContext context;
+  context.worker.targets = {"x86-64-v4"};
+  const std::vector<int64_t> recorded = {2, 32, 32, 65536, 1024, 32, 1};
+  context.sample = recorded;
+  ir::Graph graph;
+  ASSERT_TRUE(ir::parse_graph(testing::run_on_text(text, layout, context), &graph).ok());
+  const std::vector<int64_t> other = {3, 20, 7, 8960, 140, 7, 1};
+  std::vector<int64_t> values;
+  ASSERT_TRUE(ir::evaluate(graph, other.data(), &values).ok());
+  int last = 0;
+  for (const ir::View& view : graph.views) {
+    if (view.sizes.size() != 4 || graph.views[1].buffer == view.buffer) continue;
+    std::vector<int64_t> strides(4);
+    std::ranges::transform(view.strides, strides.begin(), [&](ir::Sym stride) { return values[stride]; });
+    const bool turned = strides == std::vector<int64_t>{8960, 1, 448, 64};
+    EXPECT_TRUE(turned || strides == (std::vector<int64_t>{8960, 140, 7, 1}));
+    last += turned ? 1 : 0;
+  }
+  EXPECT_EQ(last, 2);
+}
+
 TEST(Layout, HalfTypesWhereTheProcessorHasThem) {
   const auto of = [](const std::string& dtype, const std::string& target) {
     std::string text = kChain;

@@ -47,7 +47,8 @@ struct Pass {
   std::span<const PassOption> options = {};
 };
 
-// All passes, in pipeline order: lift, canonicalize, cse, dce, layout, fuse, plan. (`emit` is ir::encode_program.)
+// All passes, in pipeline order: lift, canonicalize, cse, accumulate, dce, layout, fuse, plan. (`emit` is
+// ir::encode_program.)
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
@@ -68,6 +69,7 @@ Status run_pipeline(ir::Graph& graph, const PipelineOptions& options = {});
 Status lift(ir::Graph& graph, const PassContext& context = {});
 Status canonicalize(ir::Graph& graph, const PassContext& context = {});
 Status cse(ir::Graph& graph, const PassContext& context = {});
+Status accumulate(ir::Graph& graph, const PassContext& context = {});
 Status dce(ir::Graph& graph, const PassContext& context = {});
 Status layout(ir::Graph& graph, const PassContext& context = {});
 Status fuse(ir::Graph& graph, const PassContext& context = {});

@@ -20,6 +20,7 @@ constexpr Pass kPipeline[] = {
      "Says sizes and strides by those of the operands, drops ops that change nothing, merges equal views.",
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
+    {"accumulate", "Has sums of many slices' gradients add each slice where it is.", accumulate},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
     {"layout", "Has images between convolutions lie channels last, where that is faster and nobody sees it.", layout},
     {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,

@@ -24,7 +24,7 @@ TEST(Pipeline, IsFoundByName) {
       run_pipeline(graph, {.verify = true,
                            .observe = [&](std::string_view name, const Graph&) { names.append(name).append(" "); }})
           .ok());
-  EXPECT_EQ(names, "input lift canonicalize cse dce layout fuse plan ");
+  EXPECT_EQ(names, "input lift canonicalize cse accumulate dce layout fuse plan ");
 }
 
 // For a worker that makes kernels of all kinds; the graph's parameters are these in one run.

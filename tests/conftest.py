@@ -19,6 +19,9 @@ DEVICE = os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote")
 if DEVICE != "cpu":
     import torch_remote  # noqa: F401
 
+# Results are compared with those of CPUs.
+torch.backends.cudnn.allow_tf32 = False
+
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:

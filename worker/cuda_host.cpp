@@ -51,7 +51,7 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->runners.push_back(cuda::make_product_runner(
         *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
     opened->runners.push_back(cuda::make_convolution_runner(
-        *device, [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); }));
+        *device, [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); }, cache_folder()));
     opened->runners.push_back(cuda::make_op_runner(*device, written));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();

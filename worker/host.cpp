@@ -38,14 +38,19 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   };
   made.threads = plugin.threads();
   made.begins = plugin.begins();
-  made.products = std::make_shared<kernels::ProductChoices>(kernels::ProductChoices::Options{
-      .loops = kernels::product_loops(target),
-      .threads = made.threads,
-      .library = plugin.products(),
-      .fixed = cache.urgent,
-      .folder = cache.folder,
-      .about = target + ", " + processor_name() + ", " + plugin.description() + ", " + std::to_string(options.threads) +
-               " of " + std::to_string(processor_cores()) + " threads"});
+  made.tell_choice = [](std::string_view ops, std::string_view way) {
+    spdlog::debug("a tuned group ({}) is done by {}", ops, way);
+  };
+  const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
+                            std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
+  made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
+  made.products = std::make_shared<kernels::ProductChoices>(
+      kernels::ProductChoices::Options{.loops = kernels::product_loops(target),
+                                       .threads = made.threads,
+                                       .library = plugin.products(),
+                                       .fixed = cache.urgent,
+                                       .folder = cache.folder,
+                                       .about = about});
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   return kernels::make_kernel_runner(std::move(made));
 }

@@ -32,7 +32,7 @@ bool is_waited_for(const remote::Frame& frame) {
 bool Inbox::note_cancel(const remote::Frame& frame) {
   if (frame.header.type != static_cast<uint8_t>(wire::Type::kCancel)) return false;
   if (const auto* message = wire::verify<wire::Cancel>(frame.control)) {
-    cancelled_ = std::max(cancelled_, message->through());
+    cancelled_ = std::max(cancelled_.load(), message->through());
   }
   return true;
 }
@@ -45,6 +45,7 @@ void Inbox::look_ahead() {
     if (status.code() == ErrorCode::kTimeout) return;
     if (!status.ok()) {
       ahead_status_ = status;
+      gone_ = status.code() == ErrorCode::kLost;
     } else if (!note_cancel(frame)) {
       note_wait(frame);
       waits_ahead_ += is_waited_for(frame);

@@ -44,27 +44,29 @@ class Inbox {
     return is_cancelled(sequence);
   }
 
-  // As far as is known.
-  bool is_client_gone() const { return ahead_status_.code() == ErrorCode::kLost; }
+  // Likewise, or that the client is gone. For any thread.
+  bool is_over(uint64_t sequence) const { return is_cancelled(sequence) || gone_; }
 
   // Asked in the middle of a run: what the client does now.
   tr_client client_activity();
 
- private:
   // Takes what has come, for later, and looks for a Cancel among it.
   void look_ahead();
+
+ private:
   bool note_cancel(const remote::Frame& frame);
   void note_wait(const remote::Frame& frame);
 
   remote::Transport& transport_;
   std::atomic<bool> woken_{false};
-  std::deque<remote::Frame> ahead_;  // received, and not yet handled
-  size_t ahead_bytes_ = 0;           // of them; what is too much waits in the socket
-  Status ahead_status_;              // why nothing more comes
-  uint64_t cancelled_ = 0;           // runs up to this sequence are dropped
-  uint64_t looked_ = 0;              // when, ns
-  bool waited_for_ = false;          // the message that is being handled
-  uint32_t waits_ahead_ = 0;         // such messages in ahead_
+  std::deque<remote::Frame> ahead_;     // received, and not yet handled
+  size_t ahead_bytes_ = 0;              // of them; what is too much waits in the socket
+  Status ahead_status_;                 // why nothing more comes
+  std::atomic<bool> gone_{false};       // the client
+  std::atomic<uint64_t> cancelled_{0};  // runs up to this sequence are dropped
+  uint64_t looked_ = 0;                 // when, ns
+  bool waited_for_ = false;             // the message that is being handled
+  uint32_t waits_ahead_ = 0;            // such messages in ahead_
   ProcessLoad client_load_;
   uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
   uint64_t client_asked_ = 0;   // likewise, at any time

@@ -183,14 +183,16 @@ std::vector<Step> make_steps(const LoadedProgram& program) {
   std::vector<Step> steps;
   size_t next = 0;  // group
   for (uint32_t n = 0; n < program.graph.nodes.size();) {
-    while (next < program.groups.size() && (program.groups[next].first < n || program.taken[next] == 0)) ++next;
-    if (next < program.groups.size() && program.groups[next].first == n) {
-      steps.push_back(program.groups[next++]);
+    while (next < program.groups.size() && program.groups[next].last <= n) ++next;
+    const bool inside = next < program.groups.size() && program.groups[next].first <= n;
+    if (inside && program.taken[next] != 0) {
+      steps.push_back(program.groups[next]);
       n = steps.back().last;
       continue;
     }
-    if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n]) {
-      steps.push_back({n, n, program.alone[n], false});
+    const uint32_t timed = inside && program.times ? static_cast<uint32_t>(next) : ir::kNoNode;
+    if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n] || steps.back().timed != timed) {
+      steps.push_back({n, n, program.alone[n], false, timed});
     }
     steps.back().last = ++n;
   }
@@ -257,8 +259,16 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     }
   }
   program.taken.assign(program.groups.size(), 0);
+  program.took.assign(program.groups.size(), 0);
+  program.times = false;
   apply_steps(program);
   return {};
+}
+
+bool tunes(const LoadedProgram& program) {
+  return program.tune && std::ranges::any_of(program.loaded, [](const LoadedProgram::Loaded& loaded) {
+           return loaded.program != nullptr && loaded.program->tunes();
+         });
 }
 
 bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
@@ -342,7 +352,19 @@ void choose_steps(LoadedProgram& program) {
     changed |= takes != (program.taken[g] != 0);
     program.taken[g] = takes;
   }
+  const bool times = tunes(program);
+  changed |= std::exchange(program.times, times) != times;
   if (changed) apply_steps(program);
+}
+
+void end_tuned_run(LoadedProgram& program, bool complete) {
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const uint64_t ns = std::exchange(program.took[g], 0);
+    const Step& step = program.groups[g];
+    if (ns != 0 && complete) program.loaded[step.runner].program->took(step.first, ns);
+  }
+  // (Once more when all is known.)
+  if (program.times) program.chosen = false;
 }
 
 std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node) {

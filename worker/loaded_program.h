@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "remote/wire/delta.h"
 #include "worker/device/memory.h"
 #include "worker/layout.h"
@@ -32,6 +33,8 @@ struct Step {
   uint32_t first = 0, last = 0;
   uint32_t runner = 0;
   bool whole = false;  // a group that is done as one: never cut
+  // The group whose nodes these are, where somebody wants to know how long they take one by one.
+  uint32_t timed = ir::kNoNode;
   bool operator==(const Step&) const = default;
 };
 
@@ -55,9 +58,11 @@ struct LoadedProgram {
   std::vector<Step> steps;         // in order; all nodes
   std::vector<Step> groups;        // those that a runner may do as one
   std::vector<uint8_t> taken;      // of each of these: it is done as one, in runs with the present values
+  std::vector<uint64_t> took;      // of each of these: ns of its nodes in this run, where somebody wants to know
   std::vector<uint32_t> alone;     // of each node: the runner that does it alone
   std::vector<uint64_t> accepted;  // of each runner: its generation when `steps` were made
   bool tune = false;
+  bool times = false;                  // some runner is tuning: who does a group may change from run to run
   CachingAllocator* memory = nullptr;  // that it is charged to
   uint64_t charged = 0;
 
@@ -80,10 +85,11 @@ struct LoadedProgram {
   remote::Bindings bindings;
   std::vector<int64_t> values;   // of the symbols
   std::vector<uint64_t> nbytes;  // of the buffers
-  bool evaluated = false;        // `values` are those of `params`
-  bool chosen = false;           // `steps` are those for `values`, and what the runners accept
-  bool placed = false;           // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
-  Layout layout;                 // of the small temporaries
+  ir::MathModes math = 0;
+  bool evaluated = false;  // `values` are those of `params`
+  bool chosen = false;     // `steps` are those for `values`, and what the runners accept
+  bool placed = false;     // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
+  Layout layout;           // of the small temporaries
   std::vector<Stage> stages;
   uint32_t piece = 8;  // nodes after which a long run looks whether it is to go on
 };
@@ -109,6 +115,9 @@ void update_groups(LoadedProgram& program, const Runners& runners);
 
 // Which groups are done as one with the present values.
 void choose_steps(LoadedProgram& program);
+
+// After a run: tells the runners that tune how long nodes took. `complete`: all of them were done so, each once.
+void end_tuned_run(LoadedProgram& program, bool complete);
 
 // Of a buffer of which nobody knows how large it is.
 inline constexpr uint64_t kUnknownSize = std::numeric_limits<int64_t>::max();

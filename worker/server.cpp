@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <new>
+#include <thread>
 #include <tuple>
 
 #include "ir/op_table.h"
@@ -124,6 +125,8 @@ class Server {
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
   uint64_t running_ = 0;  // sequence of the last run
+  const std::thread::id thread_ = std::this_thread::get_id();
+  bool said_at_work_ = false;  // the last message to the client
   struct Pending {
     Ticket ticket = 0;
     uint64_t sequence = 0;
@@ -145,7 +148,10 @@ Status Server::run() {
       spdlog::debug("the client is gone");
       return {};
     }
-    if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) return {};
+    if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
+      session_->wait_for_background();  // others may need what this one sends
+      return {};
+    }
     inbox_.begin(frame);
     Status status = profile_ ? handle_profiled(frame) : handle(frame);
     if (status.code() == ErrorCode::kLost) return {};
@@ -172,9 +178,10 @@ Status Server::next(Frame* frame) {
   }
   for (;;) {
     inbox_.forget_wake();
+    if (session_->is_at_work()) session_->settle();
     if (status = settle(); !status.ok()) return status;
     if (status = answer_calls(); !status.ok()) return status;
-    if (done_ != acknowledged_) {
+    if (done_ != acknowledged_ || (said_at_work_ && !session_->is_at_work())) {
       if (status = acknowledge(); !status.ok()) return status;
     }
     if (!pending_.empty() && pending_.front().ticket != notified_) {
@@ -203,8 +210,16 @@ Status Server::open_device() {
   Status status = options_.open_device(transport_, options_, std::move(activity), &on_);
   if (!status.ok()) return status;
   // Before those that take any op.
-  CollectiveOptions collectives{on_.device.get(), options_.peer_host,
-                                [this] { return inbox_.looks_cancelled(running_) || inbox_.is_client_gone(); }};
+  CollectiveOptions collectives;
+  collectives.device = on_.device.get();
+  collectives.host = options_.peer_host;
+  collectives.sequence = [this] { return running_; };
+  collectives.interrupted = [this](uint64_t sequence) {
+    if (std::this_thread::get_id() == thread_) inbox_.look_ahead();
+    return inbox_.is_over(sequence);
+  };
+  collectives.look = [this] { inbox_.look_ahead(); };
+  collectives.told = [this] { inbox_.wake(); };
   on_.runners.insert(on_.runners.begin(), make_collective_runner(std::move(collectives)));
   memory_ = &on_.device->memory();
   limit_ = memory_->limit();
@@ -258,6 +273,8 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
   header.flags = attachment ? wire::kAttachment : 0;
+  said_at_work_ = session_ && session_->is_at_work();
+  if (said_at_work_) header.flags |= wire::kAtWork;
   header.session = session_number_;
   header.sequence = sequence;
   return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
@@ -472,6 +489,7 @@ Status Server::run_program(Frame& frame) {
   request.sequence = frame.header.sequence;
   request.answered = is_waited_for(frame);
   request.afresh = message->afresh();
+  request.math = message->math();
   FailurePtr failure;
   running_ = request.sequence;
   words_.clear();
@@ -593,6 +611,7 @@ Status Server::synchronize(Frame& frame) {
   const auto* message = wire::verify<wire::Synchronize>(frame.control);
   if (!message) return damaged("synchronize");
   if (Status status = drain(); !status.ok()) return status;
+  session_->wait_for_background();
   if (message->checkpoint() != wire::Checkpoint::None) return checkpoint(frame, message->checkpoint());
   builder_.Clear();
   uint64_t not_listed = 0;
@@ -623,6 +642,7 @@ Status Server::mark(Frame& frame) {
   const auto* message = wire::verify<wire::Mark>(frame.control);
   if (!message) return damaged("mark");
   const uint64_t sequence = frame.header.sequence;
+  session_->wait_for_background();  // that was called before, too
   return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
     builder_.Clear();
     builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));
@@ -805,6 +825,7 @@ Status Server::profile(Frame& frame) {
   const auto* message = wire::verify<wire::Profile>(frame.control);
   if (!message) return damaged("profile");
   if (Status status = drain(); !status.ok()) return status;
+  session_->wait_for_background();  // is of before
   std::unique_ptr<Profile> done;
   if (message->command() == wire::ProfileCommand::Start) {
     profile_ = std::make_unique<Profile>(std::min(message->limit(), limit_ / kOfProfile / sizeof(wire::ProfileEvent)));

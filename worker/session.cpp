@@ -69,9 +69,15 @@ Memory::~Memory() {
 }
 
 Session::Session(Device* device, const Runners* runners)
-    : device_(device), runners_(runners), memory_(&device->memory()) {}
+    : device_(device), runners_(runners), memory_(&device->memory()) {
+  const auto found = std::ranges::find_if(*runners, [](const auto& r) { return r->works_in_background(); });
+  if (found != runners->end()) background_runner_ = static_cast<uint32_t>(found - runners->begin());
+}
 
-Session::~Session() { memory_->discharge(counted_ * kPerBuffer); }
+Session::~Session() {
+  for (const auto& runner : *runners_) runner->end();
+  memory_->discharge(counted_ * kPerBuffer);
+}
 
 Status Session::within_limit() {
   while (buffers_.size() > counted_ + kChargedAtOnce) {
@@ -171,6 +177,7 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   };
   const Entry* entry = buffers_.find(request.buffer);
   if (!entry) return no_such_buffer(request.buffer, sequence);
+  if (entry->memory->is_being_written()) await_writers(MemoryPtr(entry->memory));
   if (entry->poisoned()) return entry->failure;
   if (const FailurePtr failure = earlier(entry->failure, entry->check); untold(failure)) return failure;
   if (!valid_item_size(request.item_size) || request.sizes.size() != request.strides.size() ||

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "worker/device/device.h"
 #include "worker/id_map.h"
@@ -54,6 +55,10 @@ class Memory {
   uint64_t nbytes() const { return nbytes_; }
   // Notes that this run has it as an input. False if it has it twice.
   bool bind(uint64_t run) { return std::exchange(bound_by_, run) != run; }
+  // An op in the background writes it.
+  bool is_being_written() const { return writers_ != 0; }
+  void begin_writing() { ++writers_; }
+  void end_writing() { --writers_; }
   // What a runner keeps of the contents, as long as they stay.
   tr_attachment* attachment() { return &attachment_; }
   void contents_change() {
@@ -68,6 +73,7 @@ class Memory {
   std::shared_ptr<void> keep_;
   CachingAllocator* counted_ = nullptr;
   uint64_t bound_by_ = 0;
+  uint32_t writers_ = 0;
   tr_attachment attachment_{};
 };
 using MemoryPtr = std::shared_ptr<Memory>;
@@ -79,6 +85,7 @@ struct RunRequest {
   uint64_t sequence = 0;
   bool answered = false;  // the client waits for the words of its last node
   bool afresh = false;    // params and bindings are those of a first run
+  ir::MathModes math = 0;
 };
 
 struct ReadRequest {
@@ -142,8 +149,12 @@ class Session {
   // All of such a buffer, as it was then.
   FailurePtr locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const;
 
-  // Looks what the device has done meanwhile, and takes note of what failed there.
+  // Looks what the device, and what goes on in the background, has done meanwhile, and takes note of what failed there.
   void settle();
+  // Whether an op goes on in the background. What it writes is waited for where it is used.
+  bool is_at_work() const { return !begun_.empty(); }
+  // Returns when none does.
+  void wait_for_background();
   // Why the words of the run with this sequence are not what they should be, if that was found late; else null. To be
   // asked once, when its ticket is done.
   FailurePtr take_late_failure(uint64_t sequence);
@@ -181,6 +192,21 @@ class Session {
     MemoryPtr memory;   // null: there is no copy
     FailurePtr behind;  // which update it lacks
   };
+  // An op that goes on in the background.
+  struct Begun {
+    std::shared_ptr<BackgroundWork> work;
+    std::shared_ptr<LoadedProgram> program;
+    std::vector<int64_t> values;  // of its symbols
+    uint32_t node = 0;
+    uint64_t sequence = 0;
+    struct Use {
+      uint64_t id = 0;
+      MemoryPtr memory;
+      bool writes = false;
+      bool makes = false;  // the buffer is new: without the op it has no contents
+    };
+    std::vector<Use> uses = {};
+  };
   struct Run;
 
   void put(uint64_t id, Entry entry) {
@@ -204,8 +230,20 @@ class Session {
   bool look(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last, bool alone = false);
   bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
+  tr_run describe(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) const;
   uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
   void note_in_flight(Run& run);
+
+  // What goes on in the background (session_background.cpp).
+  void await_inputs(const LoadedProgram& program);
+  bool await_operands(Run& run, uint32_t first, uint32_t last);
+  void await_writers(const MemoryPtr& memory);
+  uint64_t give_operands(Run& run, uint32_t node);
+  bool begin(Run& run, uint32_t node, uint64_t* times);
+  bool find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses);
+  void wait(Begun& begun);
+  FailurePtr take_end(Begun& begun);
+  void settle_begun();
   void execute_one_by_one(Run& run);
   void finish(Run& run);
 
@@ -224,6 +262,7 @@ class Session {
   void keep(Run& run, uint32_t node, uint64_t failure);
   Kept copy_of(const Run& run, uint32_t buffer, uint64_t failure);
   void put_back(Run& run, uint32_t buffer, const FailurePtr& failure);
+  void leave_out(const LoadedProgram& program, uint32_t node, const FailurePtr& failure) const;
   void skip(Run& run, uint32_t node, const FailurePtr& failure);
   void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
   void pass_on(Run& run, uint32_t first, uint32_t last) const;
@@ -237,6 +276,8 @@ class Session {
   std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
+  uint32_t background_runner_ = UINT32_MAX;  // of `runners_`: whose nodes are begun
+  std::vector<Begun> begun_;
   std::unordered_map<uint64_t, FailurePtr> late_failures_;  // by sequence; of runs that somebody waits for
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;    // by buffer; the oldest first
   std::vector<FailurePtr> untold_;                          // at most kMaxUntold

@@ -218,10 +218,20 @@ void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
   kept.erase(first, kept.end());
 }
 
+// Who waits elsewhere for what the node was to do is told.
+void Session::leave_out(const LoadedProgram& program, uint32_t index, const FailurePtr& failure) const {
+  if (background_runner_ == UINT32_MAX) return;
+  Runner& runner = *(*runners_)[background_runner_];
+  if (runner.accepts(program.graph, index)) {
+    runner.leave_out(program.graph, index, program.values.data(), failure->status);
+  }
+}
+
 // The node does not run. What it would have made is poisoned; what it would have written keeps what it had.
 void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
   const LoadedProgram& program = run.program;
   const ir::Node& node = program.graph.nodes[index];
+  leave_out(program, index, failure);
   if (index + 1 == program.graph.nodes.size()) run.failure = failure;
   if (node.in_place) return keep_older_value(run, index, failure);
   ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
@@ -295,6 +305,7 @@ void Session::fail_all(Run& run, const FailurePtr& failure) {
   program.nbytes = nbytes_;
   program.placed = false;
   for (const uint32_t b : program.survivors) run.set_poison(b, failure);
+  for (uint32_t n = 0; sized && n < graph.nodes.size(); ++n) leave_out(program, n, failure);
   for (const ir::Node& node : graph.nodes) {
     ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
       const uint32_t b = graph.views[view].buffer;

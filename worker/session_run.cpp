@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
 
-// Of a node that failed.
+}  // namespace
+
 Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& values, uint32_t index,
                    const Status& status, uint64_t sequence) {
   const ir::Node& node = program.graph.nodes[index];
@@ -22,8 +23,6 @@ Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& val
   ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
   return {{status.code(), message, status.kind()}, program.number, node.source, sequence, check};
 }
-
-}  // namespace
 
 // Applies the message to what is kept of the program's last run. *program is null, without an error, for a program
 // whose bytes could not be decoded.
@@ -84,6 +83,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
 void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words,
                           FailurePtr* failure) {
   update_groups(program, *runners_);
+  if (!begun_.empty()) await_inputs(program);
   Run run{program, request, words};
   run.buffers.resize(program.graph.buffers.size());
   run.check = pending_check();
@@ -96,7 +96,9 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
     words->resize(program.words);
     unshare_written(run);
     const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program.updates);
-    if (careful || !allocate_arena(run) || !execute(run)) execute_one_by_one(run);
+    const bool complete = !careful && allocate_arena(run) && execute(run);
+    if (!complete) execute_one_by_one(run);
+    if (program.tune) end_tuned_run(program, complete);
     note_in_flight(run);
   }
   finish(run);
@@ -160,6 +162,11 @@ void Session::bind_inputs(Run& run) {
 Status Session::prepare(Run& run) {
   LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
+  device_->set_math(run.request.math);
+  if (std::exchange(program.math, run.request.math) != run.request.math) {  // runners may choose otherwise
+    program.chosen = false;
+    for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
+  }
   if (!program.evaluated) {
     Status status = ir::evaluate(graph, program.params.data(), &program.values);
     if (!status.ok()) return status;
@@ -197,7 +204,13 @@ void Session::unshare_written(Run& run) {
     Entry& entry = *buffers_.find(program.bindings.ids[i]);
     if (entry.memory.use_count() == 1) continue;
     tr_buffer copy{};
-    if (!memory_->allocate(entry.memory->nbytes(), &copy)) {
+    bool allocated = memory_->allocate(entry.memory->nbytes(), &copy);
+    if (!allocated && !begun_.empty()) {
+      wait_for_background();
+      if (entry.memory.use_count() == 1) continue;
+      allocated = memory_->allocate(entry.memory->nbytes(), &copy);
+    }
+    if (!allocated) {
       run.set_poison(b, note({out_of_memory(entry.memory->nbytes()), program.number, 0, run.request.sequence}));
       continue;
     }
@@ -313,7 +326,16 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
     auto step = step_of(program, first);
     for (uint32_t n = first; good && n < last; ++step) {
       const uint32_t end = std::min(step->last, last);
+      if (!begun_.empty() && !await_operands(run, n, end)) {  // what it needs has failed meanwhile
+        error_.node = n;
+        error_.repeat = 1;
+        good = false;
+        break;
+      }
+      const bool timed = step->timed != ir::kNoNode;
+      const uint64_t began = timed ? monotonic_ns() : 0;
       good = call_runner(run, step->runner, n, end, times ? times + (n - first) : nullptr);
+      if (timed) run.program.took[step->timed] += monotonic_ns() - began;
       if (good) n = end;
     }
   }
@@ -336,11 +358,25 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
 
 // Has one runner do nodes [first, last), all of them its own.
 bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) {
+  if (runner == background_runner_) {
+    for (uint32_t n = first; n < last; ++n) {
+      if (!begin(run, n, times ? times + (n - first) : nullptr)) return false;
+    }
+    return true;
+  }
   LoadedProgram::Loaded& loaded = run.program.loaded[runner];
+  tr_run call = describe(run, runner, first, last, times);
+  const bool good = loaded.program->run(call, &error_);
+  loaded.is_current = true;
+  run.words_used += call.word_count;
+  return good;
+}
+
+tr_run Session::describe(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) const {
   tr_run call{};
   call.struct_size = sizeof(call);
   call.symbols = run.program.values.data();
-  call.symbols_changed = !loaded.is_current;
+  call.symbols_changed = !run.program.loaded[runner].is_current;
   call.first = first;
   call.last = last;
   call.buffers = run.buffers.data();
@@ -350,10 +386,7 @@ bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t la
   call.times = times;
   call.number = run_count_;
   call.attachments = run.attachments.empty() || run.aliased ? nullptr : run.attachments.data();
-  const bool good = loaded.program->run(call, &error_);
-  loaded.is_current = true;
-  run.words_used += call.word_count;
-  return good;
+  return call;
 }
 
 // Where a runner puts the times of nodes [first, last).
@@ -378,6 +411,7 @@ FailurePtr Session::take_late_failure(uint64_t sequence) {
 }
 
 void Session::settle() {
+  if (!begun_.empty()) settle_begun();
   if (in_flight_.empty()) return;
   const size_t done = in_flight_.count_done(*device_);  // before their failures are taken, so that all are there
   for (const LateFailure& late : device_->take_failures()) {
@@ -409,7 +443,9 @@ void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
   uint64_t looked = monotonic_ns();
+  run.one_by_one = true;
   for (uint32_t n = run.next; n < graph.nodes.size(); ++n) {
+    if (!begun_.empty()) await_operands(run, n, n + 1);
     if (!run.cancelled && monotonic_ns() - looked > kLookEvery) {
       look(run);
       looked = monotonic_ns();
@@ -460,7 +496,9 @@ void Session::finish(Run& run) {
       release(run.buffers[b]);
       put(run.request.base + k, {std::make_shared<Memory>(program.nbytes[b]), std::move(failure), nullptr});
     } else {
-      put(run.request.base + k, {std::make_shared<Memory>(run.buffers[b]), run.behind_of(b), run.after_of(b)});
+      MemoryPtr made = run.made.empty() ? nullptr : run.made[b];
+      if (!made) made = std::make_shared<Memory>(run.buffers[b]);
+      put(run.request.base + k, {std::move(made), run.behind_of(b), run.after_of(b)});
       run.buffers[b] = {};
       keep_on(run.request.base + k, b);
     }

@@ -17,6 +17,10 @@ inline void release(tr_buffer& buffer) {
 
 Status out_of_memory(uint64_t nbytes);
 
+// Of a node that failed.
+Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& values, uint32_t index,
+                   const Status& status, uint64_t sequence);
+
 // One run, while it goes on.
 struct Session::Run {
   // Whatever it still has, if it ends early.
@@ -40,9 +44,11 @@ struct Session::Run {
   tr_buffer arena{};
   FailurePtr failure = nullptr;                  // of the last node: it did not run, or its operands are behind
   uint32_t next = 0;                             // the node to go on with
+  bool one_by_one = false;                       // its nodes, from `next` on
   bool aliased = false;                          // one buffer is bound twice, which no client of ours does
   std::vector<tr_attachment*> attachments = {};  // of the graph's buffers; empty: nobody asks for them
-  std::vector<InFlight::Call> calls = {};        // of a profile, while an asynchronous device does them
+  std::vector<MemoryPtr> made = {};  // of the graph's buffers: survivors that an op in the background uses; else empty
+  std::vector<InFlight::Call> calls = {};  // of a profile, while an asynchronous device does them
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());

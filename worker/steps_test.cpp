@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <span>
@@ -38,6 +39,7 @@ class PartRunner final : public Runner {
     std::unique_ptr<RunnerProgram> inner;
     Status status = inner_->load(request, &inner);
     *program = std::make_unique<PartProgram>(*this, std::move(inner), request.graph);
+    tunes = request.tune;
     return status;
   }
 
@@ -48,9 +50,14 @@ class PartRunner final : public Runner {
   };
   std::vector<Ran> ran;
   bool groups = false;
+  bool tunes = false;          // the program that was loaded last is to be tuned
   int64_t takes_up_to = 1000;  // the first symbol's value, in groups
   bool repeats = false;        // says of groups that their nodes are to be done one by one
   int loads = 0;
+  // Of a tuned program: which answers it gives, run by run; then it tunes no more, and gives the last one.
+  std::vector<bool> ways;
+  size_t asked = 0;
+  std::vector<uint32_t> took;  // first nodes of groups whose nodes were timed
 
  private:
   class PartProgram final : public RunnerProgram {
@@ -59,7 +66,14 @@ class PartRunner final : public Runner {
         : runner_(runner), inner_(std::move(inner)), graph_(graph) {}
     bool creates_buffer(uint32_t buffer) const override { return inner_->creates_buffer(buffer); }
     bool takes(uint32_t, uint32_t, std::span<const int64_t> values) override {
-      return values[0] <= runner_.takes_up_to;
+      if (runner_.ways.empty()) return values[0] <= runner_.takes_up_to;
+      ++runner_.asked;
+      return runner_.ways[std::min(runner_.asked, runner_.ways.size()) - 1];
+    }
+    bool tunes() const override { return runner_.asked < runner_.ways.size(); }
+    void took(uint32_t first, uint64_t ns) override {
+      EXPECT_GT(ns, 0u);
+      runner_.took.push_back(first);
     }
     bool run(tr_run& run, tr_error* error) override {
       std::set<uint32_t> missing;
@@ -120,14 +134,14 @@ class StepsTest : public ::testing::Test {
     session = std::make_unique<Session>(&device, &runners);
   }
 
-  void load(uint32_t number, const std::string& text) {
+  void load(uint32_t number, const std::string& text, bool tune = false) {
     ir::Graph graph;
     Status status = ir::parse_graph(text, &graph);
     ASSERT_TRUE(status.ok()) << status.message();
     status = ir::verify(graph);
     ASSERT_TRUE(status.ok()) << status.message();
     const std::vector<uint8_t> program = ir::encode_program(graph);
-    session->load_program(number, std::as_bytes(std::span(program)));
+    session->load_program(number, std::as_bytes(std::span(program)), tune);
   }
   FailurePtr run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs,
                  uint64_t base) {
@@ -215,6 +229,58 @@ TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   EXPECT_EQ(part->loads, 1);
   for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
+}
+
+// While a runner times its ways it is asked before each run, and told what the nodes of a group took that it declined.
+TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
+  start();
+  part->groups = true;
+  part->ways = {true, false, false, true, false};
+  load(1, kProgram, /*tune=*/true);
+  EXPECT_TRUE(part->tunes);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  const Ran whole{1, 3, 1}, alone{1, 3, 0};
+  EXPECT_EQ(part->ran, (std::vector<Ran>{whole, alone, alone, whole, alone, alone, alone, alone}));
+  EXPECT_EQ(part->asked, 5u);
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // in the runs that counted
+  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  // Others are asked once.
+  part->asked = 0;
+  part->took.clear();
+  load(2, kProgram);
+  EXPECT_FALSE(part->tunes);
+  for (uint64_t base = 1000; base < 1300; base += 100) EXPECT_EQ(run(2, {3, 12}, {1, 2}, base), nullptr);
+  EXPECT_EQ(part->asked, 1u);
+  EXPECT_TRUE(part->took.empty());
+}
+
+// Nodes of a group that is timed are steps of their own, beside others of the same runner.
+TEST_F(StepsTest, NodesThatAreTimedAreCutFromTheirNeighbours) {
+  start();
+  part->groups = true;
+  part->ways = {false, false, true};
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+  group pointwise {
+    %2: f32[s0]{1} @b2 = aten::mul.Tensor(%1, %0)
+  }
+  %3: f32[s0]{1} @b3 = aten::mul.Tensor(%2, %0)
+})",
+       /*tune=*/true);
+  upload(1, {1, 2, 3});
+  for (uint64_t base = 100; base < 500; base += 100) EXPECT_EQ(run(1, {3, 12}, {1}, base), nullptr);
+  const Ran before{0, 1, 0}, timed{1, 2, 0}, after{2, 3, 0};
+  EXPECT_EQ(part->ran,
+            (std::vector<Ran>{before, timed, after, before, timed, after, before, timed, after, before, timed, after}));
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));
+  EXPECT_EQ(read(402, 3), (Floats{1, 16, 81}));
 }
 
 TEST_F(StepsTest, AGroupOfOneNodeIsAGroup) {

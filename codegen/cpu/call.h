@@ -13,6 +13,18 @@ struct IndexRecord {
   int64_t bound = 0;
 };
 
+// What code is made for beside its kernel: what it takes for granted, and does in another way with the same results,
+// bit for bit.
+struct Variant {
+  // What is stored along the columns goes past the caches. Places 0 of the operands that are stored to so are aligned
+  // to kStreamAlign bytes, and their strides are multiples of that. (Who reads it in another thread needs a fence.)
+  bool streams = false;
+  // The last column dim has so many places, kMostFixedColumns at most; 0: any number.
+  int64_t columns = 0;
+  bool operator==(const Variant&) const = default;
+};
+inline constexpr int64_t kStreamAlign = 64, kMostFixedColumns = 64;
+
 // A kernel of one row dim at most: who calls loops over the others, moving `data`. In elements where nothing is said.
 // The Schedule is that of the kernel after `expand_functions`.
 struct Call {

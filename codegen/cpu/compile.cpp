@@ -99,7 +99,7 @@ class Compiler {
     Kernel expanded = kernel;
     expand_functions(expanded);
     times.expand = watch.lap();
-    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(expanded, target->has, context_);
+    const mlir::OwningOpRef<mlir::ModuleOp> module = emit(expanded, target->has, options.variant, context_);
     times.emit = watch.lap();
     if (options.mlir != nullptr) *options.mlir = text_of(**module);
     llvm::LLVMContext llvm_context;
@@ -173,6 +173,10 @@ class Compiler {
 }  // namespace
 
 Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) {
+  if (options.variant.columns < 0 || options.variant.columns > kMostFixedColumns) {
+    return Status::invalid("codegen: code for rows of " + std::to_string(options.variant.columns) +
+                           " places; there is such code for up to " + std::to_string(kMostFixedColumns));
+  }
   if (kernel.rows > 1) {
     return Status::invalid("codegen: a kernel of " + std::to_string(kernel.rows) +
                            " row dims; the caller loops over all but the last one");

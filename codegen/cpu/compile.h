@@ -24,6 +24,7 @@ struct CompileTimes {
 
 struct CompileOptions {
   std::string_view target = "x86-64-v4";  // or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is none
+  Variant variant = {};
   // For tests and tools: what was made on the way.
   std::string* mlir = nullptr;
   std::string* llvm = nullptr;

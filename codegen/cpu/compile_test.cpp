@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,9 +36,11 @@ Kernel parsed(const std::string& text) {
   return kernel;
 }
 
-Compiled compiled(const Kernel& kernel, std::string_view target, std::string* assembly = nullptr) {
+Compiled compiled(const Kernel& kernel, std::string_view target, std::string* assembly = nullptr,
+                  const Variant& variant = {}) {
   Compiled result;
-  const Status status = compile_and_place(kernel, {.target = target, .assembly = assembly}, &result);
+  const Status status =
+      compile_and_place(kernel, {.target = target, .variant = variant, .assembly = assembly}, &result);
   EXPECT_TRUE(status.ok()) << status.message();
   return result;
 }
@@ -67,6 +71,10 @@ void check(const std::string& text, std::vector<int64_t> rows = {3}, const std::
       for (uint64_t seed = 0; seed < (size > 1000 ? 1 : 2); ++seed) {
         compare(code, make_case(kernel, sizes, bounds, seed), std::string(target) + ", " + std::to_string(size));
       }
+      // Code for rows of this size alone.
+      if (kernel.columns == 0 || size == 0 || size > kMostFixedColumns) continue;
+      const Compiled fixed = compiled(kernel, target, nullptr, {.columns = size});
+      compare(fixed, make_case(kernel, sizes, bounds, 2), std::string(target) + ", fixed at " + std::to_string(size));
     }
   }
 }
@@ -465,6 +473,78 @@ TEST(Compile, UsesWideRegistersAndCallsNothing) {
       }
     }
   }
+}
+
+// All element sizes, with rows that begin at aligned places; the rest of a row is stored as usual.
+TEST(Compile, StreamsPastTheCaches) {
+  const Kernel kernel = parsed(R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f64[i0, j0]
+  a3: bf16[i0, j0]
+  a4: bool[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = columns max %0
+  %2: f32 = sub %0, %1
+  %3: f64 = convert %2
+  %4: f32 = constant 0
+  %5: bool = lt %2, %4
+  store a1, %2
+  store a2, %3
+  store a3, %2
+  store a4, %5
+})");
+  constexpr int64_t kRows = 3, kLine = 256;
+  constexpr size_t kItems[] = {4, 4, 8, 2, 1};
+  for (const std::string_view target : testing::targets()) {
+    std::string assembly;
+    const Compiled plain = compiled(kernel, target), code = compiled(kernel, target, &assembly, {.streams = true});
+    EXPECT_NE(assembly.find("vmovntps"), std::string::npos) << assembly;
+    for (const int64_t size : {1, 31, 32, 100, 256}) {
+      std::vector<std::vector<std::byte>> memory;
+      std::vector<void*> expected, got;
+      for (const size_t item : kItems) {
+        for (std::vector<void*>* of : {&expected, &got}) {
+          auto& bytes = memory.emplace_back(item * kRows * kLine + kStreamAlign);
+          void* start = bytes.data();
+          size_t space = bytes.size();
+          of->push_back(std::align(kStreamAlign, item * kRows * kLine, start, space));
+        }
+      }
+      for (int64_t i = 0; i < kRows * kLine; ++i) {
+        static_cast<float*>(expected[0])[i] = static_cast<float*>(got[0])[i] = static_cast<float>(i * 7 % 101);
+      }
+      std::vector<int64_t> strides;
+      for (size_t o = 0; o < std::size(kItems); ++o) strides.insert(strides.end(), {kLine, 1});
+      IndexRecord record;
+      Call call{};
+      call.sizes = &size;
+      call.strides = strides.data();
+      call.failure = &record;
+      call.data = expected.data();
+      plain.placed.function<RowsFunction>(plain.code.rows)(&call, 0, kRows);
+      call.data = got.data();
+      code.placed.function<RowsFunction>(code.code.rows)(&call, 0, kRows);
+      for (size_t o = 0; o < std::size(kItems); ++o) {
+        EXPECT_EQ(std::memcmp(expected[o], got[o], kItems[o] * kRows * kLine), 0) << target << " " << size << " a" << o;
+      }
+    }
+  }
+}
+
+TEST(Compile, RowsOfAKnownSizeNeedNoLoop) {
+  std::string any, fixed;
+  compiled(parsed(kGelu), "x86-64-v4", &any);
+  compiled(parsed(kGelu), "x86-64-v4", &fixed, {.columns = 32});
+  const auto jumps = [](const std::string& assembly) {
+    size_t count = 0;
+    for (size_t at = assembly.find("\tj"); at != std::string::npos; at = assembly.find("\tj", at + 1)) ++count;
+    return count;
+  };
+  EXPECT_LT(jumps(fixed), jumps(any));
+  EXPECT_LE(jumps(fixed), 2u) << fixed;  // over the rows
+  Code code;
+  EXPECT_EQ(compile(parsed(kGelu), {.variant = {.columns = 65}}, &code).code(), ErrorCode::kInvalid);
 }
 
 TEST(Compile, UnknownTargetsAreNamed) {

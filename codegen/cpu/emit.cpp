@@ -27,10 +27,11 @@ static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.lanes ==
 class FunctionEmitter {
  public:
   FunctionEmitter(mlir::ImplicitLocOpBuilder& builder, const Kernel& kernel, const Schedule& schedule, const Plan& plan,
-                  mlir::Block* entry, const Features& features)
+                  mlir::Block* entry, const Features& features, const Variant& variant)
       : ops_(builder, features),
         reductions_(ops_),
-        memory_(ops_, kernel, entry->getArgument(0), entry),
+        variant_(variant),
+        memory_(ops_, kernel, variant, entry->getArgument(0), entry),
         kernel_(kernel),
         schedule_(schedule),
         plan_(plan),
@@ -91,7 +92,7 @@ class FunctionEmitter {
     }
     for (const uint32_t s : plan_.loops.back().stores) {
       const uint32_t operand = kernel_.stores[s].operand;
-      if (!known[operand] && memory_.has_lines(operand)) writes_next_.push_back(operand);
+      if (!known[operand] && memory_.has_lines(operand) && !variant_.streams) writes_next_.push_back(operand);
     }
   }
 
@@ -173,6 +174,10 @@ class FunctionEmitter {
     MlirValues results(carried);
     const bool blocks = std::any_of(sums.begin(), sums.end(),
                                     [&](uint32_t sum) { return Reductions::is_ordered(kernel_.values[sum]); });
+    if (variant_.columns != 0) {  // less than a block
+      const MlirValues all = known_range(loop, blocks ? begin(sums) : results);
+      return blocks ? combine(loop, results, all) : all;
+    }
     if (!blocks) return range(loop, ops_.i64(0), columns(), results);
     return ops_.loop(ops_.i64(0), columns(), kOrder.block, results, [&](MlirValue start, mlir::ValueRange before) {
       MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
@@ -187,14 +192,7 @@ class FunctionEmitter {
     MlirValue count = ops_.sub(end, start);
     MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
     MlirValues results = ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
-      const size_t half = before.size() / kHalves;
-      const Point low = {outer_, column, {}}, high = {outer_, ops_.add(column, ops_.i64(kLanes)), {}};
-      fetch_ahead(loop, column);
-      MlirValues after = compute(loop, 0, low, before.take_front(half));
-      after.append(compute(loop, 1, high, before.drop_front(half)));
-      write(loop, 0, low);
-      write(loop, 1, high);
-      return after;
+      return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), before);
     });
     MlirValue stop = end;
     if (!loop.reduces.empty() || !loop.lines.empty()) {
@@ -202,16 +200,45 @@ class FunctionEmitter {
       stop = ops_.select(ops_.compare(Int::slt, pairs, end), both, pairs);
     }
     return ops_.loop(pairs, stop, kLanes, results, [&](MlirValue column, mlir::ValueRange before) {
-      const size_t half = before.size() / kHalves;
-      const mlir::Type i32 = ops_.b.getI32Type();
-      MlirValue left = ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32);
-      const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(i32, 0), ops_.splat(left))};
-      const MlirValues changed = compute(loop, 0, at, before.take_front(half));
-      write(loop, 0, at);
-      MlirValues after(before.drop_front(half));
-      after.append(changed);
-      return after;
+      return some(loop, column, ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32), before);
     });
+  }
+
+  MlirValues pair(const LoopPlan& loop, MlirValue column, MlirValue next, mlir::ValueRange before) {
+    const size_t half = before.size() / kHalves;
+    const Point low = {outer_, column, {}}, high = {outer_, next, {}};
+    fetch_ahead(loop, column);
+    MlirValues after = compute(loop, 0, low, before.take_front(half));
+    after.append(compute(loop, 1, high, before.drop_front(half)));
+    write(loop, 0, low);
+    write(loop, 1, high);
+    return after;
+  }
+
+  // A vector of which `left` lanes are places.
+  MlirValues some(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
+    const size_t half = before.size() / kHalves;
+    const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
+    const MlirValues changed = compute(loop, 0, at, before.take_front(half));
+    write(loop, 0, at);
+    MlirValues after(before.drop_front(half));
+    after.append(changed);
+    return after;
+  }
+
+  // The same as `range` over all columns, of which there are as many as the variant says: without a loop or a test.
+  MlirValues known_range(const LoopPlan& loop, mlir::ValueRange carried) {
+    MlirValues results(carried);
+    int64_t column = 0, stop = variant_.columns;
+    for (; column + kOrder.lanes <= variant_.columns; column += kOrder.lanes) {
+      results = pair(loop, ops_.i64(column), ops_.i64(column + kLanes), results);
+    }
+    if (column < stop && (!loop.reduces.empty() || !loop.lines.empty())) stop = column + kOrder.lanes;
+    for (; column < stop; column += kLanes) {
+      const int64_t left = std::max<int64_t>(0, variant_.columns - column);
+      results = some(loop, ops_.i64(column), ops_.integer(ops_.b.getI32Type(), left), results);
+    }
+    return results;
   }
 
   // What reductions of a loop begin with, for both halves; of each half all parts of all reductions.
@@ -500,6 +527,7 @@ class FunctionEmitter {
 
   Ops ops_;
   Reductions reductions_;
+  const Variant variant_;
   Memory memory_;
   const Kernel& kernel_;
   const Schedule& schedule_;
@@ -515,7 +543,7 @@ class FunctionEmitter {
 };
 
 void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,
-                   const Schedule& schedule, const Plan& plan, const Features& features) {
+                   const Schedule& schedule, const Plan& plan, const Features& features, const Variant& variant) {
   const mlir::Type pointer = ll::LLVMPointerType::get(builder.getContext()), i64 = builder.getI64Type();
   llvm::SmallVector<mlir::Type, 3> arguments{pointer, i64};
   if (!plan.finish) arguments.push_back(i64);
@@ -524,7 +552,7 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, c
   mlir::OpBuilder::InsertionGuard guard(builder);
   mlir::Block* entry = function.addEntryBlock(builder);
   mlir::Block* start = builder.createBlock(&function.getBody(), function.getBody().end());
-  FunctionEmitter(builder, kernel, schedule, plan, entry, features).run();
+  FunctionEmitter(builder, kernel, schedule, plan, entry, features, variant).run();
   builder.create<ll::ReturnOp>(mlir::ValueRange());
   builder.setInsertionPointToEnd(entry);
   builder.create<ll::BrOp>(start);
@@ -532,14 +560,15 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, c
 
 }  // namespace
 
-mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, mlir::MLIRContext& context) {
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, const Variant& variant,
+                                       mlir::MLIRContext& context) {
   mlir::ImplicitLocOpBuilder builder(mlir::UnknownLoc::get(&context), &context);
   mlir::OwningOpRef<mlir::ModuleOp> module = builder.create<mlir::ModuleOp>();
   builder.setInsertionPointToEnd(module->getBody());
   const Schedule schedule = codegen::schedule(kernel);
-  emit_function(builder, kRowsName, kernel, schedule, plan_rows(kernel, schedule), features);
+  emit_function(builder, kRowsName, kernel, schedule, plan_rows(kernel, schedule), features, variant);
   const Plan finish = plan_finish(kernel, schedule);
-  if (!finish.empty()) emit_function(builder, kFinishName, kernel, schedule, finish, features);
+  if (!finish.empty()) emit_function(builder, kFinishName, kernel, schedule, finish, features, variant);
   return module;
 }
 

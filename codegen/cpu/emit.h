@@ -1,5 +1,6 @@
 #pragma once
 
+#include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 #include "codegen/loop/loop_ir.h"
 #include "mlir/IR/BuiltinOps.h"
@@ -13,6 +14,7 @@ inline constexpr const char* kFinishName = "finish";
 // A module of the LLVM dialect with RowsFunction and, if the kernel needs one, FinishFunction. The kernel verifies, has
 // at most one row dim, and no function that `expand_functions` would expand. `features`: of the
 // target.
-mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, mlir::MLIRContext& context);
+mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, const Variant& variant,
+                                       mlir::MLIRContext& context);
 
 }  // namespace torch_remote::codegen::cpu

@@ -1,5 +1,6 @@
 #include "codegen/cpu/memory.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "codegen/cpu/call.h"
@@ -19,8 +20,8 @@ bool is_vector(MlirValue x) { return llvm::isa<mlir::VectorType>(x.getType()); }
 
 }  // namespace
 
-Memory::Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry)
-    : ops_(ops), kernel_(kernel), call_(call), entry_(entry) {
+Memory::Memory(Ops& ops, const Kernel& kernel, const Variant& variant, MlirValue call, mlir::Block* entry)
+    : ops_(ops), kernel_(kernel), variant_(variant), call_(call), entry_(entry) {
   uint32_t strides = 0, bounds = 0;
   for (const Operand& operand : kernel.operands) {
     first_stride_.push_back(strides);
@@ -58,7 +59,14 @@ MlirValue Memory::element(size_t array, uint32_t number, mlir::Type type) {
   return found;
 }
 
-MlirValue Memory::size(uint32_t column) { return element(offsetof(Call, sizes), column, ops_.b.getI64Type()); }
+MlirValue Memory::size(uint32_t column) {
+  if (variant_.columns != 0 && column + 1 == kernel_.columns) {
+    mlir::OpBuilder::InsertionGuard guard(ops_.b);
+    ops_.b.setInsertionPointToEnd(entry_);
+    return ops_.i64(variant_.columns);
+  }
+  return element(offsetof(Call, sizes), column, ops_.b.getI64Type());
+}
 
 MlirValue Memory::scalar(uint32_t number) {
   const DType dtype = kernel_.scalars[number];
@@ -283,6 +291,9 @@ void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices
   const auto sum = [&](MlirValue before) { return ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {}); };
   if (at.column && to.side_by_side) {
     const Point where = {at.outer, at.column, to.allowed};
+    if (variant_.streams && !to.allowed && !store.adds && store.indices.empty()) {
+      return stream(value, to.pointer, dtype);
+    }
     return store_line(store.adds ? sum(load_line(to.pointer, dtype, where)) : value, to.pointer, dtype, where);
   }
   if (at.column) {
@@ -296,6 +307,13 @@ void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices
   };
   if (!to.allowed) return write();
   ops_.only_if(to.allowed, false, write);
+}
+
+// 16 elements, past the caches. (A store that was not known to be aligned would become one of the usual ones.)
+void Memory::stream(MlirValue value, MlirValue pointer, DType dtype) {
+  const auto align = static_cast<uint32_t>(std::min<int64_t>(kStreamAlign, kLanes * ir::item_size(dtype)));
+  ops_.b.create<ll::StoreOp>(ops_.to_memory(value, dtype), pointer, align, /*isVolatile=*/false,
+                             /*isNonTemporal=*/true);
 }
 
 // Lanes may have the same place: each one sees what those before it wrote.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 
 // Loads and stores of operands, and of lines of kept values and totals.
@@ -20,7 +21,7 @@ struct Point {
 class Memory {
  public:
   // `call` is the function's argument, `entry` its first block: what is read from the call is read there.
-  Memory(Ops& ops, const Kernel& kernel, MlirValue call, mlir::Block* entry);
+  Memory(Ops& ops, const Kernel& kernel, const Variant& variant, MlirValue call, mlir::Block* entry);
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
@@ -65,11 +66,13 @@ class Memory {
   MlirValue element(size_t array, uint32_t number, mlir::Type type);
   MlirValue stride(uint32_t operand, uint32_t dim);
   MlirValue both(MlirValue x, MlirValue y);
+  void stream(MlirValue value, MlirValue pointer, ir::DType dtype);
   bool along_columns(uint32_t operand) const;
   MlirValue next_row_bytes(uint32_t operand);
 
   Ops& ops_;
   const Kernel& kernel_;
+  const Variant variant_;
   MlirValue call_;
   mlir::Block* entry_;
   MlirValue scratch_;

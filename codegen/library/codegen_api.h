@@ -10,8 +10,15 @@ extern "C" {
 #endif
 
 // Changes when the meaning of a field does.
-#define TR_CODEGEN_ABI 2
+#define TR_CODEGEN_ABI 3
 #define TR_CODEGEN_ENTRY "torch_remote_codegen_api"
+
+// Variant (codegen/cpu/call.h).
+typedef struct tr_variant {
+  size_t struct_size;
+  int streams;
+  int64_t columns;
+} tr_variant;
 
 // What is made: machine code that can lie anywhere (codegen/cpu/compile.h), or what is wrong.
 typedef struct tr_code {
@@ -42,7 +49,7 @@ typedef struct tr_codegen_api {
   const char* version;  // of the compiler: "LLVM 19.1.7, codegen 1"
   // The kernel in LoopIR's text form, for "x86-64-v4" or "x86-64-v3". 0, or 1 with a message. Any thread, any number at
   // once.
-  int (*compile_cpu)(const char* text, size_t size, const char* target, tr_code* code);
+  int (*compile_cpu)(const char* text, size_t size, const char* target, const tr_variant* variant, tr_code* code);
   // Likewise for processors of that number: 80, 90 or 100.
   int (*compile_gpu)(const char* text, size_t size, uint32_t sm, tr_gpu_code* code);
 } tr_codegen_api;

@@ -32,13 +32,14 @@ int compile_gpu(const char* text, size_t size, uint32_t sm, tr_gpu_code* code) {
   return 0;
 }
 
-int compile_cpu(const char* text, size_t size, const char* target, tr_code* code) {
+int compile_cpu(const char* text, size_t size, const char* target, const tr_variant* variant, tr_code* code) {
   codegen::Kernel kernel;
   codegen::cpu::Code made;
   Status status = read_kernel(text, size, &kernel);
   if (status.ok()) {
     codegen::cpu::CompileOptions options;
     options.target = target;
+    options.variant = {variant->streams != 0, variant->columns};
     status = codegen::cpu::compile(kernel, options, &made);
   }
   if (!status.ok()) {

@@ -34,7 +34,7 @@ class Library : public ::testing::Test {
     api_ = entry();
   }
 
-  int compile(const std::string& text, const char* target) {
+  int compile(const std::string& text, const char* target, int64_t columns = 0) {
     bytes_.clear();
     code_ = {};
     code_.struct_size = sizeof(tr_code);
@@ -42,7 +42,8 @@ class Library : public ::testing::Test {
     code_.take = [](void* context, const uint8_t* bytes, size_t size) {
       static_cast<std::vector<uint8_t>*>(context)->assign(bytes, bytes + size);
     };
-    return api_->compile_cpu(text.data(), text.size(), target, &code_);
+    const tr_variant variant{sizeof(variant), 0, columns};
+    return api_->compile_cpu(text.data(), text.size(), target, &variant, &code_);
   }
 
   void* handle_ = nullptr;
@@ -114,6 +115,8 @@ TEST_F(Library, SaysWhatIsWrong) {
   EXPECT_NE(std::string(code_.message), "");
   EXPECT_EQ(compile(kAdd, "sm_90"), 1);
   EXPECT_NE(std::string(code_.message).find("x86-64-v4, x86-64-v3"), std::string::npos) << code_.message;
+  EXPECT_EQ(compile(kAdd, "x86-64-v4", 1000), 1);
+  EXPECT_NE(std::string(code_.message).find("1000 places"), std::string::npos) << code_.message;
   EXPECT_TRUE(bytes_.empty());
 }
 

@@ -233,16 +233,23 @@ bool nll_loss(NodeEmitter& node) {
   const V place = e.where(counts, label, e.constant_int(DType::kInt64, 0));
   const V known = node.indexed_in_axis("target", place, 1);
   const V hit = e.op(ScalarOp::kLogicalAnd, e.eq(here, label), counts);
-  const V at_label = e.columns(Reduction::kSum, e.where(hit, node.operand("self", type), e.constant(type, 0)));
+  const V zero = e.constant(type, 0);
+  V score = node.operand("self", type), counted = e.convert(counts, type);
+  if (node.has("weight")) {
+    const V weight = node.operand("weight", type);
+    score = e.mul(score, weight);
+    counted = e.columns(Reduction::kSum, e.where(hit, weight, zero));
+  }
+  const V at_label = e.columns(Reduction::kSum, e.where(hit, score, zero));
   const V sum = e.rows(Reduction::kSum, e.op(ScalarOp::kNeg, at_label));
-  const V checked = e.where(e.eq(known, known), e.convert(counts, type), e.constant(type, 0));
+  const V checked = e.where(e.eq(known, known), counted, zero);
   const V total = e.rows(Reduction::kSum, checked);
   node.result(0, node.whole("reduction") == kMeanReduction ? e.div(sum, total) : sum);
   node.result(1, total);
   return true;
 }
 
-// -grad (over the number of labels) at each row's label, zero elsewhere.
+// -grad (over the number of labels, or the sum of their weights) at each row's label, zero elsewhere.
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
@@ -253,6 +260,7 @@ bool nll_loss_backward(NodeEmitter& node) {
   if (node.whole("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
   const V counts =
       e.op(ScalarOp::kLogicalAnd, e.eq(here, label), e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
+  if (node.has("weight")) grad = e.mul(grad, node.operand("weight", type));
   node.result(0, e.where(counts, e.op(ScalarOp::kNeg, grad), e.constant(type, 0)));
   return true;
 }
@@ -274,6 +282,42 @@ bool variance(NodeEmitter& node) {
   const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
   node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
   if (what == Expansion::kVarMean || what == Expansion::kStdMean) node.result(1, told_mean(e, mean, squares));
+  return true;
+}
+
+// log(sum(exp(x - max))) + max; where the largest is infinite, nothing is subtracted, as in torch.
+bool log_sum_exp(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  const V x = node.operand("self", type);
+  const V max = e.columns(Reduction::kMax, x);
+  const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
+  const V sum = e.columns(Reduction::kSum, e.exp(e.sub(x, shift)));
+  node.result(0, e.add(e.op(ScalarOp::kLog, sum), shift));
+  return true;
+}
+
+// (sum |x|^p)^(1/p), and what becomes of it for the p that have names.
+bool vector_norm(NodeEmitter& node, V x) {
+  Emitter& e = node.e;
+  const DType type = e.type(x);
+  if (!ir::is_float(type) || node.count_reduced() == 0) return false;
+  const double p = node.has("ord") ? node.number("ord") : node.has("p") ? node.number("p") : 2;
+  const V size = e.op(ScalarOp::kAbs, x);
+  if (p == 2) {
+    node.result(0, e.op(ScalarOp::kSqrt, node.reduce(Reduction::kSum, e.mul(x, x))));
+  } else if (p == 1) {
+    node.result(0, node.reduce(Reduction::kSum, size));
+  } else if (p == 0) {
+    node.result(0, node.reduce(Reduction::kSum, e.convert(e.truth(x), type)));
+  } else if (std::isinf(p)) {
+    node.result(0, node.reduce(p > 0 ? Reduction::kMax : Reduction::kMin, size));
+  } else {
+    const V power = e.convert(e.scalar_float(p), type), root = e.convert(e.scalar_float(1 / p), type);
+    const V sum = node.reduce(Reduction::kSum, e.op(ScalarOp::kPow, size, power));
+    node.result(0, e.op(ScalarOp::kPow, sum, root));
+  }
   return true;
 }
 
@@ -302,6 +346,19 @@ bool reduction(NodeEmitter& node) {
       return true;
     case Expansion::kAll:
       node.result(0, node.reduce(Reduction::kMin, e.truth(x)));
+      return true;
+    case Expansion::kVectorNorm:
+      return vector_norm(node, e.convert(x, result));
+    case Expansion::kNanSum: {
+      const V known = e.convert(x, result);
+      const bool may_be_nan = ir::is_float(result);
+      node.result(
+          0, node.reduce(Reduction::kSum,
+                         may_be_nan ? e.where(e.op(ScalarOp::kIsNan, known), e.constant(result, 0), known) : known));
+      return true;
+    }
+    case Expansion::kCountNonzero:
+      node.result(0, node.reduce(Reduction::kSum, e.convert(e.truth(x), DType::kInt64)));
       return true;
     default: {
       // Those that say where: over the columns of a row only.
@@ -369,6 +426,11 @@ bool expand(NodeEmitter& node) {
     case Expansion::kLogit:
     case Expansion::kLogitBackward:
     case Expansion::kLogSigmoidBackward:
+    case Expansion::kClamp:
+    case Expansion::kClampByTensors:
+    case Expansion::kNanToNum:
+    case Expansion::kLogSigmoid:
+    case Expansion::kPreluBackward:
       return expand_activation(node);
     case Expansion::kDropout:
       return dropout(node);
@@ -381,6 +443,7 @@ bool expand(NodeEmitter& node) {
     case Expansion::kSoftMarginLoss:
     case Expansion::kSoftMarginLossBackward:
     case Expansion::kBceWithLogits:
+    case Expansion::kBceBackward:
       return expand_loss(node);
     case Expansion::kSoftmax:
       return softmax(node, false);
@@ -407,6 +470,8 @@ bool expand(NodeEmitter& node) {
     case Expansion::kVarMean:
     case Expansion::kStdMean:
       return variance(node);
+    case Expansion::kLogSumExp:
+      return log_sum_exp(node);
     case Expansion::kCumsum:
       return cumulative(node, Reduction::kSum);
     case Expansion::kCumprod:

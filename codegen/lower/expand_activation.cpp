@@ -139,6 +139,97 @@ bool log_sigmoid_backward(NodeEmitter& node) {
   return true;
 }
 
+// Whether an integer type has the number.
+bool has_integer(DType memory, int64_t value) {
+  switch (memory) {
+    case DType::kUInt8:
+      return value >= 0 && value <= 0xFF;
+    case DType::kInt8:
+      return value == static_cast<int8_t>(value);
+    case DType::kInt16:
+      return value == static_cast<int16_t>(value);
+    case DType::kInt32:
+      return value == static_cast<int32_t>(value);
+    default:
+      return memory == DType::kInt64;
+  }
+}
+
+double largest_of(DType memory) {
+  switch (memory) {
+    case DType::kFloat16:
+      return 65504;
+    case DType::kBFloat16:
+      return 0x1.FEp127;
+    case DType::kFloat32:
+      return std::numeric_limits<float>::max();
+    default:
+      return std::numeric_limits<double>::max();
+  }
+}
+
+// What equals a bound stays; a bound that is NaN makes all NaN, and the upper one wins over the lower one.
+bool clamp(NodeEmitter& node, bool by_tensors) {
+  Emitter& e = node.e;
+  const DType memory = node.result_dtype(0), type = loaded_type(memory);
+  if (type == DType::kBool) return false;
+  V x = node.operand("self", type);
+  for (const std::string_view name : {"min", "max"}) {
+    if (!node.has(name)) continue;
+    // (A number that an integer type does not have is an error, which torch tells.)
+    if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.whole(name))) return false;
+    const V bound = node.operand(name, type);
+    const ScalarOp op = name == "min" ? ScalarOp::kMax : ScalarOp::kMin;
+    x = by_tensors ? e.op(op, x, bound) : e.op(op, bound, x);
+  }
+  node.fill(x);
+  return true;
+}
+
+// NaN and infinities are those of the type in memory: a half type's are seen after rounding.
+bool nan_to_num(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType memory = node.result_dtype(0), type = loaded_type(memory);
+  V x = node.operand("self", type);
+  if (!ir::is_float(memory)) {
+    node.fill(x);
+    return true;
+  }
+  if (is_half(memory)) x = e.rounded(x, memory);
+  const auto given = [&](std::string_view name, double otherwise) {
+    return node.has(name) ? node.operand(name, type) : e.constant(type, otherwise);
+  };
+  const double largest = largest_of(memory);
+  const V nan = given("nan", 0), above = given("posinf", largest), below = given("neginf", -largest);
+  const V positive = e.op(ScalarOp::kGt, x, e.constant(type, 0));
+  const V finite = e.where(e.op(ScalarOp::kIsInf, x), e.where(positive, above, below), x);
+  node.fill(e.where(e.op(ScalarOp::kIsNan, x), nan, finite));
+  return true;
+}
+
+// min(x, 0) - log1p(z), z = exp(-|x|), which the gradient may ask for.
+bool log_sigmoid(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("self", type);
+  const V z = e.exp(e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
+  node.result(0, e.sub(e.op(ScalarOp::kMin, x, e.constant(type, 0)), e.op(ScalarOp::kLog1p, z)));
+  node.result(1, z);
+  return true;
+}
+
+bool prelu_backward(NodeEmitter& node) {
+  Emitter& e = node.e;
+  const DType type = type_of(node, "self");
+  if (!ir::is_float(type)) return false;
+  const V x = node.operand("self", type), grad = node.operand("grad_output", type);
+  const V positive = e.op(ScalarOp::kGt, x, e.constant(type, 0));
+  node.result(0, e.where(positive, grad, e.mul(node.operand("weight", type), grad)));
+  node.result(1, e.where(positive, e.constant(type, 0), e.mul(x, grad)));
+  return true;
+}
+
 }  // namespace
 
 bool expand_activation(NodeEmitter& node) {
@@ -155,6 +246,16 @@ bool expand_activation(NodeEmitter& node) {
       return logit_backward(node);
     case Expansion::kLogSigmoidBackward:
       return log_sigmoid_backward(node);
+    case Expansion::kClamp:
+      return clamp(node, false);
+    case Expansion::kClampByTensors:
+      return clamp(node, true);
+    case Expansion::kNanToNum:
+      return nan_to_num(node);
+    case Expansion::kLogSigmoid:
+      return log_sigmoid(node);
+    case Expansion::kPreluBackward:
+      return prelu_backward(node);
     default:
       return false;
   }

@@ -42,6 +42,8 @@ class LossEmitter {
       }
       case Expansion::kBceWithLogits:
         return lost(bce_with_logits());
+      case Expansion::kBceBackward:
+        return gradient(bce_slope());
       default:
         return false;
     }
@@ -90,6 +92,13 @@ class LossEmitter {
     }
     const V value = e_.sub(e_.mul(e_.sub(one, y_), x_), right);
     return node_.has("weight") ? e_.mul(value, given("weight")) : value;
+  }
+
+  // (x - y) / max((1 - x) x, 1e-12), times the weight; torch's least divisor is f32's number in each dtype.
+  V bce_slope() {
+    const V spread = e_.mul(e_.sub(number(1), x_), x_);
+    const V slope = e_.div(difference(), e_.op(ScalarOp::kMax, spread, number(1e-12F)));
+    return node_.has("weight") ? e_.mul(slope, given("weight")) : slope;
   }
 
   bool lost(V value) {

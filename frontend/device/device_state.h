@@ -32,6 +32,8 @@ remote::Client& client(c10::DeviceIndex device);
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
 // The client if there is one; never starts anything.
 remote::Client* existing_client(c10::DeviceIndex device) noexcept;
+// The device's worker, the last one that there was, makes kernels for CPUs.
+bool runs_on_cpu(c10::DeviceIndex device) noexcept;
 
 // Of all workers that the device has had since reset_counters; worker_bytes and its peak of the one that it has.
 remote::Counters counters(c10::DeviceIndex device);

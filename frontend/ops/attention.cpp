@@ -119,7 +119,11 @@ Results forward(const Tensor& query, const Tensor& key, const Tensor& value, con
               "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
-  const Tensor out = at::empty_like(query);
+  // As empty_like has them; that would be filled in deterministic mode, and the op makes it.
+  const Tensor out = query.is_non_overlapping_and_dense()
+                         ? make_tensor(query.sizes(), query.strides(), query.scalar_type(), device)
+                         : make_tensor(query.sizes(), at::infer_dense_strides(query.sizes(), query.strides()),
+                                       query.scalar_type(), device);
   const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
   const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
   const IValue args[] = {query, key, value, bias, causal, scale};

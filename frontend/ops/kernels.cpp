@@ -24,6 +24,7 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
 #include "ir/composed_ops.h"
@@ -33,6 +34,7 @@ namespace torch_remote::frontend {
 namespace {
 
 using at::Tensor;
+using c10::DeviceIndex;
 using c10::IntArrayRef;
 using c10::IValue;
 using c10::SymIntArrayRef;
@@ -151,6 +153,7 @@ const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<c10::M
     impl->empty_tensor_restride(*memory_format);
   }
   if (fills_new_memory()) at::native::fill_resize_deterministic_(self, old_nbytes);
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): torch's signature
   return self;
 }
 
@@ -238,6 +241,27 @@ void copy_to_host(const Tensor& self, const Tensor& source) {
   }
 }
 
+// Between devices: from worker to worker, or through this process if they do not reach each other.
+void copy_across(const Tensor& self, const Tensor& source) {
+  const DeviceIndex device = self.device().index();
+  // In the order of their memory, if that is one: nobody has to pack it.
+  const bool flat = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
+                    self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense();
+  const auto in_memory = [](const Tensor& t) { return make_view(t, {t.numel()}, {1}, t.storage_offset()); };
+  const Tensor packed = flat ? in_memory(source) : source.contiguous();
+  const Tensor fresh = make_contiguous_tensor(packed.sizes(), packed.scalar_type(), device);
+  if (!copy_directly(fresh, packed)) return copy_to_device(self, source.cpu());
+  RemoteStorage* storage = storage_of(self);
+  const bool whole = self.storage_offset() == 0 && storage->nbytes() == fresh.nbytes() &&
+                     self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
+                     (flat || self.is_contiguous());
+  if (whole && !Recorder::get(device).has_buffer(storage)) {
+    Recorder::get(device).move_buffer(storage_of(fresh), storage);
+  } else {  // an op: if the copy fails, the tensor keeps what it has
+    record_copy(flat ? in_memory(self) : self, fresh);
+  }
+}
+
 Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.is_same(given)) return self;
   // A lazy conjugate or negative is resolved where the bytes are.
@@ -269,8 +293,8 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
     at::assert_no_partial_overlap(self, source);
     if (self.device() == source.device()) {
       record_copy(self, source);
-    } else {  // workers do not know each other
-      copy_to_device(self, source.cpu());
+    } else {
+      copy_across(self, source);
     }
   }
   return self;
@@ -329,6 +353,7 @@ const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArr
   at::native::checkInBoundsForStorage(size, stride, start, self.dtype(), self.storage());
   check_rank(size);
   self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, start);
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): torch's signature
   return self;
 }
 

@@ -1,5 +1,6 @@
 #include "frontend/record/recorder.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -18,6 +19,28 @@ namespace {
 
 using remote::Event;
 using remote::EventLog;
+
+FailureObserver* failure_observer = nullptr;
+
+[[noreturn]] void raise_told(c10::DeviceIndex device, remote::OpError& error) {
+  if (failure_observer != nullptr) failure_observer->raises(device, error);
+  raise(error);
+}
+
+// Torch's flags, as they are now. (NoTF32Guard is by thread: torch's own, around what must not be tf32.)
+ir::MathModes math_modes() {
+  const at::Context& context = at::globalContext();
+  const auto allows = [&](at::Float32Op op) {
+    return context.float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+  };
+  ir::MathModes modes = 0;
+  if (!at::NoTF32Guard::should_disable_tf32()) {
+    if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Products;
+    if (allows(at::Float32Op::CONV)) modes |= ir::kTf32Convolutions;
+  }
+  if (context.deterministicAlgorithms() || context.deterministicCuDNN()) modes |= ir::kDeterministic;
+  return modes;
+}
 
 // At exit, while another thread still records.
 Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
@@ -68,6 +91,10 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_pass(lock, pass, &flushed);
       if (status.ok()) status = entered;
     }
+    if ((op.family == ir::Family::kMatmul || op.family == ir::Family::kConv) && !runs_on_cpu(device_)) {
+      const Status entered = enter_math(lock, math_modes(), &flushed);
+      if (status.ok()) status = entered;
+    }
     // What could not be sent is told by its own error, not by those of tensors that went with it.
     if (status.ok()) {
       encoder_.append(op, args, results, list_lengths, source, random, joins);
@@ -102,6 +129,17 @@ Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* 
   return status;
 }
 
+Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, ir::MathModes math, bool* flushed) {
+  Status status;
+  if (math_in_trace_ && math != math_) {
+    status = flush_locked(lock, {"math modes"});
+    *flushed = true;
+  }
+  math_ = math;
+  math_in_trace_ = true;
+  return status;
+}
+
 std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                                c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
   before_wait("an op whose result's size depends on data");
@@ -125,7 +163,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   remote::OpError error;
   const WaitSpan span("dynamic", source);
   status = client(device_).wait_results(ticket, &words, keep_waiting, &error);
-  if (!error.status.ok()) raise(error);
+  if (!error.status.ok()) raise_told(device_, error);
   check(status);
   return words;
 }
@@ -162,6 +200,8 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& ca
     for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
   if (tracing_) traced_.push_back({trace, trace.survivors(), nullptr});
+  trace.math = math_;
+  math_in_trace_ = false;
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = remote::monotonic_ns();
@@ -197,6 +237,7 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);
     if (status.ok()) status = flush_locked(lock, {"compiled graph"});
+    if (!runs_on_cpu(device_)) math_ = math_modes();
     for (const RemoteStorage* storage : inputs) lost = lost || encoder_.is_lost(storage);
     if (status.ok() && !lost) status = run_locked(graph, params, inputs, results);
   }
@@ -229,7 +270,7 @@ Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> param
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
   uint64_t base = 0;
-  status = worker->run(graph.program, {params, graph.inputs, results.size()}, &base, &info);
+  status = worker->run(graph.program, {params, graph.inputs, results.size(), math_}, &base, &info);
   give_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
@@ -285,6 +326,11 @@ void Recorder::profile_ends(const ir::SourceRef& line) {
 void Recorder::set_limits(const ir::CutLimits& limits) {
   std::lock_guard<FastMutex> lock(mutex_);
   cuts_.set_limits(limits);
+}
+
+bool Recorder::is_tracing() {
+  const std::lock_guard<FastMutex> lock(mutex_);
+  return tracing_;
 }
 
 void Recorder::start_tracing() {
@@ -393,13 +439,14 @@ void Recorder::synchronize() {
   remote::OpError error;
   const WaitSpan span("synchronize", wait_line());
   const Status status = worker->synchronize(keep_waiting, &error);
-  if (!error.status.ok()) raise(error);
+  if (!error.status.ok()) raise_told(device_, error);
   check(status);
 }
 
 void Recorder::cancel() {
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
+  if (failure_observer != nullptr) failure_observer->cancels(device_);
   check(worker->cancel());  // makes room for what is sent next
   Status status;
   {
@@ -429,7 +476,8 @@ void Recorder::report_unseen() noexcept try {
                "(torch.remote.synchronize() raises it):\n%s\n",
                static_cast<unsigned long long>(count), count == 1 ? "" : "s", count == 1 ? "it" : "them",
                describe(error).c_str());
-} catch (...) {  // the process ends, whatever it is
+} catch (...) {
+  return;  // the process ends, whatever it is
 }
 
 void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
@@ -460,7 +508,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   const WaitSpan span(reason, line);
   status = client(device_).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
                                 span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
-  if (!error.status.ok()) raise(error);
+  if (!error.status.ok()) raise_told(device_, error);
   check(status);
 }
 
@@ -520,6 +568,8 @@ void Recorder::restart() {
   encoder_.next_session();
   frontend::restart(device_);
 }
+
+void observe_failures(FailureObserver* observer) { failure_observer = observer; }
 
 void shutdown(bool wait) {
   if (in_bad_fork()) return;

@@ -21,6 +21,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/record/trace_encoder.h"
 #include "ir/cuts.h"
+#include "ir/math_modes.h"
 #include "ir/op_table.h"
 #include "ir/trace.h"
 
@@ -128,6 +129,7 @@ class Recorder {
   void profile_ends(const ir::SourceRef& line);
 
   void set_limits(const ir::CutLimits& limits);
+  bool is_tracing();
   // Keeps what is sent from now on, and cuts nowhere but where the code waits. Both flush. Without the GIL.
   void start_tracing();
   std::vector<TracedRun> stop_tracing();
@@ -170,6 +172,8 @@ class Recorder {
                  uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
   Status enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed);
+  // A product or convolution comes, of which the user has said this. Sends what has one under other modes.
+  Status enter_math(std::unique_lock<FastMutex>& lock, ir::MathModes math, bool* flushed);
   // Waits, interruptibly, while the worker is far behind. Without the lock.
   // A storage whose buffer was asked for.
   void give_buffer(RemoteStorage* storage, uint64_t id);
@@ -187,6 +191,8 @@ class Recorder {
   Pass last_pass_ = Pass::kForward;        // the last record's
   uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
   uint32_t trace_thread_ = 0;              // that recorded the first op
+  ir::MathModes math_ = 0;                 // the last product's or convolution's
+  bool math_in_trace_ = false;             // and that is still to be sent
   bool expect_no_compile_ = false;
   bool tracing_ = false;
   std::vector<TracedRun> traced_;
@@ -196,6 +202,18 @@ class Recorder {
   std::atomic<uint64_t> records_{0};
   std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };
+
+// Who knows what one device's failures have to do with another one's (direct_copy.h).
+class FailureObserver {
+ public:
+  virtual ~FailureObserver() = default;
+  // A wait for the device is about to raise this. May add to it, and wait. With no lock held.
+  virtual void raises(c10::DeviceIndex device, remote::OpError& error) = 0;
+  // What the device has not done is dropped.
+  virtual void cancels(c10::DeviceIndex device) noexcept = 0;
+};
+// At start, or never.
+void observe_failures(FailureObserver* observer);
 
 // At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
 void shutdown(bool wait);

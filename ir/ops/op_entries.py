@@ -17,7 +17,7 @@ _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
-    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "schema", "doc",
+    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "into_first", "schema", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -398,6 +398,8 @@ class _Entry:
             kinds = [a.kind for a in overload.args[:2]]
             if kinds == ["Tensor", "Tensor"]:
                 flags.append("Commutative")
+        if self.data.get("into_first"):
+            flags.append("IntoFirst")
         return flags
 
     def _role(self, name: str, kind: str, default: str | None) -> str:

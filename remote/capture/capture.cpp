@@ -357,6 +357,7 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
   run.params = params;
   run.inputs = bindings.ids;
   run.base = message->base();
+  run.math = message->math();
   run.wants_reply = wants_reply;
   const wire::RunReply* reply = nullptr;
   if (wants_reply) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "remote/wire/delta.h"
 
@@ -65,6 +66,7 @@ struct RunEvent {
   std::vector<uint64_t> inputs;  // ids of buffers, in the order of CapturedProgram::inputs
   uint64_t base = 0;             // the survivors have the ids base, base + 1, ...
   std::vector<uint64_t> frees;   // ids that are freed after the run
+  ir::MathModes math = 0;
   bool wants_reply = false;
   bool answered = false;               // the reply is in the capture
   std::vector<int64_t> words;          // of the reply: see RunReply in remote/wire/wire.fbs

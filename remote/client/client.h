@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "ir/trace.h"
 #include "remote/client/types.h"
@@ -54,6 +55,7 @@ struct RunArguments {
   std::span<const int64_t> params;   // as many as the graph has
   std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
   uint64_t made = 0;                 // how many fresh buffers survive
+  ir::MathModes math = 0;
 };
 
 // A point of a session's work that its device has reached.

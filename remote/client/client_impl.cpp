@@ -73,7 +73,8 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   process_ = static_cast<int>(reply->process());
   peer_ = transport_->peer_process();
   if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
-  machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory()};
+  machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory(),
+              capabilities_.targets};
   return {};
 }
 
@@ -138,7 +139,8 @@ Status ClientImpl::send_frees() {
   return send(wire::Type::kFree, false, nullptr, nullptr);
 }
 
-std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base) {
+std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base,
+                                                ir::MathModes math) {
   params_.clear();
   bindings_.clear();
   // Who begins with a checkpoint knows of no run before it.
@@ -152,7 +154,7 @@ std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::spa
   const auto frees = builder_.CreateVector(frees_bytes_);
   const auto bindings = builder_.CreateVector(bindings_);
   const auto params = builder_.CreateVector(params_);
-  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees, afresh));
+  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees, afresh, math));
   return {builder_.GetBufferPointer(), builder_.GetSize()};
 }
 
@@ -190,7 +192,7 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   }
   find_copies(*program, trace);
   read_ahead_.runs(*program, inputs_, *base, made_, copies_);
-  const std::span<const uint8_t> control = encode_run(*program, trace.params, *base);
+  const std::span<const uint8_t> control = encode_run(*program, trace.params, *base, trace.math);
   count_flush(*program, hit, control, info);
 
   const RunInfo run{program, *base, made};
@@ -240,7 +242,7 @@ Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments,
   inputs_.assign(arguments.inputs.begin(), arguments.inputs.end());
   made_.assign(arguments.made, 0);  // their sizes are not known here
   read_ahead_.runs(*program, inputs_, *base, made_, {});
-  const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base);
+  const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base, arguments.math);
   count_flush(*program, std::exchange(program->ran, true), control, info);
   const RunInfo run{program, *base, arguments.made};
   const wire::Header header = run_header(ticket, info);
@@ -414,7 +416,7 @@ Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, M
 bool ClientImpl::is_idle() {
   if (abandoned_) return true;
   replies_.drain();
-  return !health() || last_acknowledged() == last_sent();
+  return !health() || (!replies_.at_work() && last_acknowledged() == last_sent());
 }
 
 void ClientImpl::forget(uint64_t ticket) noexcept {

@@ -115,7 +115,8 @@ class ClientImpl final : public Client {
   // Into copies_: which buffers the trace that runs next makes as copies of its inputs.
   void find_copies(const CachedProgram& program, const ir::Trace& trace);
   // A Run message: of inputs_ and what is to be freed.
-  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base);
+  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base,
+                                      ir::MathModes math);
   void count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
   // The header of the next message, a run, which will be waited for if there is a ticket.
   wire::Header run_header(uint64_t* ticket, FlushInfo* info);

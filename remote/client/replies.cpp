@@ -163,6 +163,7 @@ void Replies::take_deferred(OpError* error) {
 Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
   if (Status status = acknowledge(frame.header.sequence); !status) return status;
+  at_work_ = (frame.header.flags & wire::kAtWork) != 0;
   if (EventLog::on()) log_acknowledged(frame.header);
   switch (static_cast<wire::Type>(frame.header.type)) {
     case wire::Type::kRunReply:
@@ -342,6 +343,11 @@ void Replies::lose(const Status& why) {
 Status Replies::health() const {
   std::lock_guard lock(mutex_);
   return lost_;
+}
+
+bool Replies::at_work() const {
+  std::lock_guard lock(mutex_);
+  return at_work_;
 }
 
 uint64_t Replies::acknowledged() const {

@@ -66,6 +66,8 @@ class Replies {
   // ok, or kLost with why.
   Status health() const;
   uint64_t acknowledged() const;
+  // What is acknowledged is not all done: ops go on in the background of the worker.
+  bool at_work() const;
   uint64_t last_sent() const;
 
   struct Totals {
@@ -130,6 +132,7 @@ class Replies {
   size_t unacknowledged_bytes_ = 0;
   uint64_t last_sent_ = 0;
   uint64_t acknowledged_ = 0;
+  bool at_work_ = false;
   Totals totals_;
   WorkerProfile profile_;  // so far
   uint64_t profile_limit_ = 0;

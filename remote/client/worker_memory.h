@@ -3,15 +3,17 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 // What a worker says about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
 namespace torch_remote::remote {
 
 // What it computes on.
 struct MachineInfo {
-  std::string processor;  // "AMD EPYC 7R13 Processor"
-  uint32_t cores = 0;     // that it may use
-  uint64_t memory = 0;    // bytes that it may use
+  std::string processor;             // "AMD EPYC 7R13 Processor"
+  uint32_t cores = 0;                // that it may use
+  uint64_t memory = 0;               // bytes that it may use
+  std::vector<std::string> targets;  // of kernels: "sm_90"
 };
 
 // Of one kind of thing: now, the most there was, and all that came and went.

@@ -50,6 +50,7 @@ ResumingTransport::~ResumingTransport() {
   }
   if (options_.interrupt) options_.interrupt();
   changed_.notify_all();
+  keeper_changed_.notify_all();
   keeper_.join();
   bool sent = false;
   for (int i = 0; connection && i < 100 && !sent; ++i) {
@@ -123,6 +124,7 @@ Status ResumingTransport::take(Lock& lock, std::chrono::nanoseconds timeout, Fra
   Status status = connection->receive(&came, timeout);
   lock.lock();
   receives_ = false;
+  if (suspected_) keeper_changed_.notify_all();
   if (connection != connection_) {  // was cut meanwhile; the frame comes again
     status = timed_out();
   } else if (status.code() == ErrorCode::kLost) {
@@ -247,6 +249,7 @@ void ResumingTransport::suspect(const ConnectionPtr& connection) {
   connection->cut();
   suspected_ = true;
   changed_.notify_all();
+  keeper_changed_.notify_all();
 }
 
 void ResumingTransport::set_broken(const ConnectionPtr& connection, const Status& why) {
@@ -258,6 +261,7 @@ void ResumingTransport::set_broken(const ConnectionPtr& connection, const Status
   broken_why_ = why;
   broken_since_ = Clock::now();
   changed_.notify_all();
+  keeper_changed_.notify_all();
 }
 
 void ResumingTransport::set_lost(const Status& why) {
@@ -268,6 +272,7 @@ void ResumingTransport::set_lost(const Status& why) {
     connection_->wake();
   }
   changed_.notify_all();
+  keeper_changed_.notify_all();
 }
 
 void ResumingTransport::keep() {
@@ -284,7 +289,7 @@ void ResumingTransport::keep() {
       } else {
         // While somebody receives, that thread learns that the connection was cut.
         const auto has_work = [&] { return ending_ || !lost_.ok() || !connection_ || (suspected_ && !receives_); };
-        changed_.wait_for(lock, tick, has_work);
+        keeper_changed_.wait_for(lock, tick, has_work);
       }
       continue;
     }
@@ -295,7 +300,7 @@ void ResumingTransport::keep() {
     }
     try_to_reconnect(lock);
     if (connection_ || ending_ || options_.reconnect_always) continue;
-    changed_.wait_for(lock, pause, [&] { return ending_; });
+    keeper_changed_.wait_for(lock, pause, [&] { return ending_; });
     pause = std::min<Clock::duration>(2 * pause, kLongestPause);
   }
 }

@@ -105,6 +105,8 @@ class ResumingTransport : public Transport {
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  // Apart: what others wait for changes with each message, and would wake the keeper each time.
+  std::condition_variable keeper_changed_;
   ConnectionPtr connection_;  // null: broken
   bool suspected_ = false;    // it was cut by this end
   Status lost_;

@@ -50,7 +50,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "options of passes, and 0 for one that is not to run: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
     {"TORCH_REMOTE_PEER_HOST", "",
-     "the address of this machine by which workers of other ranks reach a local worker "
+     "the address of this machine by which workers of other ranks and devices reach a local worker "
      "([distributed.md](distributed.md)); default: 127.0.0.1"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
      "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or "

@@ -50,6 +50,7 @@ const char* name(Type type);
 enum Flags : uint16_t {
   kWantsReply = 1,
   kAttachment = 2,  // tensor bytes come with this frame, in the way of the transport
+  kAtWork = 8,      // of a worker's: what it acknowledges is done but for ops that go on in the background
   kLooks = 4,       // with kWantsReply, by the transport: the sender looks for the reply before it sleeps
 };
 

@@ -3,6 +3,7 @@ turn in one process; a markdown table for docs/benchmarks.md.
 
 bazel run //tests/bench:kernels
 bazel run //tests/bench:kernels -- --only swiglu softmax --rounds 21 --no-inductor
+bazel run //tests/bench:kernels -- --products
 
 Every side computes a batch of calls, each of operands of its own (else one kernel would do all of them), whose results
 are all kept, so that nothing is left out and no memory is used again; then the device is synchronized. Kernels are
@@ -132,6 +133,42 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
+def linear(function: Callable[[Tensor], Tensor], rows: int, inputs: int, outputs: int) -> Kernel:
+    """A product, a bias and what follows; as BERT and ViT have it."""
+    return Kernel(1, lambda x, w, b: function(F.linear(x, w, b)), (rows, inputs), (outputs, inputs), (outputs,))
+
+
+def conv1d(rows: int, inputs: int, outputs: int) -> Kernel:
+    """As GPT-2 has it: the matrix lies the other way, and gelu is that by tanh."""
+    return Kernel(
+        1,
+        lambda x, w, b: F.gelu(torch.addmm(b, x, w), approximate="tanh"),
+        (rows, inputs),
+        (inputs, outputs),
+        (outputs,),
+    )
+
+
+def residual(rows: int, inputs: int, outputs: int) -> Kernel:
+    return Kernel(
+        1,
+        lambda x, w, b, y: F.linear(x, w, b) + y,
+        (rows, inputs),
+        (outputs, inputs),
+        (outputs,),
+        (rows, outputs),
+    )
+
+
+# Products with what follows them: the products are a library's, or loops for few rows.
+PRODUCTS = {
+    **{f"linear, gelu, {rows} x 768 x 3072": linear(F.gelu, rows, 768, 3072) for rows in (1, 4, 32, 128, 512)},
+    **{f"linear, relu, {rows} x 256 x 1024": linear(F.relu, rows, 256, 1024) for rows in (8, 64, 1024)},
+    "linear, silu, 512 x 512 x 512": linear(F.silu, 512, 512, 512),
+    **{f"Conv1D, gelu, {rows} x 768 x 3072": conv1d(rows, 768, 3072) for rows in (1, 16, 128, 512)},
+    **{f"linear, residual, {rows} x 3072 x 768": residual(rows, 3072, 768) for rows in (1, 32, 512)},
+}
+
 KERNELS = {
     "sigmoid * tanh, gelu": Kernel(4, lambda x, y: F.gelu(torch.sigmoid(x) * torch.tanh(y)), (N, M), (N, M)),
     "swiglu": Kernel(1.5, lambda x, y: F.silu(x) * y, (N, M), (N, M)),
@@ -211,14 +248,15 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
     )
     ratios: dict[str, list[float]] = {side: [] for side in sides}
     for name in names:
-        took = measure(KERNELS[name], sides, rounds)
+        kernel = KERNELS.get(name) or PRODUCTS[name]
+        took = measure(kernel, sides, rounds)
         for side in sides:
             ratios[side].append(took[side] / took["remote"])
         over = {side: f"{of[-1]:.2f}" for side, of in ratios.items()}
-        if ratios["cpu"][-1] < KERNELS[name].target:
+        if ratios["cpu"][-1] < kernel.target:
             over["cpu"] += " **missed**"
         shown = [f"{1e3 * took[s]:.2f} ms" if s in took else "" for s in ("cpu", "inductor", "nodes", "remote")]
-        shown += [over["cpu"], f"{KERNELS[name].target:g}", over.get("nodes", ""), over.get("inductor", "")]
+        shown += [over["cpu"], f"{kernel.target:g}", over.get("nodes", ""), over.get("inductor", "")]
         print("| " + " | ".join([name, *shown, f"{took['bytes'] / took['remote'] / rate:.0%}"]) + " |", flush=True)
     means = {side: f"{geomean(of):.2f}" for side, of in ratios.items()}
     print(
@@ -229,7 +267,8 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(KERNELS), choices=list(KERNELS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=list(KERNELS), choices=[*KERNELS, *PRODUCTS], metavar="NAME")
+    parser.add_argument("--products", action="store_true", help="instead: matrix products with what follows them")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-inductor", action="store_true")
     args = parser.parse_args()
@@ -239,7 +278,7 @@ def main() -> int:
         del sides["inductor"]
     if torch.remote.device_count() < 2:
         del sides["nodes"]
-    table(args.only, args.rounds, sides)
+    table(list(PRODUCTS) if args.products else args.only, args.rounds, sides)
     return 0
 
 

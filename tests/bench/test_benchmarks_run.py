@@ -2,9 +2,12 @@
 
 import importlib
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import distance
 import kernels
 import memory
 import pytest
@@ -30,6 +33,16 @@ def test_zoo_speed(remote, capsys):
     zoo_speed.zoo(["gpt2"], 1, compiled=False)
     zoo_speed.single_ops(["GRU"], 1)
     assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) >= 3
+
+
+def test_distance():
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
+    }
+    command = [sys.executable, distance.__file__, "--rounds", "1", "--delay", "1", "--only", "batch 64"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0 and "| MLP 256-256-1" in result.stdout, result.stdout + result.stderr
 
 
 def test_kernels(remote, capsys):

@@ -12,9 +12,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+import program as programs
 import torch
 from generator import generate
 from program import Failure, Program, Session, Step, compare, minimise, run_program, with_variants, without_orphans
+
+programs.rounds_complex = True
+torch.backends.cudnn.allow_tf32 = False
 
 # What a worker says of an op that nothing there does, or not with such operands.
 REFUSED = re.compile(r"nothing in this worker does the op '([^']+)'|the GPU worker does not do '([^']+)' like this")

@@ -465,7 +465,7 @@ def test_ctrl_c(remote, stubborn):
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         wait(stubborn)
-    assert time.monotonic() - pressed[0] < 1
+    assert time.monotonic() - pressed[0] < max(1, os.getloadavg()[0] / os.cpu_count())
     assert torch_remote.function(lambda: 5)() == 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -209,6 +210,38 @@ def test_groups_keep_no_more_than_their_ops_alone(remote):
         return total.exp()
 
     assert peak_of(function) <= 3.5 * 8 * x.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_of_many_slices_are_added_up(remote, dtype):
+    def gradient(device):
+        torch.manual_seed(0)
+        x = torch.randn(64, 12, 60).to(dtype).to(device).requires_grad_()
+        y = torch.zeros(64, 60, dtype=dtype, device=device)
+        for t in [*range(12), -1, -12, 3, 3]:
+            y = y * 0.5 + x[:, t] * (t + 1)  # exact but for the sums
+        z = x.sum() + y.sum()
+        for begin in range(8):
+            z = z + (x[:, begin : begin + 5 : 2] * begin).sum() + x[begin % 4].sum()
+        return torch.autograd.grad(z, x)[0].cpu()
+
+    assert torch.equal(gradient(remote), gradient("cpu"))
+
+
+def test_gradients_of_many_slices_are_no_tensors(remote):
+    x = torch.randn(64, 20, 256).to(remote).requires_grad_()
+
+    def gradient():
+        y = torch.zeros(64, 256, device=remote)
+        for t in range(20):
+            y = torch.tanh(y + x[:, t])
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    gradient().cpu()
+    with torch.remote.profile() as profile:
+        gradient().cpu()
+    ops = Counter(op.name for worker in profile.recording.workers for op in worker.ops)
+    assert ops["remote::add_select_backward"] >= 17 and ops["aten::select_backward"] <= 2, ops
 
 
 def test_results_take_the_place_of_what_is_dead(remote):
@@ -541,3 +574,61 @@ def test_kernels_are_swapped_in_while_the_loop_goes_on(remote, script, tmp_path)
     shown = script(SWAP, TORCH_REMOTE_WAIT_COMPILE="0", TORCH_REMOTE_KERNEL_CACHE=str(kernels))
     assert "swapped 1" in shown.stdout, shown.stderr
     assert len(list(kernels.iterdir())) == 1
+
+
+TUNED = """
+    import torch, torch_remote
+    def f(x, w):
+        return torch.softmax(x * 0.5, -1).mul(w), x.exp() + w
+    x, w = torch.randn(1000, 40), torch.randn(40)
+    compiled = torch.compile(f, backend="remote", mode=MODE)
+    there, wanted = (x.to("remote"), w.to("remote")), f(x, w)
+    # So many calls since the last kernel was compiled, and some is to be.
+    kernels = calls = 0
+    while calls < CALLS or (COMPILES and kernels == 0):
+        results = compiled(*there)
+        calls += 1
+        if calls % 8 == 1:
+            for got, want in zip(results, wanted):
+                torch.testing.assert_close(got.cpu(), want)
+        torch.remote.synchronize()
+        if torch.remote.stats()["kernels_compiled"] > kernels:
+            kernels, calls = torch.remote.stats()["kernels_compiled"], 0
+    print("kernels", kernels)
+"""
+
+
+def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
+    """Each group runs in several ways; what was the fastest is used by the next process, which tries nothing."""
+    kernels = tmp_path / "kernels"
+
+    def run(calls: int, compiles: bool, mode: str = "max-autotune-no-cudagraphs") -> tuple[list[str], set[str]]:
+        text = TUNED.replace("CALLS", str(calls)).replace("COMPILES", str(compiles)).replace("MODE", repr(mode))
+        shown = script(
+            text,
+            timeout=120,
+            TORCH_REMOTE_WAIT_COMPILE="0",
+            TORCH_REMOTE_KERNEL_CACHE=str(kernels),
+            TORCH_REMOTE_WORKER_LOG="debug",
+        )
+        told = [line.split("a tuned group ")[1] for line in shown.stderr.splitlines() if "a tuned group " in line]
+        return told, {path.name for path in kernels.iterdir()}
+
+    told, plain = run(10, True, "default")
+    assert told == []
+    told, files = run(150, True)
+    assert len(told) >= 1, told
+    for line in told:
+        assert " took " in line, line
+        assert "a kernel for rows of this size took" in line or "node by node took" in line, line
+    assert len(files) > len(plain)  # kernels of other variants, and what was chosen
+    chosen = {}
+    for line in told:
+        ops, way = line.split(") is done by ")
+        if "times vary" not in way:  # on a busy machine nothing is kept
+            chosen[ops] = way.split(";")[0]
+    again, same = run(5, False)
+    assert same == files
+    assert dict(line.split(") is done by ") for line in again) == {
+        ops: f"{way}, as was found before" for ops, way in chosen.items()
+    }

@@ -192,6 +192,28 @@ def test_weights_of_all_kinds_of_convolutions(remote: torch.device, name: str, w
             assert got.shape == cpu.shape
 
 
+@pytest.mark.parametrize("weights_last", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_steps_of_one_place_of_few_channels(remote: torch.device, transposed: bool, weights_last: bool) -> None:
+    """torch's own kernel writes beyond its memory for such images channels last, so CPU is asked for plain ones."""
+    torch.manual_seed(6)
+    last = torch.channels_last
+    weight = torch.randn(8, 8, 1, 1)
+    convolve = F.conv_transpose2d if transposed else F.conv2d
+    for size in (24, 24, 24, 17) * 25:
+        x = torch.randn(3, 8, size, size)
+        here, x_here = weight.clone().requires_grad_(), x.clone().requires_grad_()
+        there = weight.to(remote, memory_format=last if weights_last else torch.contiguous_format).requires_grad_()
+        x_there = x.to(memory_format=last).to(remote).requires_grad_()
+        got, wanted = convolve(x_there, there, stride=2), convolve(x_here, here, stride=2)
+        grad = torch.randn_like(wanted)
+        got.backward(grad.to(memory_format=last).to(remote))
+        wanted.backward(grad)
+        assert x_there.grad.stride() == x_there.stride()
+        torch.testing.assert_close(x_there.grad.cpu(), x_here.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(there.grad.cpu(), here.grad, rtol=1e-4, atol=1e-3)
+
+
 def test_two_convolutions_of_one_weight(remote: torch.device) -> None:
     """Of other steps, groups and channels: what is kept is fit for the first one that was seen twice."""
     torch.manual_seed(4)

@@ -77,6 +77,8 @@ class TensorState:
 # tolerance of such types where it is finite, and integers that are made of it are not compared at all.
 FUSED = os.environ.get("TORCH_REMOTE_FUSION", "1") != "0"
 HALVES = (torch.float16, torch.bfloat16)
+# Set by who runs programs where complex numbers are rounded otherwise than on a CPU: once, and not at each step.
+rounds_complex = False
 # So is what jumps, of numbers that are rounded otherwise.
 JUMPS = re.compile(
     r"remainder|fmod|floor|ceil|round|trunc|frac|sign|heaviside|to_int|index\(|hardshrink|median|where"
@@ -372,6 +374,7 @@ class Session:
         """Runs one step; a Python exception of it is an observation, and returned. `wait` for those of the worker."""
         used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
         self.step_is_inexact = step.inexact or not all(map(self._is_exact, used))
+        self.step_is_inexact |= rounds_complex and any(t.is_complex() for t in used)
         self.step_is_coarse = any(map(self._is_coarse, used))
         self.step_is_coarse |= FUSED and self.step_is_inexact and JUMPS.search(step.code) is not None
         try:

@@ -7,12 +7,15 @@ A few, shorter:                     bazel run //tests/gates -- --share=0.1 2 5
 from __future__ import annotations
 
 import argparse
+import array
 import contextlib
+import json
 import os
 import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,11 @@ from tests.gates.faults import Proxy, environment, listening
 TOKEN = "5c0ffee5c0ffee5c0ffee5c0ffee5c0ffee"
 FIXED = {"TORCH_REMOTE_FUSION": "0"}  # which kernels are ready in time is up to the machine
 Row = tuple[str, int, int, str]  # what, how many, how many of them wrong, how long
+
+
+def within(seconds: float) -> float:
+    """What is promised of a machine with cores to spare takes longer in proportion where others use them."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def script(source: str, *arguments: object, timeout: float = 3000, **variables: object) -> str:
@@ -118,7 +126,8 @@ def killed_workers(folder: Path, count: int) -> Row:
             except torch.remote.WorkerLost as error:
                 took = time.monotonic() - died[0]
                 longest = max(longest, took)
-                wrong += took > 2 or error.session is None
+                limit = 2 * max(1, os.getloadavg()[0] / os.cpu_count())
+                wrong += took > limit or error.session is None
             killer.join()
             torch.remote.restart()
             wrong += torch.ones(3, device="remote").sum().item() != 3
@@ -164,7 +173,7 @@ def killed_clients(folder: Path, count: int) -> Row:
                 time.sleep(0.01)
             took = time.monotonic() - died
             longest = max(longest, took)
-            wrong += took > lease + 1
+            wrong += took > lease + within(1)
         clients.stdin.close()
         clients.wait()
         wrong += worker.descriptors() > held
@@ -208,15 +217,18 @@ def resumed(folder: Path, count: int, outages: tuple[float, ...]) -> Row:
         client.wait()
     times.sort()
     p99 = times[int(len(times) * 0.99)]
-    wrong += p99 > 1
+    wrong += p99 > within(1)
     text = f"p99 {p99:.3f} s, most {times[-1]:.3f} s" + (f" beyond outages of {outages}" if outages else "")
     return "cuts that are resumed", len(times), wrong, text
 
 
 def lost_messages(folder: Path, rounds: int) -> Row:
-    """6: of every type of message the request is lost, or the answer."""
+    """6: of every type of message the request is lost, or the answer, or the connection while it is being done."""
+    numbers = array.array("f", range(250_000)).tobytes()
+    about = json.dumps({"numbers": {"dtype": "F32", "shape": [250_000], "data_offsets": [0, len(numbers)]}}).encode()
+    (folder / "numbers.safetensors").write_bytes(struct.pack("<Q", len(about)) + about + numbers)
     source = """
-        import sys, torch, torch_remote
+        import sys, time, torch, torch_remote
         n = 0
         state = torch.zeros(4, device="remote")
         big = torch.randn(3000)
@@ -241,7 +253,41 @@ def lost_messages(folder: Path, rounds: int) -> Row:
             with torch.remote.profile(): state.mul(1).sum().item()
         def checkpointed():
             state.sub(0).sum().item()
+        library = torch.library.Library("gate", "DEF")
+        def has_op():     # an op that nobody has asked for yet
+            library.define(f"op{n}(Tensor x) -> Tensor")
+            try:
+                getattr(torch.ops.gate, f"op{n}")(state)
+            except NotImplementedError:
+                return
+            raise AssertionError("it has it")
+        def file():       # is it there, and its parts
+            numbers = torch.remote.load_file(sys.argv[1], on_worker=True)["numbers"]
+            assert torch.equal(numbers.cpu(), torch.arange(250_000.0))
+        def cancel():     # what was recorded before is done or dropped, what comes behind it is done
+            torch.remote.synchronize()
+            made = state.mul(2)
+            torch.remote.cancel()
+            try:
+                assert torch.equal(made.cpu(), state.cpu() * 2)
+            except RuntimeError as error:
+                assert "cancel" in str(error), error
+            assert (state * 3).cpu().equal(state.cpu() * 3)
+        @torch_remote.function
+        def there(x, step):
+            import time
+            time.sleep(0.05)
+            x.add_(step)
+            return x.sum()
+        called = torch.zeros(5, device="remote")
+        calls = 0
+        def call():       # once, also in place
+            global calls
+            calls += 1
+            assert there(called, 1).item() == 5 * calls
         all = [run, count, upload, read, synchronize, memory, mark, free, profile, checkpointed]
+        all += [has_op, file, cancel, call]
+        assert there(called, 0).item() == 0
         state.sum().item()
         print(len(all), flush=True)
         for line in sys.stdin:
@@ -251,10 +297,11 @@ def lost_messages(folder: Path, rounds: int) -> Row:
         assert (state.cpu() == state[0].item()).all()
         print(state[0].item(), flush=True)
     """
-    with listening(folder, "--heartbeat", 1) as worker:
+    allowed = (f"--allow-files={folder}", f"--allow-python={sys.executable}")
+    with listening(folder, "--heartbeat", 1, *allowed) as worker:
         proxy = Proxy(worker.port)
         client = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source)],
+            [sys.executable, "-c", textwrap.dedent(source), folder / "numbers.safetensors"],
             env=environment(TORCH_REMOTE_WORKER=f"tcp://127.0.0.1:{proxy.port}"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -263,10 +310,14 @@ def lost_messages(folder: Path, rounds: int) -> Row:
         done, runs, wrong = 0, 0, 0
         for _ in range(rounds):
             for kind in range(types):
-                for direction in ("up", "down"):
-                    proxy.swallow(direction)
+                for lost in ("up", "down", "while"):
+                    if lost != "while":
+                        proxy.swallow(lost)
                     client.stdin.write(f"{kind}\n")
                     client.stdin.flush()
+                    if lost == "while":  # it comes again while the first one is done
+                        time.sleep(proxy.random.random() * 0.03)
+                        proxy.outage(0.02)
                     wrong += client.stdout.readline() != "done\n"
                     runs += kind == 0
                     done += 1
@@ -419,16 +470,18 @@ def soak(folder: Path, seconds: float) -> Row:
             seconds, begin, steps = float(sys.argv[1]), time.monotonic(), 0
             net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8)).to("remote")
             optimizer = torch.optim.AdamW(net.parameters())
-            first = None
-            while (passed := time.monotonic() - begin) < seconds:
+            first, end, kernels, settled = None, seconds, 0, 0.0  # settled: since then no kernel was compiled
+            while (passed := time.monotonic() - begin) < end or first is None:
                 loss = net(torch.randn(32 + steps % 5, 64).to("remote")).square().mean()
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
                 steps += 1
                 if steps % 20 == 0:
                     loss.item()
-                if first is None and passed > seconds / 4:
+                if kernels != (kernels := torch.remote.stats()["kernels_compiled"]):
+                    settled = passed
+                if first is None and passed > seconds / 4 + settled:
                     pid = int(re.search(r"pid (\\d+)", torch.remote.get_device_properties().worker)[1])
-                    first = resident("self"), resident(pid)
+                    first, end = (resident("self"), resident(pid)), max(seconds, passed + seconds / 2)
             last = resident("self"), resident(pid)
             print(steps, *(round(100 * (b - a) / a, 2) for a, b in zip(first, last)))
             """,

@@ -293,6 +293,37 @@ def reductions() -> Iterator[Case]:
                     n=correction,
                 )
                 yield Case(name, dtype, f"{dims} {correction}", function, (x,), True)
+        for dims, keepdim in itertools.product(((2,), (1, 2), (0,), (0, 1), None), (False, True)):
+            for ord in (2, 1, 0, math.inf, -math.inf, 3, 0.5):
+                function = functools.partial(
+                    lambda x, dims, keepdim, ord: torch.linalg.vector_norm(x, ord, dims, keepdim),
+                    dims=dims,
+                    keepdim=keepdim,
+                    ord=ord,
+                )
+                yield Case("linalg_vector_norm", dtype, f"{dims} {keepdim} {ord}", function, (x,), True)
+            if dims is not None:
+                function = functools.partial(torch.logsumexp, dim=dims, keepdim=keepdim)
+                for y in (x, tame(dtype, (5, 7, 37)) * 30):
+                    yield Case("logsumexp", dtype, f"{dims} {keepdim}", function, (y,), True)
+            yield Case(
+                "nansum",
+                dtype,
+                f"{dims} {keepdim}",
+                functools.partial(torch.nansum, dim=dims, keepdim=keepdim),
+                (x,),
+                True,
+            )
+            yield Case(
+                "count_nonzero",
+                dtype,
+                f"{dims}",
+                functools.partial(torch.count_nonzero, dim=dims),
+                ((x > 0).to(dtype),),
+            )
+        if dtype in (torch.bfloat16, torch.float16):
+            function = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
+            yield Case("linalg_vector_norm", dtype, "as float32", function, (x,), True)
     for dtype in INTEGERS:
         yield Case(
             "sum", dtype, "as float32", lambda x: x.sum(-1, dtype=torch.float32), (spread(dtype, (5, 37)),), True
@@ -386,6 +417,23 @@ def rows() -> Iterator[Case]:
                 (tame(dtype, (6, 37)), labels),
                 True,
             )
+        weights = tame(dtype, (37,), 3).abs() + 0.25
+        for reduction in ("mean", "sum"):
+
+            def weighted(x: Any, labels: Any, w: Any, r: str = reduction) -> Any:
+                x = x.detach().requires_grad_()
+                loss = torch.nn.functional.cross_entropy(x * 1, labels, weight=w, reduction=r)
+                loss.backward()
+                return x.grad, loss.detach()
+
+            yield Case(
+                "nll_loss_forward",
+                dtype,
+                f"weights {reduction}",
+                weighted,
+                (tame(dtype, (6, 37)), labels, weights),
+                True,
+            )
         table = operands(dtype)[0]
         places = torch.randint(0, table.shape[0], (7, 9), generator=torch.Generator().manual_seed(0))
         yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))
@@ -420,6 +468,16 @@ def losses(dtype: torch.dtype, x: Any, y: Any) -> Iterator[Case]:
                 return f(y if all_of else y.sum(), x, y)
 
             yield Case(name, dtype, reduction, gradient, (x, target), True)
+        for form, weights in (("", ()), (" weights", (weight,))):
+
+            def slope(x: Any, y: Any, *w: Any, r: int = number) -> Any:
+                grad = y if r == 0 else y.sum()
+                return aten.binary_cross_entropy_backward(grad, x, y, w[0] if w else None, r)
+
+            given = chances.clone()
+            given.view(-1)[:2] = torch.tensor([0, 1]).to(dtype)
+            if dtype != torch.float16:  # (1e-12, the least divisor, is 0 there)
+                yield Case("binary_cross_entropy_backward", dtype, reduction + form, slope, (given, y, *weights), True)
         for form, weights in (("", {}), (" weights", {"weight": weight, "pos_weight": positive})):
 
             def logits(x: Any, y: Any, *w: Any, r: str = reduction) -> Any:
@@ -453,6 +511,36 @@ def gradients_of_activations(dtype: torch.dtype) -> Iterator[Case]:
         return aten.log_sigmoid_backward(g, x, aten.log_sigmoid_forward(x)[1])
 
     yield Case("log_sigmoid_backward", dtype, "", log_sigmoid_backward, (g, x))
+
+
+def bounds() -> Iterator[Case]:
+    """What is limited to a range, by numbers and by tensors, or in other ways made finite."""
+    aten = torch.ops.aten
+    for dtype in (*FLOATS, *INTEGERS):
+        x, low, high = operands(dtype, dtype, dtype)
+        limits: list[tuple[float | None, float | None]] = [(2, 50), (None, 7), (1, None), (50, 2)]
+        if dtype.is_floating_point:
+            limits += [(-0.0, 0.1), (None, -0.5), (math.nan, 1), (0, math.nan), (-math.inf, math.inf)]
+        for low_number, high_number in limits:
+            form = f"{low_number} {high_number}"
+            function = functools.partial(torch.clamp, min=low_number, max=high_number)
+            yield Case("clamp", dtype, form, function, (x,))
+            in_place = functools.partial(lambda x, a, b: (x + 0).clamp_(a, b), a=low_number, b=high_number)
+            yield Case("clamp_", dtype, form, in_place, (x,))
+        yield Case("clamp.Tensor", dtype, "both", torch.clamp, (x, low, high))
+        yield Case("clamp.Tensor", dtype, "min", lambda x, y: torch.clamp(x, min=y), (x, low))
+        yield Case("clamp.Tensor", dtype, "max, broadcast", lambda x, y: torch.clamp(x, max=y), (x, high[0]))
+        yield Case("nan_to_num", dtype, "", torch.nan_to_num, (x,))
+        yield Case("nan_to_num", dtype, "numbers", lambda x: torch.nan_to_num(x, 1.5, 3.25, -2.0), (x,))
+        if not dtype.is_floating_point:
+            continue
+        z = x.clamp(-80, 80) if dtype in (torch.float32, torch.float64) else x
+        yield Case("log_sigmoid_forward", dtype, "", lambda x: aten.log_sigmoid_forward(x)[0], (z,))
+        g, w = tame(dtype, (6, 37)), tame(dtype, (1, 37), 2)
+        y = tame(dtype, (6, 37), 1)
+        y[0, :5] = torch.tensor([math.inf, -math.inf, math.nan, 0, -0.0]).to(dtype)
+        backward = lambda g, x, w: aten._prelu_kernel_backward(g, x, w)  # noqa: E731
+        yield Case("_prelu_kernel_backward", dtype, "", backward, (g, y, w.expand(6, 37)))
 
 
 def channels() -> Iterator[Case]:
@@ -520,5 +608,6 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "conversions": conversions,
     "reductions": reductions,
     "rows": rows,
+    "bounds": bounds,
     "channels": channels,
 }

@@ -23,6 +23,10 @@ if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
     for dtype in EQUAL_THERE:
         names = ["linalg.lstsq", "linalg.lstsq.grad_oriented", "linalg.lu_solve", "lu_solve", *EQUAL_THERE[dtype]]
         EXPECTED_MARKS |= {("ops", name, dtype): "=" for name in names}
+    # And in these a gradient is off by a rounding (2.5e-16 at most), as a lazy conjugate is an operand of its own here.
+    for name in ["linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "lu"]:
+        EXPECTED_MARKS["ops", name, "complex128"] = matrix.MARKS["different"]
+        EXPECTED["reasons"]["ops"][f"{name} complex128"] = "rounding"
 
 
 SEED = int(os.environ.get("TORCH_REMOTE_TEST_SEED") or commit_number())

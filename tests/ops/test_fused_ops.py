@@ -15,7 +15,7 @@ ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
 EVERY = 1 if ALL else 12
 # So many kernels are compiled at least when all are run, by source of cases: groups are made, and kernels do them.
 KERNELS = {"expressions": 1500, "foreach": 190, "two_dtypes": 1000, "conversions": 110, "reductions": 250}
-KERNELS |= {"rows": 80, "channels": 100}
+KERNELS |= {"rows": 80, "channels": 100, "bounds": 60}
 KERNELS_OF_SAMPLES = {torch.float32: 400, torch.float64: 400, torch.bfloat16: 350, torch.float16: 350}
 
 

@@ -1,6 +1,8 @@
 """One version, wherever it is told: the package's, the wheel's, the change log's."""
 
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -8,9 +10,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_remote
-from torch_remote.version import __version__
+from torch_remote.version import TORCH, __version__, check_torch
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +68,39 @@ def test_the_change_log_begins_with_it():
     releases = re.findall(r"^## \[(.*?)\]", Path("CHANGELOG.md").read_text(), re.M)
     assert releases[0] == __version__
     assert len(releases) == len(set(releases))
+
+
+def test_the_torch_that_is_needed_is_told_once(project):
+    """The requirement, the build and the check at import name one version."""
+    assert f"torch=={TORCH}.*" in project["dependencies"]
+    assert torch.__version__.startswith(f"{TORCH}.")
+
+
+def test_another_torch_is_told_by_name(wheel, tmp_path):
+    """The wheel beside another torch says what is needed and what is there, and not which symbol is missing."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    fake = tmp_path / "fake" / "torch"
+    (fake / "utils").mkdir(parents=True)
+    (fake / "utils" / "__init__.py").write_text("")
+    (fake / "utils" / "backend_registration.py").write_text(
+        "def generate_methods_for_privateuse1_backend(): ...\ndef rename_privateuse1_backend(): ...\n"
+    )
+    for version in ("2.12.1+cpu", "2.130.0", "3.0.0a0"):
+        (fake / "__init__.py").write_text(f"__version__ = {version!r}\n")
+        run = subprocess.run(
+            [sys.executable, "-S", "-c", "import torch_remote"],
+            env={"PYTHONPATH": f"{site}:{fake.parent}", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        (last,) = run.stderr.splitlines()[-1:]
+        assert run.returncode == 1 and last.startswith("ImportError: "), run.stderr
+        assert f"torch_remote {__version__} ({site}/torch_remote) is built for torch {TORCH}" in last
+        assert f"and torch {version} is installed ({fake})" in last
+        assert f"pip install 'torch=={TORCH}.*'" in last
+
+
+def test_this_torch_is_not_refused():
+    check_torch(torch.__version__, torch.__file__)
+    check_torch(f"{TORCH}.7+cu130", torch.__file__)

@@ -143,16 +143,26 @@ class Sandbox:
         current = _cloud[0]
         if current.refuse is not None:
             raise current.refuse
-        sandbox = Sandbox(
-            current, next(current.counter), args, app,
-            {"tags": tags or {}, "image": image, "secrets": secrets or [], "timeout": timeout, "gpu": gpu,
-             "idle_timeout": idle_timeout, "region": region, "cpu": cpu, "memory": memory},
-        )  # fmt: skip
-        current.sandboxes.append(sandbox)
-        return sandbox
+        given = {"tags": tags or {}, "image": image, "secrets": secrets or [], "timeout": timeout, "gpu": gpu,
+                 "idle_timeout": idle_timeout, "region": region, "cpu": cpu, "memory": memory}  # fmt: skip
+        made: list[Sandbox] = []
+
+        def make() -> None:
+            made.append(Sandbox(current, next(current.counter), args, app, given))
+            current.sandboxes.append(made[0])
+
+        # As in a cloud: what interrupts the caller does not interrupt it.
+        maker = threading.Thread(target=make)
+        current.makers.append(maker)
+        maker.start()
+        maker.join()
+        return made[0]
 
     @staticmethod
     def list(*, app_id: str | None = None, tags: dict[str, str] | None = None) -> Iterator[Sandbox]:
+        for maker in _cloud[0].makers:
+            if maker.ident is not None:
+                maker.join()
         for one in _cloud[0].sandboxes:
             if one.poll() is None and one.app.app_id == app_id and (tags or {}).items() <= one.tags.items():
                 yield one
@@ -228,6 +238,7 @@ class Cloud:
         self.folder = folder
         self.counter = itertools.count()
         self.sandboxes: list[Sandbox] = []
+        self.makers: list[threading.Thread] = []
         self.refuse: Exception | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(folder / "worker.pem", folder / "worker.key")

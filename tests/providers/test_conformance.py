@@ -162,9 +162,15 @@ def test_a_lost_worker_is_said_and_another_one_comes(place):
 def test_a_machine_that_nobody_uses_is_stopped(place):
     machine = place.machine(idle_timeout=0.6).start()
     x = torch.ones(3, device=machine.device())
-    end = time.monotonic() + 0.9
-    while time.monotonic() < end:  # used
-        assert (x + 1).sum().item() == 6
+    used = time.monotonic()
+    end = used + 0.9
+    while time.monotonic() < end:
+        try:
+            assert (x + 1).sum().item() == 6
+        except RuntimeError:  # this process had no core for so long
+            assert time.monotonic() - used > 0.6
+            break
+        used = time.monotonic()
         time.sleep(0.05)
     wait_until(lambda: machine.status().state == "stopped")
     assert machine.status().detail == "it was not used for 0.6 s (idle_timeout)"

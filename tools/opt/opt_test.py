@@ -10,7 +10,7 @@ from tool import output, perceptron, run
 OPT = "remote-opt"
 EXAMPLES = re.findall(r"```graph\n(.*?)```", Path("docs/ir.md").read_text(), re.S)
 
-PASSES = ["lift", "canonicalize", "cse", "dce", "layout", "fuse", "plan"]
+PASSES = ["lift", "canonicalize", "cse", "accumulate", "dce", "layout", "fuse", "plan"]
 TWICE = """graph(s0..s2) {
   s3 = 4
   s4 = s0 * 4
@@ -76,7 +76,7 @@ def test_errors_point_at_their_place(tmp_path):
     [
         (
             ["--passes", "lift,inline"],
-            "there is no pass 'inline'; there are: lift canonicalize cse dce layout fuse plan",
+            "there is no pass 'inline'; there are: lift canonicalize cse accumulate dce layout fuse plan",
         ),
         (["--emit", "yaml"], "yaml"),
         (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),

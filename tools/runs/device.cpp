@@ -87,7 +87,7 @@ Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, s
   if (Status status = client_->throttle(kPatient); !status) return status;
   remote::FlushInfo info;
   uint64_t ticket;
-  Status sent = client_->run(loaded.program, {params, inputs, loaded.made}, base, &info,
+  Status sent = client_->run(loaded.program, {params, inputs, loaded.made, math_}, base, &info,
                              loaded.wants_results ? &ticket : nullptr);
   if (!sent || !loaded.wants_results) return sent;
   remote::OpError reported;

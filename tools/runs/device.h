@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "remote/client/client.h"
 #include "remote/providers/provider.h"
@@ -44,6 +45,8 @@ class Device {
   // has any; then this waits, else an error comes later.
   Status run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
              uint64_t* base, remote::Words* words, WorkerError* error);
+  // Of runs from now on.
+  void set_math(ir::MathModes math) { math_ = math; }
   // Waits until all is done; the first error not reported yet.
   Status settle(WorkerError* error);
 
@@ -69,6 +72,7 @@ class Device {
   std::unique_ptr<remote::Worker> worker_;
   std::unique_ptr<remote::Client> client_;
   LoadedGraph copy_;
+  ir::MathModes math_ = 0;
 };
 
 // An error of a run of this graph, with the user's line if the graph knows it.

@@ -99,6 +99,7 @@ Status Replayer::run(const RunEvent& event) {
   Words words;
   WorkerError error;
   const LoadedGraph& loaded = programs_[program.number];
+  device_.set_math(event.math);
   if (Status status = device_.run(loaded, event.params, inputs.ids, &base, &words, &error); !status) return status;
   note(error);
   ++counts_.runs;

@@ -9,11 +9,13 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "ir/analysis.h"
 #include "ir/work.h"
+#include "worker/aten/depthwise.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/packed_weights.h"
 
@@ -125,6 +127,7 @@ void AtenProgram::find_lifetimes() {
       if (std::exchange(noted_for[buffer], n) != n) nodes_[n].buffers.push_back(buffer);
     });
     nodes_[n].packs_weights = operations_[n] && may_pack_weights(graph_.nodes[n]);
+    nodes_[n].depthwise = operations_[n] && operations_[n]->makes_results() && may_be_depthwise(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
       const uint32_t buffer = graph_.views[result.a].buffer;
@@ -334,10 +337,12 @@ class AtenProgram::PackedWeights {
 void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
   PackedWeights packed(*this, run, index);
-  const bool done = packed.result.defined();
+  bool done = packed.result.defined();
   if (done) {
     stack_.clear();
     stack_.emplace_back(std::move(packed.result));
+  } else if (nodes_[index].depthwise && run_depthwise(index)) {
+    done = true;
   } else if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
   } else {
@@ -351,6 +356,15 @@ void AtenProgram::run_node(tr_run& run, uint32_t index) {
     buffer = {};
     bind(b, buffer);
   }
+}
+
+// False: the loops do not do it. Its results are on the stack after it.
+bool AtenProgram::run_depthwise(uint32_t index) {
+  static const DepthwiseLoops* const loops = depthwise_loops();
+  if (loops == nullptr) return false;
+  std::vector<at::Tensor> results = depthwise(*loops, graph_.nodes[index], operations_[index]->arguments());
+  stack_.assign(std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
+  return !results.empty();
 }
 
 // Whether all that the node reads and makes is contiguous.

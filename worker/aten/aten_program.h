@@ -44,6 +44,7 @@ class AtenProgram {
     std::vector<uint32_t> buffers;     // it touches
     std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
     bool packs_weights = false;        // of a convolution
+    bool depthwise = false;            // may be a convolution that our own loops do
     bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
     bool natural = false;              // kOut: the op itself would order the results' memory like this
   };
@@ -62,6 +63,7 @@ class AtenProgram {
   void run_node(tr_run& run, uint32_t index);
   // Whether an op of so much work leaves the client a core that all threads would take.
   bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
+  bool run_depthwise(uint32_t index);
   void call_out(tr_run& run, uint32_t index);
   bool is_packed(const ir::Node& node) const;
   bool is_natural(const ir::Node& node) const;

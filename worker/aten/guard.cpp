@@ -86,7 +86,7 @@ void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims)
 
 // (It compares the sizes of the pooled planes itself.)
 template <int64_t dims>
-void adaptive_pool(const c10::IValue* args) {
+void adaptive_pool(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor();
   check(grad.dim() == self.dim() && self.dim() >= dims &&
             grad.sizes().slice(0, self.dim() - dims) == self.sizes().slice(0, self.dim() - dims),
@@ -94,7 +94,7 @@ void adaptive_pool(const c10::IValue* args) {
   check_pool(self, args[2].toTensor(), dims);
 }
 
-void fractional_pool3d_backward(const c10::IValue* args) {
+void fractional_pool3d_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor(), &indices = args[4].toTensor();
   check(grad.sizes() == indices.sizes() && grad.dim() == self.dim() && self.dim() >= 3 &&
             grad.sizes().slice(0, self.dim() - 3) == self.sizes().slice(0, self.dim() - 3),
@@ -103,17 +103,17 @@ void fractional_pool3d_backward(const c10::IValue* args) {
 }
 
 template <int64_t dims>
-void pool(const c10::IValue* args) {
+void pool(c10::IValue* args) {
   check_pool(args[1].toTensor(), args[7].toTensor(), dims);
 }
 
-void fractional_pool(const c10::IValue* args) {
+void fractional_pool(c10::IValue* args) {
   const at::Tensor& samples = args[3].toTensor();
   check(samples.numel() == 0 || (samples.ge(0).logical_and_(samples.le(1)).all().item<bool>()),
         "a fractional max pooling's samples are not between 0 and 1");
 }
 
-void embedding_backward(const c10::IValue* args) {
+void embedding_backward(c10::IValue* args) {
   if (!args[4].toBool()) return;  // otherwise it looks
   check(all_inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
 }
@@ -124,7 +124,7 @@ void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Ten
         "an embedding bag's bags lie outside of its gradient");
 }
 
-void embedding_bag_backward(const c10::IValue* args) {
+void embedding_bag_backward(c10::IValue* args) {
   constexpr int64_t kMax = 2;  // of this mode, it looks
   const at::Tensor &grad = args[0].toTensor(), &sizes = args[3].toTensor();
   if (args[7].toInt() == kMax) return;
@@ -132,7 +132,7 @@ void embedding_bag_backward(const c10::IValue* args) {
   check(sizes.numel() == 0 || sizes.numel() >= grad.size(0), "an embedding bag has fewer sizes than bags");
 }
 
-void embedding_bag_weights_backward(const c10::IValue* args) {
+void embedding_bag_weights_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &weight = args[1].toTensor(), &indices = args[2].toTensor();
   const at::Tensor& given = args[4].toTensor();
   check(weight.dim() == 2, "an embedding bag's weight is no matrix");
@@ -173,9 +173,9 @@ int64_t check_segments(const at::Tensor& data, const c10::IValue& lengths, const
   return by_length ? count : std::max<int64_t>(count - 1, 0);
 }
 
-void segment_reduce(const c10::IValue* args) { check_segments(args[0].toTensor(), args[2], args[4], args[5].toInt()); }
+void segment_reduce(c10::IValue* args) { check_segments(args[0].toTensor(), args[2], args[4], args[5].toInt()); }
 
-void segment_reduce_backward(const c10::IValue* args) {
+void segment_reduce_backward(c10::IValue* args) {
   const at::Tensor& data = args[2].toTensor();
   int64_t axis = args[6].toInt();
   std::vector<int64_t> sizes = data.sizes().vec();
@@ -210,9 +210,9 @@ void check_labels(const at::Tensor& log_probs, const at::Tensor& targets, const 
   }
 }
 
-void ctc_loss(const c10::IValue* args) { check_labels(args[0].toTensor(), args[1].toTensor(), lengths_of(args[3])); }
+void ctc_loss(c10::IValue* args) { check_labels(args[0].toTensor(), args[1].toTensor(), lengths_of(args[3])); }
 
-void ctc_loss_backward(const c10::IValue* args) {
+void ctc_loss_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &log_probs = args[1].toTensor();
   const at::Tensor &loss = args[5].toTensor(), &alpha = args[6].toTensor();
   const std::vector<int64_t> inputs = lengths_of(args[3]), lengths = lengths_of(args[4]);
@@ -226,7 +226,30 @@ void ctc_loss_backward(const c10::IValue* args) {
         "a CTC loss's gradient does not fit its input");
 }
 
-constexpr std::array<std::pair<std::string_view, Guard>, 14> kGuards{{
+// The tensor, row by row also where a dim of one element leaves a choice.
+at::Tensor row_by_row(const at::Tensor& tensor) {
+  int64_t expected = 1;
+  bool plain = true;
+  for (int64_t d = tensor.dim(); d-- > 0;) {
+    plain = plain && tensor.stride(d) == expected;
+    expected *= tensor.size(d);
+  }
+  return plain ? tensor : at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
+}
+
+// (grad_output, input, weight, bias_sizes, stride, …) Of kernels of one place that go in steps, for images of few
+// channels that lie channels last: oneDNN 3.12's gradient of the weights writes beyond its scratch memory
+// (github.com/uxlfoundation/oneDNN, issue 6035).
+void convolution_backward(c10::IValue* args) {
+  constexpr int64_t kFew = 16;  // channels: a block of AVX-512's
+  const at::Tensor& weight = args[2].toTensor();
+  if (weight.dim() < 3 || weight.size(1) >= kFew || weight.scalar_type() != at::kFloat) return;
+  const bool one_place = std::ranges::all_of(weight.sizes().slice(2), [](int64_t size) { return size == 1; });
+  if (!one_place || std::ranges::all_of(args[4].toIntVector(), [](int64_t step) { return step == 1; })) return;
+  for (size_t i = 0; i < 3; ++i) args[i] = row_by_row(args[i].toTensor());
+}
+
+constexpr std::array<std::pair<std::string_view, Guard>, 15> kGuards{{
     {"aten::_ctc_loss", ctc_loss},
     {"aten::_ctc_loss_backward", ctc_loss_backward},
     {"aten::_embedding_bag_dense_backward", embedding_bag_backward},
@@ -234,6 +257,7 @@ constexpr std::array<std::pair<std::string_view, Guard>, 14> kGuards{{
     {"aten::_segment_reduce_backward", segment_reduce_backward},
     {"aten::adaptive_max_pool2d_backward", adaptive_pool<2>},
     {"aten::adaptive_max_pool3d_backward", adaptive_pool<3>},
+    {"aten::convolution_backward", convolution_backward},
     {"aten::embedding_dense_backward", embedding_backward},
     {"aten::fractional_max_pool2d", fractional_pool},
     {"aten::fractional_max_pool3d", fractional_pool},

@@ -12,8 +12,9 @@ namespace torch_remote::worker::aten {
 const char* why_refused(std::string_view name);
 
 // Looks at the arguments of an op whose kernel takes positions from the elements of a tensor and does not look whether
-// they lie inside of the tensor that it reads or writes there. Throws c10::IndexError if one does not.
-using Guard = void (*)(const c10::IValue* arguments);
+// they lie inside of the tensor that it reads or writes there. Throws c10::IndexError if one does not. Where a kernel
+// writes beyond its memory for tensors that lie in some way, it has them lie in another one.
+using Guard = void (*)(c10::IValue* arguments);
 
 // Null: the op's kernel looks itself, or has no such arguments.
 Guard find_guard(std::string_view name);

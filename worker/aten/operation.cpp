@@ -12,6 +12,7 @@
 #include "worker/aten/norm.h"
 #include "worker/aten/pool.h"
 #include "worker/aten/schema.h"
+#include "worker/aten/upsample.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -175,6 +176,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   special_ = find_special(name);
   if (!special_) special_ = find_norm(node, graph);
   if (!special_) special_ = find_pool(node, graph);
+  if (!special_) special_ = find_upsample(node, graph);
   if (!special_) special_ = find_nansum(node, graph);
   if (!special_) casts_ = Casts::find(node, graph);
   guard_ = find_guard(name);

@@ -77,6 +77,7 @@ void check(const std::string& op, const std::vector<IValue>& args) {
   SCOPED_TRACE(op);
   TestRunner runner;
   std::vector<IValue> reference;
+  reference.reserve(args.size());
   for (const IValue& arg : args) reference.push_back(copy_of(arg));
   c10::Stack stack(reference.begin(), reference.end());
   const auto handle = find_operator(op);
@@ -502,7 +503,7 @@ TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
     std::vector<IValue> results;
   };
   constexpr int64_t kFar = int64_t{1} << 40;
-  const auto ones = [](std::vector<int64_t> sizes) { return at::ones(sizes); };
+  const auto ones = [](const std::vector<int64_t>& sizes) { return at::ones(sizes); };
   const auto calls = [&](int64_t i) {
     const std::vector<int64_t> two = {2, 2}, none = {0, 0}, one = {1, 1}, two3 = {2, 2, 2}, none3 = {0, 0, 0},
                                one3 = {1, 1, 1};
@@ -611,6 +612,29 @@ TEST(Plugin, OffersItsThreads) {
     EXPECT_GE(count, 2) << "the other part has not begun";
   };
   runner.api->parallel_for(runner.runner, 2, 1, meet, &there);
+}
+
+// For images of few channels that lie channels last, oneDNN's gradient of such weights writes beyond its memory.
+TEST(Plugin, GradientsOfOnePlaceInStepsAreOfPlainImages) {
+  constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+  const Guard guard = find_guard("aten::convolution_backward");
+  ASSERT_NE(guard, nullptr);
+  const auto layouts = [&](int64_t channels, int64_t kernel, int64_t step) {
+    const at::Tensor image = at::randn({2, channels, 9, 9}).contiguous(kLast);
+    const at::Tensor weight = at::randn({8, channels, kernel, kernel}).to(at::kFloat, false, true, kLast);
+    std::vector<c10::IValue> args{at::randn({2, 8, 5, 5}).contiguous(kLast), image, weight, c10::IValue(),
+                                  std::vector<int64_t>{step, step}};
+    guard(args.data());
+    EXPECT_TRUE(at::equal(args[1].toTensor(), image) && at::equal(args[2].toTensor(), weight));
+    std::string text;
+    for (int i = 0; i < 3; ++i) text += args[i].toTensor().suggest_memory_format() == kLast ? 'L' : 'P';
+    return text;
+  };
+  EXPECT_EQ(layouts(8, 1, 2), "PPP");
+  EXPECT_EQ(layouts(15, 1, 3), "PPP");
+  EXPECT_EQ(layouts(16, 1, 2), "LLL");
+  EXPECT_EQ(layouts(8, 1, 1), "LLL");
+  EXPECT_EQ(layouts(8, 3, 2), "LLL");
 }
 
 TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {

@@ -8,6 +8,9 @@ namespace {
 // Ops of the table that torch does not have: their schemas, as ir/ops/*.toml have them, for what looks at an op's
 // arguments here. They have no kernels but the special ones.
 TORCH_LIBRARY_FRAGMENT(remote, library) {
+  library.def("add_select_backward(Tensor self, Tensor grad, int dim, int index, Scalar alpha) -> Tensor");
+  library.def(
+      "add_slice_backward(Tensor self, Tensor grad, int dim, int start, int end, int step, Scalar alpha) -> Tensor");
   library.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float? scale) -> (Tensor, "
       "Tensor)");
@@ -25,6 +28,7 @@ TORCH_LIBRARY_FRAGMENT(remote, library) {
 
 Special find_special(std::string_view name) {
   if (Special found = find_random(name)) return found;
+  if (Special found = find_add_slice(name)) return found;
   if (Special found = find_attention(name)) return found;
   if (Special found = find_embedding(name)) return found;
   if (Special found = find_product(name)) return found;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -14,6 +14,8 @@
 
 #include "ir/op_table.h"
 #include "worker/collectives/collectives.h"
+#include "worker/collectives/direct_copies.h"
+#include "worker/collectives/lane.h"
 #include "worker/collectives/peers.h"
 
 namespace torch_remote::worker {
@@ -38,6 +40,12 @@ enum class Op : uint8_t {
   kSend,
   kReceive,
   kReceiveAny,
+  kCopyListen,
+  kCopyAccept,
+  kCopyConnect,
+  kCopySend,
+  kCopyReceive,
+  kCopyLeave,
 };
 
 // A letter an argument: t, a tensor; i, a number; s, a text; l, a list of numbers. Tensors that are written are large.
@@ -60,6 +68,12 @@ constexpr auto kOps = std::to_array<OpForm>({
     {"send", "tiii"},             // tensor, group, to, tag
     {"recv", "Tiii"},             // tensor, group, from, tag
     {"recv_any", "TTii"},         // tensor, from (i64[1]), group, tag
+    {"copy_listen", "Ti"},        // answer (u8, text and zeros), pair
+    {"copy_accept", "ti"},        // plan, pair
+    {"copy_connect", "Tti"},      // answer, plan, pair
+    {"copy_send", "tii"},         // tensor, pair, number
+    {"copy_receive", "Tii"},      // tensor, pair, number
+    {"copy_leave", "tii"},        // unused, pair, whether at once
 });
 
 const OpForm& form_of(Op op) { return kOps[static_cast<size_t>(op)]; }
@@ -70,11 +84,12 @@ Status failed(std::string message, const char* kind = "RuntimeError") {
 
 struct Group {
   std::unique_ptr<PeerListener> listener;
-  std::unique_ptr<Mesh> mesh;
-  Status broken;  // why there is no mesh
-  OpLimits limits;
+  std::unique_ptr<Lane> lane;  // once it was joined
+  std::chrono::milliseconds time{0};
   uint64_t sequence = 0;  // of the last collective op
 };
+
+using WorkPtr = std::shared_ptr<BackgroundWork>;
 
 // What a node says, with the values of a run.
 struct Call {
@@ -95,7 +110,8 @@ class CollectiveProgram;
 
 class CollectiveRunner final : public Runner {
  public:
-  explicit CollectiveRunner(CollectiveOptions options) : options_(std::move(options)) {}
+  explicit CollectiveRunner(CollectiveOptions options)
+      : options_(std::move(options)), copies_(options_.host, options_.told) {}
 
   std::string description() const override { return {}; }  // part of every worker
   bool accepts(const ir::Graph& graph, uint32_t node) override {
@@ -103,8 +119,16 @@ class CollectiveRunner final : public Runner {
   }
   bool has_op(const char* name) override { return find(name) != nullptr; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;
+  bool works_in_background() const override { return true; }
+  void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override;
+  void end() override {
+    *ended_ = true;
+    groups_.clear();
+    copies_.end();
+  }
 
-  Status run(Op op, Call& call);
+  // `call` and the memory that it names stay until the op is done.
+  Status begin(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
 
  private:
   friend class CollectiveProgram;
@@ -117,14 +141,18 @@ class CollectiveRunner final : public Runner {
   }
 
   Status listen(Call& call);
-  Status join(Call& call);
-  Status connect(Call& call, Group& group);
-  Status collective(Op op, Call& call);
-  Status message(Op op, Call& call);
+  Status join(Call& call, WorkPtr* work);
+  Status collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
+  Status message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
+  Status copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Group* find_group(int64_t number);
+  std::function<bool()> interrupted() const;
+  OpLimits limits_of(const Group& group) const;
 
   const CollectiveOptions options_;
+  const std::shared_ptr<std::atomic<bool>> ended_ = std::make_shared<std::atomic<bool>>(false);
   std::map<int64_t, Group> groups_;
+  DirectCopies copies_;
 };
 
 class CollectiveProgram final : public RunnerProgram {
@@ -136,25 +164,41 @@ class CollectiveProgram final : public RunnerProgram {
     run.word_count = 0;
     for (uint32_t n = run.first; n < run.last; ++n) {
       note_time(run, n);
-      if (const Status status = run_node(run, n); !status.ok()) {
-        error->node = n;
-        error->repeat = 0;
-        std::snprintf(error->kind, sizeof(error->kind), "%s",
-                      status.kind().empty() ? "RuntimeError" : status.kind().c_str());
-        std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
-        return false;
+      WorkPtr work;
+      Status status = begin_node(run, n, /*stays=*/true, &work);
+      if (status.ok() && work) {
+        work->wait(runner_.options_.look);
+        status = work->status();
       }
+      if (!status.ok()) return refuse(status, n, error);
+    }
+    note_time(run, run.last);
+    return true;
+  }
+  bool begin(tr_run& run, bool stays, WorkPtr* work, tr_error* error) override {
+    run.word_count = 0;
+    note_time(run, run.first);
+    if (const Status status = begin_node(run, run.first, stays, work); !status.ok()) {
+      return refuse(status, run.first, error);
     }
     note_time(run, run.last);
     return true;
   }
 
  private:
+  static bool refuse(const Status& status, uint32_t node, tr_error* error) {
+    error->node = node;
+    error->repeat = 0;
+    std::snprintf(error->kind, sizeof(error->kind), "%s",
+                  status.kind().empty() ? "RuntimeError" : status.kind().c_str());
+    std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
+    return false;
+  }
   static void note_time(tr_run& run, uint32_t node) {
     if (run.times == nullptr) return;
     run.times[node - run.first] = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }
-  Status run_node(tr_run& run, uint32_t number);
+  Status begin_node(tr_run& run, uint32_t number, bool stays, WorkPtr* work);
   Status read_tensor(const tr_run& run, const ir::Arg& arg, Call::Tensor* tensor) const;
   Status fetch(Call::Tensor& tensor) const;
 
@@ -197,10 +241,12 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
   return device.wait(device.record());
 }
 
-Status CollectiveProgram::run_node(tr_run& run, uint32_t number) {
+Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, WorkPtr* work) {
   const ir::Node& node = graph_.nodes[number];
   const OpForm& form = *CollectiveRunner::find(ir::op_desc(node.opcode).name);
-  Call call;
+  const auto op = static_cast<Op>(&form - kOps.data());
+  const auto shared = std::make_shared<Call>();
+  Call& call = *shared;
   call.tensors.reserve(form.args.size());
   for (size_t i = 0; i < form.args.size(); ++i) {
     const ir::Arg& arg = node.args[i];
@@ -221,9 +267,23 @@ Status CollectiveProgram::run_node(tr_run& run, uint32_t number) {
         if (Status status = fetch(call.tensors.back()); !status.ok()) return status;
     }
   }
-  const auto op = static_cast<Op>(&form - kOps.data());
-  if (Status status = runner_.run(op, call); !status.ok()) return status;
   Device& device = *runner_.options_.device;
+  if ((op == Op::kSend || op == Op::kCopySend) && device.is_host_memory() && !stays) {
+    Call::Tensor& sent = call.tensors[0];
+    sent.copy.assign(sent.bytes.begin(), sent.bytes.end());
+    sent.bytes = sent.copy;
+  }
+  if (Status status = runner_.begin(op, shared, work); !status.ok()) return status;
+  // Who sends or connects waits for nobody: what is sent is in memory that stays, and a plan has been read.
+  if (op == Op::kSend || op == Op::kJoin || op == Op::kCopySend || op == Op::kCopyAccept ||
+      (stays && device.is_host_memory())) {
+    return {};
+  }
+  if (*work) {
+    (*work)->wait(runner_.options_.look);
+    if (Status status = (*work)->status(); !status.ok()) return status;
+    *work = nullptr;
+  }
   if (device.is_host_memory()) return {};
   size_t tensor = 0;
   for (const char arg : form.args) {
@@ -303,145 +363,220 @@ Status CollectiveRunner::listen(Call& call) {
   std::memcpy(port.bytes.data(), &number, sizeof(number));
   std::ranges::fill(host.bytes, std::byte{0});
   std::memcpy(host.bytes.data(), options_.host.data(), options_.host.size());
-  groups_.insert_or_assign(call.numbers[0], std::move(group));
+  groups_.erase(call.numbers[0]);  // what still uses its listener ends before that does
+  groups_.emplace(call.numbers[0], std::move(group));
   return {};
 }
 
-Status CollectiveRunner::join(Call& call) {
-  Group* const group = find_group(call.numbers[0]);
-  if (group == nullptr) return no_group();
-  if (group->broken.ok()) group->broken = connect(call, *group);
-  return group->broken;
+OpLimits CollectiveRunner::limits_of(const Group& group) const {
+  OpLimits limits;
+  limits.time = group.time;
+  limits.interrupted = interrupted();
+  return limits;
 }
 
-Status CollectiveRunner::connect(Call& call, Group& group) {
+// Whether an op that begins now is to end.
+std::function<bool()> CollectiveRunner::interrupted() const {
+  return [ended = ended_, interrupted = options_.interrupted, sequence = options_.sequence()] {
+    return *ended || (interrupted && interrupted(sequence));
+  };
+}
+
+Status CollectiveRunner::join(Call& call, WorkPtr* work) {
+  Group* const group = find_group(call.numbers[0]);
+  if (group == nullptr) return no_group();
   const int64_t rank = call.numbers[1], size = call.numbers[2], timeout = call.numbers[3];
   const auto damaged = [] { return Status::invalid("remote: a damaged plan of a process group"); };
-  if (!group.listener || size < 1 || size > kMostRanks || rank < 0 || rank >= size || timeout < 1) return damaged();
-  group.limits.time = std::chrono::milliseconds(timeout);
-  group.limits.interrupted = options_.interrupted;
+  if (!group->listener || size < 1 || size > kMostRanks || rank < 0 || rank >= size || timeout < 1) return damaged();
   GroupPlan plan;
   plan.rank = static_cast<int>(rank);
   std::string_view text(reinterpret_cast<const char*>(call.tensors[0].bytes.data()), call.tensors[0].bytes.size());
-  const auto next_line = [&text] {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    return line;
-  };
-  const std::string_view secret = next_line();
-  for (size_t i = 0; i + 1 < secret.size(); i += 2) {
-    uint8_t byte = 0;
-    const auto [end, error] = std::from_chars(secret.data() + i, secret.data() + i + 2, byte, 16);
-    if (error != std::errc() || end != secret.data() + i + 2) return damaged();
-    plan.secret.push_back(byte);
-  }
+  if (!read_secret(take_line(text), &plan.secret)) return damaged();
   for (int64_t r = 0; r < size; ++r) {
     remote::Address address;
-    const std::string_view line = next_line();
+    const std::string_view line = take_line(text);
     if (!line.empty() && !remote::parse_address(line, line, &address).ok()) return damaged();
     plan.addresses.push_back(std::move(address));
   }
-  if (!group.mesh) group.mesh = std::make_unique<Mesh>(plan.rank, static_cast<int>(size));
-  return worker::join(*group.listener, plan, group.limits, *group.mesh);
+  group->time = std::chrono::milliseconds(timeout);
+  if (!group->lane) group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told);
+  *work = group->lane->connect(
+      [listener = group->listener.get(), plan = std::move(plan), limits = limits_of(*group)](Mesh& mesh) {
+        if (Status status = mesh.status(); !status.ok()) return status;
+        const Status status = worker::join(*listener, plan, limits, mesh);
+        return status.ok() ? status : mesh.fail(status);
+      });
+  return {};
 }
 
-Status CollectiveRunner::collective(Op op, Call& call) {
-  Group* const group = find_group(call.numbers[0]);
-  if (group == nullptr) return no_group();
-  if (!group->broken.ok()) return group->broken;
-  if (!group->mesh) return failed("remote: the process group was not joined");
-  const auto sequence = static_cast<uint64_t>(call.numbers[1]);
-  if (sequence != group->sequence + 1) {
-    return group->mesh->fail(failed("remote: rank " + std::to_string(group->mesh->rank()) +
-                                    " left out the collective op number " + std::to_string(group->sequence + 1) +
-                                    " of the process group, as something that it needs had failed or was "
-                                    "cancelled before; make a new process group when that is mended"));
+// Bytes for each rank.
+std::vector<uint64_t> bytes_of(const std::vector<int64_t>& counts, ir::DType dtype) {
+  std::vector<uint64_t> bytes;
+  bytes.reserve(counts.size());
+  for (const int64_t count : counts) {
+    bytes.push_back(std::min(static_cast<uint64_t>(count), uint64_t{1} << 40) * ir::item_size(dtype));
   }
-  group->sequence = sequence;
-  Reduction reduction = Reduction::kSum;
-  if (!call.text.empty()) {
-    const auto found = reduction_from_name(call.text);
-    if (!found) return group->mesh->fail(Status::invalid("remote: an unknown reduction " + std::string(call.text)));
-    reduction = *found;
-  }
+  return bytes;
+}
+
+Status perform(Op op, const Call& call, Reduction reduction, Collectives&& collectives) {
   const ir::DType dtype = call.tensors[0].dtype;
   const auto first = call.tensors[0].bytes;
   const std::span<const std::byte> input = call.tensors.size() > 1 ? call.tensors[1].bytes : first;
   const int root = call.numbers.size() > 2 ? static_cast<int>(std::clamp<int64_t>(call.numbers[2], -1, kMostRanks)) : 0;
-  Collectives collectives(*group->mesh, sequence, group->limits);
-  const auto perform = [&]() -> Status {
-    if (call.tensors.size() > 1 && call.tensors[1].dtype != dtype) {
-      return failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
-    }
-    const auto sizes = [&](const std::vector<int64_t>& counts) {
-      std::vector<uint64_t> bytes;
-      bytes.reserve(counts.size());
-      for (const int64_t count : counts) {
-        bytes.push_back(std::min(static_cast<uint64_t>(count), uint64_t{1} << 40) * ir::item_size(dtype));
-      }
-      return bytes;
-    };
-    switch (op) {
-      case Op::kAllReduce:
-        return collectives.all_reduce(dtype, reduction, first);
-      case Op::kReduce:
-        return collectives.reduce(dtype, reduction, root, first);
-      case Op::kBroadcast:
-        return collectives.broadcast(dtype, root, first);
-      case Op::kAllGather:
-        return collectives.all_gather(dtype, input, first);
-      case Op::kReduceScatter:
-        return collectives.reduce_scatter(dtype, reduction, input, first);
-      case Op::kAllToAll:
-        return collectives.all_to_all(dtype, input, sizes(call.lists[1]), first, sizes(call.lists[0]));
-      case Op::kGather:
-        return collectives.gather(dtype, root, input, first);
-      case Op::kScatter:
-        return collectives.scatter(dtype, root, input, first);
-      default:
-        std::ranges::fill(first, std::byte{0});
-        return collectives.barrier();
-    }
-  };
-  const Status status = perform();
-  // An op that this rank could not do leaves the others without it.
-  return status.ok() ? status : group->mesh->fail(status);
-}
-
-Status CollectiveRunner::message(Op op, Call& call) {
-  Group* const group = find_group(call.numbers[0]);
-  if (group == nullptr) return no_group();
-  if (!group->broken.ok()) return group->broken;
-  if (!group->mesh) return failed("remote: the process group was not joined");
-  const Call::Tensor& tensor = call.tensors[0];
-  const auto tag = static_cast<uint64_t>(call.numbers.back());
-  int peer = static_cast<int>(std::clamp<int64_t>(call.numbers[1], -1, kMostRanks));
-  if (op == Op::kSend) return send(*group->mesh, tensor.dtype, tensor.bytes, peer, tag, group->limits);
-  if (op == Op::kReceiveAny) {
-    if (call.tensors[1].nbytes != 8) return Status::invalid("remote: the place for a rank has another size");
-    if (Status status = group->mesh->wait_any(tag, group->limits, &peer); !status.ok()) return status;
-    const int64_t from = peer;
-    std::memcpy(call.tensors[1].bytes.data(), &from, sizeof(from));
+  if (call.tensors.size() > 1 && call.tensors[1].dtype != dtype) {
+    return failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
   }
-  return receive(*group->mesh, tensor.dtype, tensor.bytes, peer, tag, group->limits);
+  switch (op) {
+    case Op::kAllReduce:
+      return collectives.all_reduce(dtype, reduction, first);
+    case Op::kReduce:
+      return collectives.reduce(dtype, reduction, root, first);
+    case Op::kBroadcast:
+      return collectives.broadcast(dtype, root, first);
+    case Op::kAllGather:
+      return collectives.all_gather(dtype, input, first);
+    case Op::kReduceScatter:
+      return collectives.reduce_scatter(dtype, reduction, input, first);
+    case Op::kAllToAll:
+      return collectives.all_to_all(dtype, input, bytes_of(call.lists[1], dtype), first,
+                                    bytes_of(call.lists[0], dtype));
+    case Op::kGather:
+      return collectives.gather(dtype, root, input, first);
+    case Op::kScatter:
+      return collectives.scatter(dtype, root, input, first);
+    default:
+      std::ranges::fill(first, std::byte{0});
+      return collectives.barrier();
+  }
 }
 
-Status CollectiveRunner::run(Op op, Call& call) {
+Status not_joined() { return failed("remote: the process group was not joined"); }
+
+Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
+  Group* const group = find_group(call->numbers[0]);
+  if (group == nullptr) return no_group();
+  if (!group->lane) return not_joined();
+  Mesh& mesh = group->lane->mesh();
+  const auto sequence = static_cast<uint64_t>(call->numbers[1]);
+  if (sequence != group->sequence + 1) {
+    return mesh.fail(failed("remote: rank " + std::to_string(mesh.rank()) + " left out the collective op number " +
+                            std::to_string(group->sequence + 1) +
+                            " of the process group, as something that it needs had failed or was "
+                            "cancelled before; make a new process group when that is mended"));
+  }
+  group->sequence = sequence;
+  Reduction reduction = Reduction::kSum;
+  if (!call->text.empty()) {
+    const auto found = reduction_from_name(call->text);
+    if (!found) return mesh.fail(Status::invalid("remote: an unknown reduction " + std::string(call->text)));
+    reduction = *found;
+  }
+  *work = group->lane->add([op, call, reduction, sequence, limits = limits_of(*group)](Mesh& mesh) {
+    const Status status = perform(op, *call, reduction, Collectives(mesh, sequence, limits));
+    // An op that this rank could not do leaves the others without it.
+    return status.ok() ? status : mesh.fail(status);
+  });
+  return {};
+}
+
+Status CollectiveRunner::message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
+  Group* const group = find_group(call->numbers[0]);
+  if (group == nullptr) return no_group();
+  if (!group->lane) return not_joined();
+  const Call::Tensor& tensor = call->tensors[0];
+  const Label label = message_label(tensor.dtype, static_cast<uint64_t>(call->numbers.back()), tensor.nbytes);
+  const auto peer = static_cast<int>(std::clamp<int64_t>(call->numbers[1], -1, kMostRanks));
+  if (op != Op::kReceiveAny) {
+    if (Status status = check_peer(group->lane->mesh(), peer); !status.ok()) return status;
+  }
+  if (op == Op::kSend) {
+    *work = group->lane->send({peer, label, tensor.bytes}, limits_of(*group), call);
+  } else if (op == Op::kReceive) {
+    *work = group->lane->receive({peer, label, tensor.bytes}, limits_of(*group), [call](int) {});
+  } else {
+    if (call->tensors[1].nbytes != 8) return Status::invalid("remote: the place for a rank has another size");
+    *work = group->lane->receive({kAnyPeer, label, tensor.bytes}, limits_of(*group), [call](int came) {
+      const int64_t from = came;
+      std::memcpy(call->tensors[1].bytes.data(), &from, sizeof(from));
+    });
+  }
+  return {};
+}
+
+std::string_view text_of(const Call::Tensor& tensor) {
+  return {reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()};
+}
+
+void put_text(const std::string& text, const Call::Tensor& tensor) {
+  std::ranges::fill(tensor.bytes, std::byte{0});
+  std::memcpy(tensor.bytes.data(), text.data(), std::min(text.size(), tensor.bytes.size()));
+}
+
+Status CollectiveRunner::copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
+  Call::Tensor& tensor = call->tensors[0];
+  const int64_t pair = call->numbers[0];
+  switch (op) {
+    case Op::kCopyListen:
+      put_text(copies_.listen(pair), tensor);
+      return {};
+    case Op::kCopyAccept:
+      return copies_.accept(pair, text_of(tensor), interrupted(), work);
+    case Op::kCopyConnect: {
+      const auto answered = [call](const std::string& answer) { put_text(answer, call->tensors[0]); };
+      return copies_.connect(pair, text_of(call->tensors[1]), interrupted(), answered, work);
+    }
+    case Op::kCopySend:
+      return copies_.send(pair, call->numbers[1], tensor.dtype, tensor.bytes, call, interrupted(), work);
+    case Op::kCopyReceive:
+      return copies_.receive(pair, call->numbers[1], tensor.dtype, tensor.bytes, call, interrupted(), work);
+    default:
+      copies_.leave(pair, call->numbers[1] != 0, options_.look);
+      return {};
+  }
+}
+
+// The other end of a copy is not to wait for what does not come, nor is what comes to wait for this one.
+void CollectiveRunner::leave_out(const ir::Graph& graph, uint32_t index, const int64_t* values, const Status& why) {
+  const ir::Node& node = graph.nodes[index];
+  const OpForm* const form = find(ir::op_desc(node.opcode).name);
+  if (form == nullptr || !check_node(node, *form).ok()) return;
+  const auto op = static_cast<Op>(form - kOps.data());
+  if (op != Op::kCopySend && op != Op::kCopyReceive) return;
+  const ir::View& view = graph.views[node.args[0].a];
+  const int64_t pair = values[node.args[1].a], number = values[node.args[2].a];
+  if (op == Op::kCopySend) return copies_.leave_out(pair, number, why);
+  int64_t count = 1;
+  for (const uint32_t size : view.sizes) count *= values[size];
+  copies_.drop(pair, number, view.dtype, static_cast<uint64_t>(count) * ir::item_size(view.dtype));
+}
+
+Status CollectiveRunner::begin(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
+  *work = nullptr;
   switch (op) {
     case Op::kListen:
-      return listen(call);
+      return listen(*call);
     case Op::kJoin:
-      return join(call);
+      return join(*call, work);
     case Op::kLeave:
-      groups_.erase(call.numbers[0]);
+      if (Group* const group = find_group(call->numbers[0]); group != nullptr && group->lane) {
+        group->lane->wait_all(options_.look);
+      }
+      groups_.erase(call->numbers[0]);
       return {};
     case Op::kSend:
     case Op::kReceive:
     case Op::kReceiveAny:
-      return message(op, call);
+      return message(op, call, work);
+    case Op::kCopyListen:
+    case Op::kCopyAccept:
+    case Op::kCopyConnect:
+    case Op::kCopySend:
+    case Op::kCopyReceive:
+    case Op::kCopyLeave:
+      return copy(op, call, work);
     default:
-      return collective(op, call);
+      return collective(op, call, work);
   }
 }
 

@@ -18,17 +18,24 @@
 //   remote_c10d::all_reduce_(Tensor(a!) tensor, int group, int sequence, str reduction) -> (), and so on: kOps in the
 //   source
 //
-// Ops wait here for the other ranks, for at most the group's time-out (ms). `sequence` counts a group's collective ops:
-// where one was left out because something before it had failed, the next one breaks the group and tells the others.
-// Tensors are contiguous; on a device that is not this machine's memory they are copied out and in.
+// Ops go on beside the session (worker/collectives/lane.h), for at most the group's time-out (ms). `sequence` counts a
+// group's collective ops: where one was left out because something before it had failed, the next one breaks the group
+// and tells the others. Tensors are contiguous; on a device that is not this machine's memory they are copied out and
+// in, and all but messages that are sent is waited for.
 namespace torch_remote::worker {
 
 struct CollectiveOptions {
   Device* device = nullptr;
   // Where it waits for other workers, a host that they reach it by; empty: it does not.
   std::string host;
-  // Whether the op that runs now is to end: its client is gone, or gave up. May be null.
-  std::function<bool()> interrupted;
+  // Of the run that goes on.
+  std::function<uint64_t()> sequence = [] { return 0; };
+  // Whether the ops of this run are to end: its client is gone, or gave up. For any thread. May be null.
+  std::function<bool(uint64_t sequence)> interrupted = {};
+  // Called now and then while the session waits for an op. May be null.
+  std::function<void()> look = {};
+  // Called by any thread when an op that went on beside the session is done. May be null.
+  std::function<void()> told = {};
 };
 
 std::unique_ptr<Runner> make_collective_runner(CollectiveOptions options);

@@ -274,8 +274,6 @@ Status Collectives::barrier() {
   return share(label(CollectiveOp::kBarrier, ir::DType::kUInt8, 0), {}, nothing);
 }
 
-namespace {
-
 Label message_label(ir::DType dtype, uint64_t tag, size_t nbytes) {
   Label label;
   label.kind = Label::kPoint;
@@ -294,8 +292,6 @@ Status check_peer(const Mesh& mesh, int peer) {
           "ValueError"};
 }
 
-}  // namespace
-
 Status send(Mesh& mesh, ir::DType dtype, std::span<const std::byte> data, int to, uint64_t tag,
             const OpLimits& limits) {
   if (Status status = check_peer(mesh, to); !status.ok()) return status;
@@ -303,10 +299,13 @@ Status send(Mesh& mesh, ir::DType dtype, std::span<const std::byte> data, int to
   return mesh.exchange(send, {}, limits);
 }
 
-Status receive(Mesh& mesh, ir::DType dtype, std::span<std::byte> data, int from, uint64_t tag, const OpLimits& limits) {
-  if (Status status = check_peer(mesh, from); !status.ok()) return status;
-  std::array<Incoming, 1> receive{{{from, message_label(dtype, tag, data.size()), data}}};
-  return mesh.exchange({}, receive, limits);
+Status receive(Mesh& mesh, ir::DType dtype, std::span<std::byte> data, int* from, uint64_t tag,
+               const OpLimits& limits) {
+  if (Status status = *from == kAnyPeer ? Status() : check_peer(mesh, *from); !status.ok()) return status;
+  std::array<Incoming, 1> receive{{{*from, message_label(dtype, tag, data.size()), data}}};
+  Status status = mesh.exchange({}, receive, limits);
+  *from = receive[0].peer;
+  return status;
 }
 
 }  // namespace torch_remote::worker

@@ -70,7 +70,11 @@ class Collectives {
 };
 
 // Messages between two ranks, apart from collective ops: those of one tag keep their order.
+Label message_label(ir::DType dtype, uint64_t tag, size_t nbytes);
+// Not ok: this rank exchanges no messages with that one.
+Status check_peer(const Mesh& mesh, int peer);
 Status send(Mesh& mesh, ir::DType dtype, std::span<const std::byte> data, int to, uint64_t tag, const OpLimits& limits);
-Status receive(Mesh& mesh, ir::DType dtype, std::span<std::byte> data, int from, uint64_t tag, const OpLimits& limits);
+// `from`: may be kAnyPeer; who it was, then.
+Status receive(Mesh& mesh, ir::DType dtype, std::span<std::byte> data, int* from, uint64_t tag, const OpLimits& limits);
 
 }  // namespace torch_remote::worker

@@ -8,9 +8,9 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr auto kNames =
-    std::to_array<std::string_view>({"nothing", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
-                                     "all_to_all", "gather", "scatter", "barrier", "send and recv"});
+constexpr auto kNames = std::to_array<std::string_view>({"nothing", "all_reduce", "reduce", "broadcast", "all_gather",
+                                                         "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
+                                                         "send and recv", "a direct copy", "a direct copy"});
 
 }  // namespace
 
@@ -29,6 +29,8 @@ bool has_root(CollectiveOp op) {
 
 std::string describe(const Label& label) {
   const std::string op(name(static_cast<CollectiveOp>(label.op)));
+  if (label.op >= static_cast<uint8_t>(CollectiveOp::kCopy))
+    return op + " (number " + std::to_string(label.sequence) + ")";
   if (label.kind == Label::kPoint) return op + " (tag " + std::to_string(label.sequence) + ")";
   std::string text = op + " (number " + std::to_string(label.sequence) + ")";
   if (label.count != 0) {

@@ -19,7 +19,9 @@ enum class CollectiveOp : uint8_t {
   kScatter,
   kBarrier,
   kMessage,
-  kLast = kMessage,
+  kCopy,     // worker/collectives/direct_copies.h
+  kLeftOut,  // instead of a copy: why there is none
+  kLast = kLeftOut,
 };
 
 std::string_view name(CollectiveOp op);  // "all_reduce"

@@ -1,6 +1,7 @@
 #include "worker/collectives/mesh.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -9,6 +10,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <deque>
+#include <new>
+#include <string_view>
 #include <utility>
 
 #include "worker/collectives/label.h"
@@ -19,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kMagic = 0x4D435254;             // "TRCM"
-constexpr size_t kMostText = 2000;                  // of a failure
+constexpr size_t kDropped = size_t{1} << 16;        // bytes that are read at once of what nobody wants
 constexpr std::chrono::milliseconds kTelling{500};  // the others why this rank failed
 constexpr std::chrono::milliseconds kLook{20};      // between two looks whether the op is to end
 
@@ -42,8 +46,6 @@ Label decode(const Header& header) {
   return {header.kind, header.op, header.dtype, header.reduction, header.root, header.sequence, header.count};
 }
 
-std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
-
 Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
 
 // Of a message: does it belong to what is asked for, as far as its place in the order says?
@@ -52,22 +54,44 @@ bool belongs(const Label& come, const Label& asked) {
   return come.kind == Label::kCollective || come.sequence == asked.sequence;
 }
 
-Status compare(int peer, const Label& come, size_t nbytes, const Incoming& asked) {
+Status compare(const std::string& peer, const Label& come, size_t nbytes, const Incoming& asked) {
   if (come != asked.label) {
-    return failed("remote: " + rank_name(peer) + " is in " + describe(come) + ", and this rank in " +
-                  describe(asked.label) +
+    return failed("remote: " + peer + " is in " + describe(come) + ", and this rank in " + describe(asked.label) +
                   "; all ranks of a group must call the same collectives in the same order, with tensors of the same "
                   "size and dtype");
   }
-  if (nbytes != asked.bytes.size()) {
-    return failed("remote: in " + describe(come) + " " + rank_name(peer) + " sends " + std::to_string(nbytes) +
-                  " bytes where this rank expects " + std::to_string(asked.bytes.size()) +
+  if (nbytes != asked.nbytes()) {
+    return failed("remote: in " + describe(come) + " " + peer + " sends " + std::to_string(nbytes) +
+                  " bytes where this rank expects " + std::to_string(asked.nbytes()) +
                   "; sizes, dtypes and splits must agree on both ranks");
   }
   return {};
 }
 
+bool is_left_out(const Label& label) {
+  return label.kind == Label::kPoint && label.op == static_cast<uint8_t>(CollectiveOp::kLeftOut);
+}
+
+// What `Mesh::exchange` says of such a message.
+Status left_out(std::span<const std::byte> bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const size_t line = std::min(text.find('\n'), text.size());
+  return {ErrorCode::kOpFailed, std::string(text.substr(std::min(line + 1, text.size()))),
+          std::string(text.substr(0, line))};
+}
+
 }  // namespace
+
+struct Mesh::Exchange {
+  std::vector<Outgoing> sends;
+  std::vector<Incoming> receives;
+  OpLimits limits;
+  Finished finished;
+  Clock::time_point deadline;
+  size_t left = 0;  // messages in both directions
+  bool done = false;
+  Status left_out;  // one of them
+};
 
 struct Mesh::Peer {
   explicit Peer(int connected) : socket(connected) {}
@@ -83,6 +107,10 @@ struct Mesh::Peer {
     Label label;
     std::vector<std::byte> bytes;
   };
+  struct Sent {
+    Exchange* exchange = nullptr;
+    const Outgoing* message = nullptr;
+  };
 
   int socket = -1;
   int error = 0;  // why it is closed: an errno; 0: the other end closed it
@@ -90,32 +118,55 @@ struct Mesh::Peer {
   Header header;
   size_t header_read = 0, bytes_read = 0;
   Incoming* target = nullptr;
+  Exchange* target_of = nullptr;
   std::vector<std::byte> bytes;
   std::deque<Kept> kept;
   size_t kept_bytes = 0;
-  // What goes, of the current exchange: places in its sends.
-  std::deque<size_t> queue;
+  // What goes.
+  std::deque<Sent> queue;
   Header sent_header;
-  std::span<const std::byte> sending;  // behind that header
   size_t header_sent = 0, bytes_sent = 0;
 };
 
-struct Mesh::Exchange {
-  std::span<const Outgoing> sends;
-  std::span<Incoming> receives;
-  const OpLimits& limits;
-  Clock::time_point deadline;
-  size_t left = 0;  // messages in both directions
-  // Instead of a known message: the first one with this tag.
-  const uint64_t* any_tag = nullptr;
-  int found = -1;
-};
+Mesh::Mesh(int rank, int size, MeshOptions options)
+    : woken_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      rank_(rank),
+      options_(std::move(options)),
+      peers_(static_cast<size_t>(size)) {}
 
-Mesh::Mesh(int rank, int size) : rank_(rank), peers_(static_cast<size_t>(size)) {}
+Mesh::~Mesh() {
+  if (woken_ >= 0) ::close(woken_);
+}
 
-Mesh::~Mesh() = default;
+void Mesh::add(int rank, int socket) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank] = std::make_unique<Peer>(socket);
+  if (driving_) (void)::eventfd_write(woken_, 1);  // to look at it, too
+}
 
-void Mesh::add(int rank, int socket) { peers_[rank] = std::make_unique<Peer>(socket); }
+std::string Mesh::name_of(int rank) const {
+  if (static_cast<size_t>(rank) < options_.names.size()) return options_.names[rank];
+  return "rank " + std::to_string(rank);
+}
+
+bool Mesh::has(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return rank == rank_ || peers_[rank] != nullptr;
+}
+
+Status Mesh::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void Mesh::wake() {
+  const std::lock_guard lock(mutex_);
+  ++wakes_;
+  if (driving_) (void)::eventfd_write(woken_, 1);
+  changed_.notify_all();
+}
+
+// --- failures --------------------------------------------------------------------------------------------------------
 
 // Ends the message that is on its way, as far as that goes soon, and says why there is no other one.
 void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) const {
@@ -125,8 +176,9 @@ void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) co
   std::string rest;
   const auto add = [&rest](const void* bytes, size_t size) { rest.append(static_cast<const char*>(bytes), size); };
   if (peer.header_sent != 0) {
+    const std::span<const std::byte> sending = peer.queue.front().message->bytes;
     add(reinterpret_cast<const std::byte*>(&peer.sent_header) + peer.header_sent, sizeof(Header) - peer.header_sent);
-    add(peer.sending.data() + peer.bytes_sent, peer.sending.size() - peer.bytes_sent);
+    add(sending.data() + peer.bytes_sent, sending.size() - peer.bytes_sent);
   }
   add(&header, sizeof(header));
   rest += text;
@@ -142,18 +194,33 @@ void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) co
 }
 
 Status Mesh::fail(const Status& why) {
-  if (!status_.ok()) return status_;
+  const std::lock_guard lock(mutex_);
+  fail_all(why);
+  finish_done();
+  if (driving_) (void)::eventfd_write(woken_, 1);
+  changed_.notify_all();
+  return status_;
+}
+
+void Mesh::fail_all(const Status& why) {
+  if (!status_.ok()) return;
   status_ = why;
   // The others should not have to wait until their time is over.
   const std::string text = why.message().substr(0, kMostText);
   const auto until = Clock::now() + kTelling;
   for (const auto& peer : peers_) {
-    if (!peer || peer->socket < 0) continue;
-    tell(*peer, text, until);
-    // Not closed: what was not read here would have the kernel drop what was sent.
-    ::shutdown(peer->socket, SHUT_WR);
+    if (!peer) continue;
+    if (peer->socket >= 0) {
+      tell(*peer, text, until);
+      // Not closed: what was not read here would have the kernel drop what was sent.
+      ::shutdown(peer->socket, SHUT_WR);
+    }
+    peer->queue.clear();
+    peer->target = nullptr;
   }
-  return why;
+  for (const auto& exchange : exchanges_) {
+    if (!exchange->done) finish(*exchange, status_);
+  }
 }
 
 Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
@@ -162,54 +229,165 @@ Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
   for (const Incoming& receive : exchange.receives) {
     if (in.empty() && receive.peer == rank && !receive.done) in = describe(receive.label);
   }
-  return failed("remote: the worker of " + rank_name(rank) + " is gone" +
+  return failed("remote: the worker of " + name_of(rank) + " is gone" +
                 (error != 0 ? " (" + std::string(std::strerror(error)) + ")" : "") + (in.empty() ? "" : ", in " + in) +
-                "; look at what that process says, and start all ranks again");
+                (options_.names.empty() ? "; look at what that process says, and start all ranks again"
+                                        : "; what it had not sent is lost"));
+}
+
+// Not ok: somebody who is needed is gone.
+Status Mesh::find_gone() const {
+  const auto is_gone = [this](int rank) { return peers_[rank] && peers_[rank]->socket < 0; };
+  const auto is_left = [](const auto& peer) { return peer && peer->socket >= 0; };
+  for (const auto& exchange : exchanges_) {
+    if (exchange->done) continue;
+    for (const Incoming& receive : exchange->receives) {
+      if (receive.done) continue;
+      if (receive.peer == kAnyPeer && size() > 1 && std::ranges::none_of(peers_, is_left)) {
+        return failed("remote: the workers of all other ranks are gone, in recv");
+      }
+      if (receive.peer != kAnyPeer && is_gone(receive.peer)) {
+        return gone(receive.peer, *exchange, peers_[receive.peer]->error);
+      }
+    }
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!is_gone(rank) || peers_[rank]->queue.empty()) continue;
+    return gone(rank, *peers_[rank]->queue.front().exchange, peers_[rank]->error);
+  }
+  return {};
+}
+
+// Not ok: it must not go on.
+Status Mesh::over(const Exchange& exchange) const {
+  const auto label = [&]() -> std::string {
+    for (const Incoming& receive : exchange.receives) {
+      if (receive.done) continue;
+      if (receive.peer == kAnyPeer) return "recv, for any rank";
+      return describe(receive.label) + ", for " + name_of(receive.peer);
+    }
+    for (int rank = 0; rank < size(); ++rank) {
+      if (!peers_[rank]) continue;
+      for (const Peer::Sent& sent : peers_[rank]->queue) {
+        if (sent.exchange != &exchange) continue;
+        return describe(sent.message->label) + ", for " + name_of(rank) + " to take what it is sent";
+      }
+    }
+    return "an op";
+  };
+  if (exchange.limits.interrupted && exchange.limits.interrupted()) {
+    return failed("remote: " + name_of(rank_) + " gave up waiting in " + label() +
+                  ": its process was interrupted or ended");
+  }
+  if (Clock::now() >= exchange.deadline) {
+    return failed("remote: " + name_of(rank_) + " waited " +
+                  std::to_string(std::chrono::duration<double>(exchange.limits.time).count()).substr(0, 6) + " s in " +
+                  label() +
+                  "; see that this rank calls the same collectives and is not much slower, or give "
+                  "init_process_group a longer timeout=");
+  }
+  return {};
+}
+
+// --- messages --------------------------------------------------------------------------------------------------------
+
+void Mesh::finish(Exchange& exchange, const Status& status) {
+  exchange.done = true;
+  if (exchange.finished) exchange.finished(status, exchange.receives);
+}
+
+void Mesh::finish_done() {
+  for (const auto& exchange : exchanges_) {
+    if (!exchange->done && exchange->left == 0) finish(*exchange, exchange->left_out);
+  }
+  std::erase_if(exchanges_, [](const auto& exchange) { return exchange->done; });
+}
+
+// Somebody waits for what comes from this rank.
+bool Mesh::is_awaited(int rank) const {
+  return std::ranges::any_of(exchanges_, [rank](const auto& exchange) {
+    return std::ranges::any_of(exchange->receives, [rank](const Incoming& receive) {
+      return !receive.done && (receive.peer == rank || receive.peer == kAnyPeer);
+    });
+  });
 }
 
 // A header is there: finds out where its bytes belong.
-Status Mesh::take_label(int rank, Exchange& exchange) {
+Status Mesh::take_label(int rank) {
   Peer& peer = *peers_[rank];
   const Header& header = peer.header;
   if (header.magic != kMagic || header.kind < Label::kCollective || header.kind > Label::kFailure ||
       header.op > static_cast<uint8_t>(CollectiveOp::kLast)) {
-    return failed("remote: " + rank_name(rank) +
-                  " sent what is no message of a group; its worker is of another version");
+    return failed("remote: " + name_of(rank) + " sent what is no message of a group; its worker is of another version");
   }
   peer.target = nullptr;
   peer.bytes_read = 0;
   const Label label = decode(header);
   if (label.kind == Label::kFailure) {
-    if (header.nbytes > kMostText) return failed("remote: " + rank_name(rank) + " failed");
+    if (header.nbytes > kMostText) return failed("remote: " + name_of(rank) + " failed");
     peer.bytes.resize(header.nbytes);
     return {};
   }
-  for (Incoming& receive : exchange.receives) {
-    if (receive.peer != rank || receive.done || !belongs(label, receive.label)) continue;
-    if (Status status = compare(rank, label, header.nbytes, receive); !status.ok()) return status;
-    peer.target = &receive;
+  if (is_left_out(label)) {
+    if (header.nbytes > 2 * kMostText) return failed("remote: " + name_of(rank) + " sent a damaged message");
+    peer.bytes.resize(header.nbytes);
     return {};
   }
-  if (header.nbytes > uint64_t{1} << 40) return failed("remote: " + rank_name(rank) + " sent a damaged message");
+  for (const auto& exchange : exchanges_) {
+    for (Incoming& receive : exchange->receives) {
+      if ((receive.peer != rank && receive.peer != kAnyPeer) || receive.done || !belongs(label, receive.label)) {
+        continue;
+      }
+      if (Status status = compare(name_of(rank), label, header.nbytes, receive); !status.ok()) return status;
+      receive.peer = rank;
+      peer.target = &receive;
+      peer.target_of = exchange.get();
+      return {};
+    }
+  }
+  if (header.nbytes > uint64_t{1} << 40) return failed("remote: " + name_of(rank) + " sent a damaged message");
   peer.bytes.resize(header.nbytes);
   return {};
 }
 
-Status Mesh::read(int rank, Exchange& exchange) {
+// Such a message is there: tells who asks for it, or keeps it until somebody does.
+void Mesh::take_left_out(int rank) {
   Peer& peer = *peers_[rank];
-  while (peer.socket >= 0 && (peer.header_read != 0 || peer.kept_bytes < kMostKept)) {
+  const Label label = decode(peer.header);
+  for (const auto& exchange : exchanges_) {
+    for (Incoming& receive : exchange->receives) {
+      if (receive.peer != rank || receive.done || !belongs(label, receive.label)) continue;
+      receive.done = true;
+      exchange->left_out = left_out(peer.bytes);
+      --exchange->left;
+      return;
+    }
+  }
+  peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
+  peer.kept.push_back({label, std::move(peer.bytes)});
+  peer.bytes = {};
+}
+
+Status Mesh::read(int rank) {
+  Peer& peer = *peers_[rank];
+  while (peer.socket >= 0 && (peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank))) {
     const bool in_header = peer.header_read < sizeof(Header);
     std::byte* to = nullptr;
     size_t left = 0;
     if (in_header) {
       to = reinterpret_cast<std::byte*>(&peer.header) + peer.header_read;
       left = sizeof(Header) - peer.header_read;
+    } else if (peer.target != nullptr && peer.target->dropped != 0) {
+      dropped_.resize(kDropped);
+      to = dropped_.data();
+      left = std::min<uint64_t>(peer.header.nbytes - peer.bytes_read, kDropped);
     } else {
       to = (peer.target ? peer.target->bytes.data() : peer.bytes.data()) + peer.bytes_read;
       left = peer.header.nbytes - peer.bytes_read;
     }
     if (left != 0) {
-      const ssize_t got = ::recv(peer.socket, to, left, 0);
+      // NOLINTNEXTLINE(clang-analyzer-unix.BlockInCriticalSection): the socket does not block
+      const ssize_t got = ::recv(peer.socket, to, left, MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
       if (got <= 0) {
@@ -220,17 +398,20 @@ Status Mesh::read(int rank, Exchange& exchange) {
       (in_header ? peer.header_read : peer.bytes_read) += static_cast<size_t>(got);
     }
     if (peer.header_read == sizeof(Header) && in_header) {
-      if (Status status = take_label(rank, exchange); !status.ok()) return status;
+      if (Status status = take_label(rank); !status.ok()) return status;
     }
     if (peer.header_read < sizeof(Header) || peer.bytes_read < peer.header.nbytes) continue;
     peer.header_read = 0;
     if (peer.header.kind == Label::kFailure) {
       const std::string why(reinterpret_cast<const char*>(peer.bytes.data()), peer.bytes.size());
-      return failed("remote: " + rank_name(rank) + " failed, and with it the group: " + why);
+      return failed("remote: " + name_of(rank) +
+                    (options_.names.empty() ? " failed, and with it the group: " : " ended direct copies: ") + why);
     }
-    if (peer.target != nullptr) {
+    if (is_left_out(decode(peer.header))) {
+      take_left_out(rank);
+    } else if (peer.target != nullptr) {
       peer.target->done = true;
-      --exchange.left;
+      --peer.target_of->left;
       peer.target = nullptr;
     } else {
       peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
@@ -241,14 +422,11 @@ Status Mesh::read(int rank, Exchange& exchange) {
   return {};
 }
 
-Status Mesh::write(int rank, Exchange& exchange) {
+Status Mesh::write(int rank) {
   Peer& peer = *peers_[rank];
   while (peer.socket >= 0 && !peer.queue.empty()) {
-    const Outgoing& send = exchange.sends[peer.queue.front()];
-    if (peer.header_sent == 0 && peer.bytes_sent == 0) {
-      peer.sent_header = encode(send.label, send.bytes.size());
-      peer.sending = send.bytes;
-    }
+    const Outgoing& send = *peer.queue.front().message;
+    if (peer.header_sent == 0) peer.sent_header = encode(send.label, send.bytes.size());
     std::array<iovec, 2> parts{};
     size_t count = 0;
     if (peer.header_sent < sizeof(Header)) {
@@ -268,7 +446,7 @@ Status Mesh::write(int rank, Exchange& exchange) {
     if (sent < 0) {
       // What it said before it went may still be read: why it failed.
       peer.error = errno;
-      if (Status status = read(rank, exchange); !status.ok()) return status;
+      if (Status status = read(rank); !status.ok()) return status;
       peer.close_socket();
       return {};
     }
@@ -277,140 +455,176 @@ Status Mesh::write(int rank, Exchange& exchange) {
     peer.bytes_sent += static_cast<size_t>(sent) - of_header;
     if (peer.header_sent < sizeof(Header) || peer.bytes_sent < send.bytes.size()) continue;
     peer.header_sent = peer.bytes_sent = 0;
+    --peer.queue.front().exchange->left;
     peer.queue.pop_front();
-    --exchange.left;
   }
   return {};
+}
+
+// Whether what this rank sent before it was asked for is it.
+bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* status) {
+  Peer& peer = *peers_[rank];
+  const auto found =
+      std::ranges::find_if(peer.kept, [&](const Peer::Kept& kept) { return belongs(kept.label, receive.label); });
+  if (found != peer.kept.end()) {
+    if (is_left_out(found->label)) {
+      exchange.left_out = left_out(found->bytes);
+    } else {
+      if (*status = compare(name_of(rank), found->label, found->bytes.size(), receive); !status->ok()) return true;
+      if (receive.dropped == 0) std::ranges::copy(found->bytes, receive.bytes.begin());
+    }
+    peer.kept_bytes -= found->bytes.size() + sizeof(Peer::Kept);
+    peer.kept.erase(found);
+    receive.peer = rank;
+    receive.done = true;
+    --exchange.left;
+    return true;
+  }
+  // One that is being read: it goes on into its own memory.
+  if (peer.header_read != sizeof(Header) || peer.target != nullptr || is_left_out(decode(peer.header)) ||
+      !belongs(decode(peer.header), receive.label)) {
+    return false;
+  }
+  if (*status = compare(name_of(rank), decode(peer.header), peer.header.nbytes, receive); !status->ok()) return true;
+  if (receive.dropped == 0) std::copy_n(peer.bytes.data(), peer.bytes_read, receive.bytes.data());
+  peer.target = &receive;
+  peer.target_of = &exchange;
+  peer.bytes = {};
+  receive.peer = rank;
+  return true;
 }
 
 // Queues what goes, and looks for what came before.
-Status Mesh::start(Exchange& exchange) {
+Status Mesh::queue(Exchange& exchange) {
   const auto missing = [this](int rank) { return rank < 0 || rank >= size() || !peers_[rank]; };
-  if (std::ranges::any_of(exchange.sends, missing, &Outgoing::peer) ||
-      std::ranges::any_of(exchange.receives, missing, &Incoming::peer)) {
-    return failed("remote: " + rank_name(rank_) + " is not connected to all ranks that this op needs");
+  const auto misses = [&](const Incoming& receive) { return receive.peer != kAnyPeer && missing(receive.peer); };
+  if (std::ranges::any_of(exchange.sends, missing, &Outgoing::peer) || std::ranges::any_of(exchange.receives, misses)) {
+    return failed("remote: " + name_of(rank_) + " is not connected to all ranks that this op needs");
   }
-  for (size_t i = 0; i < exchange.sends.size(); ++i) peers_[exchange.sends[i].peer]->queue.push_back(i);
   exchange.left = exchange.sends.size() + exchange.receives.size();
+  for (const Outgoing& send : exchange.sends) peers_[send.peer]->queue.push_back({&exchange, &send});
   for (Incoming& receive : exchange.receives) {
     receive.done = false;
-    Peer& peer = *peers_[receive.peer];
-    const auto found =
-        std::ranges::find_if(peer.kept, [&](const Peer::Kept& kept) { return belongs(kept.label, receive.label); });
-    if (found == peer.kept.end()) {
-      // One that is being read: it goes on into its own memory.
-      if (peer.header_read == sizeof(Header) && peer.target == nullptr && belongs(decode(peer.header), receive.label)) {
-        if (Status status = compare(receive.peer, decode(peer.header), peer.header.nbytes, receive); !status.ok()) {
-          return status;
-        }
-        std::copy_n(peer.bytes.data(), peer.bytes_read, receive.bytes.data());
-        peer.target = &receive;
-        peer.bytes = {};
+    Status status;
+    if (receive.peer != kAnyPeer) {
+      (void)take_kept(receive.peer, exchange, receive, &status);
+    } else {
+      for (int rank = 0; rank < size(); ++rank) {
+        if (peers_[rank] && take_kept(rank, exchange, receive, &status)) break;
       }
-      continue;
     }
-    if (Status status = compare(receive.peer, found->label, found->bytes.size(), receive); !status.ok()) return status;
-    std::ranges::copy(found->bytes, receive.bytes.begin());
-    peer.kept_bytes -= found->bytes.size() + sizeof(Peer::Kept);
-    peer.kept.erase(found);
-    receive.done = true;
-    --exchange.left;
+    if (!status.ok()) return status;
   }
   return {};
+}
+
+Status Mesh::move() {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!peers_[rank]) continue;
+    if (Status status = write(rank); !status.ok()) return status;
+    if (Status status = read(rank); !status.ok()) return status;
+  }
+  finish_done();
+  return find_gone();
 }
 
 // Everything that can be done without waiting.
-Status Mesh::advance(Exchange& exchange) {
-  for (int rank = 0; rank < size(); ++rank) {
-    if (!peers_[rank]) continue;
-    if (Status status = write(rank, exchange); !status.ok()) return status;
-    if (Status status = read(rank, exchange); !status.ok()) return status;
+void Mesh::advance() {
+  if (!status_.ok()) return;
+  Status status;
+  try {
+    status = move();
+  } catch (const std::bad_alloc&) {
+    status = {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for what other ranks send",
+              "OutOfMemoryError"};
   }
-  for (int rank = 0; rank < size(); ++rank) {
-    const Peer* peer = peers_[rank].get();
-    if (peer == nullptr || peer->socket >= 0) continue;
-    const bool wanted = !peer->queue.empty() || std::ranges::any_of(exchange.receives, [&](const Incoming& receive) {
-      return receive.peer == rank && !receive.done;
-    });
-    if (wanted) return gone(rank, exchange, peer->error);
-  }
-  if (exchange.any_tag != nullptr) {
-    bool any_left = size() == 1;
-    for (int rank = 0; rank < size() && exchange.found < 0; ++rank) {
-      if (!peers_[rank]) continue;
-      any_left |= peers_[rank]->socket >= 0;
-      for (const Peer::Kept& kept : peers_[rank]->kept) {
-        if (kept.label.kind == Label::kPoint && kept.label.sequence == *exchange.any_tag) exchange.found = rank;
-      }
-    }
-    if (exchange.found < 0 && !any_left) return failed("remote: the workers of all other ranks are gone, in recv");
-  }
-  return {};
+  if (!status.ok()) fail_all(status);
+  finish_done();
 }
 
-Status Mesh::wait(Exchange& exchange) {
-  const auto label = [&]() -> std::string {
-    for (const Incoming& receive : exchange.receives) {
-      if (!receive.done) return describe(receive.label) + ", for " + rank_name(receive.peer);
-    }
+void Mesh::start(const std::shared_ptr<Exchange>& exchange) {
+  exchange->deadline = Clock::now() + exchange->limits.time;
+  if (!status_.ok()) return finish(*exchange, status_);
+  exchanges_.push_back(exchange);
+  if (const Status status = queue(*exchange); !status.ok()) {
+    fail_all(status);
+    finish_done();
+    return;
+  }
+  advance();
+  if (!exchange->done && driving_) (void)::eventfd_write(woken_, 1);  // to look when it can be sent, too
+}
+
+void Mesh::begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, const OpLimits& limits,
+                 Finished finished) {
+  const std::lock_guard lock(mutex_);
+  start(std::make_shared<Exchange>(
+      Exchange{std::move(sends), std::move(receives), limits, std::move(finished), {}, 0, false, {}}));
+}
+
+// One look of who drives.
+void Mesh::round(Lock& lock, uint64_t wakes) {
+  driving_ = true;
+  const size_t before = exchanges_.size();
+  advance();
+  for (auto exchange = exchanges_.begin(); exchange != exchanges_.end() && status_.ok(); ++exchange) {
+    if (const Status status = over(**exchange); !status.ok()) fail_all(status);
+  }
+  finish_done();
+  if (exchanges_.size() == before && status_.ok() && wakes_ == wakes) {
+    std::vector<pollfd> polled{{woken_, POLLIN, 0}};
+    auto until = Clock::now() + kLook;
+    for (const auto& exchange : exchanges_) until = std::min(until, exchange->deadline);
     for (int rank = 0; rank < size(); ++rank) {
-      if (peers_[rank] && !peers_[rank]->queue.empty()) {
-        return describe(exchange.sends[peers_[rank]->queue.front()].label) + ", for " + rank_name(rank) +
-               " to take what it is sent";
-      }
+      const Peer* peer = peers_[rank].get();
+      if (peer == nullptr || peer->socket < 0) continue;
+      short events = 0;
+      if (peer->header_read != 0 || peer->kept_bytes < options_.most_kept || is_awaited(rank)) events |= POLLIN;
+      if (!peer->queue.empty()) events |= POLLOUT;
+      polled.push_back({peer->socket, events, 0});
     }
-    return "recv, for any rank";
-  };
-  if (exchange.limits.interrupted && exchange.limits.interrupted()) {
-    return failed("remote: " + rank_name(rank_) + " gave up waiting in " + label() +
-                  ": its process was interrupted or ended");
+    const auto step =
+        std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()), std::chrono::milliseconds(0));
+    lock.unlock();
+    (void)::poll(polled.data(), polled.size(), static_cast<int>(step.count()));
+    lock.lock();
+    eventfd_t none = 0;
+    if (polled[0].revents != 0) (void)::eventfd_read(woken_, &none);
+    advance();
   }
-  const auto now = Clock::now();
-  if (now >= exchange.deadline) {
-    return failed("remote: " + rank_name(rank_) + " waited " +
-                  std::to_string(std::chrono::duration<double>(exchange.limits.time).count()).substr(0, 6) + " s in " +
-                  label() +
-                  "; see that this rank calls the same collectives and is not much slower, or give "
-                  "init_process_group a longer timeout=");
-  }
-  std::vector<pollfd> polled;
-  for (const auto& peer : peers_) {
-    if (!peer || peer->socket < 0) continue;
-    short events = 0;
-    if (peer->header_read != 0 || peer->kept_bytes < kMostKept) events |= POLLIN;
-    if (!peer->queue.empty()) events |= POLLOUT;
-    polled.push_back({peer->socket, events, 0});
-  }
-  const auto step = std::min(kLook, std::chrono::ceil<std::chrono::milliseconds>(exchange.deadline - now));
-  if (::poll(polled.data(), polled.size(), static_cast<int>(step.count())) < 0 && errno != EINTR) {
-    return failed(std::string("remote: poll failed: ") + std::strerror(errno));
-  }
-  return {};
+  driving_ = false;
+  changed_.notify_all();
 }
 
-Status Mesh::run(Exchange& exchange) {
-  if (Status status = start(exchange); !status.ok()) return status;
-  for (;;) {
-    if (Status status = advance(exchange); !status.ok()) return status;
-    if (exchange.any_tag != nullptr ? exchange.found >= 0 : exchange.left == 0) return {};
-    if (Status status = wait(exchange); !status.ok()) return status;
+void Mesh::drive(uint64_t wakes) {
+  Lock lock(mutex_);
+  if (!driving_) {
+    round(lock, wakes);
+  } else if (wakes_ == wakes) {
+    changed_.wait_for(lock, kLook);
   }
 }
 
 Status Mesh::exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits) {
-  if (!status_.ok()) return status_;
-  Exchange exchange{sends, receives, limits, Clock::now() + limits.time};
-  const Status status = run(exchange);
-  return status.ok() ? status : fail(status);
-}
-
-Status Mesh::wait_any(uint64_t tag, const OpLimits& limits, int* peer) {
-  if (!status_.ok()) return status_;
-  Exchange exchange{{}, {}, limits, Clock::now() + limits.time};
-  exchange.any_tag = &tag;
-  const Status status = run(exchange);
-  *peer = exchange.found;
-  return status.ok() ? status : fail(status);
+  const auto exchange = std::make_shared<Exchange>();
+  exchange->sends.assign(sends.begin(), sends.end());
+  exchange->receives.assign(receives.begin(), receives.end());
+  exchange->limits = limits;
+  Status result;
+  exchange->finished = [&](const Status& status, std::span<const Incoming> done) {
+    result = status;
+    std::ranges::copy(done, receives.begin());
+  };
+  Lock lock(mutex_);
+  start(exchange);
+  while (!exchange->done) {
+    if (driving_) {
+      changed_.wait_for(lock, kLook);
+    } else {
+      round(lock, wakes_);
+    }
+  }
+  return result;
 }
 
 }  // namespace torch_remote::worker

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <span>
 #include <string_view>
@@ -103,11 +104,11 @@ Patience patience_of(const OpLimits& limits, std::chrono::milliseconds time) {
 
 Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* connected) {
   int socket = -1;
-  const std::string name = "rank " + std::to_string(to) + " at " + plan.addresses[to].text();
+  const std::string name = plan.name_of(to) + " at " + plan.addresses[to].text();
   Status status = remote::connect_tcp(plan.addresses[to], patience, &socket);
   if (!status.ok()) {
     return failed(
-        "remote: the worker of " + name + " is not reached from that of rank " + std::to_string(plan.rank) + ": " +
+        "remote: the worker of " + name + " is not reached from that of " + plan.name_of(plan.rank) + ": " +
         status.message() +
         "; workers on other machines need an address that the others reach (--peer-host, TORCH_REMOTE_PEER_HOST)");
   }
@@ -123,7 +124,7 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, nonce), patience);
   if (status.ok()) status = get(socket, &proof, patience);
   if (!status.ok()) {
-    return failed("remote: the worker of " + name + " did not let rank " + std::to_string(plan.rank) +
+    return failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
                   " in: " + status.message() + "; see that both are of one group and of one version");
   }
   if (!remote::equal(proof, prove(plan, "accepts", greeting, to, nonce))) {
@@ -167,6 +168,30 @@ Status PeerListener::open(const std::string& host, std::unique_ptr<PeerListener>
 }
 
 PeerListener::~PeerListener() { ::close(socket_); }
+
+Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh) {
+  Socket socket;
+  if (Status status = connect(plan, to, patience_of(limits, limits.time), &socket); !status.ok()) return status;
+  mesh.add(to, socket.release());
+  return {};
+}
+
+std::string_view take_line(std::string_view& text) {
+  const size_t end = std::min(text.find('\n'), text.size());
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+bool read_secret(std::string_view digits, std::vector<uint8_t>* secret) {
+  for (size_t i = 0; i + 1 < digits.size(); i += 2) {
+    uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(digits.data() + i, digits.data() + i + 2, byte, 16);
+    if (error != std::errc() || end != digits.data() + i + 2) return false;
+    secret->push_back(byte);
+  }
+  return true;
+}
 
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh) {
   const int size = static_cast<int>(plan.addresses.size());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/status.h"
@@ -36,10 +37,21 @@ struct GroupPlan {
   int rank = 0;
   std::vector<remote::Address> addresses;  // one a rank; of those that are to be connected now, the others have port 0
   std::vector<uint8_t> secret;             // at least remote::kLeastToken bytes
+  std::vector<std::string> names = {};     // for errors, one a rank: "remote:1"; empty: "rank 1"
+
+  std::string name_of(int of) const { return names.empty() ? "rank " + std::to_string(of) : names[of]; }
 };
+
+// What clients write plans in. The text's first line, which is taken from it; empty at its end.
+std::string_view take_line(std::string_view& text);
+// A secret in hexadecimal digits. False: they are none.
+bool read_secret(std::string_view digits, std::vector<uint8_t>* secret);
 
 // Waits until all that the plan names are in the mesh; they do the same with this one. Others of the group may come
 // meanwhile. Whoever connects and does not prove that it belongs here is sent away.
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh);
+
+// Only connects to that one, which is of lower rank.
+Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh);
 
 }  // namespace torch_remote::worker

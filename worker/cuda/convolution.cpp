@@ -75,6 +75,7 @@ class Planner {
   Side write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads);
   Status add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output);
   void fill_with_zeros(const OpTensor& tensor);
+  OpTensor in_one_piece(const OpTensor& image);
   void finish();
 
   OpPlanner planner_;
@@ -168,6 +169,18 @@ void Planner::fill_with_zeros(const OpTensor& tensor) {
   planner_.copy(zero, tensor);
 }
 
+// Kernels add up channels of images that lie packed in one of the two layouts; others are packed first.
+OpTensor Planner::in_one_piece(const OpTensor& image) {
+  OpTensor last = image;
+  std::rotate(last.sizes.begin() + 1, last.sizes.begin() + 2, last.sizes.end());
+  std::rotate(last.strides.begin() + 1, last.strides.begin() + 2, last.strides.end());
+  if (image.is_packed() || last.is_packed()) return image;
+  OpTensor made = image;
+  made.place = planner_.packed(image);
+  made.strides = packed_strides(image.sizes);
+  return made;
+}
+
 // What is moved after the calls.
 void Planner::finish() {
   plan_.before = plan_.steps.steps.size();
@@ -212,7 +225,7 @@ Status Planner::backward() {
     channels.strides = {grad->strides[1]};
     planner_.copy(channels, *grad_bias);
   } else if (grad_bias && grad->count() != 0) {
-    plan_.bias = ChannelBias{*grad, *grad_bias, true};
+    plan_.bias = ChannelBias{in_one_piece(*grad), *grad_bias, true};
   }
   if (nothing) {
     for (const auto& made : {grad_input, grad_weight}) {

@@ -27,6 +27,8 @@ struct ConvolutionProblem {
   dnn::Type type = dnn::Type::kFloat32;
   bool channels_last = false;  // all three; else in the order of their dims
   bool adds_bias = false;      // to what the forward pass makes: one number for each channel
+  bool tf32 = false;           // f32 operands may be rounded to it
+  bool deterministic = false;  // always done in the same way, whichever is fastest, with sums that come out the same
   // [batch, channels, space...], [output channels, channels / groups, space...], [batch, output channels, space...];
   // space is 2 or 3 dims, to each of which the other lists have a number.
   std::vector<int64_t> image, filter, output;

@@ -116,12 +116,16 @@ Status no_memory(uint64_t bytes) {
 PreparedConvolution::~PreparedConvolution() { destroy(table_, made_); }
 
 ConvolutionLibrary::ConvolutionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
-    : gpu_(std::move(gpu)), memory_(memory), options_(options), table_(*options_.table) {}
+    : gpu_(std::move(gpu)), memory_(memory), options_(std::move(options)), table_(*options_.table) {}
 
 Status ConvolutionLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                                 std::unique_ptr<ConvolutionLibrary>* opened) {
-  std::unique_ptr<ConvolutionLibrary> library(new ConvolutionLibrary(std::move(gpu), memory, options));
+  std::unique_ptr<ConvolutionLibrary> library(new ConvolutionLibrary(std::move(gpu), memory, std::move(options)));
   Status status = dnn::to_status(library->table_, library->table_.create(&library->handle_), "cudnnCreate");
+  const std::string about = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cudnn " +
+                            std::to_string(library->table_.get_version()) + " " +
+                            std::to_string(library->options_.workspace);
+  if (status.ok()) library->file_ = ChoiceFile(library->options_.folder, about, "convolutions");
   if (status.ok()) *opened = std::move(library);
   return status;
 }
@@ -148,7 +152,7 @@ Status ConvolutionLibrary::prepare(const ConvolutionProblem& problem, std::share
   std::shared_ptr<PreparedConvolution> prepared(new PreparedConvolution(table_));
   prepared->problem_ = problem;
   Status status = describe(*prepared);
-  if (status.ok()) status = ask(*prepared);
+  if (status.ok() && !take_kept(*prepared)) status = ask(*prepared);
   if (!status.ok()) prepared = nullptr;
   // What is wrong but not because of the problem may go.
   if (!status.ok() && status.code() != ErrorCode::kUnsupported) return status;
@@ -239,6 +243,49 @@ Status ConvolutionLibrary::describe(PreparedConvolution& prepared) {
 
 // --- plans -----------------------------------------------------------------------------------------------------------
 
+namespace {
+
+// All that a choice depends on but for the machine.
+std::string key_of(const ConvolutionProblem& problem) {
+  std::string key = std::to_string(static_cast<int>(problem.pass)) + "t" +
+                    std::to_string(static_cast<int>(problem.type)) + (problem.channels_last ? "l" : "") +
+                    (problem.adds_bias ? "b" : "") + (problem.tf32 ? "x" : "");
+  for (const std::vector<int64_t>* const list : {&problem.image, &problem.filter, &problem.output, &problem.padding,
+                                                 &problem.padding_after, &problem.stride, &problem.dilation}) {
+    key += ":";
+    for (const int64_t number : *list) key += std::to_string(number) + ",";
+  }
+  return key;
+}
+
+// The mode that was asked, and the number of the proposal. (For one version of the library, which the file is of, they
+// are the same ones each time.)
+std::string choice_of(dnn::HeuristicsMode mode, size_t number) {
+  return std::string(mode == dnn::HeuristicsMode::kA ? "A" : "F") + std::to_string(number);
+}
+
+}  // namespace
+
+bool ConvolutionLibrary::take_kept(PreparedConvolution& prepared) {
+  if (prepared.problem_.deterministic) return false;
+  const std::string* const kept = file_.find(key_of(prepared.problem_));
+  if (kept == nullptr) return false;
+  const auto mode = kept->starts_with("A") ? dnn::HeuristicsMode::kA : dnn::HeuristicsMode::kFallback;
+  (void)add_plans(prepared, mode, true, kept);
+  if (prepared.plans_.empty()) return false;
+  ++found_;
+  prepared.kept_ = prepared.decided_ = true;
+  return true;
+}
+
+// Torch's words.
+Status not_deterministic() {
+  return {ErrorCode::kUnsupported,
+          "A convolution of these sizes does not have a deterministic implementation, but you set "
+          "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",
+          "RuntimeError"};
+}
+
 // Sums that come out the same each time are preferred, however slow.
 Status ConvolutionLibrary::ask(PreparedConvolution& prepared) {
   ++asked_;
@@ -249,14 +296,17 @@ Status ConvolutionLibrary::ask(PreparedConvolution& prepared) {
       const Status asked = add_plans(prepared, mode, varies);
       if (!asked.ok()) status = asked;
       if (prepared.plans_.empty()) continue;
-      prepared.decided_ = prepared.plans_.size() == 1;
+      const bool deterministic = prepared.problem_.deterministic;
+      if (deterministic && varies) return not_deterministic();
+      prepared.decided_ = deterministic || prepared.plans_.size() == 1;
       return {};
     }
   }
   return status.ok() ? dnn::to_status(table_, dnn::Result::kNotSupported, "cudnnBackendFinalize") : status;
 }
 
-Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies) {
+Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies,
+                                     const std::string* only) {
   Temporary temporary(table_);
   Builder builder(table_, &temporary.made);
   builder.make(Kind::kHeuristics)
@@ -277,7 +327,10 @@ Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::Heurist
                                  "cudnnBackendGetAttribute");
   if (!status.ok()) return status;
   configs.resize(static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostConfigs)));
-  for (const dnn::Descriptor config : configs) {
+  for (size_t number = 0; number < configs.size(); ++number) {
+    const dnn::Descriptor config = configs[number];
+    std::string choice = choice_of(mode, number);
+    if (only != nullptr && choice != *only) continue;
     if (prepared.plans_.size() >= options_.timed) break;
     if (!suits(prepared, config, varies)) continue;
     std::vector<dnn::Descriptor> made;
@@ -292,7 +345,7 @@ Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::Heurist
                           dnn::Result::kSuccess &&
                       static_cast<uint64_t>(workspace) <= options_.workspace;
     if (good) {
-      prepared.plans_.push_back({finished, static_cast<uint64_t>(workspace)});
+      prepared.plans_.push_back({finished, static_cast<uint64_t>(workspace), std::move(choice)});
       // What a plan was made of stays as long as it does.
       std::erase(temporary.made, config);
       prepared.made_.insert(prepared.made_.end(), {config, finished});
@@ -304,7 +357,8 @@ Status ConvolutionLibrary::add_plans(PreparedConvolution& prepared, dnn::Heurist
   return status;
 }
 
-// Whether its engine computes as torch does by default: f32 stays f32. `varies`: sums need not come out the same.
+// Whether its engine computes what is asked for: f32 stays f32, if it may not be tf32. `varies`: sums need not come out
+// the same.
 bool ConvolutionLibrary::suits(const PreparedConvolution& prepared, dnn::Descriptor config, bool varies) {
   Temporary temporary(table_);
   dnn::Descriptor engine = nullptr;
@@ -323,7 +377,8 @@ bool ConvolutionLibrary::suits(const PreparedConvolution& prepared, dnn::Descrip
   return std::none_of(notes.begin(), notes.begin() + std::clamp<int64_t>(count, 0, dnn::kMostNotes),
                       [&](dnn::Note note) {
                         if (note == dnn::Note::kNondeterministic) return !varies;
-                        return note == dnn::Note::kDownConvertInputs && prepared.problem_.type == dnn::Type::kFloat32;
+                        return note == dnn::Note::kDownConvertInputs && prepared.problem_.type == dnn::Type::kFloat32 &&
+                               !prepared.problem_.tf32;
                       });
 }
 
@@ -358,6 +413,7 @@ Status ConvolutionLibrary::run(const std::shared_ptr<PreparedConvolution>& prepa
   size_t chosen = prepared->best_;
   Workspace workspace;
   if (!workspace.take(memory_, prepared->plans_[chosen].workspace)) {
+    if (prepared->problem_.deterministic) return no_memory(prepared->plans_[chosen].workspace);
     // Another one may want less.
     const auto least = std::ranges::min_element(prepared->plans_, {}, &PreparedConvolution::Plan::workspace);
     chosen = static_cast<size_t>(least - prepared->plans_.begin());
@@ -381,11 +437,14 @@ Status ConvolutionLibrary::first_run(PreparedConvolution& prepared, const Convol
     status = workspace.take(memory_, plan.workspace) ? call(prepared, plan, pointers, workspace.address(), gpu_->work())
                                                      : no_memory(plan.workspace);
     if (status.ok()) break;
-    if (prepared.plans_.size() == 1) return status;
+    if (prepared.plans_.size() == 1 && !prepared.kept_) return status;
+    if (prepared.problem_.deterministic && status.code() == ErrorCode::kOutOfMemory) return status;
     prepared.plans_.erase(prepared.plans_.begin());
+    if (!std::exchange(prepared.kept_, false)) continue;
+    if (Status asked = ask(prepared); !asked.ok()) return asked;
   }
   prepared.proven_ = true;
-  prepared.decided_ = prepared.plans_.size() == 1;
+  prepared.decided_ = prepared.problem_.deterministic || prepared.plans_.size() == 1;
   if (!prepared.decided_) time(prepared, pointers);
   return {};
 }
@@ -441,6 +500,7 @@ void ConvolutionLibrary::decide(PreparedConvolution& prepared) {
   for (const Event event : prepared.marks_) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
   prepared.marks_.clear();
   prepared.decided_ = true;
+  file_.add(key_of(prepared.problem_), prepared.plans_[prepared.best_].choice);
 }
 
 }  // namespace torch_remote::worker::cuda

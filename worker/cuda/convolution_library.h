@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ir/status.h"
+#include "worker/cuda/choice_file.h"
 #include "worker/cuda/convolution.h"
 #include "worker/cuda/cudnn.h"
 #include "worker/cuda/gpu.h"
@@ -15,7 +17,7 @@ namespace torch_remote::worker::cuda {
 
 // What a problem's calls need, made once: the graph of operations, and the plans that the library proposes for it. The
 // first use has each plan do it again behind the real work, and later ones look whether the GPU has come past that;
-// then the fastest one is kept.
+// then the fastest one is kept, in a file, too.
 class PreparedConvolution {
  public:
   ~PreparedConvolution();
@@ -32,6 +34,7 @@ class PreparedConvolution {
   struct Plan {
     dnn::Descriptor plan = nullptr;
     uint64_t workspace = 0;  // bytes
+    std::string choice;      // which one of the library's proposals it is
   };
 
   const dnn::Table& table_;
@@ -43,6 +46,7 @@ class PreparedConvolution {
   std::vector<Event> marks_;  // around each of them, while they are timed, the last plan first; one more than plans
   bool proven_ = false;       // it was called
   bool decided_ = false;
+  bool kept_ = false;  // a file named the plan, and it was not called yet
 };
 
 struct ConvolutionPointers {
@@ -56,6 +60,7 @@ class ConvolutionLibrary {
     const dnn::Table* table = nullptr;
     uint64_t workspace = uint64_t{1} << 30;  // bytes that a plan may want
     size_t timed = 4;                        // how many proposals are looked at
+    std::string folder;                      // where choices are kept; empty: nowhere. Others cannot write there
   };
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<ConvolutionLibrary>* library);
@@ -66,8 +71,9 @@ class ConvolutionLibrary {
   // Queues it: at once the first time, as only the call itself tells whether it can be done.
   Status run(const std::shared_ptr<PreparedConvolution>& prepared, const ConvolutionPointers& pointers);
 
-  // How often proposals were asked for.
+  // How often proposals were asked for, and how often a file said which one to take.
   uint64_t asked() const { return asked_; }
+  uint64_t found() const { return found_; }
 
  private:
   struct Known {
@@ -79,7 +85,10 @@ class ConvolutionLibrary {
 
   Status describe(PreparedConvolution& prepared);
   Status ask(PreparedConvolution& prepared);
-  Status add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies);
+  bool take_kept(PreparedConvolution& prepared);
+  // `only`: of that choice alone.
+  Status add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies,
+                   const std::string* only = nullptr);
   bool suits(const PreparedConvolution& prepared, dnn::Descriptor config, bool varies);
   Status call(const PreparedConvolution& prepared, const PreparedConvolution::Plan& plan,
               const ConvolutionPointers& pointers, DevicePointer workspace, Stream stream) const;
@@ -93,7 +102,8 @@ class ConvolutionLibrary {
   const dnn::Table& table_;
   dnn::Handle handle_ = nullptr;
   std::map<ConvolutionProblem, Known> known_;
-  uint64_t asked_ = 0;
+  ChoiceFile file_;
+  uint64_t asked_ = 0, found_ = 0;
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "worker/cuda/cuda_device.h"
@@ -18,6 +23,7 @@ using dnn::Attribute;
 using dnn::Is;
 using dnn::Kind;
 using emulated::Engine;
+namespace fs = std::filesystem;
 
 constexpr Engine kAllEngines[] = {Engine::kLowPrecision, Engine::kUnordered, Engine::kBroken, Engine::kWorkspace,
                                   Engine::kPlain};
@@ -25,12 +31,17 @@ constexpr Engine kAllEngines[] = {Engine::kLowPrecision, Engine::kUnordered, Eng
 class ConvolutionLibraryTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder);
     driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
     start(uint64_t{1} << 28);
   }
   void TearDown() override {
     stop();
-    for (const Engine engine : kAllEngines) emulated::slow_down(engine, std::chrono::microseconds(0));
+    for (const Engine engine : kAllEngines) {
+      emulated::slow_down(engine, std::chrono::microseconds(0));
+      emulated::leave_out(engine, false);
+    }
     EXPECT_EQ(driver->findings(), std::vector<std::string>());
     EXPECT_EQ(driver->left(), "");
     EXPECT_EQ(emulated::cudnn_left(), "");
@@ -40,7 +51,8 @@ class ConvolutionLibraryTest : public ::testing::Test {
         {.driver = driver->driver(), .limit = limit, .kernels = {.compile = emulated::compile}}, &device);
     ASSERT_TRUE(status.ok()) << status.message();
     const Current current(device->gpu());
-    status = ConvolutionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table}, &library);
+    status =
+        ConvolutionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table, .folder = folder}, &library);
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_TRUE(device->memory().allocate(kBytes, &memory));
     device->fill(memory.data, std::byte{0}, kBytes);
@@ -78,6 +90,14 @@ class ConvolutionLibraryTest : public ::testing::Test {
     return status;
   }
   uint64_t calls(const char* name = "cudnnBackendExecute") { return driver->calls()[name]; }
+  std::string file() {
+    std::string text;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      std::ifstream stream(entry.path());
+      text += {std::istreambuf_iterator<char>(stream), {}};
+    }
+    return text;
+  }
   static std::vector<uint64_t> runs() {
     std::vector<uint64_t> counts;
     for (const Engine engine : kAllEngines) counts.push_back(emulated::runs_of(engine));
@@ -85,6 +105,7 @@ class ConvolutionLibraryTest : public ::testing::Test {
   }
 
   static constexpr uint64_t kBytes = 256 << 10;
+  fs::path folder;
   const dnn::Table table = emulated::cudnn();
   std::unique_ptr<emulated::EmulatedDriver> driver;
   std::unique_ptr<CudaDevice> device;
@@ -104,6 +125,58 @@ TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
   EXPECT_EQ(library->asked(), 1u);
   ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
   EXPECT_EQ(library->asked(), 2u);
+}
+
+// Only where it may be: then it is one of the plans, the library's favourite.
+TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
+  ConvolutionProblem low = problem();
+  low.tf32 = true;
+  ASSERT_TRUE(prepare(low).ok());
+  EXPECT_EQ(prepared->plans(), 3u);
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  emulated::slow_down(Engine::kPlain, std::chrono::milliseconds(20));
+  ASSERT_TRUE(run(2).ok());
+  const auto before = runs();
+  ASSERT_TRUE(run(2).ok());
+  EXPECT_EQ(runs()[0] - before[0], 2u);
+  // A file's choice of one is not the other's.
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(2).ok());
+  EXPECT_EQ(runs()[0] - before[0], 2u);
+  EXPECT_EQ(library->found(), 0u);
+}
+
+TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(3).ok());  // a file names the faster one
+  ConvolutionProblem same = problem();
+  same.deterministic = true;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(prepare(same).ok());
+    const uint64_t elapsed = calls("cuEventElapsedTime");
+    const auto before = runs();
+    ASSERT_TRUE(run(3).ok());
+    EXPECT_EQ(runs()[3] - before[3], 3u);
+    EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+    stop();
+    start(uint64_t{1} << 28);
+  }
+}
+
+TEST_F(ConvolutionLibraryTest, SumsThatVaryAreRefusedWhereTheyMayNot) {
+  emulated::leave_out(Engine::kWorkspace, true);
+  emulated::leave_out(Engine::kPlain, true);
+  ConvolutionProblem gradient = problem(ConvolutionPass::kBackwardFilter);
+  gradient.deterministic = true;
+  const Status status = prepare(gradient);
+  EXPECT_EQ(status.kind(), "RuntimeError");
+  EXPECT_NE(status.message().find("does not have a deterministic implementation, but you set "
+                                  "'torch.use_deterministic_algorithms(True)'"),
+            std::string::npos)
+      << status.message();
+  gradient.deterministic = false;
+  EXPECT_TRUE(prepare(gradient).ok());
 }
 
 TEST_F(ConvolutionLibraryTest, TakesTheFastestPlan) {
@@ -135,6 +208,37 @@ TEST_F(ConvolutionLibraryTest, KeepsPrecisionAndOrder) {
   EXPECT_EQ(after[0], before[0]);
   EXPECT_EQ(after[1], before[1]);
   EXPECT_GT(after[4], before[4]);
+}
+
+TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(2).ok());
+  const std::string kept = file();
+  EXPECT_EQ(std::ranges::count(kept, '\n'), 1) << kept;
+  stop();
+  start(uint64_t{1} << 28);
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(prepared->plans(), 1u);
+  EXPECT_EQ(library->found(), 1u);
+  EXPECT_EQ(library->asked(), 0u);
+  const auto before = runs();
+  ASSERT_TRUE(run(3).ok());
+  EXPECT_EQ(runs()[4], before[4] + 3);  // the plain one, and nothing is timed
+  EXPECT_EQ(file(), kept);
+  ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
+  EXPECT_EQ(library->asked(), 1u);
+  // A line that somebody changed says nothing.
+  stop();
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::string text = kept;
+    text[text.find(' ') + 1] = 'F';
+    std::ofstream(entry.path()) << text;
+  }
+  start(uint64_t{1} << 28);
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(library->found(), 0u);
+  EXPECT_EQ(library->asked(), 1u);
 }
 
 TEST_F(ConvolutionLibraryTest, OnlyTheFallbackKnowsDoubles) {

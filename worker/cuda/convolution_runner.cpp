@@ -19,8 +19,9 @@ namespace {
 // The library, as soon as somebody needs it.
 class Convolutions {
  public:
-  Convolutions(CudaDevice& device, OpenConvolutions open)
+  Convolutions(CudaDevice& device, OpenConvolutions open, std::string folder)
       : device_(device),
+        folder_(std::move(folder)),
         opened_(std::async(std::launch::async, [this, open = std::move(open)] { return open(&table_); })) {}
 
   CudaDevice& device() { return device_; }
@@ -31,7 +32,8 @@ class Convolutions {
       // What is missing is told like an op that nobody does.
       if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
       if (status_.ok()) {
-        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_}, &library_);
+        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(),
+                                           {.table = &table_, .folder = folder_}, &library_);
       }
     }
     *status = status_;
@@ -40,6 +42,7 @@ class Convolutions {
 
  private:
   CudaDevice& device_;
+  const std::string folder_;
   dnn::Table table_;
   std::future<Status> opened_;
   Status status_;
@@ -113,11 +116,13 @@ class ConvolutionUnit final : public Unit {
  private:
   Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
   Status finish() override;
+  bool suits(std::span<const int64_t>) const override { return convolutions_.device().math() == math_; }
   void set_numbers(std::span<const int64_t>) override {}
   Status prepare(ConvolutionLibrary& library);
   static Status do_step(const OpStep& step, const RunMemory& memory);
 
   Convolutions& convolutions_;
+  ir::MathModes math_ = 0;
   ConvolutionPlan plan_;
   std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // of each call
   bool call_adds_bias_ = false;
@@ -126,6 +131,7 @@ class ConvolutionUnit final : public Unit {
 
 Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) {
   bias_.reset();
+  math_ = convolutions_.device().math();
   const Current current(convolutions_.device().gpu());
   Status status;
   ConvolutionLibrary* const library = convolutions_.get(&status);
@@ -149,6 +155,8 @@ Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
   call_adds_bias_ = false;
   for (size_t i = 0; i < plan_.calls.size(); ++i) {
     ConvolutionProblem problem = plan_.calls[i].problem;
+    problem.tf32 = problem.type == dnn::Type::kFloat32 && (math_ & ir::kTf32Convolutions) != 0;
+    problem.deterministic = (math_ & ir::kDeterministic) != 0;
     if (plan_.call_bias) {
       problem.adds_bias = true;
       const Status status = library.prepare(problem, &prepared_[i]);
@@ -212,7 +220,8 @@ class ConvolutionProgram final : public UnitProgram {
 
 class ConvolutionRunner final : public Runner {
  public:
-  ConvolutionRunner(CudaDevice& device, OpenConvolutions open) : convolutions_(device, std::move(open)) {}
+  ConvolutionRunner(CudaDevice& device, OpenConvolutions open, std::string folder)
+      : convolutions_(device, std::move(open), std::move(folder)) {}
 
   std::string description() const override { return "cuDNN"; }
 
@@ -233,8 +242,8 @@ class ConvolutionRunner final : public Runner {
 
 }  // namespace
 
-std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open) {
-  return std::make_unique<ConvolutionRunner>(device, std::move(open));
+std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open, std::string folder) {
+  return std::make_unique<ConvolutionRunner>(device, std::move(open), std::move(folder));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "ir/status.h"
 #include "worker/cuda/cuda_device.h"
@@ -14,7 +15,7 @@ namespace torch_remote::worker::cuda {
 using OpenConvolutions = std::function<Status(dnn::Table* table)>;
 
 // The runner of convolutions and their gradients, by cuDNN. The library is opened beside what the caller does; where
-// there is none, convolutions fail with its error.
-std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open);
+// there is none, convolutions fail with its error. `folder`: where it keeps what is fastest; empty: nowhere.
+std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open, std::string folder);
 
 }  // namespace torch_remote::worker::cuda

@@ -43,7 +43,7 @@ enum class Type : int {
 uint32_t item_size(Type type);
 
 // cublasComputeType_t: what products are added up in.
-enum class Compute : int { kFloat32 = 68, kFloat64 = 70, kInt32 = 72 };
+enum class Compute : int { kFloat32 = 68, kFloat64 = 70, kInt32 = 72, kTf32 = 77 };  // kTf32: of operands rounded to it
 // cublasOperation_t: of the matrix as it lies.
 enum class Operation : int32_t { kNone = 0, kTranspose = 1, kConjugate = 2 };
 // cublasLtEpilogue_t: flags.

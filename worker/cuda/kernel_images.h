@@ -19,9 +19,14 @@ enum class KernelFile : uint8_t {
   kRnn,
   kReduce,
   kPointwise,
-  kSearch
+  kSearch,
+  kPair,
+  kBag,
+  kGrid,
+  kComplex,
+  kCtc
 };
-inline constexpr size_t kKernelFiles = 13;
+inline constexpr size_t kKernelFiles = 18;
 
 // An archive of them: a header, entries, images. As kernel_archive.cpp writes it into the worker.
 struct ArchiveHeader {

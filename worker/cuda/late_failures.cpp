@@ -1,8 +1,12 @@
 #include "worker/cuda/late_failures.h"
 
 #include <algorithm>
+#include <bit>
+#include <sstream>
 #include <string>
 #include <utility>
+
+#include "worker/cuda/kernels/bag_arguments.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -29,6 +33,33 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
   }
   if (op.starts_with("aten::masked_scatter")) {
     return {ErrorCode::kOpFailed, "Number of elements of source < number of ones in mask", "RuntimeError"};
+  }
+  if (op.starts_with("aten::binary_cross_entropy")) {
+    return {ErrorCode::kOpFailed, "all elements of input should be between 0 and 1", "RuntimeError"};
+  }
+  if (op.starts_with("aten::histc")) {  // the bounds, as they lie
+    std::ostringstream text;
+    text << "range of [" << std::bit_cast<double>(index) << ", " << std::bit_cast<double>(bound) << "] is not finite";
+    return {ErrorCode::kOpFailed, "torch.histc: " + text.str(), "RuntimeError"};
+  }
+  if (op.starts_with("aten::_embedding_bag")) {
+    std::string text = "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be " + number;
+    if (bound == kFirstOffset) {
+      text =
+          "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0. "
+          "However, got " +
+          number;
+    } else if (bound <= kLastOffset) {
+      text = "offsets[-1] can not be greater than input's length " + std::to_string(kLastOffset - bound) +
+             " but got offsets[-1] of " + number;
+    }
+    return {ErrorCode::kOpFailed, text, "RuntimeError"};
+  }
+  if (operand.dim == kMaskedCount) {
+    return {ErrorCode::kOpFailed,
+            "shape mismatch: value tensor of shape [" + size + "] cannot be broadcast to indexing result of shape [" +
+                number + "]",
+            "RuntimeError"};
   }
   if (operand.dim == kDivision) return {ErrorCode::kOpFailed, "ZeroDivisionError", "RuntimeError"};
   const bool in_self =

@@ -13,13 +13,14 @@
 
 namespace torch_remote::worker::cuda {
 
-inline constexpr int64_t kDivision = -2;
+// What an operand is that has no dim.
+inline constexpr int64_t kDivision = -2, kMaskedCount = -3;
 
 // Of an operand of a kernel that an index says a place of: which node has it.
 struct IndexedOperand {
   uint32_t node = 0;
   std::string_view op;  // lives as long as the process
-  int64_t dim = -1;  // of the tensor, that the index is along; -1: ops that do not say it; kDivision: of integers, by 0
+  int64_t dim = -1;     // of the tensor, that the index is along; -1: ops that do not say it; or what is no index
 };
 
 // What an op says of an index that is out of its bounds: as on the CPU. Of what is no index, its own words.

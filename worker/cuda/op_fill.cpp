@@ -358,6 +358,23 @@ Status embed_diagonal(OpPlanner& planner) {
   return {};
 }
 
+// `self`, or zeros, with a diagonal that is another tensor's.
+Status replace_diagonal(OpPlanner& planner, std::string_view source) {
+  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!from || !to || to->sizes.size() < 2) return refuse("without a result");
+  if (self) {
+    planner.copy(*self, *to);
+  } else {
+    planner.zero(to->place, to->nbytes());
+  }
+  const OpTensor matrices = with_matrices(*to, planner.whole("dim1", 0), planner.whole("dim2", 1));
+  planner.copy(*from, diagonal_of(matrices, planner.whole("offset")));
+  return {};
+}
+Status scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
+Status diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, "grad_output"); }
+
 Status copy_diagonal(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
   if (!self || !to || self->sizes.size() < 2) return refuse("without a result");
@@ -418,6 +435,8 @@ constexpr NamedPlan kPlans[] = {{"arange", arange},
                                 {"eye", eye},
                                 {"diag_embed", embed_diagonal, true},
                                 {"diagonal_copy", copy_diagonal, true},
+                                {"diagonal_scatter", scatter_diagonal, true},
+                                {"diagonal_backward", diagonal_backward, true},
                                 {"tril_indices", lower_indices},
                                 {"triu_indices", upper_indices}};
 

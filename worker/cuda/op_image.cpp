@@ -138,9 +138,10 @@ Status resample(OpPlanner& planner, ResampleArguments arguments, bool backward) 
     }
     arguments.scales[d] = scale;
   }
-  planner
-      .launch(KernelFile::kImage, backward ? "image_resample_backward" : "image_resample", arguments,
-              blocks_for(result->count()))
+  const bool filters = arguments.how == Resample::kTriangle || arguments.how == Resample::kCubicFilter;
+  const char* const kernel = filters ? (backward ? "image_filter_backward" : "image_filter")
+                                     : (backward ? "image_resample_backward" : "image_resample");
+  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
       .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.place)
       .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.place);
   return {};
@@ -242,6 +243,10 @@ constexpr auto kLinear = plan_resample<Resample::kLinear, kBackward>;
 template <bool kBackward>
 constexpr auto kCubic = plan_resample<Resample::kCubic, kBackward>;
 template <bool kBackward>
+constexpr auto kTriangle = plan_resample<Resample::kTriangle, kBackward>;
+template <bool kBackward>
+constexpr auto kCubicFilter = plan_resample<Resample::kCubicFilter, kBackward>;
+template <bool kBackward>
 constexpr auto kReflect = plan_pad<Resample::kReflect, kBackward>;
 template <bool kBackward>
 constexpr auto kReplicate = plan_pad<Resample::kReplicate, kBackward>;
@@ -283,6 +288,10 @@ constexpr NamedPlan kPlans[] = {
     {"upsample_trilinear3d_backward", kLinear<true>},
     {"upsample_bicubic2d", kCubic<false>},
     {"upsample_bicubic2d_backward", kCubic<true>},
+    {"_upsample_bilinear2d_aa", kTriangle<false>},
+    {"_upsample_bilinear2d_aa_backward", kTriangle<true>},
+    {"_upsample_bicubic2d_aa", kCubicFilter<false>},
+    {"_upsample_bicubic2d_aa_backward", kCubicFilter<true>},
     {"reflection_pad1d", kReflect<false>},
     {"reflection_pad1d_backward", kReflect<true>},
     {"reflection_pad2d", kReflect<false>},

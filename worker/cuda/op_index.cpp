@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "worker/cuda/index_points.h"
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/op_plan.h"
 
@@ -11,114 +12,6 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
-
-// The points of an op, and where they have their elements.
-class Points {
- public:
-  Points(OpPlanner& planner, const OpTensor& self) : planner_(planner), self_(self) {
-    arguments_.item = ir::item_size(self.dtype);
-  }
-
-  // A dim, outer ones first: how far apart elements of `self` and of the values are along it.
-  size_t add_dim(int64_t size, int64_t self_stride, int64_t value_stride) {
-    const auto d = static_cast<size_t>(arguments_.rank++);
-    if (d >= kMostDims) return d;
-    arguments_.sizes[d] = size;
-    arguments_.self_strides[d] = self_stride;
-    arguments_.value_strides[d] = value_stride;
-    return d;
-  }
-  // An index along a dim of `self`. It varies along the dims that begin with `first`, as its own dims say (broadcast to
-  // the last of `rank` such dims).
-  void add_index(const OpTensor& given, int64_t dim, size_t first, size_t rank) {
-    const auto k = static_cast<size_t>(arguments_.indices++);
-    if (k >= kMostIndices || arguments_.rank > kMostDims) return;
-    OpTensor index = given;
-    if (given.dtype != DType::kInt64) {
-      index.place = planner_.packed(given, DType::kInt64);
-      index.strides = packed_strides(given.sizes);
-    } else {
-      index = planner_.apart(given, self_);
-    }
-    places_[k] = index.place;
-    for (size_t d = 0; d < index.sizes.size(); ++d) {
-      const size_t to = first + rank - index.sizes.size() + d;
-      arguments_.index_strides[k][to] = index.sizes[d] == 1 ? 0 : index.strides[d];
-    }
-    const bool is_number = self_.sizes.empty();
-    arguments_.steps[k] = is_number ? 1 : self_.strides[static_cast<size_t>(dim)];
-    arguments_.bounds[k] = is_number ? 1 : self_.sizes[static_cast<size_t>(dim)];
-    planner_.add_operand(dim);
-  }
-  // The same of all elements of a packed `self`.
-  void flatten(int64_t count) {
-    arguments_.steps[0] = 1;
-    arguments_.bounds[0] = count;
-  }
-  void wrap() { arguments_.wraps = 1; }
-  void skip(int64_t index) { arguments_.skipped = index; }
-
-  Status read(Place values) { return launch("index_read", values); }
-  // Values are the same wherever points share an element.
-  Status write(Place values) { return launch("index_write", values); }
-  // The first `key_dims` dims are those that indices vary along.
-  Status apply(Place values, int64_t key_dims, IndexApplyArguments apply);
-
- private:
-  Status check() const {
-    if (arguments_.rank > kMostDims) return refuse("more than " + std::to_string(kMostDims) + " dims");
-    if (arguments_.indices > kMostIndices) return refuse("more than " + std::to_string(kMostIndices) + " indices");
-    return {};
-  }
-  void count() {
-    arguments_.count = 1;
-    for (i64 d = 0; d < arguments_.rank; ++d) arguments_.count *= arguments_.sizes[d];
-  }
-  Status launch(const char* kernel, Place values) {
-    if (Status status = check(); !status.ok()) return status;
-    count();
-    auto call = planner_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count));
-    call.at(&IndexArguments::self, self_.place).at(&IndexArguments::values, values);
-    for (size_t k = 0; k < static_cast<size_t>(arguments_.indices); ++k) {
-      call.at_word([k](const IndexArguments& words) { return &words.index[k]; }, places_[k]);
-    }
-    if (arguments_.indices != 0) call.failure([](const IndexArguments& words) { return &words.failure; });
-    return {};
-  }
-
-  OpPlanner& planner_;
-  const OpTensor self_;
-  IndexArguments arguments_;
-  Place places_[kMostIndices];
-};
-
-Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) {
-  if (Status status = check(); !status.ok()) return status;
-  if (apply.combine != Combine::kSet && ir::is_complex(self_.dtype)) return refuse("sums of complex numbers");
-  count();
-  apply.key_dims = key_dims;
-  apply.key_count = 1;
-  for (i64 d = 0; d < key_dims; ++d) apply.key_count *= arguments_.sizes[d];
-  if (apply.key_count >= (int64_t{1} << 31)) return refuse("more indices than are sorted at once");
-  if (arguments_.count == 0) return {};
-  const IndexKeysArguments keys{.index = arguments_, .key_dims = key_dims, .key_count = apply.key_count};
-  const Place place = planner_.scratch(8 * static_cast<uint64_t>(apply.key_count));
-  auto call = planner_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count));
-  call.at(&IndexKeysArguments::keys, place);
-  for (size_t k = 0; k < static_cast<size_t>(arguments_.indices); ++k) {
-    call.at_word([k](const IndexKeysArguments& words) { return &words.index.index[k]; }, places_[k]);
-  }
-  call.failure([](const IndexKeysArguments& words) { return &words.index.failure; });
-  const Sorted sorted = sort_rows(planner_, place, 1, apply.key_count);
-  apply.index = arguments_;
-  apply.dtype = static_cast<i64>(self_.dtype);
-  planner_.launch(KernelFile::kIndex, "index_apply", apply, blocks_for(arguments_.count))
-      .at(&IndexApplyArguments::keys, sorted.keys)
-      .at(&IndexApplyArguments::places, sorted.places)
-      .at_word([](const IndexApplyArguments& words) { return &words.index.self; }, self_.place)
-      .at_word([](const IndexApplyArguments& words) { return &words.index.values; }, values);
-  return {};
-}
 
 int64_t dim_of(OpPlanner& planner, const OpTensor& self) {
   const int64_t dim = planner.whole("dim");
@@ -165,6 +58,41 @@ Status take(OpPlanner& planner) {
   points.add_index(*index, 0, 0, index->sizes.size());
   points.wrap();
   return points.read(to->place);
+}
+
+// The same place of what is written: all elements side by side, and back if they are not.
+Status put(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
+                                source = planner.tensor("source");
+  if (!self || !index || !source || source->dtype != self->dtype || source->count() != index->count()) {
+    return refuse("without values");
+  }
+  const std::optional<OpTensor> to = target_of(planner, *self);
+  const OpTensor values = planner.apart(*source, *to), places = planner.apart(*index, *to);
+  OpTensor flat = *to;
+  flat.place = planner.packed(*to);
+  flat.sizes = {to->count()};
+  flat.strides = {1};
+  OpTensor in_order = places, from = values;
+  if (values.sizes != places.sizes) {
+    in_order.place = planner.packed(places, DType::kInt64);
+    in_order.dtype = DType::kInt64;
+    from.place = planner.packed(values);
+    in_order.sizes = from.sizes = {index->count()};
+    in_order.strides = from.strides = {1};
+  }
+  Points points(planner, flat);
+  for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
+  points.add_index(in_order, 0, 0, from.sizes.size());
+  points.wrap();
+  const bool adds = planner.flag("accumulate");
+  const Status status = points.apply(from.place, static_cast<int64_t>(from.sizes.size()),
+                                     {.combine = adds ? Combine::kSum : Combine::kSet});
+  OpTensor packed = *to;
+  packed.place = flat.place;
+  packed.strides = packed_strides(to->sizes);
+  if (!to->is_packed()) planner.copy(packed, *to);
+  return status;
 }
 
 bool find_combine(std::string_view name, Combine* combine) {
@@ -215,6 +143,29 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
 }
 Status scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
 Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
+
+// Maxima back at their places of a plane, zeros elsewhere; of several for one place the last one stays.
+Status max_unpool(OpPlanner& planner, size_t space) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("indices"),
+                                to = planner.result(0);
+  if (!self || !index || !to || self->sizes.size() < space) return refuse("without indices");
+  const size_t rank = self->sizes.size(), lead = rank - space;
+  OpTensor planes = *to;
+  planes.place = planner.output(*to);
+  planner.zero(planes.place, to->nbytes());
+  planes.sizes.assign(to->sizes.begin(), to->sizes.begin() + static_cast<std::ptrdiff_t>(lead));
+  planes.sizes.push_back(1);
+  for (size_t d = lead; d < rank; ++d) planes.sizes.back() *= to->sizes[d];
+  planes.strides = packed_strides(planes.sizes);
+  Points points(planner, planes);
+  for (size_t d = 0; d < rank; ++d) {
+    points.add_dim(self->sizes[d], d < lead ? planes.strides[d] : 0, self->strides[d]);
+  }
+  points.add_index(*index, static_cast<int64_t>(lead), 0, rank);
+  return points.apply(self->place, static_cast<int64_t>(rank), {});
+}
+Status max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
+Status max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
 
 // -- indices of slices ------------------------------------------------------------------------------------------------
 
@@ -275,24 +226,6 @@ Status index_add(OpPlanner& planner) {
   return write_slices(planner, apply);
 }
 Status index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
-
-Status embedding_backward(OpPlanner& planner) {
-  const std::optional<OpTensor> grad = planner.tensor("grad_output"), index = planner.tensor("indices"),
-                                made = planner.result(0);
-  if (!grad || !index || !made || grad->dtype != made->dtype) return refuse("without a result");
-  if (planner.flag("scale_grad_by_freq")) return refuse("scale_grad_by_freq");
-  OpTensor to = *made;
-  to.place = planner.output(*made);
-  to.strides = packed_strides(to.sizes);
-  planner.zero(to.place, to.nbytes());
-  Points points(planner, to);
-  const size_t rank = index->sizes.size();
-  for (size_t d = 0; d < rank; ++d) points.add_dim(index->sizes[d], 0, grad->strides[d]);
-  points.add_dim(to.sizes[1], to.strides[1], grad->strides[rank]);
-  points.add_index(*index, 0, 0, rank);
-  if (const int64_t padding = planner.whole("padding_idx", -1); padding >= 0) points.skip(padding);
-  return points.apply(grad->place, static_cast<int64_t>(rank), {.combine = Combine::kSum});
-}
 
 // -- lists of indices -------------------------------------------------------------------------------------------------
 
@@ -369,21 +302,59 @@ Status index(OpPlanner& planner) {
   return points.read(to->place);
 }
 
-// One value, where a mask of the dims from `first` on says so.
-Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first, Place value) {
-  if (to.sizes.size() > kMostDims) return refuse("of so many dims");
-  IndexArguments write{.count = to.count(), .rank = static_cast<i64>(to.sizes.size())};
-  write.item = ir::item_size(to.dtype);
-  for (size_t d = 0; d < to.sizes.size(); ++d) {
-    write.sizes[d] = to.sizes[d];
-    write.self_strides[d] = to.strides[d];
-    const bool is_masked = d >= first && d < first + mask.sizes.size();
-    write.index_strides[0][d] = is_masked ? mask.strides[d - first] : 0;
+// Values where a mask of the dims from `first` on says so: for each that it has, or for all the same.
+Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first,
+                    const OpTensor& values) {
+  const size_t rank = to.sizes.size(), covered = mask.sizes.size();
+  if (rank > kMostDims || covered == 0 || covered > rank) return refuse("of so many dims");
+  IndexMaskedArguments write;
+  IndexArguments& index = write.index;
+  index.count = to.count();
+  index.rank = static_cast<i64>(rank);
+  index.item = ir::item_size(to.dtype);
+  write.dtype = static_cast<i64>(to.dtype);
+  write.adds = planner.flag("accumulate") ? 1 : 0;
+  if (write.adds != 0 && ir::is_complex(to.dtype)) return refuse("sums of complex numbers");
+  // Values are as the result of reading: one dim is in the place of those that the mask covers.
+  const size_t result_rank = rank - covered + 1;
+  if (values.sizes.size() > result_rank) return refuse("values of more dims");
+  const size_t missing = result_rank - values.sizes.size();
+  const auto stride_of = [&](size_t d) {
+    return d < missing || values.sizes[d - missing] == 1 ? 0 : values.strides[d - missing];
+  };
+  const std::vector<int64_t> packed = packed_strides(mask.sizes);
+  const bool each = first >= missing && values.sizes[first - missing] != 1;
+  for (size_t d = 0; d < rank; ++d) {
+    index.sizes[d] = to.sizes[d];
+    index.self_strides[d] = to.strides[d];
+    const bool is_masked = d >= first && d < first + covered;
+    index.index_strides[0][d] = is_masked ? mask.strides[d - first] : 0;
+    index.index_strides[1][d] = is_masked && each ? packed[d - first] : 0;
+    index.value_strides[d] = is_masked ? 0 : stride_of(d < first ? d : d - covered + 1);
   }
-  planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(write.count))
-      .at(&IndexArguments::self, to.place)
-      .at(&IndexArguments::values, value)
-      .at_word([](const IndexArguments& words) { return &words.index[0]; }, mask.place);
+  if (index.count == 0) return {};
+  Place numbers;
+  if (each) {
+    index.steps[1] = stride_of(first);
+    index.bounds[1] = values.sizes[first - missing];
+    write.last = mask.count() - 1;
+    numbers = planner.scratch(8 * static_cast<uint64_t>(mask.count()));
+    planner
+        .launch(KernelFile::kScan, "scan_sum_whole_lines",
+                ScanArguments{.length = mask.count(),
+                              .in_dtype = static_cast<i64>(DType::kBool),
+                              .out_dtype = static_cast<i64>(DType::kInt64)},
+                1)
+        .at(&ScanArguments::in, planner.packed(mask))
+        .at(&ScanArguments::out, numbers);
+    planner.add_operand(kMaskedCount);
+  }
+  auto call = planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count));
+  call.at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.place)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.place)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[0]; }, mask.place)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[1]; }, numbers);
+  if (each) call.failure([](const IndexMaskedArguments& words) { return &words.index.failure; });
   return {};
 }
 
@@ -391,10 +362,10 @@ Status index_put(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<OpTensor> given = planner.tensor("values");
   if (!self || !given || given->dtype != self->dtype) return refuse("values of another dtype");
-  if (const auto mask = planner.mask(); mask && given->count() == 1 && !planner.flag("accumulate")) {
+  if (const auto mask = planner.mask()) {
     const std::optional<OpTensor> to = target_of(planner, *self);
-    const OpTensor value = planner.apart(*given, *to);
-    return write_masked(planner, *to, planner.apart(mask->first, *to), mask->second, value.place);
+    const OpTensor values = planner.apart(*given, *to);
+    return write_masked(planner, *to, planner.apart(mask->first, *to), mask->second, values);
   }
   Indexed indexed;
   if (!find_indexed(planner, *self, &indexed)) return refuse("indices that are no integers");
@@ -488,15 +459,17 @@ Status nll_loss_backward(OpPlanner& planner) {
 
 constexpr NamedPlan kPlans[] = {{"gather", gather, true},
                                 {"take", take, true},
+                                {"put", put, true},
                                 {"scatter", scatter_set, true},
                                 {"scatter_add", scatter_add},
                                 {"scatter_reduce", scatter_set},
+                                {"max_unpool2d", max_unpool2d},
+                                {"max_unpool3d", max_unpool3d},
                                 {"index_select", index_select, true},
                                 {"index_add", index_add},
                                 {"index_copy", index_copy, true},
                                 {"index_fill", index_copy},
                                 {"index_reduce", index_copy},
-                                {"embedding_dense_backward", embedding_backward},
                                 {"index", index, true},
                                 {"_unsafe_index", index, true},
                                 {"index_put", index_put, true},

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/kernels/norm_arguments.h"
 #include "worker/cuda/op_plan.h"
 
-// Gradients of group norm, which compiled kernels have only of one group.
+// Gradients of group norm, which compiled kernels have only of one group; batch norm of images that compiled kernels
+// have no form for (dims of size 1, layouts that differ).
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -55,7 +58,92 @@ Status group_norm_backward(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"native_group_norm_backward", group_norm_backward}};
+// Statistics that run are changed where they lie.
+bool find_running(OpPlanner& planner, std::string_view name, Place* place, BatchNormArguments* arguments) {
+  const auto running = planner.tensor(name);
+  if (!running) return true;
+  if (!running->is_packed() || !ir::is_float(running->dtype)) return false;
+  *place = running->place;
+  arguments->running_dtype = static_cast<i64>(running->dtype);
+  return true;
+}
+
+Status batch_norm(OpPlanner& planner, bool backward) {
+  const auto input = planner.tensor("input"), weight = planner.tensor("weight"), bias = planner.tensor("bias");
+  const auto grad = planner.tensor("grad_out");
+  if (!input || input->sizes.size() < 2 || !ir::is_float(input->dtype) || (backward && !grad)) {
+    return refuse("of such dims");
+  }
+  BatchNormArguments arguments{.batch = input->sizes[0],
+                               .channels = input->sizes[1],
+                               .dtype = static_cast<i64>(input->dtype),
+                               .epsilon = planner.number("eps")};
+  for (size_t d = 2; d < input->sizes.size(); ++d) arguments.space *= input->sizes[d];
+  arguments.trains = planner.flag(backward ? "train" : "training") ? 1 : 0;
+  arguments.momentum = planner.number("momentum");
+  if (const auto& of = weight ? weight : bias) arguments.weight_dtype = static_cast<i64>(of->dtype);
+  if (weight && bias && weight->dtype != bias->dtype) return refuse("of two dtypes");
+  Place running_mean, running_var;
+  if (!find_running(planner, "running_mean", &running_mean, &arguments) ||
+      !find_running(planner, "running_var", &running_var, &arguments)) {
+    return refuse("with such statistics");
+  }
+  if (arguments.trains == 0 && (running_mean.buffer == kNowhere || running_var.buffer == kNowhere)) {
+    return refuse("without statistics");
+  }
+  const auto packed = [&](const std::optional<OpTensor>& from) { return from ? planner.packed(*from) : Place(); };
+  const auto output = [&](const std::optional<OpTensor>& made) {
+    return made && made->count() != 0 ? planner.output(*made) : Place();
+  };
+  const auto mean = backward ? planner.tensor("save_mean") : planner.result(1),
+             rstd = backward ? planner.tensor("save_invstd") : planner.result(2);
+  if (mean) arguments.stat_dtype = static_cast<i64>(mean->dtype);
+  const Place from = planner.packed(*input), weights = packed(weight), biases = packed(bias);
+  const int64_t grid = std::min(arguments.channels, kMostBlocks);
+  if (!backward) {
+    const auto to = planner.result(0);
+    if (!to) return refuse("without a result");
+    planner.launch(KernelFile::kNorm, "batch_norm", arguments, grid)
+        .at(&BatchNormArguments::input, from)
+        .at(&BatchNormArguments::weight, weights)
+        .at(&BatchNormArguments::bias, biases)
+        .at(&BatchNormArguments::running_mean, running_mean)
+        .at(&BatchNormArguments::running_var, running_var)
+        .at(&BatchNormArguments::out, planner.output(*to))
+        .at(&BatchNormArguments::mean, output(mean))
+        .at(&BatchNormArguments::rstd, output(rstd));
+    return {};
+  }
+  if (arguments.trains != 0 && (!mean || !rstd)) return refuse("without statistics");
+  const auto grad_weight = planner.result(1), grad_bias = planner.result(2);
+  if (const auto& of = grad_weight ? grad_weight : grad_bias) {
+    if (weight && weight->dtype != of->dtype) return refuse("of two dtypes");
+    arguments.weight_dtype = static_cast<i64>(of->dtype);
+  }
+  const Place grads = planner.packed(*grad, input->dtype);
+  const Place means = arguments.trains != 0 ? packed(mean) : Place(),
+              deviations = arguments.trains != 0 ? packed(rstd) : Place();
+  planner.launch(KernelFile::kNorm, "batch_norm_backward", arguments, grid)
+      .at(&BatchNormArguments::input, from)
+      .at(&BatchNormArguments::weight, weights)
+      .at(&BatchNormArguments::running_mean, running_mean)
+      .at(&BatchNormArguments::running_var, running_var)
+      .at(&BatchNormArguments::mean, means)
+      .at(&BatchNormArguments::rstd, deviations)
+      .at(&BatchNormArguments::grad, grads)
+      .at(&BatchNormArguments::grad_input, output(planner.result(0)))
+      .at(&BatchNormArguments::grad_weight, output(grad_weight))
+      .at(&BatchNormArguments::grad_bias, output(grad_bias));
+  return {};
+}
+Status batch_norm(OpPlanner& planner) { return batch_norm(planner, false); }
+Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true); }
+
+constexpr NamedPlan kPlans[] = {{"native_group_norm_backward", group_norm_backward},
+                                {"native_batch_norm", batch_norm},
+                                {"_native_batch_norm_legit", batch_norm},
+                                {"_native_batch_norm_legit_no_training", batch_norm},
+                                {"native_batch_norm_backward", batch_norm_backward}};
 
 }  // namespace
 

@@ -44,6 +44,28 @@ std::vector<int64_t> packed_strides(std::span<const int64_t> sizes) {
   return strides;
 }
 
+DType part_of(DType dtype) {
+  switch (dtype) {
+    case DType::kComplex32:
+      return DType::kFloat16;
+    case DType::kComplex64:
+      return DType::kFloat32;
+    case DType::kComplex128:
+      return DType::kFloat64;
+    default:
+      return dtype;
+  }
+}
+
+OpTensor parts_of(const OpTensor& tensor) {
+  OpTensor parts = tensor;
+  parts.dtype = part_of(tensor.dtype);
+  for (int64_t& stride : parts.strides) stride *= 2;
+  parts.sizes.push_back(2);
+  parts.strides.push_back(1);
+  return parts;
+}
+
 // --- the node --------------------------------------------------------------------------------------------------------
 
 const ir::Arg* OpPlanner::argument(std::string_view name) const {
@@ -173,6 +195,9 @@ Place OpPlanner::scratch(uint64_t nbytes) {
 
 // Dims that lie behind each other on both sides are one.
 void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+  if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
+    return move_parts(from, from_type, from_strides, to);
+  }
   Moved moved{from, to.place, from_type, to.dtype, {}, {}, {}};
   for (size_t d = 0; d < to.sizes.size(); ++d) {
     if (to.sizes[d] == 1) continue;
@@ -187,10 +212,31 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
     moved.from_strides.push_back(from_strides[d]);
     moved.to_strides.push_back(to.strides[d]);
   }
-  if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
-    status_ = refuse("copies between complex numbers and others");
-  }
   if (to.count() != 0) plan_->steps.emplace_back(std::move(moved));
+}
+
+void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+  if (to.dtype == DType::kBool) {
+    status_ = refuse("copies of complex numbers to bools");
+    return;
+  }
+  std::vector<int64_t> strides(from_strides.begin(), from_strides.end());
+  if (ir::is_complex(from_type)) {
+    for (int64_t& stride : strides) stride *= 2;
+    if (ir::is_complex(to.dtype)) {
+      strides.push_back(1);
+      return move(from, part_of(from_type), strides, parts_of(to));
+    }
+    return move(from, part_of(from_type), strides, to);  // what is imaginary is gone
+  }
+  OpTensor part = parts_of(to);
+  part.sizes.pop_back();
+  part.strides.pop_back();
+  move(from, from_type, strides, part);
+  part.place.offset += ir::item_size(part.dtype);
+  const Place nothing = scratch(8);
+  zero(nothing, 8);
+  move(nothing, part.dtype, std::vector<int64_t>(strides.size()), part);
 }
 
 void OpPlanner::copy(const OpTensor& from, const OpTensor& to) {
@@ -249,14 +295,21 @@ uint32_t OpPlanner::add_operand(int64_t dim) {
 
 // --- the ops ---------------------------------------------------------------------------------------------------------
 
-const NamedPlan* find_op_plan(ir::Opcode opcode) {
-  static const std::unordered_map<std::string_view, const NamedPlan*> all = [] {
-    std::unordered_map<std::string_view, const NamedPlan*> made;
+const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
+  using Plans = std::unordered_map<std::string_view, const NamedPlan*>;
+  static const Plans all = [] {
+    Plans made;
     for (const auto plans :
          {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
-          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans()}) {
+          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans(), view_plans(),
+          pair_plans(), bag_plans(), grid_plans(), ctc_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
     }
+    return made;
+  }();
+  static const Plans complex = [] {
+    Plans made;
+    for (const NamedPlan& plan : complex_plans()) made.emplace(plan.name, &plan);
     return made;
   }();
   std::string_view name = ir::op_desc(opcode).name;
@@ -265,6 +318,9 @@ const NamedPlan* find_op_plan(ir::Opcode opcode) {
     name.remove_prefix(kAten.size());
     name = name.substr(0, name.find('.'));
     if (name.ends_with('_')) name.remove_suffix(1);
+  }
+  if (of_complex) {
+    if (const auto found = complex.find(name); found != complex.end()) return found->second;
   }
   const auto found = all.find(name);
   return found == all.end() ? nullptr : found->second;

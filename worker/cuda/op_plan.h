@@ -95,6 +95,10 @@ Split split(std::span<const int64_t> sizes, int64_t dim);
 
 std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 
+// The dtype of a complex number's parts; and the tensor of them, with a last dim of two.
+ir::DType part_of(ir::DType dtype);
+OpTensor parts_of(const OpTensor& tensor);
+
 // Makes a node's plan for one run's values.
 class OpPlanner {
  public:
@@ -205,6 +209,8 @@ class OpPlanner {
  private:
   bool is_read(uint32_t buffer) const;
   void move(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+  // Between complex numbers and others.
+  void move_parts(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
 
   const ir::Graph& graph_;
   const ir::Node& node_;
@@ -238,7 +244,7 @@ struct NamedPlan {
   bool takes_complex = false;  // elements are only moved, or the plan looks at dtypes itself
 };
 // Of an op's name: that of ATen's ops without namespace and overload; null: there is none.
-const NamedPlan* find_op_plan(ir::Opcode opcode);
+const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
 std::span<const NamedPlan> random_plans();
 std::span<const NamedPlan> scan_plans();
 std::span<const NamedPlan> sort_plans();
@@ -252,9 +258,26 @@ std::span<const NamedPlan> rnn_plans();
 std::span<const NamedPlan> reduce_plans();
 std::span<const NamedPlan> pointwise_plans();
 std::span<const NamedPlan> search_plans();
+std::span<const NamedPlan> view_plans();
+std::span<const NamedPlan> pair_plans();
+std::span<const NamedPlan> bag_plans();
+std::span<const NamedPlan> grid_plans();
+std::span<const NamedPlan> ctc_plans();
+std::span<const NamedPlan> complex_plans();
 
 // How many of so many packed elements are not 0, as an i64.
 void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
+
+// Sums of complex numbers, part by part.
+Status sum_of_parts(OpPlanner& planner);
+Status mean_of_parts(OpPlanner& planner);
+
+// All elements of a packed tensor become one.
+enum class ReduceAll : uint8_t { kSum, kMean, kMax, kMin };
+void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to);
+
+// Whether each of packed elements, as many as `to` has, is one of those of a packed tensor of its dtype.
+Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts);
 
 // c10::promoteTypes, of reals.
 ir::DType promote(ir::DType a, ir::DType b);

@@ -155,8 +155,9 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
       .at(&PointwiseArguments::out, planner.output(to));
   const bool divides = what == Pointwise::kFmod || what == Pointwise::kRemainder || what == Pointwise::kFloorDivide ||
                        what == Pointwise::kTruncDivide;
-  if (divides && !floats) {
-    planner.add_operand(kDivision);
+  const bool divides_wholes = divides && !floats;
+  if (divides_wholes || what == Pointwise::kBinaryCrossEntropy) {
+    planner.add_operand(divides_wholes ? kDivision : -1);
     call.failure([](const PointwiseArguments& words) { return &words.failure; });
   }
   return {};
@@ -250,6 +251,111 @@ Status log_sigmoid(OpPlanner& planner) {
   return compute(planner, Pointwise::kLogSigmoid, self->dtype, *to, a);
 }
 
+// Halves of a dim: one is multiplied with the sigmoid of the other.
+std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
+  if (whole.sizes.empty()) return std::nullopt;
+  const int64_t given = planner.whole("dim", -1);
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(whole.sizes.size()) : given);
+  std::pair<OpTensor, OpTensor> made = {whole, whole};
+  const int64_t half = whole.sizes[dim] / 2;
+  made.first.sizes[dim] = made.second.sizes[dim] = half;
+  made.second.place.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
+  return made;
+}
+Status glu(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  const auto halves = halves_of(planner, *self);
+  if (!halves) return refuse("of a number");
+  return compute(planner, Pointwise::kGlu, self->dtype, *to, {.there = true, .tensor = halves->first},
+                 {.there = true, .tensor = halves->second});
+}
+Status glu_backward(OpPlanner& planner) {
+  const auto grad = planner.tensor("grad_output"), self = planner.tensor("self"), to = planner.result(0);
+  if (!grad || !self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  const auto halves = halves_of(planner, *self), made = halves_of(planner, *to);
+  if (!halves || !made) return refuse("of a number");
+  const Operand of_grad{.there = true, .tensor = grad}, gate{.there = true, .tensor = halves->second};
+  const Operand gated{.there = true, .tensor = halves->first};
+  Status status = compute(planner, Pointwise::kGlu, self->dtype, made->first, of_grad, gate);
+  if (!status.ok()) return status;
+  return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
+}
+
+// Losses of pairs of elements, added up or not.
+Status pair_loss(OpPlanner& planner, Pointwise what, double d = 0) {
+  const auto self = planner.tensor("self"), target = planner.tensor("target"), weight = planner.tensor("weight"),
+             of_truth = planner.tensor("pos_weight"), to = planner.result(0);
+  if (!self || !target || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  const auto how = planner.whole("reduction", 1);
+  const DType dtype = promote(self->dtype, target->dtype);
+  OpTensor losses = *to;
+  if (how != 0) {
+    losses.sizes = self->sizes;
+    if (target->sizes != self->sizes) return refuse("of targets of other sizes");
+  }
+  // What is added up or multiplied yet is f32 at least.
+  const bool ends = how == 0 && (!weight || what == Pointwise::kBinaryCrossEntropy);
+  if (!ends) {
+    losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
+    losses.strides = packed_strides(losses.sizes);
+    losses.place = planner.scratch(losses.nbytes());
+  }
+  const bool of_chances = what == Pointwise::kBinaryCrossEntropy;
+  const std::optional<OpTensor>& third = of_chances ? weight : of_truth;
+  Status status =
+      compute(planner, what, dtype, losses, {.there = true, .tensor = self}, {.there = true, .tensor = target},
+              third ? Operand{.there = true, .tensor = third} : Operand{}, d);
+  if (!status.ok() || ends) return status;
+  if (weight && !of_chances) {
+    OpTensor weighted = how == 0 ? *to : losses;
+    if (how != 0) weighted.place = planner.scratch(losses.nbytes());
+    status = compute(planner, Pointwise::kTimes, losses.dtype, weighted, {.there = true, .tensor = losses},
+                     {.there = true, .tensor = weight});
+    if (!status.ok() || how == 0) return status;
+    losses = weighted;
+  }
+  reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
+  return {};
+}
+Status binary_cross_entropy(OpPlanner& planner) { return pair_loss(planner, Pointwise::kBinaryCrossEntropy); }
+Status logits_cross_entropy(OpPlanner& planner) { return pair_loss(planner, Pointwise::kBinaryCrossEntropyOfLogits); }
+Status mse_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kSquaredDifference); }
+Status smooth_l1_loss(OpPlanner& planner) {
+  return pair_loss(planner, Pointwise::kSmoothL1, planner.number("beta", 1));
+}
+Status huber_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kHuber, planner.number("delta", 1)); }
+Status soft_margin_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kSoftMargin); }
+
+// Of elements and numbers: comparisons. Among several: a search in sorted ones, where NaN is none.
+Status is_in(OpPlanner& planner) {
+  ResultType types;
+  const auto to = planner.result(0);
+  const bool one = !planner.has("test_elements");
+  Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
+          tests = operand(planner, one ? "test_element" : "test_elements", &types);
+  if (!to || !elements.there || !tests.there) return refuse("without a result");
+  const DType dtype = types.get();
+  const bool inverts = planner.flag("invert");
+  if (one) {
+    return compute(planner, inverts ? Pointwise::kNotEqual : Pointwise::kEqual, dtype, *to, std::move(elements),
+                   std::move(tests));
+  }
+  if (!tests.tensor) return refuse("of a number");
+  bring(planner, *to, dtype, &elements);
+  OpTensor all = *tests.tensor;
+  if (elements.place.buffer == kNowhere) {  // a number
+    elements.place = planner.scratch(8);
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = planner.bits("element", dtype)}, 1, 32)
+        .at(&FillArguments::out, elements.place);
+  }
+  all.place = planner.packed(all, dtype);
+  all.dtype = dtype;
+  return search_members(planner, elements.place, *to, all, inverts);
+}
+
 // Whether all elements are the same ones: a bool of the host's.
 Status equal(OpPlanner& planner) {
   auto self = planner.tensor("self"), other = planner.tensor("other");
@@ -316,6 +422,15 @@ constexpr NamedPlan kPlans[] = {{"clamp", clamp},
                                 {"lgamma", log_gamma},
                                 {"digamma", digamma},
                                 {"log_sigmoid_forward", log_sigmoid},
+                                {"glu", glu},
+                                {"glu_backward", glu_backward},
+                                {"binary_cross_entropy", binary_cross_entropy},
+                                {"binary_cross_entropy_with_logits", logits_cross_entropy},
+                                {"mse_loss", mse_loss},
+                                {"smooth_l1_loss", smooth_l1_loss},
+                                {"huber_loss", huber_loss},
+                                {"soft_margin_loss", soft_margin_loss},
+                                {"isin", is_in},
                                 {"equal", equal, true}};
 
 }  // namespace

@@ -243,6 +243,40 @@ Status norms(OpPlanner& planner) {
   return {};
 }
 
+// Of a matrix's diagonal.
+Status trace(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() != 2 || ir::is_float(self->dtype) != ir::is_float(to->dtype)) {
+    return refuse("of no matrix");
+  }
+  OpTensor diagonal = *self;
+  diagonal.sizes = {std::min(self->sizes[0], self->sizes[1])};
+  diagonal.strides = {self->strides[0] + self->strides[1]};
+  diagonal.place = planner.packed(diagonal);
+  diagonal.strides = {1};
+  reduce_all(planner, ReduceAll::kSum, diagonal, *to);
+  return {};
+}
+
+// Of complex numbers: parts are a dim that stays, behind the others that do.
+Status reduce_parts(OpPlanner& planner, Reduce what) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32) return refuse("of these dtypes");
+  std::vector<bool> dims = reduced_dims(planner, *self, &*to);
+  OpTensor from = *self;
+  if (self->dtype != to->dtype) {
+    from.place = planner.packed(*self, to->dtype);
+    from.dtype = to->dtype;
+    from.strides = packed_strides(from.sizes);
+  }
+  const OpTensor parts = parts_of(from), made = parts_of(*to);
+  dims.push_back(false);
+  const Reduction how{.reduce = what, .out_dtype = made.dtype};
+  launch_rows(planner, how, planner.packed(with_dims_last(parts, dims)), parts.dtype, rows_of(parts, dims),
+              planner.output(made), {}, {});
+  return {};
+}
+
 // -- along one dim, as large as the operand ---------------------------------------------------------------------------
 
 std::vector<bool> one_dim(OpPlanner& planner, const OpTensor& tensor) {
@@ -357,6 +391,7 @@ constexpr NamedPlan kPlans[] = {{"sum", sum},
                                 {"var_mean", variance},
                                 {"std_mean", deviation},
                                 {"norm", norm},
+                                {"trace", trace},
                                 {"linalg_vector_norm", norm},
                                 {"_foreach_norm", norms},
                                 {"logsumexp", log_sum_exp},
@@ -372,6 +407,16 @@ constexpr NamedPlan kPlans[] = {{"sum", sum},
 void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out) {
   const Reduction how{.reduce = Reduce::kNonzero, .out_dtype = DType::kInt64, .in_floats = ir::is_float(dtype)};
   launch_rows(planner, how, in, dtype, {1, count}, out, {}, {});
+}
+
+Status sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, Reduce::kSum); }
+Status mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, Reduce::kMean); }
+
+void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to) {
+  constexpr Reduce kHow[] = {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin};
+  const bool floats = ir::is_float(how < ReduceAll::kMax ? to.dtype : from.dtype);
+  const Reduction reduction{.reduce = kHow[static_cast<size_t>(how)], .out_dtype = to.dtype, .in_floats = floats};
+  launch_rows(planner, reduction, from.place, from.dtype, {1, from.count()}, planner.output(to), {}, {});
 }
 
 std::span<const NamedPlan> reduce_plans() { return kPlans; }

@@ -252,7 +252,7 @@ class OpRunner final : public Runner {
   }
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && find_op_plan(opcode) != nullptr;
+    return opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr);
   }
 
  private:
@@ -266,7 +266,10 @@ class OpUnits final : public WrittenUnits {
   OpUnits(CudaDevice& device, KernelArchive archive) : kernels_(device, archive) {}
 
   std::unique_ptr<Unit> make(const ir::Graph& graph, const ir::Group& group) override {
-    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode);
+    bool has_complex = false;
+    ir::for_each_view(graph.nodes[group.first],
+                      [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph.views[view].dtype); });
+    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode, has_complex);
     if (group.first != group.last || plan == nullptr) return nullptr;
     return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
   }

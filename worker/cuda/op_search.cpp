@@ -103,6 +103,41 @@ Status count_bins(OpPlanner& planner) {
   return {};
 }
 
+Status histogram(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || !ir::is_float(self->dtype) || to->dtype != self->dtype) return refuse("of integers");
+  HistogramArguments arguments{.count = self->count(),
+                               .bins = to->count(),
+                               .dtype = static_cast<i64>(self->dtype),
+                               .from = planner.number("min", 0),
+                               .to = planner.number("max", 0)};
+  const Place in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
+  planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
+  OpTensor least = *self, most = *self;
+  if (arguments.from == arguments.to && arguments.count != 0) {
+    const OpTensor all{.place = in, .dtype = self->dtype, .sizes = {arguments.count}, .strides = {1}};
+    for (OpTensor* const one : {&least, &most}) {
+      one->sizes = one->strides = {};
+      one->place = planner.scratch(8);
+    }
+    reduce_all(planner, ReduceAll::kMin, all, least);
+    reduce_all(planner, ReduceAll::kMax, all, most);
+  } else {
+    least.place = most.place = {};
+  }
+  planner.add_operand(-1);
+  planner.launch(KernelFile::kSearch, "search_histogram", arguments, blocks_for(arguments.count))
+      .at(&HistogramArguments::in, in)
+      .at(&HistogramArguments::counts, counts)
+      .at(&HistogramArguments::least, least.place)
+      .at(&HistogramArguments::most, most.place)
+      .failure([](const HistogramArguments& words) { return &words.failure; });
+  planner.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
+      .at(&HistogramArguments::counts, counts)
+      .at(&HistogramArguments::out, planner.output(*to));
+  return {};
+}
+
 // Of a dim, or of all elements.
 Status middle(OpPlanner& planner, Middle what) {
   const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
@@ -211,11 +246,42 @@ Status multinomial(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {
-    {"searchsorted", search_sorted},  {"bucketize", bucketize}, {"bincount", count_bins},    {"median", median},
-    {"nanmedian", median_of_numbers}, {"mode", mode},           {"multinomial", multinomial}};
+constexpr NamedPlan kPlans[] = {{"searchsorted", search_sorted},
+                                {"bucketize", bucketize},
+                                {"bincount", count_bins},
+                                {"histc", histogram},
+                                {"median", median},
+                                {"nanmedian", median_of_numbers},
+                                {"mode", mode},
+                                {"multinomial", multinomial}};
 
 }  // namespace
+
+Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts) {
+  const int64_t count = to.count(), length = members.count();
+  const Place keys = planner.scratch(8 * static_cast<uint64_t>(count));
+  planner
+      .launch(KernelFile::kSort, "sort_keys",
+              SortKeysArguments{.length = count, .dtype = static_cast<i64>(members.dtype)}, blocks_for(count))
+      .at(&SortKeysArguments::in, elements)
+      .at(&SortKeysArguments::keys, keys);
+  Sorted sorted;
+  if (length != 0) {
+    Status status = sort_tensor(planner, members, members.place, {1, length, 1}, false, &sorted);
+    if (!status.ok()) return status;
+  }
+  planner
+      .launch(KernelFile::kSearch, "search_members",
+              MemberArguments{.count = count,
+                              .length = length,
+                              .inverts = inverts ? 1 : 0,
+                              .floats = ir::is_float(members.dtype) ? 1 : 0},
+              blocks_for(count))
+      .at(&MemberArguments::keys, keys)
+      .at(&MemberArguments::sorted, sorted.keys)
+      .at(&MemberArguments::out, planner.output(to));
+  return {};
+}
 
 std::span<const NamedPlan> search_plans() { return kPlans; }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "worker/cuda/cublaslt.h"
 #include "worker/cuda/place.h"
@@ -75,6 +76,7 @@ struct Problem {
   uint32_t bias_alignment = 16;
   bool is_scaled = false;  // of float8
   bool fast_accumulation = false;
+  bool deterministic = false;  // always done in the same way, whichever is fastest
   bool operator==(const Problem&) const = default;
 };
 
@@ -107,6 +109,7 @@ Number number_of(const ir::Arg* arg, std::span<const int64_t> values);
 ProductNumbers numbers_of(const Product& product, std::span<const int64_t> values);
 
 // kUnsupported: there is no such call, and the message says why.
-Status plan_product(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ProductPlan* plan);
+Status plan_product(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ir::MathModes math,
+                    ProductPlan* plan);
 
 }  // namespace torch_remote::worker::cuda

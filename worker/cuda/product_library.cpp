@@ -1,17 +1,11 @@
 #include "worker/cuda/product_library.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <charconv>
 #include <complex>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -22,22 +16,7 @@ namespace {
 constexpr uint32_t kMostAlignment = 16;
 constexpr size_t kMostChoices = 4096;
 constexpr int kRepeats = 2;                              // of a proposal that is timed, after one that warms up
-constexpr uint64_t kMostFile = 1 << 20;                  // bytes
 constexpr size_t kHex = 16 * sizeof(lt::Algorithm) / 8;  // digits
-
-uint64_t hash(std::string_view text) {
-  uint64_t value = 0xCBF29CE484222325;
-  for (const char c : text) value = (value ^ static_cast<uint8_t>(c)) * 0x100000001B3;
-  return value ^ value >> 29;
-}
-
-// Of a line of the file.
-uint64_t sum_of(const std::string& about, const std::string& key, const std::string& digits) {
-  std::string all = about;
-  all += key;
-  all += digits;
-  return hash(all);
-}
 
 // Sizes of about this one are done alike: the next larger one with three digits in base 2.
 int64_t size_class(int64_t size) {
@@ -55,8 +34,9 @@ uint64_t steps(int64_t elements, lt::Type type) {
 std::string key_of(const Problem& problem) {
   std::ostringstream key;
   const int64_t k = problem.op_a == lt::Operation::kNone ? problem.a.columns : problem.a.rows;
-  key << size_class(problem.d.rows) << "x" << size_class(problem.d.columns) << "x" << size_class(k) << "b"
-      << size_class(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
+  const auto size = [&](int64_t is) { return problem.deterministic ? is : size_class(is); };
+  key << (problem.deterministic ? "d" : "") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
+      << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
       << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
   for (const Stored* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
     key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << steps(stored->ld, stored->type)
@@ -151,9 +131,10 @@ Status ProductLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, 
   std::unique_ptr<ProductLibrary> library(new ProductLibrary(std::move(gpu), memory, std::move(options)));
   Status status = lt::to_status(library->table_.create(&library->handle_), "cublasLtCreate");
   if (!status.ok()) return status;
-  library->about_ = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
-                    std::to_string(library->table_.get_version()) + " " + std::to_string(library->options_.workspace);
-  library->read_file();
+  const std::string about = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
+                            std::to_string(library->table_.get_version()) + " " +
+                            std::to_string(library->options_.workspace);
+  library->file_ = ChoiceFile(library->options_.folder, about, "products");
   *opened = std::move(library);
   return {};
 }
@@ -240,10 +221,11 @@ Status ProductLibrary::choose(PreparedProduct& prepared) {
   }
   auto choice = std::make_shared<Choice>();
   choice->key = key;
-  const auto kept = kept_.find(key);
-  if (kept != kept_.end() && check(prepared, kept->second, &checked)) {
+  const std::string* const kept = prepared.problem_.deterministic ? nullptr : file_.find(key);
+  const std::optional<lt::Algorithm> algorithm = kept != nullptr ? from_hex(*kept) : std::nullopt;
+  if (algorithm && check(prepared, *algorithm, &checked)) {
     ++found_;
-    checked.algorithm = kept->second;
+    checked.algorithm = *algorithm;
     choice->candidates = {checked};
     choice->decided = true;
   } else if (Status status = ask(prepared, *choice); !status.ok()) {
@@ -274,7 +256,8 @@ Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
     status = lt::to_status(table_.preference_set_attribute(preference, attribute, &value, sizeof(value)),
                            "cublasLtMatmulPreferenceSetAttribute");
   };
-  set(lt::PreferenceAttribute::kWorkspaceBytes, uint64_t{no_workspace_ ? 0 : options_.workspace});
+  const bool without = no_workspace_ && !problem.deterministic;
+  set(lt::PreferenceAttribute::kWorkspaceBytes, uint64_t{without ? 0 : options_.workspace});
   set(lt::PreferenceAttribute::kReductionSchemes, lt::kReductionComputeType);
   set(lt::PreferenceAttribute::kAlignmentA, problem.a.alignment);
   set(lt::PreferenceAttribute::kAlignmentB, problem.b.alignment);
@@ -293,7 +276,8 @@ Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
   choice.candidates.resize(static_cast<size_t>(std::max(count, 0)));
   std::erase_if(choice.candidates, [](const lt::Candidate& c) { return c.state != lt::Result::kSuccess; });
   if (choice.candidates.empty()) return lt::to_status(lt::Result::kNotSupported, "cublasLtMatmulAlgoGetHeuristic");
-  choice.candidates.resize(std::min(choice.candidates.size(), static_cast<size_t>(options_.timed)));
+  choice.candidates.resize(
+      std::min(choice.candidates.size(), problem.deterministic ? size_t{1} : static_cast<size_t>(options_.timed)));
   choice.decided = choice.candidates.size() == 1;
   return {};
 }
@@ -345,6 +329,10 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
   if (!prepared->choice_->marks.empty()) decide(*prepared->choice_);
   const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
   if (chosen().workspace != 0 && !take_workspace()) {
+    if (prepared->problem_.deterministic)
+      return {ErrorCode::kOutOfMemory,
+              "remote: the GPU has no " + std::to_string(options_.workspace) + " bytes left for a product",
+              "OutOfMemoryError"};
     // Another way, that needs none.
     choices_.erase(prepared->choice_->key);
     if (Status status = choose(*prepared); !status.ok()) return status;
@@ -435,45 +423,7 @@ void ProductLibrary::decide(Choice& choice) {
   for (const Event event : choice.marks) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
   choice.marks.clear();
   choice.decided = true;
-  write_line(choice);
-}
-
-// --- the file --------------------------------------------------------------------------------------------------------
-// Lines: the key, the algorithm, a hash of both and of what they depend on.
-
-void ProductLibrary::read_file() {
-  namespace fs = std::filesystem;
-  struct stat info{};
-  if (options_.folder.empty()) return;
-  std::error_code error;
-  fs::create_directories(options_.folder, error);
-  // Others must not be able to say what is called.
-  if (::stat(options_.folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||
-      (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return;
-  }
-  char name[64];
-  std::snprintf(name, sizeof(name), "/%016llx.products", static_cast<unsigned long long>(hash(about_)));
-  path_ = options_.folder + name;
-  if (fs::file_size(path_, error) > kMostFile && !error) fs::remove(path_, error);
-  std::ifstream file(path_);
-  std::string key, digits, sum;
-  while (file >> key >> digits >> sum) {
-    const auto algorithm = from_hex(digits);
-    const auto expected = std::to_string(sum_of(about_, key, digits));
-    if (algorithm && sum == expected) kept_[key] = *algorithm;
-  }
-}
-
-// At once, so that lines of several processes stay whole.
-void ProductLibrary::write_line(const Choice& choice) const {
-  if (path_.empty()) return;
-  const std::string digits = to_hex(choice.candidates[choice.best].algorithm);
-  const std::string line = choice.key + " " + digits + " " + std::to_string(sum_of(about_, choice.key, digits)) + "\n";
-  const int file = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return;
-  (void)!::write(file, line.data(), line.size());
-  ::close(file);
+  file_.add(choice.key, to_hex(choice.candidates[choice.best].algorithm));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/status.h"
+#include "worker/cuda/choice_file.h"
 #include "worker/cuda/cublaslt.h"
 #include "worker/cuda/gpu.h"
 #include "worker/cuda/product.h"
@@ -17,7 +18,8 @@ namespace torch_remote::worker::cuda {
 
 // How problems of one kind are done: what the library proposes for them, and which of that is best. It is asked once;
 // then the first use has each proposal do it again behind the real work, into memory that nobody looks at, and later
-// ones look whether the GPU has come past that. The fastest one is kept, in a file, too.
+// ones look whether the GPU has come past that. The fastest one is kept, in a file, too. Of a deterministic problem the
+// library's favourite for just these sizes is taken, and neither time nor file looked at.
 struct Choice {
   std::string key;
   std::vector<lt::Candidate> candidates;  // the library's favourite first
@@ -86,20 +88,16 @@ class ProductLibrary {
   void time(const PreparedProduct& prepared, const ProductPointers& pointers, const void* alpha, const void* beta);
   void decide(Choice& choice);
   bool take_workspace();
-  void read_file();
-  void write_line(const Choice& choice) const;
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
   const Options options_;
   const lt::Table& table_;
   lt::Handle handle_ = nullptr;
-  std::string about_;  // what choices depend on beside the problem: GPU, version of the library
-  std::string path_;   // of the file; empty: there is none
   DevicePointer workspace_ = 0;
   bool no_workspace_ = false;  // there was no memory for it
   std::unordered_map<std::string, std::shared_ptr<Choice>> choices_;
-  std::unordered_map<std::string, lt::Algorithm> kept_;  // from the file, by key
+  ChoiceFile file_;
   uint64_t asked_ = 0, found_ = 0;
 };
 

@@ -61,9 +61,11 @@ class ProductLibraryTest : public ::testing::Test {
     problem.c = problem.d = {.rows = m, .columns = 8, .ld = 64};
     return problem;
   }
-  void prepare(int64_t m) {
+  void prepare(int64_t m, bool deterministic = false) {
     const Current current(device->gpu());
-    const Status status = library->prepare(problem(m), &prepared);
+    Problem given = problem(m);
+    given.deterministic = deterministic;
+    const Status status = library->prepare(given, &prepared);
     ASSERT_TRUE(status.ok()) << status.message();
   }
   void run(int times = 1) {
@@ -115,6 +117,24 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
   EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
   prepare(16);
   EXPECT_EQ(library->asked(), 2u);
+}
+
+TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
+  emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
+  prepare(48);
+  run(3);  // a file names another one than the favourite
+  const std::string kept = file();
+  const uint64_t elapsed = calls("cuEventElapsedTime");
+  // Asked for each size anew, done once, in the one way.
+  for (const int64_t m : {48, 44}) {
+    const uint64_t asked = library->asked(), before = calls();
+    prepare(m, /*deterministic=*/true);
+    EXPECT_EQ(library->asked(), asked + 1);
+    run(3);
+    EXPECT_EQ(calls(), before + 3);
+  }
+  EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+  EXPECT_EQ(file(), kept);
 }
 
 TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {

@@ -87,7 +87,9 @@ class ProductUnit final : public Unit {
 
  private:
   Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
-  bool suits(std::span<const int64_t> values) const override { return numbers_of(product_, values) == numbers_; }
+  bool suits(std::span<const int64_t> values) const override {
+    return numbers_of(product_, values) == numbers_ && products_.device().math() == math_;
+  }
   void set_numbers(std::span<const int64_t> values) override {
     alpha_ = number_of(product_.alpha, values);
     beta_ = number_of(product_.beta, values);
@@ -98,6 +100,7 @@ class ProductUnit final : public Unit {
   Products& products_;
   const Product product_;
   ProductNumbers numbers_;
+  ir::MathModes math_ = 0;
   ProductPlan plan_;
   std::shared_ptr<PreparedProduct> first_, next_;
   Number alpha_, beta_;
@@ -107,10 +110,11 @@ class ProductUnit final : public Unit {
 
 Status ProductUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>*) {
   numbers_ = numbers_of(product_, values);
+  math_ = products_.device().math();
   first_ = nullptr;
   next_ = nullptr;
   gelu_.reset();
-  Status status = plan_product(graph(), product_, values, &plan_);
+  Status status = plan_product(graph(), product_, values, math_, &plan_);
   if (!status.ok() || plan_.calls.empty()) return status;
   const Current current(products_.device().gpu());
   ProductLibrary* const library = products_.get(&status);

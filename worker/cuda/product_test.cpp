@@ -554,7 +554,7 @@ TEST(ProductPlans, TransposedAndBiasedProductsMoveNothing) {
     Product product;
     EXPECT_TRUE(find_product(graph, graph.nodes[0], &product));
     ProductPlan plan;
-    EXPECT_TRUE(plan_product(graph, product, values, &plan).ok());
+    EXPECT_TRUE(plan_product(graph, product, values, 0, &plan).ok());
     return plan;
   };
   // linear: x w^T + b

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "remote/transport/transport.h"
 #include "worker/device/memory.h"
@@ -53,6 +54,10 @@ class Device {
   CachingAllocator& memory() { return *memory_; }
   const CachingAllocator& memory() const { return *memory_; }
 
+  // How its runners do products and convolutions, from now on.
+  void set_math(ir::MathModes math) { math_ = math; }
+  ir::MathModes math() const { return math_; }
+
   // -- queued
 
   // `keep` is held until the source was read.
@@ -92,6 +97,7 @@ class Device {
 
  private:
   CachingAllocator::Pointer memory_;
+  ir::MathModes math_ = 0;
 };
 
 }  // namespace torch_remote::worker

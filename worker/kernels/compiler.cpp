@@ -16,7 +16,8 @@ class Library {
  public:
   Library(std::string path, std::string target) : path_(std::move(path)), target_(std::move(target)) {}
 
-  Status compile(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish) {
+  Status compile(std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
+                 uint32_t* rows, uint32_t* finish) {
     Status status;
     if (api_ == nullptr) api_ = open(&status);
     if (api_ == nullptr) return status;
@@ -26,7 +27,8 @@ class Library {
     code.take = [](void* context, const uint8_t* data, size_t size) {
       static_cast<std::vector<uint8_t>*>(context)->assign(data, data + size);
     };
-    if (api_->compile_cpu(text.data(), text.size(), target_.c_str(), &code) != 0) {
+    const tr_variant wanted{sizeof(wanted), variant.streams, variant.columns};
+    if (api_->compile_cpu(text.data(), text.size(), target_.c_str(), &wanted, &code) != 0) {
       return Status::internal("remote: a kernel does not compile: " + std::string(code.message));
     }
     *rows = code.rows;
@@ -68,9 +70,9 @@ Status open_compiler(const std::string& path, const std::string& target, CacheOp
   options->version = std::to_string(info.st_size) + " " + std::to_string(info.st_mtim.tv_sec) + "." +
                      std::to_string(info.st_mtim.tv_nsec);
   const auto library = std::make_shared<Library>(path, target);
-  options->compile = [library](std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish) {
-    return library->compile(text, bytes, rows, finish);
-  };
+  options->compile = [library](std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
+                               uint32_t* rows,
+                               uint32_t* finish) { return library->compile(text, variant, bytes, rows, finish); };
   return {};
 }
 

@@ -47,6 +47,13 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   }
 }
 
+std::string key_of(const std::string& text, const codegen::cpu::Variant& variant) {
+  std::string key = text;
+  if (variant.streams) key += "\nstreams";
+  if (variant.columns != 0) key += "\ncolumns " + std::to_string(variant.columns);
+  return key;
+}
+
 // Where its functions begin, at the end of what is kept of a kernel.
 struct Trailer {
   uint32_t rows = 0, finish = 0;
@@ -68,20 +75,23 @@ KernelCache::~KernelCache() {
   if (thread_.joinable()) thread_.join();
 }
 
-CompiledKernel* KernelCache::get(const std::string& text, const codegen::Kernel& kernel) {
+CompiledKernel* KernelCache::get(const std::string& text, const codegen::Kernel& kernel,
+                                 const codegen::cpu::Variant& variant) {
+  const std::string key = key_of(text, variant);
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = kernels_.find(text); found != kernels_.end()) return found->second.get();
+    if (const auto found = kernels_.find(key); found != kernels_.end()) return found->second.get();
     if (kernels_.size() >= kMostKernels) return nullptr;
   }
   if (kernel.values.size() > kMostValues) return nullptr;
   auto made = std::make_unique<CompiledKernel>();
   describe(kernel, *made);
-  const bool on_disk = read(text, *made);
+  made->variant = variant;
+  const bool on_disk = read(key, *made);
   const std::lock_guard lock(mutex_);
-  const auto [found, inserted] = kernels_.emplace(text, std::move(made));
+  const auto [found, inserted] = kernels_.emplace(key, std::move(made));
   if (inserted && !on_disk) {
-    jobs_.push_back({text, found->second.get()});
+    jobs_.push_back({key, text, found->second.get()});
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     wake_.notify_one();
   }
@@ -113,11 +123,11 @@ void KernelCache::work() {
     lock.unlock();
     std::vector<uint8_t> bytes;
     uint32_t rows = 0, last = 0;
-    const Status status = options_.compile(job.text, &bytes, &rows, &last);
+    const Status status = options_.compile(job.text, job.kernel->variant, &bytes, &rows, &last);
     if (!status.ok()) {
       fail(*job.kernel, status);
     } else if (finish(*job.kernel, bytes, rows, last); job.kernel->ready()) {
-      write(job.text, std::move(bytes), rows, last);
+      write(job.key, std::move(bytes), rows, last);
       compiled_.fetch_add(1, std::memory_order_relaxed);
       wrote = true;
     }
@@ -142,10 +152,10 @@ void KernelCache::fail(CompiledKernel& kernel, const Status& why) {
   if (failed_.fetch_add(1, std::memory_order_relaxed) == 0 && options_.tell_failure) options_.tell_failure(why);
 }
 
-bool KernelCache::read(const std::string& text, CompiledKernel& kernel) {
+bool KernelCache::read(const std::string& key, CompiledKernel& kernel) {
   std::vector<uint8_t> bytes;
   Trailer trailer;
-  if (!files_.read(text, &bytes) || bytes.size() < sizeof(trailer)) return false;
+  if (!files_.read(key, &bytes) || bytes.size() < sizeof(trailer)) return false;
   const size_t code = bytes.size() - sizeof(trailer);
   std::memcpy(&trailer, bytes.data() + code, sizeof(trailer));
   if (trailer.rows >= code || trailer.finish >= code) return false;
@@ -154,11 +164,11 @@ bool KernelCache::read(const std::string& text, CompiledKernel& kernel) {
   return kernel.ready();
 }
 
-void KernelCache::write(const std::string& text, std::vector<uint8_t> bytes, uint32_t rows, uint32_t last) const {
+void KernelCache::write(const std::string& key, std::vector<uint8_t> bytes, uint32_t rows, uint32_t last) const {
   const Trailer trailer{rows, last};
   const auto* const first = reinterpret_cast<const uint8_t*>(&trailer);
   bytes.insert(bytes.end(), first, first + sizeof(trailer));
-  files_.write(text, bytes);
+  files_.write(key, bytes);
 }
 
 }  // namespace torch_remote::worker::kernels

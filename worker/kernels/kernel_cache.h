@@ -41,6 +41,7 @@ struct CompiledKernel {
   bool has_rows = false;        // a row dim
   bool in_order = false;        // it stores at indices: rows that may have one place are not done side by side
   bool splits_columns = false;  // a row's columns may be done in parts: no reduction over them, and no index of them
+  codegen::cpu::Variant variant;
   // When it is ready.
   codegen::cpu::PlacedCode code;
   codegen::cpu::RowsFunction rows = nullptr;
@@ -55,7 +56,9 @@ struct CacheOptions {
   std::string version;         // of the compiler
   bool urgent = false;         // somebody waits for kernels: they are compiled with normal priority
   // LoopIR's text to code; called by the cache's thread.
-  std::function<Status(std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish)> compile;
+  std::function<Status(std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
+                       uint32_t* rows, uint32_t* finish)>
+      compile;
   // If not null: told of the first kernel that there is no code for, and why; by any thread.
   std::function<void(const Status& why)> tell_failure;
 };
@@ -68,7 +71,8 @@ class KernelCache {
 
   // The kernel, ready or not; asks for it if nobody has. `text` is that of `kernel`. Null for one that is too large, or
   // if there are too many: a client decides what is asked for.
-  CompiledKernel* get(const std::string& text, const codegen::Kernel& kernel);
+  CompiledKernel* get(const std::string& text, const codegen::Kernel& kernel,
+                      const codegen::cpu::Variant& variant = {});
   // Returns when it is ready, or has failed.
   void wait(const CompiledKernel& kernel);
 
@@ -80,20 +84,20 @@ class KernelCache {
 
  private:
   struct Job {
-    std::string text;
+    std::string key, text;
     CompiledKernel* kernel = nullptr;
   };
   void work();
   void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
   void fail(CompiledKernel& kernel, const Status& why);
-  bool read(const std::string& text, CompiledKernel& kernel);
-  void write(const std::string& text, std::vector<uint8_t> bytes, uint32_t rows, uint32_t finish) const;
+  bool read(const std::string& key, CompiledKernel& kernel);
+  void write(const std::string& key, std::vector<uint8_t> bytes, uint32_t rows, uint32_t finish) const;
 
   const CacheOptions options_;
   const KernelFiles files_;
   std::atomic<uint64_t> generation_{0}, compiled_{0}, failed_{0};
-  std::mutex mutex_;  // of what follows
-  std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
+  std::mutex mutex_;                                                          // of what follows
+  std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;  // by key: text and variant
   std::deque<Job> jobs_;
   std::condition_variable wake_, done_;
   bool ends_ = false;

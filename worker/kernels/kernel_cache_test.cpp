@@ -6,7 +6,9 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -72,10 +74,11 @@ class KernelCacheTest : public ::testing::Test {
     made.folder = folder_.string();
     made.target = "x86-64-v4";
     made.version = std::move(version);
-    made.compile = [this](std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish) {
+    made.compile = [this](std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
+                          uint32_t* rows, uint32_t* finish) {
       ++compiled_;
       if (text.find("max %0\n  store") != text.npos && refuse_) return Status::internal("no");
-      *bytes = {0xC3, 0xC3};
+      *bytes = {0xC3, 0xC3, static_cast<uint8_t>(variant.columns)};
       *rows = 0;
       *finish = 1;
       return Status();
@@ -110,10 +113,10 @@ TEST_F(KernelCacheTest, CompilesOnceAndKeepsIt) {
 TEST_F(KernelCacheTest, WhoAsksDoesNotWait) {
   CacheOptions slow = options();
   std::atomic<bool> may_go = false;
-  slow.compile = [&, compile = slow.compile](std::string_view text, std::vector<uint8_t>* bytes, uint32_t* rows,
-                                             uint32_t* finish) {
+  slow.compile = [&, compile = slow.compile](std::string_view text, const codegen::cpu::Variant& variant,
+                                             std::vector<uint8_t>* bytes, uint32_t* rows, uint32_t* finish) {
     while (!may_go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return compile(text, bytes, rows, finish);
+    return compile(text, variant, bytes, rows, finish);
   };
   KernelCache cache(std::move(slow));
   CompiledKernel* kernel = cache.get(kSoftmax, parsed(kSoftmax));
@@ -134,6 +137,31 @@ TEST_F(KernelCacheTest, AnotherProcessFindsItOnDisk) {
   EXPECT_EQ(compiled_, 1);
   KernelCache newer(options("2"));
   EXPECT_FALSE(newer.get(kSoftmax, parsed(kSoftmax))->ready() && compiled_ == 1);
+}
+
+TEST_F(KernelCacheTest, VariantsAreKernelsOfTheirOwn) {
+  const codegen::Kernel kernel = parsed(kSoftmax);
+  const auto all = [&](KernelCache& cache) {
+    std::vector<CompiledKernel*> got;
+    for (const codegen::cpu::Variant& variant :
+         {codegen::cpu::Variant{}, codegen::cpu::Variant{.streams = true}, codegen::cpu::Variant{.columns = 10},
+          codegen::cpu::Variant{.columns = 11}, codegen::cpu::Variant{.streams = true, .columns = 10}}) {
+      got.push_back(cache.get(kSoftmax, kernel, variant));
+      cache.wait(*got.back());
+      EXPECT_EQ(got.back()->variant, variant);
+    }
+    return got;
+  };
+  {
+    KernelCache cache(options());
+    const std::vector<CompiledKernel*> got = all(cache);
+    EXPECT_EQ(std::set<CompiledKernel*>(got.begin(), got.end()).size(), got.size());
+    EXPECT_EQ(all(cache), got);
+  }
+  EXPECT_EQ(compiled_, 5);
+  KernelCache again(options());
+  all(again);
+  EXPECT_EQ(compiled_, 5);
 }
 
 TEST_F(KernelCacheTest, WhatIsDamagedIsCompiledAgain) {
@@ -201,7 +229,7 @@ TEST_F(KernelCacheTest, AKernelThatDoesNotCompileIsNoKernel) {
 
 TEST_F(KernelCacheTest, ThatKernelsDoNotCompileIsToldOnce) {
   CacheOptions none = options();
-  none.compile = [](std::string_view, std::vector<uint8_t>*, uint32_t*, uint32_t*) {
+  none.compile = [](std::string_view, const codegen::cpu::Variant&, std::vector<uint8_t>*, uint32_t*, uint32_t*) {
     return Status::internal("no library");
   };
   std::vector<std::string> told;

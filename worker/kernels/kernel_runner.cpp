@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +23,8 @@ namespace {
 // Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
 // rows.
 constexpr size_t kMostScratch = 64 << 20;
+// Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
+constexpr uint64_t kStreamedBytes = 4 << 20;
 // Points of all groups of a run that are worth waking threads: some 600 us of one core.
 constexpr double kPointsWorthWaking = 1 << 20;
 
@@ -34,8 +39,24 @@ struct BoundGroup {
   bool taken = false;    // and it is done so
   bool refused = false;  // somebody was told that it is not, and why
   std::vector<codegen::Launch> launches;
-  std::vector<CompiledKernel*> kernels;  // of each launch
-  Launches prepared;
+  // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
+  struct Kernels {
+    GroupWay way = GroupWay::kPlain;
+    std::vector<CompiledKernel*> of;  // each launch
+    Launches prepared;
+  };
+  std::vector<Kernels> kernels;  // the plain ones first; empty: there are none
+  // In tuned programs: how it is done in the next run, and who finds that out.
+  GroupWay way = GroupWay::kPlain, chosen = GroupWay::kPlain;
+  std::optional<GroupTuner> tuner;
+  bool timed = false;  // the next run counts
+  std::string key;     // of what is chosen
+
+  Kernels& by(GroupWay wanted) {
+    const auto found = std::ranges::find(kernels, wanted, &Kernels::way);
+    return found == kernels.end() ? kernels.front() : *found;
+  }
+  const Launches& plain() const { return kernels.front().prepared; }
   // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
   mutable bool shares = false;
   // Instead of launches:
@@ -83,9 +104,9 @@ uint64_t now() {
 
 class KernelProgram : public RunnerProgram {
  public:
-  // `refused` counts groups that no kernel does.
-  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused)
-      : options_(options), graph_(graph), refused_(refused) {
+  // `refused` counts groups that no kernel does. `tunes`: it finds out by timing how its groups are done best.
+  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused, bool tunes)
+      : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
       groups_.emplace_back();
       groups_.back().group = group;
@@ -100,6 +121,17 @@ class KernelProgram : public RunnerProgram {
     group.taken = takes(group, values);
     summed_ = false;
     return group.taken;
+  }
+
+  bool tunes() const override {
+    return tunes_ && std::ranges::any_of(groups_, [](const BoundGroup& group) {
+             return group.bound && group.fits && group.tuner.has_value() && group.tuner->open();
+           });
+  }
+
+  void took(uint32_t first, uint64_t ns) override {
+    BoundGroup& group = group_at(first);
+    if (std::exchange(group.timed, false) && group.way == GroupWay::kNodes) add_time(group, ns);
   }
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
@@ -132,7 +164,7 @@ class KernelProgram : public RunnerProgram {
       } else if (group.product != nullptr) {
         group.product->run(buffers, options_.threads);
       } else if (may_begin(group, buffers, &failure)) {
-        group.prepared.run(buffers, options_.threads, &failure);
+        run_kernels(group, buffers, &failure);
       }
       if (failure.operand != codegen::cpu::kNoFailure) {
         std::snprintf(error->kind, sizeof(error->kind), "IndexError");
@@ -179,16 +211,153 @@ class KernelProgram : public RunnerProgram {
     if (group.product != nullptr) {
       return options_.products->way(group.product->shape()) == ProductChoices::Way::kLoops;
     }
+    if (group.kernels.empty()) return true;
     set_scalars(group, values);
-    for (CompiledKernel* kernel : group.kernels) {
-      if (options_.waits) options_.cache->wait(*kernel);
-      if (kernel->ready()) continue;
-      if (kernel->state.load(std::memory_order_acquire) == CompiledKernel::State::kFailed) {
-        refuse(group, kernel->status.message());
-      }
+    const BoundGroup::Kernels& plain = group.kernels.front();
+    if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
+      const auto failed = [](const CompiledKernel* kernel) { return kernel->state == CompiledKernel::State::kFailed; };
+      if (state == CompiledKernel::State::kFailed)
+        refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
     }
-    return true;
+    if (tunes_) choose_way(group);
+    return group.way != GroupWay::kNodes;
+  }
+
+  // That of all of them.
+  CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
+    auto all = CompiledKernel::State::kReady;
+    for (CompiledKernel* kernel : kernels.of) {
+      if (options_.waits) options_.cache->wait(*kernel);
+      const auto state = kernel->state.load(std::memory_order_acquire);
+      if (state == CompiledKernel::State::kFailed) return state;
+      if (state == CompiledKernel::State::kWaits) all = state;
+    }
+    return all;
+  }
+
+  // -- Tuning ---------------------------------------------------------------------------------------------------------
+
+  // How the group is to be done in the next run: while its times are wanted, each way in turn.
+  void choose_way(BoundGroup& group) {
+    group.timed = false;
+    if (group.key.empty()) begin_tuning(group);
+    if (!group.tuner.has_value() || !group.tuner->open()) return use(group);
+    group.way = GroupWay::kPlain;
+    for (const BoundGroup::Kernels& kernels : group.kernels) {
+      const auto state = state_of(kernels);
+      if (state == CompiledKernel::State::kFailed) drop(group, kernels.way);
+      if (state == CompiledKernel::State::kWaits) return;
+    }
+    if (!group.tuner->open()) return;
+    group.way = group.tuner->next();
+    group.timed = true;
+  }
+
+  // Once its kernel is there: it is known what is best, or it is to be found out.
+  void begin_tuning(BoundGroup& group) {
+    group.key = "group";
+    for (const codegen::Launch& launch : group.launches) {
+      group.key += "\n" + codegen::print(launch.kernel) + (launch.in_turn ? "in turn, " : "");
+      for (const int64_t size : launch.sizes) group.key += std::to_string(size_class(size)) + " ";
+      for (const int64_t size : launch.outer) group.key += "* " + std::to_string(size_class(size));
+    }
+    std::vector<GroupWay> ways = {GroupWay::kPlain};
+    const auto offer = [&](GroupWay way, auto&& variant_of) {
+      BoundGroup::Kernels kernels{way, {}, {}};
+      for (const codegen::Launch& launch : group.launches) {
+        CompiledKernel* const kernel =
+            options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
+        if (kernel == nullptr) return;
+        kernels.of.push_back(kernel);
+        kernels.prepared.add(launch, *kernel);
+      }
+      ways.push_back(way);
+      group.kernels.push_back(std::move(kernels));
+    };
+    const std::optional<GroupWay> known = options_.choices->find(group.key);
+    const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
+    uint64_t stored = 0;
+    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
+    if (stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream) &&
+        wanted(GroupWay::kStreams)) {
+      offer(GroupWay::kStreams, [](const codegen::Launch& launch) {
+        return codegen::cpu::Variant{.streams = Launches::may_stream(launch)};
+      });
+    }
+    if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
+      offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
+        return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
+      });
+    }
+    // (Where runs wait for kernels, the same bits are wanted in each process.)
+    if (!options_.waits) ways.push_back(GroupWay::kNodes);
+    if (!known.has_value()) {
+      group.tuner.emplace(ways);
+      return;
+    }
+    const bool possible = std::ranges::count(ways, *known) != 0;
+    group.chosen = possible ? *known : GroupWay::kPlain;
+    if (options_.tell_choice)
+      options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
+  }
+
+  // Code for rows of one size alone: its own size is told exactly, others by powers of two.
+  static int64_t size_class(int64_t size) {
+    if (size <= codegen::cpu::kMostFixedColumns) return size;
+    return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
+  }
+
+  static bool has_short_rows(const codegen::Launch& launch) {
+    const codegen::Kernel& kernel = launch.kernel;
+    return kernel.rows == 1 && kernel.columns > 0 && launch.rest == 0 && launch.sizes.back() > 0 &&
+           launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
+  }
+
+  // What was chosen, if it is there by now.
+  void use(BoundGroup& group) {
+    group.way = group.chosen;
+    if (group.way == GroupWay::kNodes) return;
+    const BoundGroup::Kernels& kernels = group.by(group.way);
+    if (state_of(kernels) != CompiledKernel::State::kReady) group.way = GroupWay::kPlain;
+  }
+
+  void add_time(BoundGroup& group, uint64_t ns) {
+    group.tuner->add(ns);
+    if (!group.tuner->open()) decide(group);
+  }
+
+  void drop(BoundGroup& group, GroupWay way) {
+    const bool was_open = group.tuner->open();
+    group.tuner->drop(way);
+    if (was_open && !group.tuner->open()) decide(group);
+  }
+
+  void decide(BoundGroup& group) {
+    const GroupTuner& tuner = *group.tuner;
+    group.chosen = tuner.best();
+    options_.choices->keep(group.key, group.chosen, tuner.sure());
+    if (!options_.tell_choice) return;
+    std::string text(name(group.chosen));
+    if (!tuner.sure()) text += ", as times vary too much";
+    for (const GroupWay way : {GroupWay::kPlain, GroupWay::kStreams, GroupWay::kColumns, GroupWay::kNodes}) {
+      if (tuner.ns(way) != 0) text += "; " + std::string(name(way)) + " took " + std::to_string(tuner.ns(way)) + " ns";
+    }
+    options_.tell_choice(describe(graph_, group.group), text);
+  }
+
+  void run_kernels(BoundGroup& group, std::span<const tr_buffer> buffers, codegen::cpu::IndexRecord* failure) {
+    BoundGroup::Kernels* kernels = &group.by(group.way);
+    bool timed = std::exchange(group.timed, false);
+    if (kernels->way == GroupWay::kStreams && !kernels->prepared.are_aligned(buffers)) {
+      kernels = &group.kernels.front();
+      if (timed) drop(group, GroupWay::kStreams);
+      timed = false;
+    }
+    const auto clock = [&] { return options_.clock ? options_.clock() : now(); };
+    const uint64_t began = timed ? clock() : 0;
+    kernels->prepared.run(buffers, options_.threads, failure);
+    if (timed) add_time(group, clock() - began);
   }
 
   // No kernel does it, with the sizes and strides of this run: once a group.
@@ -221,7 +390,10 @@ class KernelProgram : public RunnerProgram {
   void bind(BoundGroup& group, std::span<const int64_t> values) {
     group.bound = true;
     group.kernels.clear();
-    group.prepared.clear();
+    group.way = group.chosen = GroupWay::kPlain;
+    group.tuner.reset();
+    group.timed = false;
+    group.key.clear();
     group.symbols = group.places;
     if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
     if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
@@ -232,14 +404,16 @@ class KernelProgram : public RunnerProgram {
     }
     remember(group, values);
     if (!group.fits) return refuse(group, lowered.message());
+    BoundGroup::Kernels& kernels = group.kernels.emplace_back();
     for (const codegen::Launch& launch : group.launches) {
       CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
       group.fits &= kernel != nullptr;
-      group.kernels.push_back(kernel);
-      if (kernel != nullptr) group.prepared.add(launch, *kernel);
+      if (kernel == nullptr) continue;
+      kernels.of.push_back(kernel);
+      kernels.prepared.add(launch, *kernel);
     }
     if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
-    group.fits = group.prepared.scratch() <= kMostScratch;
+    group.fits = kernels.prepared.scratch() <= kMostScratch;
     if (!group.fits) refuse(group, "its rows are too long for what a thread keeps of them");
   }
 
@@ -304,7 +478,7 @@ class KernelProgram : public RunnerProgram {
       first_taken_ = std::min(first_taken_, group.group.first);
       points_ += group.attention != nullptr ? group.attention->points()
                  : group.product != nullptr ? group.product->points()
-                                            : group.prepared.points();
+                                            : group.plain().points();
     }
     return first_taken_;
   }
@@ -312,6 +486,7 @@ class KernelProgram : public RunnerProgram {
   const KernelRunnerOptions& options_;
   const ir::Graph& graph_;
   std::atomic<uint64_t>& refused_;
+  const bool tunes_;
   std::vector<BoundGroup> groups_;
   bool summed_ = false;  // what follows is of those that are taken now
   uint32_t first_taken_ = ir::kNoNode;
@@ -337,7 +512,7 @@ class KernelRunner : public Runner {
     options_.products->measure();
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<KernelProgram>(options_, request.graph, refused_);
+    *program = std::make_unique<KernelProgram>(options_, request.graph, refused_, request.tune);
     return {};
   }
   bool has_op(const char*) override { return false; }

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "worker/kernels/group_choice.h"
 #include "worker/kernels/kernel_cache.h"
 #include "worker/kernels/product_choice.h"
 #include "worker/runner/runner.h"
@@ -20,9 +21,13 @@ struct KernelRunnerOptions {
   // A group is done as one from its first run on: runs wait until it is compiled (TORCH_REMOTE_WAIT_COMPILE).
   bool waits = false;
   std::shared_ptr<ProductChoices> products;  // null: products are not done
+  std::shared_ptr<GroupChoices> choices;     // null: no program is tuned
+  std::function<uint64_t()> clock;           // ns, by which ways are timed; null: this machine's
   std::string description;                   // "kernels"
   // Told once of each group that no kernel does with the sizes of a run: its ops, and why. May be null.
   std::function<void(std::string_view ops, std::string_view why)> tell_refusal;
+  // Told of each group whose way was found by timing it, or was known from an earlier process. May be null.
+  std::function<void(std::string_view ops, std::string_view way)> tell_choice;
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 

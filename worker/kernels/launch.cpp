@@ -65,6 +65,13 @@ bool are_rows_apart(const Launch& launch) {
   });
 }
 
+// Of a store along the columns, at places that no index names.
+bool stores_lines(const Launch& launch, const codegen::Store& store) {
+  const codegen::Kernel& kernel = launch.kernel;
+  const codegen::Operand& to = kernel.operands[store.operand];
+  return store.indices.empty() && kernel.columns > 0 && (to.dims >> (kernel.dims() - 1) & 1) != 0;
+}
+
 }  // namespace
 
 // One run of the launches.
@@ -85,11 +92,22 @@ class LaunchRun {
  private:
   template <typename Body>
   void for_parts(int64_t count, int64_t grain, const Body& body) const {
+    const auto part = [&](int64_t begin, int64_t end) {
+      body(begin, end);
+      if (launches_.streams_) end_of_streams();
+    };
     if (parallel_ && count > grain) {
-      parallel_(count, grain, body);
+      parallel_(count, grain, part);
     } else if (count > 0) {
-      body(0, count);
+      part(0, count);
     }
+  }
+
+  // What was stored past the caches is seen by who sees what this thread does next.
+  static void end_of_streams() {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
   }
 
   void* const* data(const Prepared& p) const { return launches_.data_.data() + p.first_operand; }
@@ -329,6 +347,7 @@ void Launches::clear() {
   dealt_.clear();
   data_.clear();
   dealt_points_ = 0;
+  streams_ = false;
 }
 
 void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
@@ -399,7 +418,50 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
       dealt_.push_back(static_cast<uint32_t>(list_.size()));
     }
   }
+  streams_ |= kernel.variant.streams;
   list_.push_back(std::move(p));
+}
+
+bool Launches::may_stream(const Launch& launch) {
+  bool streams = false;
+  for (const codegen::Store& store : launch.kernel.stores) {
+    if (!store.indices.empty() || store.adds) return false;
+    if (!stores_lines(launch, store)) continue;
+    const codegen::Operand& operand = launch.kernel.operands[store.operand];
+    const Binding& to = launch.operands[store.operand];
+    if (operand.strided) continue;
+    if (to.packed) return false;
+    const auto item = static_cast<int64_t>(ir::item_size(operand.dtype));
+    const auto fits = [&](int64_t stride) { return stride * item % codegen::cpu::kStreamAlign == 0; };
+    // The last stride is that of the columns.
+    const size_t outer = to.strides.size() - 1;
+    if (!std::all_of(to.strides.begin(), to.strides.begin() + static_cast<int64_t>(outer), fits)) return false;
+    if (!std::ranges::all_of(to.outer, fits)) return false;
+    streams = true;
+  }
+  return streams;
+}
+
+uint64_t Launches::stored_bytes(const Launch& launch) {
+  uint64_t points = 1, bytes = 0;
+  for (const int64_t size : launch.sizes) points *= static_cast<uint64_t>(size);
+  for (const int64_t size : launch.outer) points *= static_cast<uint64_t>(size);
+  for (const codegen::Store& store : launch.kernel.stores) {
+    if (stores_lines(launch, store)) bytes += points * ir::item_size(launch.kernel.operands[store.operand].dtype);
+  }
+  return bytes;
+}
+
+bool Launches::are_aligned(std::span<const tr_buffer> buffers) const {
+  return std::ranges::all_of(list_, [&](const Prepared& p) {
+    return std::ranges::all_of(p.launch->kernel.stores, [&](const codegen::Store& store) {
+      const codegen::Operand& operand = p.launch->kernel.operands[store.operand];
+      if (!p.kernel->variant.streams || !stores_lines(*p.launch, store) || operand.strided) return true;
+      const Binding& to = p.launch->operands[store.operand];
+      void* const first = moved(buffers[to.buffer].data, to.offset, ir::item_size(operand.dtype));
+      return reinterpret_cast<uintptr_t>(first) % codegen::cpu::kStreamAlign == 0;
+    });
+  });
 }
 
 double Launches::points() const {

@@ -22,6 +22,14 @@ class Launches {
   // That are gone through: of about 600 ps each.
   double points() const;
 
+  // Whether kernels whose results go past the caches (codegen::cpu::Variant) may do the launch: strides of what it
+  // stores to are as these want them, and nothing of it is packed or named by indices.
+  static bool may_stream(const codegen::Launch& launch);
+  // Bytes that it stores, beside sums over rows.
+  static uint64_t stored_bytes(const codegen::Launch& launch);
+  // Whether, of kernels that may stream, what they store to lies as they want it in this run.
+  bool are_aligned(std::span<const tr_buffer> buffers) const;
+
   // Bytes that a run needs beside buffers, of the launch that needs most: a thread's, and what is added up at the end.
   size_t scratch() const;
 
@@ -68,6 +76,7 @@ class Launches {
   std::vector<Prepared> list_;
   std::vector<uint32_t> dealt_;  // those that are dealt at once
   int64_t dealt_points_ = 0;
+  bool streams_ = false;     // some kernel's results go past the caches
   std::vector<void*> data_;  // of all operands: the element at place 0; of the run that goes on
 };
 

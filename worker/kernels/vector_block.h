@@ -110,6 +110,19 @@ static inline void multiply(int64_t rows, int64_t columns, int64_t depth, const 
   if (n < columns) multiply_column<1>(rows, depth, a, along, across, b + n, b_line, c + n, c_line, add);
 }
 
+// The lanes of a, then b, in another order.
+static inline __attribute__((always_inline)) Floats shuffled(Floats a, Floats b, Ints lanes) {
+#if defined(__clang__)  // clang-tidy reads this, too
+  Floats result;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result[lane] = lanes[lane] < kLanes ? a[lanes[lane]] : b[lanes[lane] - kLanes];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
 // Exchanges the pieces of `Step` lanes that lie across the diagonal, of vectors Step apart.
 template <int Step>
 static inline __attribute__((always_inline)) void exchange(Floats* v) {
@@ -123,8 +136,8 @@ static inline __attribute__((always_inline)) void exchange(Floats* v) {
   for (int i = 0; i < kLanes; ++i) {
     if ((i & Step) != 0) continue;
     const Floats a = v[i], b = v[i + Step];
-    v[i] = __builtin_shuffle(a, b, low);
-    v[i + Step] = __builtin_shuffle(a, b, high);
+    v[i] = shuffled(a, b, low);
+    v[i + Step] = shuffled(a, b, high);
   }
 }
 

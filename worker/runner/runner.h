@@ -18,6 +18,16 @@
 // The memory of buffers is the device's: what a runner does with it is queued behind what was queued there before.
 namespace torch_remote::worker {
 
+// An op that goes on after the call that began it: it waits for others, not for this machine.
+class BackgroundWork {
+ public:
+  virtual ~BackgroundWork() = default;
+  virtual bool done() const = 0;  // for any thread
+  // Returns when it is done. `look` is called now and then meanwhile; may be null.
+  virtual void wait(const std::function<void()>& look) = 0;
+  virtual const Status& status() const = 0;  // of what is done
+};
+
 // A program, as one runner has it.
 class RunnerProgram {
  public:
@@ -31,6 +41,12 @@ class RunnerProgram {
   // Asked when they change, and when the runner's generation does. Where it does not, its nodes are done one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
 
+  // Of a program that is to be tuned (LoadRequest::tune): whether it is still timing several ways to do its groups. It
+  // wants to be asked `takes` again before the next run then, of each group.
+  virtual bool tunes() const { return false; }
+  // While it does: the nodes of a group that `takes` declined took so long in the run, one by one.
+  virtual void took(uint32_t first, uint64_t ns) {}
+
   // Of a group that it does as one with the values that it was last asked about: whether what it makes in buffer `made`
   // may lie where buffer `source` does, which nobody else needs afterwards and which is at least as large.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
@@ -41,6 +57,13 @@ class RunnerProgram {
   // (worker/device/device.h): that node's results are undefined then, later ones ran. So are `times` written later
   // there: the run keeps them until its ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;
+
+  // Of a runner that works in the background: begins node run.first, instead of run(). *work is null if it is done.
+  // `stays`: what it reads and writes is there, and nobody else touches it, until it is done; else it is used in this
+  // call only. Its failure is that of *work, unless the node could not be begun.
+  virtual bool begin(tr_run& run, bool stays, std::shared_ptr<BackgroundWork>* work, tr_error* error) {
+    return this->run(run, error);
+  }
 };
 
 struct LoadRequest {
@@ -69,6 +92,14 @@ class Runner {
 
   // Whether programs may have the op of this name ("aten::add.Tensor").
   virtual bool has_op(const char* name) = 0;
+
+  // Whether its programs' nodes are begun, one at a time, and not run. One runner of a device at most.
+  virtual bool works_in_background() const { return false; }
+  // Of such a runner: a node of a program, maybe one that could not be loaded, is not done, as something that it needs
+  // has failed. Others may wait for it. `values`: of the graph's symbols.
+  virtual void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
+  // The session ends: what goes on in the background ends now, in whatever state, before this returns.
+  virtual void end() {}
 
   // Kernels compiled so far.
   virtual uint64_t kernels_compiled() const { return 0; }

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 OPTIONS: dict[str, str] = {
     "low_latency": "client and worker wait busily, up to a millisecond, for what comes next: calls are cheaper and "
     "answered sooner, for some of a core",
-    "tune": "the worker times the first runs with one and with several threads and keeps the faster for each op; last "
-    "bits may then differ between processes",
+    "tune": "the worker times the first runs, ops with one and with several threads, groups by several kernels and op "
+    "by op, and keeps the fastest, of groups also for later processes; last bits may then differ between processes",
     "verify": "check the FX graph (torch.fx.Graph.lint) before it is compiled",
 }
 # What torch.compile's modes ask for. (Inductor's CUDA graphs are what makes calls cheap there.)

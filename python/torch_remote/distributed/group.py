@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from math import prod
@@ -25,6 +26,7 @@ _BITS = ("band", "bor", "bxor")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 _numbers = itertools.count(1)  # of groups that tensors of this process are used in
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def make_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -42,11 +44,13 @@ class Group:
         self.sequence = 0  # of the last collective op
         self.number = next(_numbers)  # by which the worker knows it
         self.device: torch.device | None = None  # of its tensors, once there was one
+        self.listens = False  # the worker, and the other ranks can know where
         self.secret = ""
         self.connected: set[int] = set()
         self.left = False
         self.awaited: list[Callable[[], int]] = []  # receives that were asked for and not waited for
         self.together: list[Any] | None = None  # works since start_coalescing
+        _groups.add(self)
 
     # --- where the workers are
 
@@ -55,7 +59,9 @@ class Group:
         if self.left:
             raise RuntimeError("remote: this process group was destroyed; call init_process_group again")
         if self.device is None:
-            self._listen(device)
+            if not self.listens:
+                self._listen(device)
+            self.device = device
         elif device != self.device:
             raise ValueError(
                 f"remote: the tensors of this process group are on {self.device}, and this one is on {device}; a rank "
@@ -76,7 +82,7 @@ class Group:
         ops.listen(port, host, self.number)
         name = bytes(host.tolist()).rstrip(b"\0").decode()
         address = f"[{name}]:{port.item()}" if ":" in name else f"{name}:{port.item()}"
-        self.device = device
+        self.listens = True
         if self.rank == 0:
             self.store.set("secret", secrets.token_hex(32))
         self.store.set(f"address/{self.rank}", address)
@@ -93,6 +99,11 @@ class Group:
         self.connected |= ranks
 
     def _get(self, key: str, rank: int) -> str:
+        # The other rank may wait for this one where it uses another group first.
+        if torch.remote.device_count() == 1 and not self.store.check([key]):  # type: ignore[attr-defined]
+            for group in list(_groups):
+                if not group.listens and not group.left:
+                    group._listen(torch.device("remote", 0))
         try:
             self.store.wait([key], self.timeout)
             return self.store.get(key).decode()
@@ -416,6 +427,7 @@ class Group:
         if self.left:
             return
         self.left = True
-        if self.device is not None and _C.is_connected(self.device.index):
-            ops.leave(torch.empty(0, dtype=torch.uint8, device=self.device), self.number)
-            _C.flush(self.device.index)
+        device = self.device or torch.device("remote", 0)
+        if self.listens and _C.is_connected(device.index):
+            ops.leave(torch.empty(0, dtype=torch.uint8, device=device), self.number)
+            _C.flush(device.index)

@@ -96,6 +96,12 @@ class Explanation:
             lines.append(f"fused: {count} {name}")
         if not self.kernels:
             lines.append("fused: nothing (each op is a kernel of its own)")
+        direct, relayed = (sum(stats[f"{way}_copies"] for stats in self.stats) for way in ("direct", "relayed"))
+        if direct or relayed:
+            lines.append(
+                f"copies between devices: {direct} from worker to worker, {relayed} through this process"
+                + (" (torch.remote.copy_paths() says why)" if relayed else "")
+            )
         fallbacks = sum(stats["client_fallbacks"] for stats in self.stats)
         lines.append(f"fell back to this process's CPU: {fallbacks or 'nothing'}")
         if self.slow_shapes:

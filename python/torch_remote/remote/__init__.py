@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,6 +94,7 @@ from torch_remote.remote.streams import (
 )
 
 __all__ = [
+    "CopyPath",
     "DeviceProperties",
     "Event",
     "Graph",
@@ -108,6 +109,7 @@ __all__ = [
     "can_device_access_peer",
     "cancel",
     "checkpoint",
+    "copy_paths",
     "current_device",
     "current_stream",
     "default_generators",
@@ -245,13 +247,32 @@ def stats() -> dict[str, int]:
 
     ops_recorded; flushes (traces sent), programs_built (misses), program_hits; kernels_compiled, groups_refused
     (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks
-    (ops that ran in this process instead); compiled_graphs and compiled_graph_splits (programs and ops outside of
-    programs, beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an answer),
-    back_pressure_waits (until less is on its way); bytes_sent, bytes_received (control),
+    (ops that ran in this process instead); direct_copies, relayed_copies (between devices: from worker to worker, and
+    through this process, `copy_paths()` says why); compiled_graphs and compiled_graph_splits (programs and ops outside
+    of programs, beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an
+    answer), back_pressure_waits (until less is on its way); bytes_sent, bytes_received (control),
     bytes_uploaded, bytes_downloaded (tensors); worker_bytes, worker_peak_bytes (of the workers that there are now, as
     of their last messages).
     """
     return _C.stats()
+
+
+class CopyPath(NamedTuple):
+    """How copies from one device to another went."""
+
+    source: torch.device
+    destination: torch.device
+    direct: int  # from worker to worker
+    relayed: int  # through this process
+    why: str  # the last one that was relayed; empty: none was
+
+
+def copy_paths() -> list[CopyPath]:
+    """How copies between devices went since start or `reset_stats()`, for each two between which there were any."""
+    return [
+        CopyPath(torch.device("remote", source), torch.device("remote", destination), direct, relayed, why)
+        for source, destination, direct, relayed, why in _C.copy_paths()
+    ]
 
 
 def reset_stats() -> None:

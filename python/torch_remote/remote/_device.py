@@ -170,12 +170,12 @@ def restored(device: _Device = None) -> int:
 class DeviceProperties:
     """What a device's worker computes on."""
 
-    name: str  # of the processor
-    type: str  # "cpu"
+    name: str  # of the processor, or the GPU
+    type: str  # "cpu" or "cuda"
     total_memory: int  # bytes that the worker may use: its machine's, its control group's, or its --memory-limit
     multi_processor_count: int  # cores that the worker may use
     worker: str  # runner, process and connection, for people
-    # A compute capability is NVIDIA's number; a CPU has none.
+    # The compute capability of a GPU; a CPU has none.
     major: int = 0
     minor: int = 0
 
@@ -187,7 +187,15 @@ def get_device_properties(device: _Device = None) -> DeviceProperties:
             "CPU", "cpu", _host_memory()[1], torch.get_num_threads(), "none: the device is disabled"
         )
     machine = _C.machine(_index(device))
-    return DeviceProperties(machine["processor"], "cpu", machine["memory"], machine["cores"], machine["description"])
+    sm = next((int(target[3:]) for target in machine["targets"] if target.startswith("sm_")), 0)
+    return DeviceProperties(
+        machine["processor"],
+        "cuda" if sm else "cpu",
+        machine["memory"],
+        machine["cores"],
+        machine["description"],
+        *divmod(sm, 10),
+    )
 
 
 def _host_memory() -> tuple[int, int]:
@@ -197,12 +205,12 @@ def _host_memory() -> tuple[int, int]:
 
 
 def get_device_name(device: _Device = None) -> str:
-    """The name of the processor that the device's worker computes on."""
+    """The name of the processor or GPU that the device's worker computes on."""
     return get_device_properties(device).name
 
 
 def get_device_capability(device: _Device = None) -> tuple[int, int]:
-    """The CUDA compute capability: (0, 0), as the worker computes on a CPU.
+    """The CUDA compute capability; (0, 0) of a worker that computes on a CPU.
 
     `torch.accelerator.get_device_capability()` says which dtypes it has.
     """
@@ -211,7 +219,7 @@ def get_device_capability(device: _Device = None) -> tuple[int, int]:
 
 
 def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
-    """False: workers do not reach each other's memory; copies between devices pass through this process."""
+    """False: workers do not reach each other's memory. Copies between devices are messages (`copy_paths()`)."""
     for index in (_index(device), _index(peer_device)):
         _C.is_connected(index)  # raises if there is no such device
     return False

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from torch_remote.remote._device import get_device_capability
+
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
@@ -43,5 +45,5 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def is_tf32_supported() -> bool:
-    """False: the worker computes on a CPU, and float32 is float32 there."""
-    return False
+    """Whether the current device's worker computes on a GPU, which has it; on a CPU float32 is float32."""
+    return get_device_capability() >= (8, 0)

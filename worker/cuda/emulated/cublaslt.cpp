@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <complex>
 #include <cstring>
@@ -163,6 +164,8 @@ bool has_types(const Product& p) {
         return is_float8(b) && !both_wide && (is_half(d) || d == Type::kFloat32);
       }
       return b == a && ((is_half(a) && (d == a || d == Type::kFloat32)) || (a == Type::kFloat32 && d == a));
+    case lt::Compute::kTf32:
+      return (a == Type::kFloat32 || a == Type::kComplex64) && b == a && d == a && p.desc->scale == a;
   }
   return false;
 }
@@ -374,9 +377,21 @@ struct Work {
   Way way = Way::kPlain;
 };
 
+// tf32 has 10 bits of a fraction.
+template <typename T>
+T to_tf32(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x1000) & ~uint32_t{0x1FFF});
+  } else if constexpr (std::is_same_v<T, std::complex<float>>) {
+    return {to_tf32(value.real()), to_tf32(value.imag())};
+  } else {
+    return value;
+  }
+}
+
 template <typename T>
 std::vector<T> gather(const lt::LayoutState& x, lt::Operation op, const std::byte* data, uint64_t rows,
-                      uint64_t columns) {
+                      uint64_t columns, bool tf32) {
   std::vector<T> values(rows * columns);
   for (uint64_t i = 0; i < rows; ++i) {
     for (uint64_t j = 0; j < columns; ++j) {
@@ -385,7 +400,7 @@ std::vector<T> gather(const lt::LayoutState& x, lt::Operation op, const std::byt
       if constexpr (!std::is_arithmetic_v<T>) {
         if (op == lt::Operation::kConjugate) value = std::conj(value);
       }
-      values[i * columns + j] = value;
+      values[i * columns + j] = tf32 ? to_tf32(value) : value;
     }
   }
   return values;
@@ -396,8 +411,9 @@ void compute_one(const Work& w, uint64_t place) {
   const auto at = [&](const lt::LayoutState& x, const std::byte* data) {
     return data + place * static_cast<uint64_t>(x.batch_stride) * x.item();
   };
-  const std::vector<T> a = gather<T>(w.a, w.desc.op_a, at(w.a, w.a_data), w.m, w.k);
-  const std::vector<T> b = gather<T>(w.b, w.desc.op_b, at(w.b, w.b_data), w.k, w.n);
+  const bool tf32 = w.desc.compute == lt::Compute::kTf32;
+  const std::vector<T> a = gather<T>(w.a, w.desc.op_a, at(w.a, w.a_data), w.m, w.k, tf32);
+  const std::vector<T> b = gather<T>(w.b, w.desc.op_b, at(w.b, w.b_data), w.k, w.n, tf32);
   const T alpha = load_as<T, T>(w.alpha.data()), beta = load_as<T, T>(w.beta.data());
   T scale{1};
   if (w.a_scale != nullptr) scale *= load<T>(Type::kFloat32, w.a_scale);

@@ -50,6 +50,11 @@ constexpr size_t kEngines = 5;
 constexpr int64_t kWorkspaceBytes = 64 << 10;
 constexpr uint64_t kWorkspaceAlignment = 16;
 
+std::array<std::atomic<bool>, kEngines>& left_out() {
+  static std::array<std::atomic<bool>, kEngines> out;
+  return out;
+}
+
 template <typename State>
 Status make(State** object, State state = {}) {
   *object = create(std::move(state));
@@ -469,7 +474,7 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
     Status status = Status::kSuccess;
     for (size_t i = 0; i < kEngines; ++i) {
       const auto engine = static_cast<Engine>(i);
-      if (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain) continue;
+      if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
       // Of f64 only the fallback knows something.
       if (mode != dnn::HeuristicsMode::kFallback && what.wide) continue;
       const Status able = can(what, engine);
@@ -648,6 +653,7 @@ dnn::Table cudnn() {
 void slow_down(Engine engine, std::chrono::microseconds delay) {
   delays()[static_cast<size_t>(engine)] = delay.count();
 }
+void leave_out(Engine engine, bool out) { left_out()[static_cast<size_t>(engine)] = out; }
 uint64_t runs_of(Engine engine) { return runs()[static_cast<size_t>(engine)]; }
 
 std::string cudnn_left() {

@@ -24,6 +24,8 @@ enum class Engine : int {
 };
 // How much longer an engine takes, from now on.
 void slow_down(Engine engine, std::chrono::microseconds delay);
+// Whether an engine is not proposed, from now on.
+void leave_out(Engine engine, bool out);
 // How often an engine has computed something, of this process.
 uint64_t runs_of(Engine engine);
 

@@ -19,4 +19,8 @@ Status open_device(remote::Transport& transport, const ServerOptions& options,
 // All of it, for --probe.
 ProbeSource probe_source();
 
+// With TORCH_REMOTE_TEST_CALLS, the name of a file: writes there how often each of the driver's and libraries'
+// functions was called, a line each, whenever the process gets SIGUSR1. Before any other thread.
+void tell_calls();
+
 }  // namespace torch_remote::worker::cuda::emulated

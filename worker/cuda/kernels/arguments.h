@@ -84,6 +84,14 @@ struct IndexArguments {
   i64 skipped = -0x7FFFFFFFFFFFFFFF;                        // an index whose points are left out
 };
 
+// The points of a mask, which is the first index, get (or add) elements of `values`: the second index says how many of
+// the mask come before a point, itself too (none: all have the same); elements lie steps[1] apart, bounds[1] of them.
+struct IndexMaskedArguments {
+  IndexArguments index = {};
+  i64 last = 0;  // where the second index has how many there are in all
+  i64 dtype = 0, adds = 0;
+};
+
 // Points whose element of `self` others have, too, are done one after the other, in their order. So these elements are
 // found and sorted first, for the points of the first `key_dims` dims; the others are in each of their places.
 struct IndexKeysArguments {

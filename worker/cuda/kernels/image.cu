@@ -302,6 +302,103 @@ __device__ void resample_backward(const ResampleArguments& arguments) {
   }
 }
 
+// -- resampling with filters (antialias)
+
+__device__ double filter(Resample how, double x) {
+  if (x < 0) x = -x;
+  if (how == Resample::kTriangle) return x < 1 ? 1 - x : 0;
+  if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
+  return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
+}
+
+// The points of the input that one of the output takes, and how.
+struct Filter {
+  Range range;
+  double center, narrow, sum;
+};
+
+__device__ double weight_of(const ResampleArguments& arguments, const Filter& filter_, i64 at) {
+  const double apart = (static_cast<double>(at) - filter_.center + 0.5) * filter_.narrow;
+  return filter(arguments.how, apart) / filter_.sum;
+}
+
+__device__ double reach_of(const ResampleArguments& arguments, int d) {
+  const double each = arguments.how == Resample::kTriangle ? 1 : 2, scale = arguments.scales[d];
+  return scale >= 1 ? each * scale : each;
+}
+
+__device__ Filter filter_of(const ResampleArguments& arguments, int d, i64 at) {
+  const i64 size = arguments.in_sizes[d];
+  const double scale = arguments.scales[d], reach = reach_of(arguments, d);
+  Filter made = {{0, 1}, 0.5, 1, 1};
+  if (d == 0) return made;  // images have two dims of space
+  made.center = scale * (static_cast<double>(at) + 0.5);
+  made.narrow = scale >= 1 ? 1 / scale : 1;
+  const auto begin = static_cast<i64>(made.center - reach + 0.5), end = static_cast<i64>(made.center + reach + 0.5);
+  made.range = {begin < 0 ? 0 : begin, end > size ? size : end};
+  double sum = 0;
+  for (i64 place = made.range.begin; place < made.range.end; ++place) sum += weight_of(arguments, made, place);
+  if (sum != 0) made.sum = sum;
+  return made;
+}
+
+__device__ void filter_forward(const ResampleArguments& arguments) {
+  const i64* const out = arguments.out_sizes;
+  const i64* const strides = arguments.in.strides;
+  const i64 count = arguments.batch * arguments.channels * out[1] * out[2];
+  for (i64 item = first_item(); item < count; item += all_threads()) {
+    const Point point = point_of(item, arguments.channels, out);
+    const Filter rows = filter_of(arguments, 1, point.space[1]), columns = filter_of(arguments, 2, point.space[2]);
+    const i64 base = base_of(arguments.in, point);
+    double sum = 0;
+    for (i64 y = rows.range.begin; y < rows.range.end; ++y) {
+      double row = 0;
+      for (i64 x = columns.range.begin; x < columns.range.end; ++x) {
+        row += weight_of(arguments, columns, x) *
+               load_float(arguments.in.address, base + y * strides[3] + x * strides[4], arguments.dtype);
+      }
+      sum += weight_of(arguments, rows, y) * row;
+    }
+    store_float(arguments.out.address, place_in(arguments.out, point), arguments.dtype, sum);
+  }
+}
+
+// The points of the output whose filters may have a point of the input.
+__device__ Range filters_at(const ResampleArguments& arguments, int d, i64 at) {
+  const double reach = reach_of(arguments, d) + 1, scale = arguments.scales[d];
+  Range range = {0, arguments.out_sizes[d]};
+  if (scale <= 0) return range;
+  const auto begin = static_cast<i64>((static_cast<double>(at) - reach) / scale) - 1;
+  const auto end = static_cast<i64>((static_cast<double>(at) + reach + 1) / scale) + 2;
+  if (begin > 0) range.begin = begin;
+  if (end < range.end) range.end = end;
+  return range;
+}
+
+__device__ void filter_backward(const ResampleArguments& arguments) {
+  const i64* const in = arguments.in_sizes;
+  const i64* const strides = arguments.out.strides;
+  const i64 count = arguments.batch * arguments.channels * in[1] * in[2];
+  for (i64 item = first_item(); item < count; item += all_threads()) {
+    const Point point = point_of(item, arguments.channels, in);
+    const Range rows = filters_at(arguments, 1, point.space[1]), columns = filters_at(arguments, 2, point.space[2]);
+    const i64 base = base_of(arguments.out, point);
+    double sum = 0;
+    for (i64 y = rows.begin; y < rows.end; ++y) {
+      const Filter of_row = filter_of(arguments, 1, y);
+      if (point.space[1] < of_row.range.begin || point.space[1] >= of_row.range.end) continue;
+      const double weight = weight_of(arguments, of_row, point.space[1]);
+      for (i64 x = columns.begin; x < columns.end; ++x) {
+        const Filter of_column = filter_of(arguments, 2, x);
+        if (point.space[2] < of_column.range.begin || point.space[2] >= of_column.range.end) continue;
+        sum += weight * weight_of(arguments, of_column, point.space[2]) *
+               load_float(arguments.out.address, base + y * strides[3] + x * strides[4], arguments.dtype);
+      }
+    }
+    store_float(arguments.in.address, place_in(arguments.in, point), arguments.dtype, sum);
+  }
+}
+
 }  // namespace
 
 KERNEL(kThreads) image_max(const PoolArguments pool) { pool_forward(pool, true); }
@@ -310,5 +407,7 @@ KERNEL(kThreads) image_mean(const PoolArguments pool) { pool_forward(pool, false
 KERNEL(kThreads) image_mean_backward(const PoolArguments pool) { pool_backward(pool, false); }
 KERNEL(kThreads) image_resample(const ResampleArguments arguments) { resample_forward(arguments); }
 KERNEL(kThreads) image_resample_backward(const ResampleArguments arguments) { resample_backward(arguments); }
+KERNEL(kThreads) image_filter(const ResampleArguments arguments) { filter_forward(arguments); }
+KERNEL(kThreads) image_filter_backward(const ResampleArguments arguments) { filter_backward(arguments); }
 
 }  // namespace torch_remote::worker::cuda

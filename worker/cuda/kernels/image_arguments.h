@@ -24,7 +24,8 @@ struct PoolArguments {
 };
 
 // How a point of the output takes points of the input, along each dim: with weights, at most 4 of them.
-enum class Resample : i64 { kNearest, kNearestExact, kLinear, kCubic, kReflect, kReplicate };
+// The last two take as many as a step between points of the output has, weighted by a filter.
+enum class Resample : i64 { kNearest, kNearestExact, kLinear, kCubic, kReflect, kReplicate, kTriangle, kCubicFilter };
 struct ResampleArguments {
   ImageView in = {}, out = {};
   i64 batch = 1, channels = 1;

@@ -129,17 +129,37 @@ KERNEL(256) index_write(const IndexArguments index) {
   }
 }
 
-// One value, where the mask that is the first index says so.
-KERNEL(256) index_write_masked(const IndexArguments index) {
+KERNEL(256) index_write_masked(const IndexMaskedArguments masked) {
+  const IndexArguments& index = masked.index;
+  const auto* const numbers = pointer<const i64>(index.index[1]);
+  if (numbers != nullptr && first_item() == 0 && numbers[masked.last] != index.bounds[1]) {
+    fail(index.failure, 0, numbers[masked.last], index.bounds[1]);
+  }
   for (i64 p = first_item(); p < index.count; p += all_threads()) {
-    i64 rest = p, self = 0, mask = 0;
+    i64 rest = p, self = 0, mask = 0, value = 0, number = 0;
     for (i64 d = index.rank - 1; d >= 0; --d) {
       const i64 next = divide(rest, index.sizes[d]), here = rest - next * index.sizes[d];
       rest = next;
       self += here * index.self_strides[d];
       mask += here * index.index_strides[0][d];
+      number += here * index.index_strides[1][d];
+      value += here * index.value_strides[d];
     }
-    if (pointer<const u8>(index.index[0])[mask] != 0) move(index.self, self, index.values, 0, index.item);
+    if (pointer<const u8>(index.index[0])[mask] == 0) continue;
+    if (numbers != nullptr) {
+      const i64 before = numbers[number] - 1;
+      if (before >= index.bounds[1]) continue;
+      value += before * index.steps[1];
+    }
+    if (masked.adds == 0) {
+      move(index.self, self, index.values, value, index.item);
+    } else if (is_float(masked.dtype)) {
+      store_float(index.self, self, masked.dtype,
+                  load_float(index.self, self, masked.dtype) + load_float(index.values, value, masked.dtype));
+    } else {
+      store_whole(index.self, self, masked.dtype,
+                  load_whole(index.self, self, masked.dtype) + load_whole(index.values, value, masked.dtype));
+    }
   }
 }
 

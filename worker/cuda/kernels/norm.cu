@@ -94,4 +94,107 @@ KERNEL(kThreads) group_norm_weights(const GroupNormArguments norm) {
   }
 }
 
+// -- batch norm: a block has a channel, and adds up in one order
+
+namespace {
+
+// Of all threads, to all of them.
+__device__ double sum_of_block(double mine) {
+  __shared__ double sums[256];
+  sums[thread()] = mine;
+  for (int half = 128; half > 0; half /= 2) {
+    sync();
+    if (thread() < half) sums[thread()] += sums[thread() + half];
+  }
+  sync();
+  const double all = sums[0];
+  sync();
+  return all;
+}
+
+template <typename F>
+__device__ void for_channel(const BatchNormArguments& f, i64 channel, F&& act) {
+  for (i64 i = thread(); i < f.batch * f.space; i += 256) {
+    const i64 image = divide(i, f.space);
+    act((image * f.channels + channel) * f.space + (i - image * f.space));
+  }
+}
+
+__device__ double given(u64 from, i64 at, i64 dtype, double otherwise) {
+  return from != 0 ? load_float(from, at, dtype) : otherwise;
+}
+
+}  // namespace
+
+KERNEL(256) batch_norm(const BatchNormArguments f) {
+  const auto count = static_cast<double>(f.batch * f.space);
+  for (i64 channel = block(); channel < f.channels; channel += blocks()) {
+    double mean = 0, rstd = 0;
+    if (f.trains != 0) {
+      double sum = 0, squares = 0;
+      for_channel(f, channel, [&](i64 at) { sum += load_float(f.input, at, f.dtype); });
+      mean = sum_of_block(sum) / count;
+      for_channel(f, channel, [&](i64 at) {
+        const double x = load_float(f.input, at, f.dtype) - mean;
+        squares += x * x;
+      });
+      squares = sum_of_block(squares);
+      rstd = 1 / __builtin_sqrt(squares / count + f.epsilon);
+      if (thread() == 0) {
+        const auto run = [&](u64 running, double now) {
+          if (running == 0) return;
+          const double was = load_float(running, channel, f.running_dtype);
+          store_float(running, channel, f.running_dtype, (1 - f.momentum) * was + f.momentum * now);
+        };
+        run(f.running_mean, mean);
+        run(f.running_var, squares / (count - 1));
+        if (f.mean != 0) store_float(f.mean, channel, f.stat_dtype, mean);
+        if (f.rstd != 0) store_float(f.rstd, channel, f.stat_dtype, rstd);
+      }
+    } else {
+      mean = load_float(f.running_mean, channel, f.running_dtype);
+      rstd = 1 / __builtin_sqrt(load_float(f.running_var, channel, f.running_dtype) + f.epsilon);
+    }
+    const double scale = rstd * given(f.weight, channel, f.weight_dtype, 1);
+    const double shift = given(f.bias, channel, f.weight_dtype, 0) - mean * scale;
+    for_channel(f, channel,
+                [&](i64 at) { store_float(f.out, at, f.dtype, load_float(f.input, at, f.dtype) * scale + shift); });
+  }
+}
+
+KERNEL(256) batch_norm_backward(const BatchNormArguments f) {
+  const auto count = static_cast<double>(f.batch * f.space);
+  for (i64 channel = block(); channel < f.channels; channel += blocks()) {
+    double mean = 0, rstd = 0;
+    if (f.trains != 0) {
+      mean = load_float(f.mean, channel, f.stat_dtype);
+      rstd = load_float(f.rstd, channel, f.stat_dtype);
+    } else {
+      mean = load_float(f.running_mean, channel, f.running_dtype);
+      rstd = 1 / __builtin_sqrt(load_float(f.running_var, channel, f.running_dtype) + f.epsilon);
+    }
+    double sum = 0, along = 0;
+    for_channel(f, channel, [&](i64 at) {
+      const double grad = load_float(f.grad, at, f.dtype);
+      sum += grad;
+      along += grad * (load_float(f.input, at, f.dtype) - mean);
+    });
+    sum = sum_of_block(sum);
+    along = sum_of_block(along);
+    if (thread() == 0) {
+      if (f.grad_weight != 0) store_float(f.grad_weight, channel, f.weight_dtype, along * rstd);
+      if (f.grad_bias != 0) store_float(f.grad_bias, channel, f.weight_dtype, sum);
+    }
+    if (f.grad_input == 0) continue;
+    const double scale = rstd * given(f.weight, channel, f.weight_dtype, 1);
+    for_channel(f, channel, [&](i64 at) {
+      double grad = load_float(f.grad, at, f.dtype);
+      if (f.trains != 0) {
+        grad -= sum / count + (load_float(f.input, at, f.dtype) - mean) * rstd * rstd * along / count;
+      }
+      store_float(f.grad_input, at, f.dtype, grad * scale);
+    });
+  }
+}
+
 }  // namespace torch_remote::worker::cuda

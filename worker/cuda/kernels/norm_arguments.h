@@ -15,4 +15,16 @@ struct GroupNormArguments {
   i64 dtype = 0, weight_dtype = 0, stat_dtype = 0, grad_weight_dtype = 0;
 };
 
+// Channels of images [batch, channels, space], packed. Statistics are each channel's; those that run are changed. What
+// is not there is 0.
+struct BatchNormArguments {
+  u64 input = 0, weight = 0, bias = 0, running_mean = 0, running_var = 0;
+  u64 out = 0, mean = 0, rstd = 0;                               // mean, rstd: made, or, backward, read
+  u64 grad = 0, grad_input = 0, grad_weight = 0, grad_bias = 0;  // backward
+  i64 batch = 1, channels = 0, space = 1;
+  i64 dtype = 0, weight_dtype = 0, running_dtype = 0, stat_dtype = 0;
+  i64 trains = 0;
+  double momentum = 0, epsilon = 0;
+};
+
 }  // namespace torch_remote::worker::cuda

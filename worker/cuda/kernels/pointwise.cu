@@ -165,6 +165,36 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return log_gamma(a);
     case Pointwise::kDigamma:
       return digamma(a);
+    case Pointwise::kGlu:
+      return a / (1 + exp(-b));
+    case Pointwise::kGluSlope: {
+      const double gate = 1 / (1 + exp(-b));
+      return c * a * gate * (1 - gate);
+    }
+    case Pointwise::kBinaryCrossEntropy: {
+      if (!(a >= 0 && a <= 1)) fail(f.failure, 0, 0, 0);
+      const double is = log(a), is_not = log(1 - a);
+      const double loss = -(b * (is < -100 ? -100 : is) + (1 - b) * (is_not < -100 ? -100 : is_not));
+      return f.has_c != 0 ? loss * c : loss;
+    }
+    case Pointwise::kBinaryCrossEntropyOfLogits: {
+      const double log_sigmoid = (a < 0 ? a : a == a ? 0 : a) - log_of_more(exp(-magnitude(a)));
+      return (1 - b) * a - (f.has_c != 0 ? (c - 1) * b + 1 : 1) * log_sigmoid;
+    }
+    case Pointwise::kSquaredDifference:
+      return (a - b) * (a - b);
+    case Pointwise::kSmoothL1:
+    case Pointwise::kHuber: {
+      const double z = magnitude(a - b), d = f.d_number;
+      if (f.what == Pointwise::kHuber) return z <= d ? z * z / 2 : d * (z - d / 2);
+      return z < d ? z * z / 2 / d : z - d / 2;
+    }
+    case Pointwise::kSoftMargin: {
+      const double x = -a * b;
+      return (x > 0 || x != x ? x : 0) + log_of_more(exp(-magnitude(x)));
+    }
+    case Pointwise::kTimes:
+      return a * b;
   }
   return a;
 }

@@ -28,7 +28,16 @@ enum class Pointwise : i64 {
   kExpOfNegative,  // exp(-|a|)
   kErfInv,
   kLogGamma,
-  kDigamma
+  kDigamma,
+  kGlu,                         // a sigmoid(b)
+  kGluSlope,                    // c a sigmoid(b) (1 - sigmoid(b))
+  kBinaryCrossEntropy,          // of a chance and a target, c times
+  kBinaryCrossEntropyOfLogits,  // c: the weight of what is true
+  kSquaredDifference,
+  kSmoothL1,    // d: beta
+  kHuber,       // d: delta
+  kSoftMargin,  // log(1 + exp(-a b))
+  kTimes,
 };
 // out[i] = f(a[i], b[i], c[i]) of packed elements of one dtype, computed in f64 or i64.
 struct PointwiseArguments {

@@ -1,26 +1,12 @@
 // Searches in sorted rows, and what is counted or chosen of them.
 
-#include "worker/cuda/kernels/device.h"
 #include "worker/cuda/kernels/search_arguments.h"
+#include "worker/cuda/kernels/sorted.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
 constexpr u64 kSign = u64{1} << 63;
-
-// The first of sorted keys that is not less; `end` if there is none.
-__device__ i64 first_key(const u64* keys, i64 end, u64 key) {
-  i64 low = 0, high = end;
-  while (low < high) {
-    const i64 middle = (low + high) / 2;
-    if (keys[middle] < key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 __device__ bool is_passed(double bound, double x, bool right) { return right ? !(bound > x) : !(bound >= x); }
 __device__ bool is_passed(i64 bound, i64 x, bool right) { return right ? bound <= x : bound < x; }
@@ -57,6 +43,49 @@ KERNEL(256) search_sorted(const SearchArguments f) {
       found = search(f, row, f.in != 0 ? load_whole(f.in, i, f.dtype) : f.whole);
     }
     store_whole(f.out, i, f.out_dtype, found);
+  }
+}
+
+KERNEL(256) search_members(const MemberArguments f) {
+  const auto* const sorted = pointer<const u64>(f.sorted);
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const u64 key = pointer<const u64>(f.keys)[i];
+    const i64 at = first_key(sorted, f.length, key);
+    const bool is_number = f.floats == 0 || key != kKeyOfNan;
+    pointer<u8>(f.out)[i] = (is_number && at < f.length && sorted[at] == key) != (f.inverts != 0);
+  }
+}
+
+KERNEL(256) search_histogram(const HistogramArguments f) {
+  double from = f.from, to = f.to;
+  if (f.least != 0) {
+    from = load_float(f.least, 0, f.dtype);
+    to = load_float(f.most, 0, f.dtype);
+    if (!(from - from == 0) || !(to - to == 0)) {
+      if (first_item() == 0) fail(f.failure, 0, __builtin_bit_cast(i64, from), __builtin_bit_cast(i64, to));
+      return;
+    }
+    if (from == to) {
+      from -= 1;
+      to += 1;
+    }
+  }
+  // As torch computes it, in f32 (f64) or, of halves, rounded each time.
+  const i64 dtype = f.dtype;
+  const double width = rounded(to - from, dtype), bins = static_cast<double>(f.bins);
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const double x = load_float(f.in, i, dtype);
+    if (!(x >= from && x <= to)) continue;
+    const double scaled = rounded(rounded(x - from, dtype) * bins, dtype);
+    auto bin = static_cast<i64>(rounded(scaled / width, dtype));
+    if (bin >= f.bins) bin = f.bins - 1;
+    __atomic_fetch_add(pointer<u64>(f.counts) + bin, u64{1}, __ATOMIC_RELAXED);
+  }
+}
+
+KERNEL(256) search_histogram_out(const HistogramArguments f) {
+  for (i64 i = first_item(); i < f.bins; i += all_threads()) {
+    store_float(f.out, i, f.dtype, static_cast<double>(pointer<const u64>(f.counts)[i]));
   }
 }
 

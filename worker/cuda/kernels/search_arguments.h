@@ -16,6 +16,21 @@ struct SearchArguments {
   i64 whole = 0;
 };
 
+// out[i] = whether a key is among sorted ones (or not); kKeyOfNan is not.
+struct MemberArguments {
+  u64 keys = 0, sorted = 0, out = 0;
+  i64 count = 0, length = 0;  // keys; sorted ones
+  i64 inverts = 0, floats = 0;
+};
+
+// How many elements lie in each of equal bins between two bounds: counts, then numbers of them.
+struct HistogramArguments {
+  u64 in = 0, counts = 0, out = 0, failure = 0;  // packed; counts: u64, zeros at first
+  u64 least = 0, most = 0;                       // of all elements, if the bounds are equal
+  i64 count = 0, bins = 0, dtype = 0;
+  double from = 0, to = 0;
+};
+
 // What sorted keys (of sort.cu) of integers hold.
 struct CountBoundArguments {
   u64 keys = 0, out = 0;  // out: i64: the largest integer and 1; -1 if one is negative

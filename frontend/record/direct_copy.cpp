@@ -1,0 +1,324 @@
+#include "frontend/record/direct_copy.h"
+
+#include <ATen/EmptyTensor.h>
+#include <pybind11/pybind11.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "frontend/device/device_state.h"
+#include "frontend/device/restore.h"
+#include "frontend/device/tensor.h"
+#include "frontend/record/flush_log.h"
+#include "frontend/record/recorder.h"
+#include "frontend/record/storages.h"
+#include "ir/op_table.h"
+
+namespace torch_remote::frontend {
+namespace {
+
+using at::Tensor;
+using c10::DeviceIndex;
+using c10::IValue;
+using ir::ArgKind;
+
+constexpr int64_t kAnswer = 512;                  // bytes of what a worker answers
+constexpr int64_t kFirstPair = int64_t{1} << 32;  // process groups have numbers, too
+constexpr size_t kSecret = 32;                    // bytes
+constexpr std::string_view kReceive = "remote_c10d::copy_receive";
+
+// The ops: worker/collectives/collective_runner.cpp has their arguments.
+const ir::OpDesc& op(std::string_view name, const std::vector<ir::OpaqueArg>& args) {
+  const bool writes = std::ranges::any_of(args, &ir::OpaqueArg::writes);
+  const uint32_t flags = writes ? uint32_t{ir::kOpInPlace} : 0;
+  return ir::op_desc(ir::register_opaque(name, args, {}, flags));
+}
+
+struct Ops {
+  const ir::OpaqueArg written{"tensor", ArgKind::kTensor, true}, read{"tensor", ArgKind::kTensor},
+      pair{"pair", ArgKind::kInt}, number{"number", ArgKind::kInt};
+  const ir::OpDesc& listen = op("remote_c10d::copy_listen", {written, pair});
+  const ir::OpDesc& accept = op("remote_c10d::copy_accept", {read, pair});
+  const ir::OpDesc& connect = op("remote_c10d::copy_connect", {written, read, pair});
+  const ir::OpDesc& send = op("remote_c10d::copy_send", {read, pair, number});
+  const ir::OpDesc& receive = op(kReceive, {written, pair, number});
+  const ir::OpDesc& leave = op("remote_c10d::copy_leave", {read, pair, number});
+};
+
+const Ops& ops() {
+  static const auto* all = new Ops;
+  return *all;
+}
+
+// The workers of two devices, as far as they know each other.
+struct Link {
+  std::mutex mutex;
+  std::array<DeviceIndex, 2> devices{};
+  std::array<uint64_t, 2> sessions{};  // of which the rest is true; 0: nothing was tried
+  int64_t pair = 0;                    // 0: they are not connected
+  std::string why;                     // not
+  int64_t copies = 0;                  // since they are
+  std::atomic<bool> renew{false};      // something failed since
+  std::atomic<bool> at_once{false};    // and what goes on is not to be waited for
+};
+
+struct Path {
+  std::atomic<uint64_t> direct{0}, relayed{0};
+  std::atomic<bool> used{false};  // ever, directly
+  std::mutex mutex;
+  std::string why;
+};
+
+struct State {
+  std::array<std::array<Link, kMaxDevices>, kMaxDevices> links;  // the lower index first
+  std::array<std::array<Path, kMaxDevices>, kMaxDevices> paths;  // from, to
+  std::atomic<int64_t> next_pair{kFirstPair};
+};
+
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+Link& link_of(DeviceIndex a, DeviceIndex b) { return state().links[std::min(a, b)][std::max(a, b)]; }
+
+// Who waits for a mutex must not have the GIL, which its owner may need.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check() == 1) release_.emplace();
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> release_;
+};
+
+void record(const ir::OpDesc& op, const std::vector<IValue>& args) {
+  Recorder::get(args[0].toTensor().device().index()).record(op, args.data(), {}, {}, std::nullopt);
+}
+
+void send_recorded(DeviceIndex device) { Recorder::get(device).flush("copy between devices"); }
+
+std::string name_of(DeviceIndex device) { return "remote:" + std::to_string(device); }
+
+// Has the worker answer, which is waited for.
+std::string ask(DeviceIndex device, const ir::OpDesc& op, const std::vector<IValue>& rest) {
+  const Tensor answer = make_contiguous_tensor({kAnswer}, c10::ScalarType::Byte, device);
+  std::vector<IValue> args{answer};
+  args.insert(args.end(), rest.begin(), rest.end());
+  record(op, args);
+  std::string text(kAnswer, '\0');
+  Recorder::get(device).read(answer, text.data(), "the workers' first copy");
+  return text.substr(0, std::min(text.find('\0'), text.size()));
+}
+
+Tensor plan_on(DeviceIndex device, const std::string& text) {
+  const auto size = static_cast<int64_t>(text.size());
+  const Tensor bytes = at::detail::empty_cpu({size}, c10::ScalarType::Byte);
+  std::ranges::copy(text, static_cast<char*>(bytes.mutable_data_ptr()));
+  return upload_tensor(bytes, device);
+}
+
+void leave(DeviceIndex device, int64_t pair, bool at_once) {
+  const Tensor unused = plan_on(device, "-");
+  record(ops().leave, {unused, pair, int64_t{at_once}});
+  send_recorded(device);
+}
+
+std::string new_secret() {
+  std::array<uint8_t, kSecret> bytes{};
+  TORCH_CHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+              "remote: the system has no random numbers");
+  std::string digits;
+  for (const uint8_t byte : bytes) digits.append({"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]});
+  return digits;
+}
+
+// `waits`: the device whose worker the other one's connects to. False: it does not, and why is added.
+bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why) {
+  const auto refused = [&](DeviceIndex device, const std::string& answer) {
+    *why += (why->empty() ? "" : "; ") + name_of(device) + ": " + (answer.empty() ? "no answer" : answer.substr(1));
+    return false;
+  };
+  const std::string address = ask(waits, ops().listen, {pair});
+  if (!address.starts_with('+')) return refused(waits, address);
+  const std::string plan = new_secret() + "\n" + name_of(waits) + "\n" + name_of(other) + "\n" + address.substr(1);
+  const Tensor here = plan_on(waits, plan);
+  record(ops().accept, {here, pair});
+  send_recorded(waits);
+  const std::string answer = ask(other, ops().connect, {plan_on(other, plan), pair});
+  if (answer.starts_with('+')) return true;
+  leave(waits, pair, /*at_once=*/true);
+  leave(other, pair, /*at_once=*/true);
+  return refused(other, answer);
+}
+
+// Connects the two workers, if that was not tried yet or something happened since. With the link's mutex.
+void update(Link& link, DeviceIndex from, DeviceIndex to) {
+  link.devices = {std::min(from, to), std::max(from, to)};
+  const std::array<uint64_t, 2> sessions{client(link.devices[0]).session(), client(link.devices[1]).session()};
+  const bool renew = link.renew.exchange(false), at_once = link.at_once.exchange(false);
+  if (sessions == link.sessions && !(renew && link.pair != 0)) return;
+  const std::array<uint64_t, 2> before = std::exchange(link.sessions, {});
+  const int64_t left = std::exchange(link.pair, 0);
+  link.copies = 0;
+  for (size_t i = 0; i < 2 && left != 0; ++i) {
+    if (sessions[i] == before[i]) leave(link.devices[i], left, sessions != before || at_once);
+  }
+  std::string why;
+  for (const auto& [waits, other] : {std::pair(to, from), std::pair(from, to)}) {
+    const int64_t pair = state().next_pair.fetch_add(1);
+    if (!connect_to(waits, other, pair, &why)) continue;
+    link.pair = pair;
+    break;
+  }
+  link.why = std::move(why);
+  link.sessions = sessions;
+}
+
+// Why a copy between these has to go through this process, whatever their workers can do; null: it does not.
+const char* refused(DeviceIndex from, DeviceIndex to) {
+  if (sync_each_op()) return "TORCH_REMOTE_SYNC=1 runs each op alone";
+  const char* capture = std::getenv("TORCH_REMOTE_CAPTURE");
+  if (capture != nullptr && *capture != '\0') return "a session that is captured has all of its bytes";
+  for (const DeviceIndex device : {from, to}) {
+    RestoreOptions options;
+    if (restore_options(device, &options).ok() && options.replay) {
+      return "restore='replay': what another worker sent could not be sent again";
+    }
+    if (Recorder::get(device).is_tracing()) return "torch.remote.trace() keeps what can be run again";
+  }
+  return nullptr;
+}
+
+bool relay(DeviceIndex from, DeviceIndex to, const std::string& why) {
+  Path& path = state().paths[from][to];
+  ++path.relayed;
+  const std::lock_guard lock(path.mutex);
+  path.why = why;
+  return false;
+}
+
+bool has_failed_copy(const remote::OpError& error) {
+  return error.op == kReceive ||
+         std::ranges::any_of(error.more, [](const remote::OpError& other) { return other.op == kReceive; });
+}
+
+// What went wrong at a device, also of what is recorded and not sent yet. False: nothing, or it cannot be asked.
+bool take_failures(DeviceIndex device, remote::OpError* error) {
+  remote::Client* worker = existing_client(device);
+  if (worker == nullptr || !worker->health().ok()) return false;  // which its own use says
+  try {
+    Recorder::get(device).flush("a copy failed");
+  } catch (...) {  // it is told where that device is used next
+    return false;
+  }
+  (void)worker->synchronize(keep_waiting, error);
+  return !error->status.ok();
+}
+
+class Observer final : public FailureObserver {
+ public:
+  Observer() { observe_failures(this); }
+
+  void raises(DeviceIndex device, remote::OpError& error) override {
+    std::array<bool, kMaxDevices> seen{};
+    seen[device] = true;
+    std::deque<DeviceIndex> failed;
+    if (has_failed_copy(error)) failed.push_back(device);
+    for (; !failed.empty(); failed.pop_front()) {
+      for (int i = 0; i < device_count(); ++i) {
+        const auto other = static_cast<DeviceIndex>(i);
+        if (other != failed.front()) link_of(failed.front(), other).renew = true;
+        remote::OpError cause;
+        if (seen[i] || !state().paths[i][failed.front()].used) continue;
+        seen[i] = true;
+        if (!take_failures(other, &cause)) continue;
+        if (has_failed_copy(cause)) failed.push_back(other);
+        error.not_listed += std::exchange(cause.not_listed, 0);
+        const std::vector<remote::OpError> more = std::exchange(cause.more, {});
+        error.more.push_back(std::move(cause));
+        error.more.insert(error.more.end(), more.begin(), more.end());
+      }
+    }
+  }
+  void cancels(DeviceIndex device) noexcept override {
+    for (int other = 0; other < kMaxDevices; ++other) {
+      if (other == device) continue;
+      Link& link = link_of(device, static_cast<DeviceIndex>(other));
+      link.at_once = true;
+      link.renew = true;
+    }
+  }
+};
+const Observer observer;
+
+}  // namespace
+
+bool copy_directly(const Tensor& to, const Tensor& from) {
+  const DeviceIndex source = from.device().index(), destination = to.device().index();
+  if (const char* why = refused(source, destination)) return relay(source, destination, why);
+  const WithoutGil without_gil;
+  Link& link = link_of(source, destination);
+  const std::lock_guard lock(link.mutex);
+  update(link, source, destination);
+  if (link.pair == 0) return relay(source, destination, link.why);
+  const int64_t number = ++link.copies;
+  Path& path = state().paths[source][destination];
+  path.used = true;
+  try {
+    // Both go out now, what is sent first: so an end that waits always waits for something that is on its way.
+    record(ops().send, {from, link.pair, number});
+    send_recorded(source);
+    record(ops().receive, {to, link.pair, number});
+    send_recorded(destination);
+  } catch (...) {  // one of them may be missing
+    link.renew = link.at_once = true;
+    for (const DeviceIndex device : {source, destination}) {
+      try {
+        leave(device, link.pair, /*at_once=*/true);
+      } catch (...) {  // its worker is lost, or the user is in a hurry
+        continue;
+      }
+    }
+    throw;
+  }
+  ++path.direct;
+  return true;
+}
+
+std::vector<CopyPath> copy_paths() {
+  std::vector<CopyPath> all;
+  for (int from = 0; from < kMaxDevices; ++from) {
+    for (int to = 0; to < kMaxDevices; ++to) {
+      Path& path = state().paths[from][to];
+      if (path.direct == 0 && path.relayed == 0) continue;
+      const std::lock_guard lock(path.mutex);
+      all.push_back(
+          {static_cast<DeviceIndex>(from), static_cast<DeviceIndex>(to), path.direct, path.relayed, path.why});
+    }
+  }
+  return all;
+}
+
+void reset_copy_paths() {
+  for (auto& paths : state().paths) {
+    for (Path& path : paths) {
+      const std::lock_guard lock(path.mutex);
+      path.direct = path.relayed = 0;
+      path.why.clear();
+    }
+  }
+}
+
+}  // namespace torch_remote::frontend

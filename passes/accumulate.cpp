@@ -1,0 +1,169 @@
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table_generated.h"
+#include "passes/pass.h"
+#include "passes/rewrite.h"
+
+// accumulate: sums of gradients of slices add each slice where it is.
+//
+// A loop over x[:, t] has, for each t, a gradient of x that is zero but for one slice; autograd makes them all and adds
+// them up, which takes the square of the loop's length. The adds of such a sum become remote::add_select_backward and
+// remote::add_slice_backward, which add a slice to the sum so far; the plan has them do it in its memory. A sum is a
+// chain of aten::add.Tensor over its first operand, whose second ones are such gradients that nothing else reads, or
+// whatever else was added between them. Sums of few, and small ones, are left to fuse: one kernel makes them as it goes
+// over the result.
+//
+// Where nothing is added, a negative zero would have become a positive one. The first operand of an add that is
+// changed has been added to before, or is such a gradient itself: it has no negative zeros but those of its slices.
+namespace torch_remote::passes {
+namespace {
+
+using ir::Arg;
+using ir::ArgTag;
+using ir::Graph;
+using ir::kNoNode;
+using ir::Node;
+using ir::Opcode;
+using ir::View;
+
+constexpr uint32_t kFewest = 6;         // slices of a sum
+constexpr int64_t kSmallest = 1 << 15;  // elements of a sum, in the run that is known
+
+class Accumulator {
+ public:
+  // `values`: of symbols; empty: not known.
+  Accumulator(Graph& graph, std::vector<int64_t> values)
+      : graph_(graph),
+        constant_(constant_buffers(graph)),
+        values_(std::move(values)),
+        made_by_(graph.buffers.size(), kNoNode) {
+    std::vector<uint32_t> last(graph.buffers.size(), kNoNode);
+    uses_.resize(graph.buffers.size());
+    for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+      ir::for_each_view(graph.nodes[i], [&](uint32_t view, bool writes) {
+        const uint32_t buffer = graph.views[view].buffer;
+        if (writes && graph.buffers[buffer].ssa) made_by_[buffer] = i;
+        uses_[buffer] += last[buffer] != i;
+        last[buffer] = i;
+      });
+    }
+  }
+
+  void run() {
+    sums_.resize(graph_.nodes.size());
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) look_at(i);
+    for (uint32_t i = static_cast<uint32_t>(graph_.nodes.size()); i-- > 0;) {
+      Sum& sum = sums_[i];
+      if (sum.next != kNoNode) sum.slices = sums_[sum.next].slices;  // of the whole chain
+      if (sum.slices >= kFewest && sum.slice != kNoNode && sum.goes_on) change(i);
+    }
+  }
+
+ private:
+  // Of an add in a chain.
+  struct Sum {
+    uint32_t slices = 0;       // that were added until here
+    uint32_t slice = kNoNode;  // the gradient that this one adds
+    uint32_t next = kNoNode;   // the add that this one is the first operand of
+    bool goes_on = false;      // the first operand is a slice, or has some
+  };
+
+  static bool is_slice(const Node& node) {
+    return node.opcode == ir::ops::aten_select_backward || node.opcode == ir::ops::aten_slice_backward;
+  }
+
+  // The node whose result, as a whole, the argument is; kNoNode: there is none.
+  uint32_t maker(const Arg& arg) const {
+    if (arg.tag != ArgTag::kView) return kNoNode;
+    const View& view = graph_.views[arg.a];
+    const uint32_t node = made_by_[view.buffer];
+    if (node == kNoNode || graph_.nodes[node].results.size() != 1) return kNoNode;
+    const Arg& result = graph_.nodes[node].results[0];
+    return result.tag == ArgTag::kView && ir::same_geometry(graph_.views[result.a], view) ? node : kNoNode;
+  }
+
+  // Nothing but the node that adds it reads it.
+  bool read_once(const Arg& arg) const {
+    const uint32_t buffer = graph_.views[arg.a].buffer;
+    return uses_[buffer] == 2 && !graph_.buffers[buffer].survives;
+  }
+
+  bool is_added_slice(const Arg& arg, const View& result) const {
+    const uint32_t node = maker(arg);
+    if (node == kNoNode || !is_slice(graph_.nodes[node]) || !read_once(arg)) return false;
+    const Arg& gradient = graph_.nodes[node].args[0];
+    return gradient.tag == ArgTag::kView && constant_[graph_.views[gradient.a].buffer] &&
+           graph_.views[gradient.a].dtype == result.dtype && graph_.views[arg.a].dtype == result.dtype &&
+           graph_.views[arg.a].sizes == result.sizes;
+  }
+
+  bool is_small(const View& view) const {
+    if (values_.empty()) return false;
+    int64_t elements = 1;
+    for (const ir::Sym size : view.sizes) elements *= values_[size];
+    return elements < kSmallest;
+  }
+
+  void look_at(uint32_t index) {
+    const Node& node = graph_.nodes[index];
+    if (node.opcode != ir::ops::aten_add_Tensor || node.results.size() != 1 || node.results[0].tag != ArgTag::kView ||
+        node.args[0].tag != ArgTag::kView) {
+      return;
+    }
+    const View& result = graph_.views[node.results[0].a];
+    const View& self = graph_.views[node.args[0].a];
+    if (self.dtype != result.dtype || self.sizes != result.sizes || is_small(result)) return;
+    Sum& sum = sums_[index];
+    const uint32_t base = maker(node.args[0]);
+    if (base != kNoNode && read_once(node.args[0])) {
+      if (is_slice(graph_.nodes[base])) {
+        sum.goes_on = true;
+        sum.slices = 1;
+      } else if (sums_[base].slices != 0) {
+        sum.goes_on = true;
+        sum.slices = sums_[base].slices;
+        sums_[base].next = index;
+      }
+    }
+    if (is_added_slice(node.args[1], result)) {
+      sum.slice = maker(node.args[1]);
+      ++sum.slices;
+    }
+  }
+
+  // The first slice and dense operands are added as before.
+  void change(uint32_t index) {
+    Node& node = graph_.nodes[index];
+    const Node& slice = graph_.nodes[sums_[index].slice];
+    const bool selects = slice.opcode == ir::ops::aten_select_backward;
+    std::vector<Arg> args = {node.args[0], slice.args[0]};
+    args.insert(args.end(), slice.args.begin() + 2, slice.args.end());  // without the sizes
+    args.push_back(node.args[2]);
+    node.opcode = selects ? ir::ops::remote_add_select_backward : ir::ops::remote_add_slice_backward;
+    node.args = std::move(args);
+  }
+
+  Graph& graph_;
+  const std::vector<bool> constant_;
+  const std::vector<int64_t> values_;
+  std::vector<uint32_t> made_by_;  // of each ssa buffer
+  std::vector<uint32_t> uses_;     // of each buffer: nodes
+  std::vector<Sum> sums_;          // of each node
+};
+
+}  // namespace
+
+Status accumulate(Graph& graph, const PassContext& context) {
+  graph.drop_groups();
+  if (!context.fusion || !context.target().starts_with("x86-64")) return {};
+  std::vector<int64_t> values;
+  if (context.sample.size() == graph.params) {
+    if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
+  }
+  Accumulator(graph, std::move(values)).run();
+  return {};
+}
+
+}  // namespace torch_remote::passes

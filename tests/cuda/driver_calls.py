@@ -1,0 +1,103 @@
+"""How often the driver and NVIDIA's libraries are called in a step that has been there before, and how many bytes go to
+the GPU's worker: a training step of an MLP, and a step that generates with GPT-2. Counted on a GPU in software.
+
+bazel run //tests/cuda:driver_calls
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zoo
+from torch import nn
+
+from torch_remote._C import worker_info
+
+CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", f"/tmp/torch_remote_calls_{os.getpid()}"))
+WARM, STEPS = 12, 10
+
+
+def counted() -> Counter[str]:
+    """Calls since the worker began."""
+    torch.remote.synchronize()
+    CALLS.unlink(missing_ok=True)
+    os.kill(worker_info(0)["process"], signal.SIGUSR1)
+    deadline = time.monotonic() + 30
+    while not CALLS.exists():
+        assert time.monotonic() < deadline, "the worker tells nothing"
+        time.sleep(0.01)
+    return Counter({name: int(count) for name, count in (line.split() for line in CALLS.read_text().splitlines())})
+
+
+def mlp_step(device: torch.device) -> Callable[[], None]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=1000)
+    x, y = torch.randn(16, 32).to(device), torch.randint(0, 8, (16,)).to(device)
+
+    def step() -> None:
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        loss.item()
+
+    return step
+
+
+def decode_step(device: torch.device) -> Callable[[], None]:
+    torch.manual_seed(0)
+    net = zoo.MODELS["gpt2"].make().eval().to(device)
+    tokens = torch.randint(0, zoo.VOCABULARY, (1, 4)).to(device)
+    state = {"token": tokens[:, -1:], "cache": None}
+    with torch.no_grad():
+        state["cache"] = net(tokens, use_cache=True).past_key_values
+
+    def step() -> None:
+        with torch.no_grad():
+            made = net(state["token"], past_key_values=state["cache"], use_cache=True)
+        state["cache"] = made.past_key_values
+        state["token"] = made.logits[:, -1:].argmax(-1)
+        state["token"].item()
+
+    return step
+
+
+STEP = {"MLP, AdamW": mlp_step, "GPT-2 decode": decode_step}
+
+
+def calls_of(name: str, device: torch.device) -> dict[str, float]:
+    """A step's calls by function."""
+    step = STEP[name](device)
+    for _ in range(WARM):
+        step()
+    before = counted()
+    for _ in range(STEPS):
+        step()
+    after = counted()
+    return {call: (after[call] - before[call]) / STEPS for call in sorted(after) if after[call] != before[call]}
+
+
+def main() -> int:
+    import torch_remote  # noqa: F401
+
+    for name in STEP:
+        calls = calls_of(name, torch.device("remote"))
+        print(f"{name}: {sum(calls.values()):.1f} calls a step")
+        for call, count in sorted(calls.items(), key=lambda item: -item[1]):
+            print(f"  {call:44} {count:6.1f}")
+    CALLS.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

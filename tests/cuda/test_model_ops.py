@@ -1,0 +1,459 @@
+"""What models call beside the usual, on a GPU in software, against CPU: bags of embeddings, samples at a grid, losses
+of chances, gates, products of integers, distances, masks, copies of views, complex numbers. With gradients, other
+layouts, sizes that change, and the errors that only data tell."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+CHECKED = os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1"
+FLOATS = [torch.float32, torch.float64, torch.bfloat16]
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+if CHECKED:  # each access is looked at: one dtype of each kind
+    FLOATS, WHOLE = [torch.float32], [torch.int64]
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-9, "atol": 1e-9},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.complex64: {"rtol": 1e-4, "atol": 1e-5},
+    torch.complex128: {"rtol": 1e-9, "atol": 1e-9},
+}
+
+
+def same(there, expected, strides=True):
+    assert there.dtype == expected.dtype
+    assert there.shape == expected.shape
+    if strides:
+        assert there.stride() == expected.stride()
+    tolerance = TOLERANCE.get(expected.dtype, {"rtol": 0, "atol": 0})
+    torch.testing.assert_close(there.cpu(), expected, equal_nan=True, **tolerance)
+
+
+def both(function, remote, *operands):
+    """Results of the function, and gradients of its operands that have some, there and on CPU."""
+    made = []
+    for device in (remote, torch.device("cpu")):
+        given = [x.detach().to(device) if isinstance(x, torch.Tensor) else x for x in operands]
+        leaves = [x.requires_grad_() for x in given if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]
+        y = function(*given)
+        if y.requires_grad:
+            torch.manual_seed(1)
+            y.backward(torch.randn(y.shape, dtype=torch.float64).to(y.dtype).to(device))
+        made.append([y.detach(), *(x.grad for x in leaves)])
+    for there, expected in zip(*made, strict=True):
+        if expected is None:
+            assert there is None
+        else:
+            same(there, expected, strides=False)
+
+
+def refused_like_cpu(function, remote, *operands):
+    with pytest.raises(Exception) as expected:
+        function(*operands)
+    with pytest.raises(type(expected.value)) as got:
+        function(*(x.to(remote) for x in operands)).cpu()
+    assert str(expected.value).splitlines()[0] in str(got.value)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags(remote, mode, dtype):
+    table = torch.randn(11, 5).to(dtype)
+    for offsets, last, padding in (
+        ([0, 3, 3, 7], False, None),
+        ([0, 4, 9], True, None),
+        ([0, 2, 5], False, 2),
+    ):
+        indices = torch.randint(0, 11, (9,))
+        indices[:2] = 2
+
+        def bag(table, indices, offsets, last=last, padding=padding):
+            return F.embedding_bag(indices, table, offsets, mode=mode, include_last_offset=last, padding_idx=padding)
+
+        both(bag, remote, table, indices, torch.tensor(offsets))
+        both(bag, remote, table.t().contiguous().t(), indices.int(), torch.tensor(offsets).int())
+    rows = torch.randint(0, 11, (4, 3))
+    both(lambda table, rows: F.embedding_bag(rows, table, mode=mode), remote, table, rows)
+    with torch.no_grad():
+        same(F.embedding_bag(rows.to(remote), table.to(remote), mode=mode), F.embedding_bag(rows, table, mode=mode))
+
+
+def test_bags_with_weights_and_often_used_rows(remote):
+    table, weights = torch.randn(7, 4), torch.randn(8)
+    indices, offsets = torch.randint(0, 7, (8,)), torch.tensor([0, 3, 8])
+
+    def weighted(table, weights, indices, offsets):
+        return F.embedding_bag(indices, table, offsets, mode="sum", per_sample_weights=weights)
+
+    both(weighted, remote, table, weights, indices, offsets)
+    often = torch.bincount(indices, minlength=7).clamp(min=1)
+    for mode in ("sum", "mean"):
+        grads = []
+        for device, by_freq in ((remote, True), (torch.device("cpu"), False)):  # (CPU takes counts of other rows)
+            leaf = table.detach().to(device).requires_grad_()
+            bags = F.embedding_bag(
+                indices.to(device), leaf, offsets[:2].to(device), mode=mode, scale_grad_by_freq=by_freq
+            )
+            bags.square().sum().backward()
+            grads.append(leaf.grad)
+        same(grads[0], grads[1] / often[:, None])
+    both(lambda t, i: F.embedding(i, t, scale_grad_by_freq=True), remote, table, indices.view(2, 4))
+    both(lambda t, i: F.embedding(i, t, padding_idx=3, scale_grad_by_freq=True), remote, table, indices)
+
+
+def test_wrong_bags(remote):
+    table, indices = torch.randn(7, 4), torch.tensor([1, 2, 9, 3])
+    with pytest.raises(RuntimeError, match="Expected idx >= 0 && idx < num_embeddings but found idx to be 9"):
+        F.embedding_bag(indices.to(remote), table.to(remote), torch.tensor([0, 2]).to(remote)).cpu()
+    good = torch.tensor([1, 2, 3, 4])
+    refused_like_cpu(lambda t, i, o: F.embedding_bag(i, t, o), remote, table, good, torch.tensor([1, 2]))
+    refused_like_cpu(lambda t, i, o: F.embedding_bag(i, t, o), remote, table, good, torch.tensor([0, 6]))
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_samples_at_a_grid(remote, dtype):
+    flat = (torch.randn(2, 3, 5, 6).to(dtype), torch.randn(2, 4, 3, 2).to(dtype) * 0.8)
+    deep = (torch.randn(2, 2, 3, 4, 5).to(dtype), torch.randn(2, 2, 3, 4, 3).to(dtype) * 0.8)
+    for mode in ("bilinear", "nearest", "bicubic"):
+        for padding in ("zeros", "border", "reflection"):
+            for corners in (False, True):
+                how = {"mode": mode, "padding_mode": padding, "align_corners": corners}
+                both(lambda x, g, h=how: F.grid_sample(x, g, **h), remote, *flat)
+                if mode != "bicubic":
+                    both(lambda x, g, h=how: F.grid_sample(x, g, **h), remote, *deep)
+            if CHECKED:
+                break
+    image = flat[0].to(memory_format=torch.channels_last)
+    both(lambda x, g: F.grid_sample(x, g.transpose(1, 2), align_corners=False), remote, image, flat[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_resizing_with_filters(remote, dtype):
+    x = torch.randn(2, 3, 9, 7).to(dtype)
+    for mode in ("bilinear", "bicubic"):
+        for size in ((4, 3), (9, 7), (13, 5), (2, 20)):
+            for corners in (False, True):
+                how = {"size": size, "mode": mode, "antialias": True, "align_corners": corners}
+                both(lambda x, h=how: F.interpolate(x, **h), remote, x)
+        both(lambda x, m=mode: F.interpolate(x, scale_factor=0.4, mode=m, antialias=True), remote, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_losses_of_chances(remote, dtype):
+    x, y, weight = torch.rand(4, 5), torch.rand(4, 5).round(), torch.rand(5)
+    x[0, 0], x[0, 1] = 0, 1
+    for reduction in ("none", "mean", "sum"):
+        for given in (None, weight):
+            operands = [t.to(dtype) for t in (x, y, weight)]
+
+            def loss(x, y, w, reduction=reduction, given=given):
+                return F.binary_cross_entropy(x, y.detach(), None if given is None else w.detach(), reduction=reduction)
+
+            both(loss, remote, *operands)
+    x[2, 2] = 1.5
+    refused_like_cpu(F.binary_cross_entropy, remote, x.to(dtype), y.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_logits(remote, dtype, reduction):
+    with torch.no_grad():
+        for shape in ((5, 7), (11,), ()):
+            x, y = (3 * torch.randn(shape)).to(dtype), torch.rand(shape).to(dtype)
+            weight, of_truth = torch.rand(shape).to(dtype), (2 * torch.rand(shape[-1:])).to(dtype)
+            for given in ({}, {"weight": weight}, {"pos_weight": of_truth}, {"weight": weight, "pos_weight": of_truth}):
+
+                def loss(x, y, *more, names=tuple(given)):
+                    return F.binary_cross_entropy_with_logits(
+                        x, y, reduction=reduction, **dict(zip(names, more, strict=True))
+                    )
+
+                both(loss, remote, x, y, *given.values())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_pairs(remote, dtype, reduction):
+    losses = (
+        F.mse_loss,
+        F.soft_margin_loss,
+        lambda x, y, reduction: F.smooth_l1_loss(x, y, reduction=reduction, beta=0.5),
+        lambda x, y, reduction: F.huber_loss(x, y, reduction=reduction, delta=0.7),
+    )
+    with torch.no_grad():
+        for shape in ((5, 7), (11,), ()):
+            x, y = torch.randn(shape).to(dtype), torch.randn(shape).sign().to(dtype)
+            for loss in losses:
+                both(lambda x, y, loss=loss: loss(x, y, reduction=reduction), remote, x, y)
+        x = torch.randn(4, 3, 6).to(dtype)
+        both(lambda x, y: F.mse_loss(x.mT, y.mT, reduction=reduction), remote, x, x.flip(0))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_unpooling(remote, dtype):
+    for pool, unpool, shape in (
+        (F.max_pool1d, F.max_unpool1d, (2, 3, 8)),
+        (F.max_pool2d, F.max_unpool2d, (2, 3, 8, 6)),
+        (F.max_pool3d, F.max_unpool3d, (2, 3, 4, 6, 8)),
+    ):
+        x = torch.randn(shape).to(dtype)
+        smaller, places = pool(x, 2, return_indices=True)
+        both(lambda x, places, unpool=unpool: unpool(x, places, 2), remote, smaller, places)
+        both(lambda x, places, unpool=unpool: unpool(x[0], places[0], 2), remote, smaller, places)
+    # Windows that overlap name a place twice: the last one stays, and all of them are the same.
+    x = torch.randn(1, 2, 7, 7).to(dtype)
+    smaller, places = F.max_pool2d(x, 3, stride=2, return_indices=True)
+    both(lambda x, places: F.max_unpool2d(x, places, 3, stride=2), remote, smaller, places)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gates(remote, dtype):
+    x = torch.randn(4, 6, 8).to(dtype)
+    for dim in (0, 1, -1):
+        both(lambda x, d=dim: F.glu(x, d), remote, x)
+        both(lambda x, d=dim: F.glu(x.transpose(0, 2), d), remote, x)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+def test_members(remote, dtype):
+    x, of = torch.randint(0, 20, (5, 7)).to(dtype), torch.randint(0, 20, (3, 2)).to(dtype)
+    if dtype.is_floating_point:
+        x[1, 1] = of[0, 0] = float("nan")
+    for invert in (False, True):
+        same(torch.isin(x.to(remote), of.to(remote), invert=invert), torch.isin(x, of, invert=invert))
+        turned = torch.isin(x.to(remote).t(), of.to(remote).t(), invert=invert)
+        same(turned, torch.isin(x, of, invert=invert).t(), strides=False)
+        same(torch.isin(x.to(remote), 3, invert=invert), torch.isin(x, 3, invert=invert))
+        same(torch.isin(x.to(remote), of[:0].to(remote), invert=invert), torch.isin(x, of[:0], invert=invert))
+    many = torch.randint(0, 5000, (40,)).to(torch.int64)
+    same(torch.isin(many.to(remote), torch.arange(0, 5000, 3).to(remote)), torch.isin(many, torch.arange(0, 5000, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_histograms(remote, dtype):
+    x = torch.randn(6, 50).to(dtype)
+    x[0, 0] = float("nan")
+    same(torch.histc(x.to(remote), 10, -1, 1), torch.histc(x, 10, -1, 1))
+    x[0, 0] = 0.5
+    for bins in (1, 7, 100):
+        same(torch.histc(x.to(remote).t(), bins), torch.histc(x.t(), bins))
+        same(torch.histc(x.to(remote), bins, 0, 2), torch.histc(x, bins, 0, 2))
+    one = torch.full((5,), 2.0).to(dtype)
+    same(torch.histc(one.to(remote), 4), torch.histc(one, 4))
+    same(torch.histc(one[:0].to(remote), 4), torch.histc(one[:0], 4))
+    x[3, 3] = float("inf")
+    refused_like_cpu(lambda x: torch.histc(x, 10), remote, x)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_products_of_integers(remote, dtype):
+    x, y, batch = (torch.randint(-9, 9, s).to(dtype) for s in ((4, 6), (6, 5), (3, 4, 6)))
+    there, other, batches = x.to(remote), y.to(remote), batch.to(remote)
+    added = torch.randint(0, 9, (4, 5)).to(dtype)
+    same(there @ other, x @ y)
+    same(other.t() @ there.t(), y.t() @ x.t())
+    same(there[::2] @ other[:, 1:], x[::2] @ y[:, 1:])
+    same(torch.addmm(added.to(remote), there, other, beta=2, alpha=3), torch.addmm(added, x, y, beta=2, alpha=3))
+    same(torch.addmm(added[0].to(remote), there, other, beta=0), torch.addmm(added[0], x, y, beta=0))
+    wide = y.expand(3, -1, -1)
+    same(torch.bmm(batches, other.expand(3, -1, -1)), torch.bmm(batch, wide))
+    same(torch.baddbmm(added.to(remote), batches, wide.to(remote), beta=2), torch.baddbmm(added, batch, wide, beta=2))
+    same(torch.addbmm(added.to(remote), batches, wide.to(remote)), torch.addbmm(added, batch, wide))
+    same(there @ other[:, 0], x @ y[:, 0])
+    same(torch.addmv(added.to(remote)[:, 1], there, other[:, 1]), torch.addmv(added[:, 1], x, y[:, 1]))
+    same(torch.addr(added.to(remote), there[:, 0], other[0], alpha=2), torch.addr(added, x[:, 0], y[0], alpha=2))
+    same(there[0].dot(other[:, 2]), x[0].dot(y[:, 2]))
+    same(there[:, :0] @ other[:0], x[:, :0] @ y[:0])
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_distances(remote, dtype):
+    x, y = torch.randn(2, 4, 3).to(dtype), torch.randn(2, 5, 3).to(dtype)
+    y[:, 0] = x[:, 0]
+    for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")):
+        both(lambda x, y, p=p: torch.cdist(x, y, p), remote, x, y)
+    both(lambda x, y: torch.cdist(x[:1], y.flip(2), 1.0), remote, x, y)  # a batch of one with one of two
+    far = torch.randn(30, 4).to(dtype)
+    both(lambda x: torch.cdist(x, x * 2), remote, far)  # by products
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_writes_where_masks_say(remote, dtype):
+    x = torch.randint(0, 2 if dtype == torch.bool else 9, (4, 5, 3)).to(dtype)
+    for mask in (torch.rand(4) < 0.6, torch.rand(4, 5) < 0.5, torch.rand(4, 5, 3) < 0.5):
+        count = int(mask.sum())
+        rest = x.shape[mask.dim() :]
+        for shape in ((count, *rest), (1, *rest), rest, ()):
+            values = torch.randint(0, 2 if dtype == torch.bool else 9, shape).to(dtype)
+            there, here = x.to(remote), x.clone()
+            there[mask.to(remote)] = values.to(remote)
+            here[mask] = values
+            same(there, here)
+            if dtype != torch.bool:
+                same(
+                    x.to(remote).index_put_((mask.to(remote),), values.to(remote), accumulate=True),
+                    x.clone().index_put_((mask,), values, accumulate=True),
+                )
+    mask = torch.tensor([True, False, True, True, False])
+    there, here, values = x.to(remote), x.clone(), x[:, :3].contiguous()
+    there[:, mask.to(remote)] = values.to(remote)
+    here[:, mask] = values
+    same(there, here)
+    there = x.to(remote)
+    with pytest.raises(RuntimeError, match=r"shape mismatch: value tensor of shape \[2\]"):
+        y = there[0, :, 0].contiguous()
+        y[mask.to(remote)] = torch.zeros(2, dtype=dtype).to(remote)
+        y.cpu()
+
+
+def test_put(remote):
+    x, index, source = torch.randn(4, 5), torch.tensor([[3, -1], [3, 7]]), torch.randn(2, 2)
+    for adds in (False, True):
+        same(x.to(remote).put(index.to(remote), source.to(remote), adds), x.put(index, source, adds))
+        there, here = x.to(remote), x.clone()
+        there.t().put_(index.to(remote), source.to(remote).t(), adds)
+        here.t().put_(index, source.t(), adds)
+        same(there, here)
+    with pytest.raises(IndexError, match="out of range: tried to access index 20"):
+        x.to(remote).put(torch.tensor([20]).to(remote), torch.ones(1).to(remote)).cpu()
+
+
+def test_copies_of_views(remote):
+    x = torch.randn(2, 3, 4)
+    there = x.to(remote)
+    for name, arguments in {
+        "alias_copy": (),
+        "detach_copy": (),
+        "view_copy": ([4, 6],),
+        "permute_copy": ([2, 0, 1],),
+        "transpose_copy": (0, -1),
+        "squeeze_copy": (),
+        "unsqueeze_copy": (1,),
+        "narrow_copy": (1, 1, 2),
+        "slice_copy": (2, -3, 4, 2),
+        "select_copy": (1, -1),
+        "diagonal_copy": (1, 0, 2),
+        "unfold_copy": (2, 2, 1),
+        "as_strided_copy": ([2, 2], [4, 1], 3),
+        "split_copy": (2, 1),
+        "unbind_copy": (1,),
+    }.items():
+        op = getattr(torch.ops.aten, name)
+        for there_, here in ((there, x), (there.transpose(0, 2), x.transpose(0, 2))):
+            if name == "view_copy" and not here.is_contiguous():
+                continue
+            made, expected = op(there_, *arguments), op(here, *arguments)
+            for a, b in zip(*((t if isinstance(t, (list, tuple)) else [t]) for t in (made, expected)), strict=True):
+                same(a, b)
+    for a, b in zip(
+        torch.split_with_sizes_copy(there, [1, 3], 2), torch.split_with_sizes_copy(x, [1, 3], 2), strict=True
+    ):
+        same(a, b)
+    same(torch.expand_copy(there, [5, 2, 3, 4]), torch.expand_copy(x, [5, 2, 3, 4]))
+    same(torch.t_copy(there[0]), torch.t_copy(x[0]))
+    part = torch.randn(3, 2)
+    same(torch.diagonal_scatter(there, part.to(remote), 1, 0, 2), torch.diagonal_scatter(x, part, 1, 0, 2))
+    same(there[0].trace(), x[0].trace())
+    same(there[0].long().t().trace(), x[0].long().t().trace())
+    both(lambda x: x[0].trace() + x.diagonal(1, 0, 2).sum(), remote, x)
+
+
+def rotated(x, angles):
+    """RoPE, as some write it."""
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rotated_positions(remote, dtype):
+    x, angles = torch.randn(2, 5, 3, 8).to(dtype), torch.randn(5, 1, 4).to(dtype)
+    both(rotated, remote, x, angles)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_numbers(remote, dtype):
+    x, y = torch.randn(3, 4, dtype=dtype), torch.randn(3, 4, dtype=dtype)
+    x[0, 0] = 0
+    real = torch.randn(4).to(dtype.to_real())
+    operands = [t.to(remote) for t in (x, y, real)]
+    for function in (
+        lambda x, y, r: x + y,
+        lambda x, y, r: torch.sub(x, y, alpha=2 - 1j),
+        lambda x, y, r: x * y.conj(),
+        lambda x, y, r: x.t() * y.t(),
+        lambda x, y, r: x / y,
+        lambda x, y, r: x * r + 2j,
+        lambda x, y, r: 1 / y,
+        lambda x, y, r: -x,
+        lambda x, y, r: x.abs() + y.angle(),
+        lambda x, y, r: y.exp() + y.log() + y.sqrt() + y.sin() + y.cos(),
+        lambda x, y, r: y**2 + y**1.5 + y**y,
+        lambda x, y, r: x.sgn() + y.square(),
+        lambda x, y, r: x.sum() + x.sum(0).mean() + x.t().sum(1, keepdim=True),
+        lambda x, y, r: x.real * y.imag,
+        lambda x, y, r: torch.complex(r, r.flip(0)),
+        lambda x, y, r: torch.where(r > 0, x, y),
+        lambda x, y, r: (x == y) | (x != y),
+        lambda x, y, r: torch.full_like(x, 1 + 2j) + torch.zeros_like(x) + torch.ones_like(x),
+        lambda x, y, r: r.to(x.dtype) + x.to(torch.complex128),
+        lambda x, y, r: x @ y.mH,
+        lambda x, y, r: x.clone().mul_(1j)[:, 1:].conj_physical(),
+    ):
+        same(function(*operands), function(x, y, real).resolve_conj(), strides=False)
+
+
+def test_complex_results_of_other_dtypes(remote):
+    x, y = torch.randn(5, dtype=torch.complex64), torch.randn(5, dtype=torch.complex64)
+    y[2] = x[2]
+    for op in (torch.eq, torch.add, torch.mul):
+        there, here = torch.zeros(5, dtype=torch.complex128, device=remote), torch.zeros(5, dtype=torch.complex128)
+        op(x.to(remote), y.to(remote), out=there)
+        made = there.cpu()
+        assert torch.equal(made, made.to(x.dtype).to(made.dtype))  # computed in the operands' dtype
+        torch.testing.assert_close(made, op(x, y, out=here), **TOLERANCE[x.dtype])
+    inside, outside = x.to(remote), x.clone()
+    same(torch.eq(inside, y.to(remote), out=inside), torch.eq(outside, y, out=outside))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_gradients_of_complex_numbers(remote, dtype):
+    made = []
+    x, y = torch.randn(4, 3, dtype=dtype), torch.randn(4, 3, dtype=dtype)
+    for device in (remote, torch.device("cpu")):
+        a, b = (t.detach().to(device).requires_grad_() for t in (x, y))
+        loss = (a * b.conj() / (b + 2)).abs().sum() + (a.exp() * b).real.mean() + (a - b).abs().square().sum()
+        loss.backward()
+        made.append([loss.detach(), a.grad, b.grad])
+    for there, expected in zip(*made, strict=True):
+        same(there, expected, strides=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_losses_of_sequences(remote, dtype):
+    scores = torch.randn(9, 4, 5).to(dtype)
+    labels = torch.tensor([[1, 2, 2], [3, 3, 3], [4, 1, 0], [2, 0, 0]])
+    labels[labels == 0] = 1
+    times, counts = torch.tensor([9, 7, 4, 1]), torch.tensor([3, 3, 2, 1])
+    side_by_side = torch.cat([row[:count] for row, count in zip(labels, counts, strict=True)])
+    for reduction in ("none", "mean", "sum"):
+        for of in (labels, side_by_side):
+            for zero in (False, True):
+
+                def loss(x, of, reduction=reduction, zero=zero):
+                    x = x.log_softmax(2)
+                    return F.ctc_loss(x, of, times, counts, reduction=reduction, zero_infinity=zero)
+
+                both(loss, remote, scores, of)
+    short = torch.tensor([2, 7, 4, 1])  # fewer than labels: no way
+    both(lambda x, of: F.ctc_loss(x.log_softmax(2), of, short, counts, zero_infinity=True), remote, scores, labels)
+    both(
+        lambda x, of, t, n: F.ctc_loss(x.log_softmax(2), of, t, n, blank=4, reduction="none"),
+        remote,
+        scores,
+        labels % 4,
+        times,
+        counts,
+    )

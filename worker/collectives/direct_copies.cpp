@@ -1,0 +1,178 @@
+#include "worker/collectives/direct_copies.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace torch_remote::worker {
+namespace {
+
+// A copy takes as long as what comes before it: who is gone is noticed by the connection.
+constexpr std::chrono::hours kNoLimit{24 * 365};
+
+Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
+Status damaged() { return Status::invalid("remote: a damaged plan of direct copies"); }
+Status no_pair() {
+  return failed(
+      "remote: the connection between the two workers of this copy was ended; the next copy makes another one");
+}
+
+Label label_of(CollectiveOp op, int64_t number, ir::DType dtype, uint64_t nbytes) {
+  Label label;
+  label.kind = Label::kPoint;
+  label.op = static_cast<uint8_t>(op);
+  label.dtype = static_cast<uint8_t>(dtype);
+  label.sequence = static_cast<uint64_t>(number);
+  label.count = nbytes / std::max(ir::item_size(dtype), 1u);
+  return label;
+}
+
+Status read_plan(std::string_view text, GroupPlan* plan) {
+  if (!read_secret(take_line(text), &plan->secret)) return damaged();
+  for (int rank = 0; rank < 2; ++rank) plan->names.emplace_back(take_line(text).substr(0, 100));
+  plan->addresses.resize(2);
+  const std::string_view address = take_line(text);
+  if (!remote::parse_address(address, address, plan->addresses.data()).ok()) return damaged();
+  plan->addresses[1].port = 1;  // not 0: it is to be connected
+  return {};
+}
+
+// What is sent: a failure is the other end's.
+class Sent final : public BackgroundWork {
+ public:
+  explicit Sent(std::shared_ptr<BackgroundWork> work) : work_(std::move(work)) {}
+  bool done() const override { return work_->done(); }
+  void wait(const std::function<void()>& look) override { work_->wait(look); }
+  const Status& status() const override { return good_; }
+
+ private:
+  const std::shared_ptr<BackgroundWork> work_;
+  const Status good_;
+};
+
+MeshOptions options_of(const GroupPlan& plan) { return {plan.names, 0}; }
+
+}  // namespace
+
+DirectCopies::Pair* DirectCopies::find(int64_t pair) {
+  const auto found = pairs_.find(pair);
+  return found == pairs_.end() ? nullptr : &found->second;
+}
+
+OpLimits DirectCopies::limits_of(const Pair& pair, Interrupted interrupted) {
+  OpLimits limits;
+  limits.time = kNoLimit;
+  limits.interrupted = [ended = pair.ended, interrupted = std::move(interrupted)] {
+    return *ended || (interrupted && interrupted());
+  };
+  return limits;
+}
+
+std::string DirectCopies::listen(int64_t pair) {
+  std::string answer;
+  if (host_.empty()) return "-this worker waits for no other workers; start it with --peer-host HOST";
+  Pair made;
+  made.waits = true;
+  if (Status status = PeerListener::open(host_, &made.listener); !status.ok())
+    return answer.append("-").append(status.message());
+  answer.append("+").append(made.listener->address().text());
+  leave(pair, true, nullptr);
+  pairs_.emplace(pair, std::move(made));
+  return answer;
+}
+
+Status DirectCopies::accept(int64_t pair, std::string_view plan, Interrupted interrupted, Work* work) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->listener || found->lane) return no_pair();
+  GroupPlan group;
+  if (Status status = read_plan(plan, &group); !status.ok()) return status;
+  found->lane = std::make_unique<Lane>(0, 2, told_, options_of(group));
+  *work = std::make_shared<Sent>(found->lane->connect([listener = found->listener.get(), group = std::move(group),
+                                                       limits = limits_of(*found, std::move(interrupted))](Mesh& mesh) {
+    const Status status = worker::join(*listener, group, limits, mesh);
+    return status.ok() ? status : mesh.fail(status);
+  }));
+  return {};
+}
+
+Status DirectCopies::connect(int64_t pair, std::string_view plan, Interrupted interrupted,
+                             std::function<void(const std::string& answer)> answered, Work* work) {
+  if (host_.empty()) {
+    answered("-this worker connects to no other workers; start it with --peer-host HOST");
+    return {};
+  }
+  GroupPlan group;
+  if (Status status = read_plan(plan, &group); !status.ok()) return status;
+  group.rank = 1;
+  leave(pair, true, nullptr);
+  Pair& made = pairs_[pair];
+  made.lane = std::make_unique<Lane>(1, 2, told_, options_of(group));
+  OpLimits limits = limits_of(made, std::move(interrupted));
+  limits.time = kReach;
+  *work = made.lane->connect(
+      [group = std::move(group), limits = std::move(limits), answered = std::move(answered)](Mesh& mesh) -> Status {
+        const Status status = worker::join_rank(group, 0, limits, mesh);
+        answered(status.ok() ? "+" : std::string("-").append(status.message()));
+        if (!status.ok()) std::ignore = mesh.fail(status);
+        return {};
+      });
+  return {};
+}
+
+Status DirectCopies::send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
+                          std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->lane) return {};  // nor is there anybody who waits for it
+  const Label label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
+  *work = std::make_shared<Sent>(found->lane->send({found->waits ? 1 : 0, label, bytes},
+                                                   limits_of(*found, std::move(interrupted)), std::move(keep)));
+  return {};
+}
+
+Status DirectCopies::receive(int64_t pair, int64_t number, ir::DType dtype, std::span<std::byte> bytes,
+                             std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->lane) return no_pair();
+  Incoming message;
+  message.peer = found->waits ? 1 : 0;
+  message.label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
+  message.bytes = bytes;
+  *work = found->lane->receive(message, limits_of(*found, std::move(interrupted)), [keep = std::move(keep)](int) {});
+  return {};
+}
+
+void DirectCopies::leave_out(int64_t pair, int64_t number, const Status& why) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->lane) return;
+  std::string text = (why.kind().empty() ? "RuntimeError" : why.kind()) + "\n";
+  text += why.message().substr(0, Mesh::kMostText);
+  const auto keep = std::make_shared<std::string>(std::move(text));
+  const Label label = label_of(CollectiveOp::kLeftOut, number, ir::DType::kUInt8, keep->size());
+  (void)found->lane->send({found->waits ? 1 : 0, label, std::as_bytes(std::span(*keep))}, limits_of(*found, nullptr),
+                          keep);
+}
+
+void DirectCopies::drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->lane) return;
+  Incoming message;
+  message.peer = found->waits ? 1 : 0;
+  message.label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
+  message.dropped = nbytes;
+  (void)found->lane->receive(message, limits_of(*found, nullptr), nullptr);
+}
+
+void DirectCopies::leave(int64_t pair, bool now, const std::function<void()>& look) {
+  Pair* const found = find(pair);
+  if (found == nullptr) return;
+  if (!now && found->lane) found->lane->wait_all(look);
+  *found->ended = true;
+  pairs_.erase(pair);
+}
+
+void DirectCopies::end() {
+  for (auto& [number, pair] : pairs_) *pair.ended = true;
+  pairs_.clear();
+}
+
+}  // namespace torch_remote::worker

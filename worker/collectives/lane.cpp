@@ -1,0 +1,196 @@
+#include "worker/collectives/lane.h"
+
+#include <chrono>
+#include <new>
+#include <tuple>
+#include <utility>
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{20};  // between two looks of who waits
+
+}  // namespace
+
+class Lane::Op final : public BackgroundWork {
+ public:
+  Op(Lane& lane, Perform perform, bool connects) : lane_(lane), perform_(std::move(perform)), connects_(connects) {}
+
+  bool done() const override { return done_.load(std::memory_order_acquire); }
+  void wait(const std::function<void()>& look) override {
+    if (!done()) lane_.wait(*this, look);
+  }
+  const Status& status() const override { return status_; }
+
+ private:
+  friend class Lane;
+  void finish(Status status) {
+    status_ = std::move(status);
+    came_ = nullptr;
+    keep_ = nullptr;
+    done_.store(true, std::memory_order_release);
+    if (lane_.told_) lane_.told_();
+    --lane_.undone_;
+  }
+
+  Lane& lane_;             // outlives what is not done
+  const Perform perform_;  // null: a message
+  const bool connects_;
+  std::vector<Outgoing> sends_;
+  std::vector<Incoming> receives_;
+  OpLimits limits_;
+  std::function<void(int from)> came_;
+  std::shared_ptr<void> keep_;
+  Status status_;
+  std::atomic<bool> done_{false};
+};
+
+Lane::Lane(int rank, int size, std::function<void()> told, MeshOptions options)
+    : mesh_(rank, size, std::move(options)), told_(std::move(told)) {}
+
+Lane::~Lane() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  if (undone_ != 0) {
+    std::ignore =
+        mesh_.fail({ErrorCode::kOpFailed, "remote: " + mesh_.name_of(mesh_.rank()) + " ended before its ops were done",
+                    "RuntimeError"});
+  }
+  mesh_.wake();
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  for (const auto* left : {&queue_, &messages_}) {
+    for (const OpPtr& op : *left) op->finish(mesh_.status());
+  }
+}
+
+std::shared_ptr<BackgroundWork> Lane::connect(Perform perform) {
+  return put(std::make_shared<Op>(*this, std::move(perform), true));
+}
+
+std::shared_ptr<BackgroundWork> Lane::add(Perform perform) {
+  return put(std::make_shared<Op>(*this, std::move(perform), false));
+}
+
+std::shared_ptr<BackgroundWork> Lane::send(const Outgoing& message, const OpLimits& limits,
+                                           std::shared_ptr<void> keep) {
+  return exchange({message}, {}, limits, nullptr, std::move(keep));
+}
+
+std::shared_ptr<BackgroundWork> Lane::receive(const Incoming& message, const OpLimits& limits,
+                                              std::function<void(int from)> came) {
+  return exchange({}, {message}, limits, std::move(came), nullptr);
+}
+
+std::shared_ptr<BackgroundWork> Lane::exchange(std::vector<Outgoing> sends, std::vector<Incoming> receives,
+                                               const OpLimits& limits, std::function<void(int from)> came,
+                                               std::shared_ptr<void> keep) {
+  auto op = std::make_shared<Op>(*this, nullptr, false);
+  op->sends_ = std::move(sends);
+  op->receives_ = std::move(receives);
+  op->limits_ = limits;
+  op->came_ = std::move(came);
+  op->keep_ = std::move(keep);
+  return put(std::move(op));
+}
+
+std::shared_ptr<BackgroundWork> Lane::put(OpPtr op) {
+  ++undone_;
+  Lock lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (op->perform_ != nullptr) {
+    connecting_ += op->connects_ ? 1 : 0;
+    queue_.push_back(op);
+  } else if (connecting_ != 0) {
+    messages_.push_back(op);
+  } else {
+    begin(op);  // with the lock: they begin in their order
+  }
+  if (op->done()) return op;
+  lock.unlock();
+  changed_.notify_one();
+  mesh_.wake();
+  return op;
+}
+
+void Lane::begin(const OpPtr& op) {
+  mesh_.begin(std::move(op->sends_), std::move(op->receives_), op->limits_,
+              [op](const Status& status, std::span<const Incoming> receives) {
+                if (status.ok() && op->came_) op->came_(receives[0].peer);
+                op->finish(status);
+              });
+}
+
+// The first op of the queue.
+void Lane::perform(Lock& lock) {
+  const OpPtr op = std::move(queue_.front());
+  queue_.pop_front();
+  performing_ = true;
+  lock.unlock();
+  Status status;
+  try {
+    status = op->perform_(mesh_);
+  } catch (const std::bad_alloc&) {
+    status = mesh_.fail(
+        {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a collective op", "OutOfMemoryError"});
+  }
+  lock.lock();
+  performing_ = false;
+  if (op->connects_ && --connecting_ == 0) {
+    for (const OpPtr& message : std::exchange(messages_, {})) begin(message);
+  }
+  op->finish(std::move(status));
+  lock.unlock();
+  changed_.notify_all();
+  mesh_.wake();  // whoever waits for it drives meanwhile
+  lock.lock();
+}
+
+// What somebody does who waits. `wakes`: what the mesh said before it was seen that there is something to wait for.
+void Lane::step(Lock& lock, uint64_t wakes, bool for_message, const std::function<void()>& look) {
+  if (!performing_ && !queue_.empty()) return perform(lock);
+  if (performing_ && !for_message) {  // who does that drives, and is not to be disturbed by each of its turns
+    changed_.wait_for(lock, kLook);
+    lock.unlock();
+  } else {
+    lock.unlock();
+    mesh_.drive(wakes);
+  }
+  if (look) look();
+  lock.lock();
+}
+
+void Lane::wait(const Op& op, const std::function<void()>& look) {
+  Lock lock(mutex_);
+  for (;;) {
+    const uint64_t wakes = mesh_.wakes();
+    if (op.done()) return;
+    step(lock, wakes, op.perform_ == nullptr, look);
+  }
+}
+
+void Lane::wait_all(const std::function<void()>& look) {
+  Lock lock(mutex_);
+  for (;;) {
+    const uint64_t wakes = mesh_.wakes();
+    if (undone_ == 0) return;
+    step(lock, wakes, false, look);
+  }
+}
+
+void Lane::run() {
+  Lock lock(mutex_);
+  for (;;) {
+    const uint64_t wakes = mesh_.wakes();
+    if (ending_) return;
+    if (performing_ || undone_ == 0) {
+      changed_.wait(lock);
+    } else {
+      step(lock, wakes, true, nullptr);
+    }
+  }
+}
+
+}  // namespace torch_remote::worker

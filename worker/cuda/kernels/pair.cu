@@ -1,0 +1,124 @@
+// Each row of one matrix with each row or column of another one: products, distances. A thread has an
+// element of the result.
+
+#include "worker/cuda/kernels/device.h"
+#include "worker/cuda/kernels/pair_arguments.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+__device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
+__device__ double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
+__device__ double power(double x, double p) {
+  return x == 0 ? (p == 0 ? 1 : p > 0 ? 0 : __builtin_inf()) : exp(p * log(x));
+}
+
+__device__ double distance(const DistanceArguments& f, i64 left, i64 right) {
+  double sum = 0;
+  for (i64 i = 0; i < f.length; ++i) {
+    const double apart = magnitude(load_float(f.left, left + i, f.dtype) - load_float(f.right, right + i, f.dtype));
+    switch (f.how) {
+      case Distance::kZero:
+        sum += apart != 0 ? 1 : 0;
+        break;
+      case Distance::kOne:
+        sum += apart;
+        break;
+      case Distance::kTwo:
+        sum += apart * apart;
+        break;
+      case Distance::kInfinite:
+        if (sum == sum && !(apart <= sum)) sum = apart;
+        break;
+      case Distance::kPower:
+        sum += power(apart, f.p);
+    }
+  }
+  return f.how == Distance::kTwo ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
+}
+
+// Of a distance, by the element that differs by so much.
+__device__ double slope(const DistanceArguments& f, double apart, double distance) {
+  switch (f.how) {
+    case Distance::kZero:
+      return 0;
+    case Distance::kOne:
+      return sign(apart);
+    case Distance::kTwo:
+      return distance == 0 ? 0 : apart / distance;
+    case Distance::kInfinite:
+      return rounded(magnitude(apart), f.dtype) == distance ? sign(apart) : 0;
+    default:
+      if (distance == 0 || (apart == 0 && f.p < 2)) return 0;
+      return sign(apart) * power(magnitude(apart), f.p - 1) / power(distance, f.p - 1);
+  }
+}
+
+struct Whole {
+  using T = u64;
+  __device__ static T load(u64 from, i64 at, i64 dtype) { return static_cast<u64>(load_whole(from, at, dtype)); }
+  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_whole(to, at, dtype, static_cast<i64>(x)); }
+  __device__ static T alpha(const PairProductArguments& f) { return static_cast<u64>(f.alpha); }
+  __device__ static T beta(const PairProductArguments& f) { return static_cast<u64>(f.beta); }
+};
+struct Real {
+  using T = double;
+  __device__ static T load(u64 from, i64 at, i64 dtype) { return load_float(from, at, dtype); }
+  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_float(to, at, dtype, x); }
+  __device__ static T alpha(const PairProductArguments& f) { return f.real_alpha; }
+  __device__ static T beta(const PairProductArguments& f) { return f.real_beta; }
+};
+
+template <typename Kind>
+__device__ void multiply(const PairProductArguments& f) {
+  const i64 matrix = f.rows * f.columns, count = f.sums_batch != 0 ? matrix : f.batch * matrix;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 b = divide(i, matrix), row = divide(i - b * matrix, f.columns), column = i - b * matrix - row * f.columns;
+    typename Kind::T sum = 0;
+    const i64 end = f.sums_batch != 0 ? f.batch : b + 1;
+    for (i64 n = f.sums_batch != 0 ? 0 : b; n < end; ++n) {
+      const i64 left = n * f.left_strides[0] + row * f.left_strides[1];
+      const i64 right = n * f.right_strides[0] + column * f.right_strides[2];
+      for (i64 k = 0; k < f.inner; ++k) {
+        sum += Kind::load(f.left, left + k * f.left_strides[2], f.dtype) *
+               Kind::load(f.right, right + k * f.right_strides[1], f.dtype);
+      }
+    }
+    sum *= Kind::alpha(f);
+    if (f.added != 0) {
+      const i64 at = b * f.added_strides[0] + row * f.added_strides[1] + column * f.added_strides[2];
+      sum += Kind::beta(f) * Kind::load(f.added, at, f.added_dtype);
+    }
+    Kind::store(f.out, i, f.out_dtype, sum);
+  }
+}
+
+}  // namespace
+
+KERNEL(256) pair_product_whole(const PairProductArguments f) { multiply<Whole>(f); }
+KERNEL(256) pair_product_float(const PairProductArguments f) { multiply<Real>(f); }
+
+KERNEL(256) pair_distance(const DistanceArguments f) {
+  const i64 count = f.batch * f.rows * f.others;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.others), other = i - row * f.others, b = divide(row, f.rows);
+    store_float(f.out, i, f.dtype, distance(f, row * f.length, (b * f.others + other) * f.length));
+  }
+}
+
+KERNEL(256) pair_distance_backward(const DistanceArguments f) {
+  const i64 count = f.batch * f.rows * f.length;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.length), at = i - row * f.length, b = divide(row, f.rows);
+    const double x = load_float(f.left, i, f.dtype);
+    double sum = 0;
+    for (i64 other = 0; other < f.others; ++other) {
+      const double apart = x - load_float(f.right, (b * f.others + other) * f.length + at, f.dtype);
+      const i64 pair = row * f.others + other;
+      sum += load_float(f.grad, pair, f.dtype) * slope(f, apart, load_float(f.distance, pair, f.dtype));
+    }
+    store_float(f.out, i, f.dtype, sum);
+  }
+}
+
+}  // namespace torch_remote::worker::cuda
