@@ -58,11 +58,7 @@ py::dict stats() {
     sum.add(counters(static_cast<c10::DeviceIndex>(i)));
   }
   all["ops_recorded"] = ops;
-  all["flushes"] = sum.flushes;
-  all["programs_built"] = sum.programs_built;
-  all["program_hits"] = sum.program_hits;
-  all["kernels_compiled"] = sum.kernels_compiled;
-  all["groups_refused"] = sum.groups_refused;
+  for (const remote::CounterField& field : remote::kCounterFields) all[field.name] = sum.*field.value;
   all["compiled_graphs"] = compiled_graphs.load();
   all["compiled_graph_splits"] = compiled_graph_splits.load();
   all["client_fallbacks"] = client_fallbacks();
@@ -70,15 +66,6 @@ py::dict stats() {
   for (const CopyPath& path : copy_paths()) direct += path.direct, relayed += path.relayed;
   all["direct_copies"] = direct;
   all["relayed_copies"] = relayed;
-  all["round_trips"] = sum.round_trips;
-  all["back_pressure_waits"] = sum.back_pressure_waits;
-  all["connections"] = sum.connections;
-  all["bytes_sent"] = sum.bytes_sent;
-  all["bytes_received"] = sum.bytes_received;
-  all["bytes_uploaded"] = sum.bytes_uploaded;
-  all["bytes_downloaded"] = sum.bytes_downloaded;
-  all["worker_bytes"] = sum.worker_bytes;
-  all["worker_peak_bytes"] = sum.worker_peak_bytes;
   return all;
 }
 

@@ -11,6 +11,7 @@ namespace torch_remote::frontend {
 ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 
 // The functions of each file; null for another one's.
+ShapeRuleFunction find_moving_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
 

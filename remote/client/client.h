@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,6 +39,30 @@ struct Counters {
   // Of several clients: the sum.
   void add(const Counters& other);
 };
+
+// Each of them, under the name that users see it by. A level is what there is now; the others count events.
+struct CounterField {
+  const char* name;
+  uint64_t Counters::*value;
+  bool level = false;
+};
+inline constexpr CounterField kCounterFields[] = {
+    {"flushes", &Counters::flushes},
+    {"programs_built", &Counters::programs_built},
+    {"program_hits", &Counters::program_hits},
+    {"kernels_compiled", &Counters::kernels_compiled},
+    {"groups_refused", &Counters::groups_refused},
+    {"round_trips", &Counters::round_trips},
+    {"connections", &Counters::connections},
+    {"back_pressure_waits", &Counters::back_pressure_waits},
+    {"bytes_sent", &Counters::bytes_sent},
+    {"bytes_received", &Counters::bytes_received},
+    {"bytes_uploaded", &Counters::bytes_uploaded},
+    {"bytes_downloaded", &Counters::bytes_downloaded},
+    {"worker_bytes", &Counters::worker_bytes, true},
+    {"worker_peak_bytes", &Counters::worker_peak_bytes, true},
+};
+static_assert(std::size(kCounterFields) * sizeof(uint64_t) == sizeof(Counters), "a counter has no name");
 
 struct FlushInfo {
   size_t ops = 0;

@@ -477,55 +477,42 @@ std::string ClientImpl::description() const {
 
 // --- counters --------------------------------------------------------------------------------------------------------
 
-Counters ClientImpl::counters() const {
-  Counters c;
-  if (abandoned_) return c;
+Counters ClientImpl::all_counters() const {
   const Replies::Totals totals = replies_.totals();
-  std::lock_guard lock(base_mutex_);
-  c.flushes = counters_.flushes;
-  c.programs_built = counters_.programs_built;
-  c.program_hits = counters_.program_hits;
-  c.kernels_compiled = totals.kernels_compiled - base_.kernels_compiled;
-  c.groups_refused = totals.groups_refused - base_.groups_refused;
-  c.round_trips = counters_.round_trips;
-  c.connections = counters_.connections;
-  c.back_pressure_waits = totals.back_pressure_waits - base_.back_pressure_waits;
-  c.bytes_sent = counters_.bytes_sent;
-  c.bytes_received = totals.bytes_received - base_.bytes_received;
-  c.bytes_uploaded = counters_.bytes_uploaded;
-  c.bytes_downloaded = counters_.bytes_downloaded;
-  c.worker_bytes = totals.memory.allocated.current;
-  c.worker_peak_bytes = totals.memory.allocated.peak;
-  return c;
+  return {.flushes = counters_.flushes,
+          .programs_built = counters_.programs_built,
+          .program_hits = counters_.program_hits,
+          .kernels_compiled = totals.kernels_compiled,
+          .groups_refused = totals.groups_refused,
+          .round_trips = counters_.round_trips,
+          .connections = counters_.connections,
+          .back_pressure_waits = totals.back_pressure_waits,
+          .bytes_sent = counters_.bytes_sent,
+          .bytes_received = totals.bytes_received,
+          .bytes_uploaded = counters_.bytes_uploaded,
+          .bytes_downloaded = counters_.bytes_downloaded,
+          .worker_bytes = totals.memory.allocated.current,
+          .worker_peak_bytes = totals.memory.allocated.peak};
+}
+
+Counters ClientImpl::counters() const {
+  if (abandoned_) return {};
+  std::lock_guard lock(base_mutex_);  // first: a reset in between would make differences negative
+  Counters all = all_counters();
+  for (const CounterField& field : kCounterFields) {
+    if (!field.level) all.*field.value -= base_.*field.value;
+  }
+  return all;
 }
 
 void ClientImpl::reset_counters() {
   if (abandoned_) return;
-  const Replies::Totals totals = replies_.totals();
   std::lock_guard lock(base_mutex_);
-  base_ = totals;
-  for (std::atomic<uint64_t>* counter :
-       {&counters_.flushes, &counters_.programs_built, &counters_.program_hits, &counters_.round_trips,
-        &counters_.connections, &counters_.bytes_sent, &counters_.bytes_uploaded, &counters_.bytes_downloaded}) {
-    *counter = 0;
-  }
+  base_ = all_counters();
 }
 
 void Counters::add(const Counters& other) {
-  flushes += other.flushes;
-  programs_built += other.programs_built;
-  program_hits += other.program_hits;
-  kernels_compiled += other.kernels_compiled;
-  groups_refused += other.groups_refused;
-  round_trips += other.round_trips;
-  connections += other.connections;
-  back_pressure_waits += other.back_pressure_waits;
-  bytes_sent += other.bytes_sent;
-  bytes_received += other.bytes_received;
-  bytes_uploaded += other.bytes_uploaded;
-  bytes_downloaded += other.bytes_downloaded;
-  worker_bytes += other.worker_bytes;
-  worker_peak_bytes += other.worker_peak_bytes;
+  for (const CounterField& field : kCounterFields) this->*field.value += other.*field.value;
 }
 
 Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build, const KeepWaiting& keep_waiting,

@@ -122,6 +122,9 @@ class ClientImpl final : public Client {
   wire::Header run_header(uint64_t* ticket, FlushInfo* info);
   void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
 
+  // Since the connection was made.
+  Counters all_counters() const;
+
   // Without it:
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
   // Sends a question, which `encode` writes into builder_ (with order_ held).
@@ -181,7 +184,7 @@ class ClientImpl final : public Client {
   std::vector<uint64_t> frees_;
 
   mutable std::mutex base_mutex_;
-  Replies::Totals base_;  // of the totals that count, at the last reset
+  Counters base_;  // what had been counted at the last reset
 };
 
 template <typename Encode>
