@@ -770,8 +770,9 @@ class Generator:
             case 4 if t.dim() == 4:
                 self.assign(f"F.{self.rng.choice(('max_pool2d', 'avg_pool2d'))}({v}, 2, padding=1)", v)
             case 5 if t.dim() == 4:
-                # (CPU's fused kernel has zeros for a query whose scores are all NaN.)
-                q, causal = f"{v}.nan_to_num()", self.chance(0.5)
+                # (CPU's fused kernel has zeros for a query whose scores are all NaN, and scales scores when they have
+                # overflowed already.)
+                q, causal = f"{v}.nan_to_num(0, 8, -8)", self.chance(0.5)
                 self.assign(f"F.scaled_dot_product_attention({q}, {q}, {q}, is_causal={causal}).contiguous()", v)
             case 6:
                 self.assign(f"F.group_norm({v}, 1)", v)
