@@ -22,6 +22,7 @@
 #include "llvm/Transforms/Scalar/LoopPassManager.h"
 #include "llvm/Transforms/Scalar/SimplifyCFG.h"
 #include "llvm/Transforms/Utils/Cloning.h"
+#include "llvm/Transforms/Utils/Mem2Reg.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Target/LLVMIR/Dialect/Builtin/BuiltinToLLVMIRTranslation.h"
 #include "mlir/Target/LLVMIR/Dialect/LLVMIR/LLVMToLLVMIRTranslation.h"
@@ -146,6 +147,7 @@ class Compiler {
     builder.registerLoopAnalyses(loops);
     builder.crossRegisterProxies(loops, functions, components, modules);
     llvm::FunctionPassManager passes;
+    passes.addPass(llvm::PromotePass());
     passes.addPass(llvm::EarlyCSEPass());
     passes.addPass(llvm::InstCombinePass());
     passes.addPass(llvm::createFunctionToLoopPassAdaptor(llvm::LICMPass(llvm::LICMOptions()), /*UseMemorySSA=*/true));
@@ -185,6 +187,6 @@ Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) 
   return compiler.run(kernel, options, code);
 }
 
-std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 2"; }
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 3"; }
 
 }  // namespace torch_remote::codegen::cpu

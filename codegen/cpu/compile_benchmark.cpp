@@ -128,6 +128,50 @@ constexpr Named kKernels[] = {
   %6: f32 = add %5, %2
   store a3, %6
 })"},
+    {"chain", R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = load a1
+  %2: f32 = sigmoid %0
+  %3: f32 = tanh %1
+  %4: f32 = mul %2, %3
+  %5: f32 = constant 0.70710678118654752
+  %6: f32 = mul %4, %5
+  %7: f32 = erf %6
+  %8: f32 = constant 1.0
+  %9: f32 = add %7, %8
+  %10: f32 = constant 0.5
+  %11: f32 = mul %4, %10
+  %12: f32 = mul %11, %9
+  store a2, %12
+})"},
+    {"running sum", R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = running sum %0
+  store a1, %1
+})"},
+    {"random", R"(kernel(i0 | j0) {
+  s0: i64
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  %0: f32 = load a0
+  %1: i64 = scalar s0
+  %2: i64 = index i0
+  %3: i64 = mul %2, %1
+  %4: i64 = index j0
+  %5: i64 = add %3, %4
+  %6: i64 = constant 42
+  %7: i32 = random %6, %1, %5
+  %8: i32 = constant 0
+  %9: bool = ge %7, %8
+  %10: f32 = constant 0.0
+  %11: f32 = where %9, %0, %10
+  store a1, %11
+})"},
     {"sum of rows", R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
   a1: f32[j0]

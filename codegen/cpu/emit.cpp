@@ -22,6 +22,7 @@ using Int = ll::ICmpPredicate;
 
 constexpr Order kOrder;
 constexpr int64_t kHalves = 2;
+constexpr uint32_t kSlotAlign = 64;
 static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.lanes == 0);
 
 class FunctionEmitter {
@@ -208,8 +209,9 @@ class FunctionEmitter {
     const size_t half = before.size() / kHalves;
     const Point low = {outer_, column, {}}, high = {outer_, next, {}};
     fetch_ahead(loop, column);
-    MlirValues after = compute(loop, 0, low, before.take_front(half));
-    after.append(compute(loop, 1, high, before.drop_front(half)));
+    define_pair(loop, low, high);
+    MlirValues after = reduce(loop, 0, low, before.take_front(half));
+    after.append(reduce(loop, 1, high, before.drop_front(half)));
     write(loop, 0, low);
     write(loop, 1, high);
     return after;
@@ -219,7 +221,8 @@ class FunctionEmitter {
   MlirValues some(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
     const size_t half = before.size() / kHalves;
     const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
-    const MlirValues changed = compute(loop, 0, at, before.take_front(half));
+    define_vectors(loop, 0, at);
+    const MlirValues changed = reduce(loop, 0, at, before.take_front(half));
     write(loop, 0, at);
     MlirValues after(before.drop_front(half));
     after.append(changed);
@@ -267,10 +270,30 @@ class FunctionEmitter {
     return result;
   }
 
-  // All values of 16 places, and the reductions with them.
-  MlirValues compute(const LoopPlan& loop, int64_t half, const Point& at, mlir::ValueRange before) {
+  // All values of 16 places.
+  void define_vectors(const LoopPlan& loop, int64_t half, const Point& at) {
     vectors_[half].assign(kernel_.values.size(), {});
     for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
+  }
+
+  // Of both vectors in turn where there are 32 registers: a chain of functions waits for itself most of the time, and
+  // the processor does not look far enough ahead to find the other vector's. (Loads at indices branch, one by one.)
+  void define_pair(const LoopPlan& loop, const Point& low, const Point& high) {
+    const bool branches = std::any_of(loop.vectors.begin(), loop.vectors.end(),
+                                      [&](uint32_t value) { return !kernel_.values[value].indices.empty(); });
+    if (!ops_.features.avx512 || branches) {
+      define_vectors(loop, 0, low);
+      return define_vectors(loop, 1, high);
+    }
+    for (std::vector<MlirValue>& vectors : vectors_) vectors.assign(kernel_.values.size(), {});
+    for (const uint32_t value : loop.vectors) {
+      vectors_[0][value] = define_vector(loop, value, 0, low);
+      vectors_[1][value] = define_vector(loop, value, 1, high);
+    }
+  }
+
+  // The reductions with them.
+  MlirValues reduce(const LoopPlan& loop, int64_t half, const Point& at, mlir::ValueRange before) {
     MlirValues after;
     for (const uint32_t reduce : sums_of(loop)) {
       const Value& value = kernel_.values[reduce];
@@ -355,7 +378,7 @@ class FunctionEmitter {
     return compose(value, at, [&](uint32_t input) { return vector(input, half); });
   }
 
-  // -- Running sums: a block is a vector, and what the blocks before came to lies in memory.
+  // -- Running sums: a block is a vector, and what the blocks before came to is in all lanes of another one.
 
   MlirValue slot(uint32_t v) {
     MlirValue& found = slots_[v];
@@ -363,7 +386,7 @@ class FunctionEmitter {
       mlir::OpBuilder::InsertionGuard guard(ops_.b);
       ops_.b.setInsertionPointToEnd(entry_);
       const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext());
-      found = ops_.b.create<ll::AllocaOp>(pointer, ops_.type(type(v)), ops_.i64(1), 8);
+      found = ops_.b.create<ll::AllocaOp>(pointer, Ops::vector_of(ops_.type(type(v))), ops_.i64(1), kSlotAlign);
     }
     return found;
   }
@@ -383,7 +406,7 @@ class FunctionEmitter {
     for (const uint32_t v : loop.vectors) {
       const Value& value = kernel_.values[v];
       if (value.kind != Kind::kRunning || plan_.kept_in[v] < loop.number) continue;
-      ops_.b.create<ll::StoreOp>(nothing(value, ops_.type(value.type)), slot(v), 8);
+      ops_.b.create<ll::StoreOp>(nothing(value, Ops::vector_of(ops_.type(value.type))), slot(v), kSlotAlign);
     }
   }
 
@@ -396,11 +419,11 @@ class FunctionEmitter {
       for (int32_t lane = 0; lane < kLanes; ++lane) from.push_back(lane < apart ? int32_t{kLanes} : lane - apart);
       x = combined(value, x, ops_.b.create<ll::ShuffleVectorOp>(x, none, from));
     }
-    const mlir::Type type = ops_.type(value.type);
-    MlirValue before = ops_.b.create<ll::LoadOp>(type, slot(v), 8);
-    x = combined(value, x, ops_.splat(before));
-    MlirValue last = ops_.b.create<ll::ExtractElementOp>(x, ops_.i64(kLanes - 1));
-    ops_.b.create<ll::StoreOp>(last, slot(v), 8);
+    MlirValue before = ops_.b.create<ll::LoadOp>(x.getType(), slot(v), kSlotAlign);
+    x = combined(value, x, before);
+    const llvm::SmallVector<int32_t, kLanes> everywhere(kLanes, kLanes - 1);
+    MlirValue last = ops_.b.create<ll::ShuffleVectorOp>(x, x, everywhere);
+    ops_.b.create<ll::StoreOp>(last, slot(v), kSlotAlign);
     return x;
   }
 
@@ -537,7 +560,7 @@ class FunctionEmitter {
   uint32_t ahead_ = kNone;                          // the loop that fetches
   std::vector<uint32_t> reads_next_, writes_next_;  // operands
   std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
-  std::map<uint32_t, MlirValue> slots_;             // of running sums: memory for what comes before a block
+  std::map<uint32_t, MlirValue> slots_;             // of running sums: what comes before a block, a register in the end
   std::map<uint32_t, MlirValue> words_;             // of values that are random words: the second vector's
   std::vector<MlirValue> vectors_[kHalves];         // of each value, as the vectors of the places where the code is
 };

@@ -430,23 +430,24 @@ MlirValue Ops::round_to_bfloat16(MlirValue x) {
 }
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). Words are 64 bits wide here, the upper half zero: products need no more.
+// SC 2011). Words are the lower halves of 64 bits: products need no more, and nobody looks at the upper ones (the
+// machine's product of lower halves takes the masks for its own).
 std::array<MlirValue, 4> Ops::philox(MlirValue seed, MlirValue offset, MlirValue block) {
   const mlir::Type type = block.getType();
   MlirValue low = integer(type, 0xFFFFFFFF), half = integer(type, 32);
   const auto lower = [&](MlirValue x) { return bit_and(x, low); };
   const auto upper = [&](MlirValue x) -> MlirValue { return b.create<ll::LShrOp>(x, half); };
-  MlirValue c0 = lower(block), c1 = upper(block), c2 = lower(offset), c3 = upper(offset);
-  MlirValue k0 = lower(seed), k1 = upper(seed);
+  MlirValue c0 = block, c1 = upper(block), c2 = offset, c3 = upper(offset);
+  MlirValue k0 = seed, k1 = upper(seed);
   MlirValue m0 = integer(type, 0xD2511F53), m1 = integer(type, 0xCD9E8D57);
   for (int round = 0; round < 10; ++round) {
-    MlirValue x = mul(m0, c0), y = mul(m1, c2);
+    MlirValue x = mul(m0, lower(c0)), y = mul(m1, lower(c2));
     c0 = bit_xor(bit_xor(upper(y), c1), k0);
-    c1 = lower(y);
+    c1 = y;
     c2 = bit_xor(bit_xor(upper(x), c3), k1);
-    c3 = lower(x);
-    k0 = lower(add(k0, integer(type, 0x9E3779B9)));
-    k1 = lower(add(k1, integer(type, 0xBB67AE85)));
+    c3 = x;
+    k0 = add(k0, integer(type, 0x9E3779B9));
+    k1 = add(k1, integer(type, 0xBB67AE85));
   }
   return {c0, c1, c2, c3};
 }

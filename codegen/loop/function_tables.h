@@ -18,6 +18,8 @@ inline constexpr double kExp2_64[] = {0x1.62e42fefa39efp-1, 0x1.ebfbdff82c59cp-3
 inline constexpr double kExp2Mid[] = {0x1.62e42ff0e34c1p-1, 0x1.ebfbe07540d53p-3, 0x1.c6b08ae9ef0e2p-5, 0x1.3b29f4a81806ap-7, 0x1.5d8a55c12cef9p-10, 0x1.445c1317e0bacp-13, 0x1.fe1cd2dbc6286p-17};
 // 2^-30.9
 inline constexpr double kExpm1_32[] = {0x1.0000000000000p-1, 0x1.5555540000000p-3, 0x1.5554fa0000000p-5, 0x1.1112c00000000p-7, 0x1.6d38880000000p-10, 0x1.9ea3c60000000p-13};
+// 2^-25.9
+inline constexpr double kExpm1Short32[] = {0x1.fffffe0000000p-2, 0x1.5554b80000000p-3, 0x1.5556aa0000000p-5, 0x1.1223380000000p-7, 0x1.6be6ae0000000p-10};
 // 2^-61.1
 inline constexpr double kExpm1_64[] = {0x1.0000000000000p-1, 0x1.5555555555559p-3, 0x1.5555555555559p-5, 0x1.111111110f70bp-7, 0x1.6c16c16c16a81p-10, 0x1.a01a01af97ba4p-13, 0x1.a01a019d1d083p-16, 0x1.71ddf94bf40c6p-19, 0x1.27e4fc5b8708ep-22, 0x1.af5cddf2508fdp-26, 0x1.1f31ffcaea910p-29};
 // 2^-31.6

@@ -40,7 +40,7 @@ constexpr UnaryFunction kUnaries[] = {
     {ScalarOp::kErf, erf_single, erf},
     {ScalarOp::kErfc, nullptr, erfc},
     {ScalarOp::kLgamma, nullptr, lgamma},
-    {ScalarOp::kSigmoid, sigmoid, sigmoid},
+    {ScalarOp::kSigmoid, sigmoid_single, sigmoid},
 };
 
 std::optional<Term> unary(ScalarOp op, Term x) {

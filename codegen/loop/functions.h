@@ -185,6 +185,7 @@ Term exp2(const Format& format, Term x);
 // 2^(high + low), |low| small.
 Term exp2(const Format& format, Pair x);
 Term expm1(const Format& format, Term x);
+Term sigmoid_single(const Format& format, Term x);
 Term sigmoid(const Format& format, Term x);
 Term tanh(const Format& format, Term x);
 Term sinh(const Format& format, Term x);

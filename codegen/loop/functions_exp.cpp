@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "codegen/loop/function_tables.h"
 #include "codegen/loop/functions.h"
@@ -87,26 +90,49 @@ Term expm1(const Format& format, Term x) {
   return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, half + half);
 }
 
-// With t = exp(-|x|) and q = t / (1 + t): 1 - q or, for negative x, t - t q, so that nothing overflows, small results
-// keep their precision and errors of q count little.
+// f32, 13 operations beside the quotient: with x = -n ln 2 - r it is e^-r / (e^-r + 2^n), both times 2^-24, so that
+// neither 2^150 nor 2^-150 is beyond the range and denormal results are right. (2.41 units at most, of all arguments;
+// torch's own 1 / (1 + exp(-x)) has as much.)
+Term sigmoid_single(const Format& format, Term x) {
+  using namespace tables;
+  constexpr int kDown = 24;
+  const Term bounded = at_most(at_least(x, -104.0), 64.0);
+  const Split n = split(format, bounded, -kLog2E, format.bias - kDown);
+  const Term r = fma(n.whole, kLn2Single.low, fma(n.whole, kLn2Single.high, bounded));
+  double scaled[2 + std::size(kExp32)] = {0x1p-24, 0x1p-24};
+  std::transform(std::begin(kExp32), std::end(kExp32), scaled + 2, [](double c) { return c * 0x1p-24; });
+  const Term power = polynomial(scaled, r);
+  return power / (power_of_two(format, n.sum) + power);
+}
+
+// f64, with t = exp(-|x|) and q = t / (1 + t): 1 - q or, for negative x, t - t q, so that nothing overflows, small
+// results keep their precision and errors of q count little.
 Term sigmoid(const Format& format, Term x) {
-  const Scaled e = scaled_exp(format, at_least(-abs(x), is_single(format) ? -104.0 : -746.0));
+  const Scaled e = scaled_exp(format, at_least(-abs(x), -746.0));
   const Term power = ldexp(e.value, e.exponent);
   const Term base = where(x < 0.0, power, 1.0);
   return fma(base, power / (-1.0 - power), base);
 }
 
 // For |x| <= 0.55 a polynomial; else 1 - 2 / (exp(2|x|) + 1), in which the quotient is not above a half, so that its
-// errors count little and one part of ln 2 is enough.
+// errors count little and one part of ln 2 is enough. (f32: 1.6 units at most. One path for all arguments, (1 - t) / (1 +
+// t) with t = exp(-2|x|) and 1 - t by expm1, has 20 operations where this has 26, but 1.97 units: near 1, where this has
+// little more than a half; then 1 - tanh^2, in the gradient of gelu, is worse than torch's by more than may be.)
 Term tanh(const Format& format, Term x) {
   using namespace tables;
+  const bool single = is_single(format);
   const Term a = abs(x);
-  const Term bounded = at_most(a, is_single(format) ? 10.0 : 20.0);
-  const Term twice = bounded + bounded;
-  const Split n = split(format, twice, kLog2E, format.bias);
-  const Term r = fma(n.whole, is_single(format) ? -0x1.62e43p-1 : -0x1.62e42fefa39efp-1, twice);
-  const Term power = fma(polynomial(1.0, pick(format, kExp32, kExp64, kExp64), r), r, 1.0);
-  const Term large = -2.0 / fma(power, power_of_two(format, n.sum), 1.0) + 1.0;
+  const Term bounded = at_most(a, single ? 10.0 : 20.0);
+  // Half of the rest: its powers' coefficients are doubled, exactly.
+  const Split n = split(format, bounded, 2 * kLog2E, format.bias);
+  const Term r = fma(n.whole, single ? -0x1.62e43p-2 : -0x1.62e42fefa39efp-2, bounded);
+  std::vector<double> doubled = {1, 2};
+  double factor = 4;
+  for (const double c : pick(format, kExp32, kExp64, kExp64)) {
+    doubled.push_back(c * factor);
+    factor *= 2;
+  }
+  const Term large = -2.0 / fma(polynomial(doubled, r), power_of_two(format, n.sum), 1.0) + 1.0;
   const Term square = x * x;
   const Term small = fma(square * a, polynomial(pick(format, kTanh32, kTanh64, kTanh64), square), a);
   return copysign(where(a < 0.55, small, large), x);
@@ -138,16 +164,19 @@ Term cosh(const Format& format, Term x) {
 }
 
 // 1 - erfc(x) = -(exp(log(erfc(|x|))) - 1), in which the logarithm is a polynomial: one path for small and large |x|.
+// (1.94 units at most, of all arguments. A quotient of polynomials, x P(x^2) / Q(x^2), has 16 operations where this has
+// 25, but 5 units near 1, as each rounding of P and Q counts there, and results beyond 1.)
 Term erf_single(const Format& format, Term x) {
   using namespace tables;
-  const Term a = at_most(abs(x), 3.95);
+  const Term a = at_most(abs(x), 3.93);
   const Term minus = -a;
   const Term y = fma(minus, polynomial(kErf32, a), minus);
   // One part of ln 2 is enough: an error of y is made smaller by erfc(|x|).
   const Split n = split(format, y, kLog2E, format.bias);
   const Term r = fma(n.whole, -0x1.62e43p-1, y);
   const Term power = power_of_two(format, n.sum);
-  return copysign(fma(power, expm1_of_rest(format, r), power - 1.0), x);
+  const Term rest = fma(r * r, polynomial(kExpm1Short32, r), r);
+  return copysign(fma(power, rest, power - 1.0), x);
 }
 
 }  // namespace torch_remote::codegen::functions

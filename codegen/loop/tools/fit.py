@@ -148,7 +148,7 @@ def tables() -> None:
     for name, top, single in (("kExp2_32", 6, True), ("kExp2_64", 11, False), ("kExp2Mid", 7, False)):
         fit(name, lambda x: 2**x - 1, lambda x: mpf(2) ** -x, -0.5001, 0.5001, list(range(1, top + 1)), single)
     # exp(r) - 1 = r + r^2 q(r), |r| <= ln 2 / 2
-    for name, top, single in (("kExpm1_32", 5, True), ("kExpm1_64", 10, False)):
+    for name, top, single in (("kExpm1_32", 5, True), ("kExpm1Short32", 4, True), ("kExpm1_64", 10, False)):
         fit(
             name,
             lambda x: (mp.expm1(x) - x) / x**2,
