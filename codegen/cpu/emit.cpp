@@ -410,13 +410,32 @@ class FunctionEmitter {
     }
   }
 
+  // A vector of `nothing`, of which LLVM does not know what is in it: to put zeros before a vector it takes vexpandps,
+  // of which AMD's processors do one in several cycles, and not the one instruction that moves two vectors along.
+  MlirValue opaque(const Value& value, MlirValue none) {
+    if (!ops_.features.avx512) return none;
+    MlirValue& found = nothings_[{value.reduction, value.type}];
+    if (!found) {
+      mlir::OpBuilder::InsertionGuard guard(ops_.b);
+      ops_.b.setInsertionPointToEnd(entry_);
+      const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext()), type = none.getType();
+      MlirValue place = ops_.b.create<ll::AllocaOp>(pointer, type, ops_.i64(1), kSlotAlign);
+      ops_.b.create<ll::StoreOp>(nothing(value, type), place, kSlotAlign, /*isVolatile=*/true);
+      found = ops_.b.create<ll::LoadOp>(type, place, kSlotAlign, /*isVolatile=*/true);
+    }
+    return found;
+  }
+
   MlirValue running(uint32_t v, MlirValue x) {
     static_assert(kRunningBlock == kLanes);
     const Value& value = kernel_.values[v];
-    MlirValue none = nothing(value, x.getType());
-    for (int32_t apart = 1; apart < kLanes; apart *= 2) {
-      llvm::SmallVector<int32_t, kLanes> from;  // of x and none
-      for (int32_t lane = 0; lane < kLanes; ++lane) from.push_back(lane < apart ? int32_t{kLanes} : lane - apart);
+    MlirValue none = opaque(value, nothing(value, x.getType()));
+    constexpr int32_t kCount = kLanes;
+    for (int32_t apart = 1; apart < kCount; apart *= 2) {
+      llvm::SmallVector<int32_t, kLanes> from;  // of x and none, which comes before it
+      for (int32_t lane = 0; lane < kCount; ++lane) {
+        from.push_back(lane < apart ? kCount + kCount - apart + lane : lane - apart);
+      }
       x = combined(value, x, ops_.b.create<ll::ShuffleVectorOp>(x, none, from));
     }
     MlirValue before = ops_.b.create<ll::LoadOp>(x.getType(), slot(v), kSlotAlign);
@@ -561,8 +580,9 @@ class FunctionEmitter {
   std::vector<uint32_t> reads_next_, writes_next_;  // operands
   std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
   std::map<uint32_t, MlirValue> slots_;             // of running sums: what comes before a block, a register in the end
-  std::map<uint32_t, MlirValue> words_;             // of values that are random words: the second vector's
-  std::vector<MlirValue> vectors_[kHalves];         // of each value, as the vectors of the places where the code is
+  std::map<std::pair<Reduction, DType>, MlirValue> nothings_;
+  std::map<uint32_t, MlirValue> words_;      // of values that are random words: the second vector's
+  std::vector<MlirValue> vectors_[kHalves];  // of each value, as the vectors of the places where the code is
 };
 
 void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,
