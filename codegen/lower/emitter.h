@@ -22,7 +22,8 @@ class Emitter {
  public:
   explicit Emitter(Launch& launch) : launch_(launch) {}
 
-  ir::DType type(V value) const { return launch_.kernel.values[value].type; }
+  ir::DType type(V value) const { return value_at(value).type; }
+  const Value& value_at(V value) const { return launch_.kernel.values[value]; }
 
   V constant(ir::DType type, double number);
   V constant_int(ir::DType type, int64_t number);

@@ -94,6 +94,46 @@ kernel(i0 | j0) {
 )");
 }
 
+// The gradient of a log-softmax that the group makes: one exponential for both.
+TEST(Lower, LogSoftmaxAndItsGradient) {
+  EXPECT_EQ(lowered(R"(graph(s0..s3) {
+  b0: input survives
+  b1: fresh(s2) ssa in_group
+  b2: input survives
+  b3: fresh(s2) survives ssa
+  %0: f32[s0, s1]{s1, 1} @b0
+  %2: f32[s0, s1]{s1, 1} @b2
+  group rowwise {
+  %1: f32[s0, s1]{s1, 1} @b1 = aten::_log_softmax(%0, 1, false)
+  %3: f32[s0, s1]{s1, 1} @b3 = aten::_log_softmax_backward_data(%2, %1, 1, f32)
+  }
+}
+)",
+                    {8, 10, kBytes, 0}),
+            R"(
+kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[i0, j0]
+  a2: f32[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = columns max %0
+  %2: f32 = sub %0, %1
+  %3: f32 = exp %2
+  %4: f32 = columns sum %3
+  %5: f32 = log %4
+  %6: f32 = sub %2, %5
+  %7: f32 = load a1
+  %8: f32 = columns sum %7
+  %9: f32 = constant 1.0
+  %10: f32 = div %9, %4
+  %11: f32 = mul %3, %10
+  %12: f32 = mul %11, %8
+  %13: f32 = sub %7, %12
+  store a2, %13
+}
+)");
+}
+
 TEST(Lower, LayerNormBackwardAfterAResidual) {
   EXPECT_EQ(lowered(R"(graph(s0..s5) {
   s6 = 1
