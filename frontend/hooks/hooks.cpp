@@ -4,6 +4,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <array>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <utility>
 
+#include "frontend/device/backward_threads.h"
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
@@ -310,13 +312,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   Stream getStream(Device device) const override {
+    choose_backward_thread();
     const Stream first = stream_of(device, 0);
     return stream_of(first.device(), current_streams[first.device_index()]);
   }
   Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return next_stream(device); }
   Stream getNewStream(Device device, int) const override { return next_stream(device); }
-  Stream exchangeStream(Stream stream) const override {
+  Stream exchangeStream(Stream stream) const override {  // asks for the one that there is
     const Stream previous = getStream(stream.device());
     current_streams[previous.device_index()] = stream.id();
     return previous;
@@ -383,6 +386,11 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
 
+// What torch keeps from others: whether its engine has counted devices. Never made, only looked through.
+struct EngineState : torch::autograd::Engine {
+  static bool has_counted(Engine& engine) { return engine.*(&EngineState::thread_pool_shared_) != nullptr; }
+};
+
 }  // namespace
 
 void register_device() {
@@ -391,6 +399,7 @@ void register_device() {
   static RemoteHooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
   register_storage();
+  if (EngineState::has_counted(torch::autograd::Engine::get_default_engine())) engine_lacks_devices();
 }
 
 }  // namespace torch_remote::frontend

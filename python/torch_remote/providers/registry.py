@@ -57,8 +57,6 @@ def give_devices(machine: Machine) -> list[int]:
             raise
         _owners.update(dict.fromkeys(given, machine))
         _all[machine.id] = machine
-    # As where a device is used first: torch's engine may know nothing of these devices.
-    torch.autograd.set_multithreading_enabled(False)
     for index in given:
         # As if it had been there when the user said torch.manual_seed.
         _C.default_generator(index).manual_seed(torch.initial_seed())
