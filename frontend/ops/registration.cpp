@@ -28,6 +28,32 @@ class RecordKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
+// Of a gradient that is sparse if a flag says so (embedding bags): torch's kernel for the CPU, which only calls ops
+// then.
+class SparseIfKernel final : public c10::OperatorKernel {
+ public:
+  SparseIfKernel(const OpEntry* op, int flag) : op_(op), flag_(static_cast<size_t>(flag)) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+    if (torch::jit::peek(*stack, flag_, op_->arg_count).toBool()) {
+      return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+    record_call(*op_, *stack);
+  }
+
+ private:
+  const OpEntry* op_;
+  size_t flag_;
+};
+
+c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
+  const c10::FunctionSchema& schema = handle.schema();
+  const std::optional<int> flag = schema.argumentIndexWithName("sparse");
+  if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<SparseIfKernel>(entry, *flag));
+  }
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry));
+}
+
 struct Entries {
   std::mutex mutex;  // registration, and the fallback's first call of an op
   std::deque<OpEntry> all;
@@ -122,10 +148,8 @@ void register_ops() {
     if (!wanted(*handle, in_table)) continue;
     const OpEntry* entry = make_entry(*handle);
     if (entry == nullptr) continue;
-    handles->push_back(
-        dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1,
-                                c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry)),
-                                std::nullopt, nullptr, "torch_remote"));
+    handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1, kernel_of(*handle, entry),
+                                               std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
     entry.single = entry_of(entry.desc->single);

@@ -38,6 +38,17 @@ void values_as_on_cpu(torch::Library& library) {
                                "signbit.out", "relu", "relu_", "threshold_backward"});
 }
 
+void products(torch::Library& library) {
+  library.impl("addmm", &sparse::product);
+  library.impl("addmm.out", &sparse::product_out);
+  library.impl("mv", &sparse::matrix_vector);
+  library.impl("addmv.out", &sparse::vector_product_out);
+  library.impl("bmm", &sparse::batch_product);
+  library.impl("baddbmm", &sparse::batch_sum);
+  library.impl("_to_sparse_bsr", &sparse::to_blocks<at::kSparseBsr>);
+  library.impl("_to_sparse_bsc", &sparse::to_blocks<at::kSparseBsc>);
+}
+
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   all_as_on_cpu<DispatchKey::SparseCPU>(library, {"_coalesced_",
                                                   "_dimI",
@@ -102,11 +113,8 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   library.impl("mul.Tensor", &sparse::multiplied);
   library.impl("mul_.Tensor", &sparse::multiply);
   library.impl("mul.out", &sparse::multiplied_out);
-  library.impl("addmm", &sparse::product);
-  library.impl("addmm.out", &sparse::product_out);
+  products(library);
   library.impl("addmm_", &sparse::product_in_place);
-  library.impl("mv", &sparse::matrix_vector);
-  library.impl("addmv.out", &sparse::vector_product_out);
   library.impl("_sparse_sparse_matmul", &sparse::sparse_product);
   library.impl("sparse_mask", &sparse::mask);
   library.impl("_sparse_mask_projection", &sparse::project);
@@ -120,22 +128,23 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
 
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
   all_as_on_cpu<DispatchKey::SparseCsrCPU>(
-      library, {"_nnz", "_to_dense", "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "ccol_indices", "clone",
-                "col_indices", "copy_", "crow_indices", "dense_dim", "empty.memory_format", "empty_like",
-                "resize_as_sparse_", "row_indices", "select.int", "sparse_dim", "values", "zero_"});
+      library, {"_nnz", "_to_sparse", "_to_sparse.sparse_dim", "ccol_indices", "clone", "col_indices", "copy_",
+                "crow_indices", "dense_dim", "empty.memory_format", "empty_like", "resize_as_sparse_", "row_indices",
+                "select.int", "sparse_dim", "sparse_mask", "sum", "values", "zero_"});
   values_as_on_cpu<DispatchKey::SparseCsrCPU>(library);
   library.impl("add.Tensor", &sparse::compressed_sum);
   library.impl("mul.Tensor", &sparse::compressed_multiplied);
   library.impl("mul.Scalar", &sparse::compressed_multiplied_by_number);
   library.impl("mm", &sparse::compressed_product);
-  library.impl("addmm", &sparse::product);
-  library.impl("addmm.out", &sparse::product_out);
-  library.impl("mv", &sparse::matrix_vector);
-  library.impl("addmv.out", &sparse::vector_product_out);
+  library.impl("_to_dense", &sparse::compressed_to_dense);
+  library.impl("_to_sparse_csr", &sparse::to_compressed<at::kSparseCsr>);
+  library.impl("_to_sparse_csc", &sparse::to_compressed<at::kSparseCsc>);
+  products(library);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  all_as_on_cpu<DispatchKey::CPU>(library, {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc"});
+  all_as_on_cpu<DispatchKey::CPU>(library, {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc",
+                                            "_to_sparse_bsr", "_to_sparse_bsc"});
   library.impl("_convert_indices_from_coo_to_csr", &sparse::to_csr);
   library.impl("_convert_indices_from_csr_to_coo", &sparse::to_coo);
   library.impl("_validate_compressed_sparse_indices", &sparse::validate);

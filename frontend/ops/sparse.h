@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <optional>
 #include <utility>
 
 // Sparse tensors: torch's own classes, whose indices and values are tensors of this device. Most of torch's kernels for
@@ -43,16 +45,33 @@ template <bool log>
 Tensor softmax(const Tensor& given, int64_t dim, bool);
 template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
-// beta * self + alpha * (sparse @ dense): each element of the matrix adds a multiple of a row to a row.
+// The elements (or blocks) of a matrix or a batch of matrices, of COO or compressed. Rows and columns of elements, or
+// of blocks, are numbered through all matrices of the batch.
+struct Places {
+  Tensor rows, columns;
+  Tensor values;                          // [places, block..., dense dims...]; a block of an element is [1, 1]
+  std::array<int64_t, 2> block = {1, 1};  // rows and columns
+  int64_t batches = 1;
+};
+Places places_of(const Tensor& matrix);
+// beta * self + alpha * (one sparse @ the other one): of matrices, of batches of these.
 Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
 Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
                     Tensor& out);
 Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
+Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+                 const Scalar& alpha);
+Tensor batch_product(const Tensor& self, const Tensor& other);
 // Of a matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector);
 Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
                            const Scalar& alpha, Tensor& out);
 Tensor sparse_product(const Tensor& self, const Tensor& other);
+Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool> masked_grad);
+template <at::Layout layout>
+Tensor to_compressed(const Tensor& self, std::optional<int64_t> dense_dim);
+template <at::Layout layout>
+Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
 Tensor compressed_multiplied(const Tensor& self, const Tensor& other);
 Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other);
 Tensor compressed_sum(const Tensor& self, const Tensor& other, const Scalar& alpha);

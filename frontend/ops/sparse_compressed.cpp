@@ -1,47 +1,208 @@
 #include <ATen/ATen.h>
 #include <ATen/SparseCsrTensorUtils.h>
 
-#include <algorithm>
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "frontend/ops/sparse.h"
 
-// CSR and CSC: as COO where that is enough.
+// CSR, CSC, BSR and BSC, and batches of these: as COO where that is enough.
 namespace torch_remote::frontend::sparse {
 
-static bool is_compressed(const Tensor& tensor) { return at::sparse_csr::is_sparse_compressed(tensor); }
-static Tensor as_coo(const Tensor& tensor) { return is_compressed(tensor) ? tensor.to_sparse() : tensor; }
+using at::sparse_csr::getCompressedPlainIndices;
+using at::sparse_csr::is_sparse_compressed;
+
+static bool is_by_rows(at::Layout layout) { return layout == at::kSparseCsr || layout == at::kSparseBsr; }
+static bool is_in_blocks(at::Layout layout) { return layout == at::kSparseBsr || layout == at::kSparseBsc; }
+
+static Tensor as_coo(const Tensor& tensor) { return is_sparse_compressed(tensor) ? tensor.to_sparse() : tensor; }
+
+static int64_t batch_dims(const Tensor& matrix) { return getCompressedPlainIndices(matrix).first.dim() - 1; }
+
+static std::array<int64_t, 2> block_of(const Tensor& matrix) {
+  if (!is_in_blocks(matrix.layout())) return {1, 1};
+  const int64_t dim = batch_dims(matrix) + 1;
+  return {matrix.values().size(dim), matrix.values().size(dim + 1)};
+}
+
+// The compressed dim of each element, of all batches one after the other: numbers in [0, batches * lines).
+static Tensor lines_of(const Tensor& compressed, const Tensor& plain) {
+  const int64_t lines = compressed.size(-1) - 1;
+  const Tensor counts = compressed.slice(-1, 1).sub(compressed.slice(-1, 0, lines)).to(at::kLong).reshape({-1});
+  return at::repeat_interleave(at::arange(counts.size(0), counts.options()), counts, 0, plain.numel());
+}
+
+Places places_of(const Tensor& matrix) {
+  Places places;
+  if (matrix.is_sparse()) {
+    const int64_t rank = matrix.sparse_dim();
+    TORCH_CHECK(matrix.dense_dim() == 0 && rank == matrix.dim() && (rank == 2 || rank == 3),
+                "addmm: Argument #2: matrices expected, got a tensor of ", rank, " sparse and ", matrix.dense_dim(),
+                " dense dims");
+    const Tensor indices = matrix._indices();
+    places.rows = indices.select(0, rank - 2);
+    places.columns = indices.select(0, rank - 1);
+    places.values = matrix._values().view({-1, 1, 1});
+    if (rank == 3) {
+      places.batches = matrix.size(0);
+      places.rows = indices.select(0, 0).mul(matrix.size(1)).add(places.rows);
+      places.columns = indices.select(0, 0).mul(matrix.size(2)).add(places.columns);
+    }
+    return places;
+  }
+  const auto [compressed, plain] = getCompressedPlainIndices(matrix);
+  const bool by_rows = is_by_rows(matrix.layout());
+  const auto block = block_of(matrix);
+  const int64_t batched = batch_dims(matrix), lines = compressed.size(-1) - 1;
+  const int64_t others = by_rows ? matrix.size(batched + 1) / block[1] : matrix.size(batched) / block[0];
+  for (int64_t d = 0; d < batched; ++d) places.batches *= matrix.size(d);
+  const Tensor line = lines_of(compressed, plain);
+  Tensor other = plain.reshape({-1}).to(at::kLong);
+  if (places.batches > 1) other = line.div(lines, "floor").mul(others).add(other);
+  places.rows = by_rows ? line : other;
+  places.columns = by_rows ? other : line;
+  places.block = block;
+  std::vector<int64_t> sizes = {plain.numel(), block[0], block[1]};
+  const int64_t first_dense = batched + 1 + (is_in_blocks(matrix.layout()) ? 2 : 0);
+  const Tensor values = matrix.values();
+  sizes.insert(sizes.end(), values.sizes().begin() + first_dense, values.sizes().end());
+  places.values = values.reshape(sizes);
+  return places;
+}
+
+Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool>) {
+  TORCH_CHECK(!type.has_value(), "dtype argument is not supported by sparse_csr_to_dense");
+  const Places of = places_of(self);
+  const int64_t batched = batch_dims(self);
+  const int64_t rows = self.size(batched) / of.block[0], columns = self.size(batched + 1) / of.block[1];
+  const Tensor column = of.batches > 1 ? of.columns.remainder(columns) : of.columns;
+  const Tensor blocks = sums_of(of.values, of.rows.mul(columns).add(column), of.batches * rows * columns);
+  std::vector<int64_t> sizes = {of.batches * rows, columns, of.block[0], of.block[1]};
+  sizes.insert(sizes.end(), of.values.sizes().begin() + 3, of.values.sizes().end());
+  return blocks.view(sizes).transpose(1, 2).reshape(self.sizes());
+}
+
+// Of a matrix of COO, CSR or CSC.
+static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block) {
+  TORCH_CHECK(self.dim() == 2, "remote: sparse tensors become sparse ones in blocks if they are matrices, not ",
+              self.sizes(), "; to_dense() first");
+  TORCH_CHECK(block.size() == 2 && block[0] > 0 && block[1] > 0,
+              "blocksize needs to be a tuple of two positive numbers, got ", block);
+  TORCH_CHECK(self.size(0) % block[0] == 0 && self.size(1) % block[1] == 0, "tensor sparse size (", self.size(0), ",",
+              self.size(1), ") must be divisible by given blocksize (", block[0], ",", block[1], ")");
+  const at::ScalarType type =
+      is_sparse_compressed(self) ? getCompressedPlainIndices(self).second.scalar_type() : at::kLong;
+  const Tensor elements = coalesce(as_coo(self));
+  TORCH_CHECK(elements.dense_dim() == 0, "remote: elements with dense dims cannot become blocks");
+  const bool by_rows = is_by_rows(layout);
+  const Tensor row = elements._indices().select(0, 0), column = elements._indices().select(0, 1);
+  const int64_t lines = by_rows ? self.size(0) / block[0] : self.size(1) / block[1];
+  const int64_t others = by_rows ? self.size(1) / block[1] : self.size(0) / block[0];
+  const Tensor block_row = row.div(block[0], "floor"), block_column = column.div(block[1], "floor");
+  const Tensor number = (by_rows ? block_row : block_column).mul(others).add(by_rows ? block_column : block_row);
+  const auto [found, which, counts] = at::_unique2(number, /*sorted=*/true, /*return_inverse=*/true);
+  const Tensor inside = row.remainder(block[0]).mul(block[1]).add(column.remainder(block[1]));
+  const Tensor values =
+      sums_of(elements._values(), which.mul(block[0] * block[1]).add(inside), found.size(0) * block[0] * block[1]);
+  return at::_sparse_compressed_tensor_unsafe(
+      to_csr(found.div(others, "floor"), lines, type == at::kInt), found.remainder(others).to(type),
+      values.view({found.size(0), block[0], block[1]}), self.sizes(), values.options().layout(layout));
+}
+
+// The same elements, or blocks, compressed along the other dim.
+static Tensor flipped(const Tensor& self, at::Layout layout) {
+  const auto [compressed, plain] = getCompressedPlainIndices(self);
+  const Places of = places_of(self);
+  const bool by_rows = is_by_rows(self.layout());
+  const int64_t dim = batch_dims(self), lines = compressed.size(-1) - 1, each = plain.size(-1);
+  const int64_t others = by_rows ? self.size(dim + 1) / of.block[1] : self.size(dim) / of.block[0];
+  const Tensor &line = by_rows ? of.rows : of.columns, &other = by_rows ? of.columns : of.rows;
+  const Tensor line_of_one = of.batches > 1 ? line.remainder(lines) : line;
+  const Tensor order = at::argsort(other.mul(lines).add(line_of_one), /*stable=*/true, 0, /*descending=*/false);
+  const Tensor before = to_csr(other.index_select(0, order), of.batches * others, false);
+  // Where each batch begins, it counts from 0.
+  const Tensor batch = at::arange(of.batches, before.options()).unsqueeze(1);
+  const Tensor at = batch.mul(others).add(at::arange(others + 1, before.options()));
+  const Tensor begins = before.index_select(0, at.view({-1})).view({of.batches, others + 1}).sub(batch.mul(each));
+  std::vector<int64_t> sizes = compressed.sizes().vec();
+  sizes.back() = others + 1;
+  const Tensor values = self.values();
+  return at::_sparse_compressed_tensor_unsafe(
+      begins.view(sizes).to(compressed.scalar_type()),
+      line_of_one.index_select(0, order).view(plain.sizes()).to(plain.scalar_type()),
+      values.flatten(0, dim).index_select(0, order).view(values.sizes()), self.sizes(),
+      values.options().layout(layout));
+}
+
+template <at::Layout layout>
+Tensor to_compressed(const Tensor& self, std::optional<int64_t>) {
+  TORCH_CHECK(!is_in_blocks(self.layout()), "sparse_compressed_to_", layout,
+              ": expected SparseCsr or SparseCsc layout but got ", self.layout());
+  return self.layout() == layout ? self.clone() : flipped(self, layout);
+}
+template Tensor to_compressed<at::kSparseCsr>(const Tensor& self, std::optional<int64_t> dense_dim);
+template Tensor to_compressed<at::kSparseCsc>(const Tensor& self, std::optional<int64_t> dense_dim);
+
+template <at::Layout layout>
+Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t>) {
+  if (!is_in_blocks(self.layout())) return in_blocks(self, layout, block);
+  TORCH_CHECK(block == IntArrayRef(block_of(self)), "conversion from ", self.layout(), " to ", layout,
+              " with blocksize changed from ", IntArrayRef(block_of(self)), " to ", block, " is not supported");
+  return self.layout() == layout ? self.clone() : flipped(self, layout);
+}
+template Tensor to_blocks<at::kSparseBsr>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
+template Tensor to_blocks<at::kSparseBsc>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
+
+// A result of COO in the layout of an operand.
+static Tensor like(const Tensor& matrix, const Tensor& coo) {
+  return is_in_blocks(matrix.layout()) ? in_blocks(coo, matrix.layout(), block_of(matrix))
+                                       : coo.to_sparse(matrix.layout());
+}
 
 static Tensor with_values(const Tensor& self, const Tensor& values) {
-  const bool by_rows = self.layout() == at::kSparseCsr;
-  return at::_sparse_compressed_tensor_unsafe(by_rows ? self.crow_indices().clone() : self.ccol_indices().clone(),
-                                              by_rows ? self.col_indices().clone() : self.row_indices().clone(), values,
-                                              self.sizes(), values.options().layout(self.layout()));
+  const auto [compressed, plain] = getCompressedPlainIndices(self);
+  return at::_sparse_compressed_tensor_unsafe(compressed.clone(), plain.clone(), values, self.sizes(),
+                                              values.options().layout(self.layout()));
 }
 
 Tensor compressed_multiplied(const Tensor& self, const Tensor& other) {
-  const Tensor &matrix = is_compressed(self) ? self : other, &factor = is_compressed(self) ? other : self;
+  const Tensor &matrix = is_sparse_compressed(self) ? self : other, &factor = is_sparse_compressed(self) ? other : self;
   if (factor.dim() == 0) return with_values(matrix, matrix.values().mul(as_coo(factor)));
-  const Tensor product = multiplied(as_coo(self), as_coo(other));
-  return product.to_sparse(matrix.layout());
+  return like(matrix, multiplied(as_coo(self), as_coo(other)));
 }
 
 Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other) {
   return with_values(self, self.values().mul(other));
 }
 
+// Batches have as many elements in each matrix, which only those with the same places surely have in their sum.
+static Tensor sum_of_batches(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+  const auto [compressed, plain] = getCompressedPlainIndices(self);
+  const auto [other_compressed, other_plain] = getCompressedPlainIndices(other);
+  TORCH_CHECK(
+      self.sizes() == other.sizes() && block_of(self) == block_of(other) && at::equal(compressed, other_compressed) &&
+          at::equal(plain, other_plain),
+      "remote: a sum of batches of compressed sparse tensors is there if both have elements at the same places; "
+      "to_dense() one of them");
+  return with_values(self, self.values().add(other.values(), alpha));
+}
+
 Tensor compressed_sum(const Tensor& self, const Tensor& other, const Scalar& alpha) {
-  if (!is_compressed(self)) return sum_of(self, as_coo(other), alpha);
+  if (!is_sparse_compressed(self)) return sum_of(self, as_coo(other), alpha);
   TORCH_CHECK(self.layout() == other.layout(), "remote: add of layouts ", self.layout(), " and ", other.layout(),
               " is not there; to_sparse() and to_dense() make them one");
-  return sum_of(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha).to_sparse(self.layout());
+  if (batch_dims(self) > 0) return sum_of_batches(self, other, alpha);
+  return like(self, sum_of(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha));
 }
 
 Tensor compressed_product(const Tensor& self, const Tensor& other) {
-  if (is_compressed(self) && is_compressed(other)) {
+  if (is_sparse_compressed(self) && is_sparse_compressed(other)) {
+    TORCH_CHECK(!is_in_blocks(self.layout()) && !is_in_blocks(other.layout()),
+                "remote: a product of two sparse tensors in blocks is not there; to_sparse() or to_dense() one");
     return sparse_product(as_coo(self), as_coo(other)).to_sparse(self.layout());
   }
-  if (is_compressed(self)) return product(other, self, other, 0, 1);
+  if (is_sparse_compressed(self)) return product(other, self, other, 0, 1);
   const Tensor left = self.t();
   return product(left, other.t(), left, 0, 1).t();
 }
@@ -52,14 +213,21 @@ Tensor to_csr(const Tensor& rows, int64_t size, bool int32) {
   return at::searchsorted(rows.contiguous(), begins, int32);
 }
 
+// Of batches: the batch's dims, then row and column.
 Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose) {
   const auto type = int32 ? at::kInt : at::kLong;
-  const int64_t rows = crow.size(-1) - 1, batches = crow.numel() / std::max<int64_t>(crow.size(-1), 1);
-  TORCH_CHECK(crow.dim() == 1 && batches == 1, "remote: batches of compressed sparse tensors are not there");
-  const Tensor counts = crow.slice(0, 1).sub(crow.slice(0, 0, rows)).to(at::kLong);
-  const Tensor row = at::repeat_interleave(at::arange(rows, crow.options().dtype(type)), counts, 0, columns.size(0));
-  const Tensor column = columns.to(type);
-  return transpose ? at::stack({column, row}) : at::stack({row, column});
+  const int64_t lines = crow.size(-1) - 1;
+  const Tensor line = lines_of(crow, columns), column = columns.reshape({-1}).to(type);
+  std::vector<Tensor> all(static_cast<size_t>(crow.dim()) + 1);
+  Tensor batch = line.div(lines, "floor");
+  for (int64_t d = crow.dim() - 2; d >= 0; --d) {
+    all[d] = batch.remainder(crow.size(d)).to(type);
+    batch = batch.div(crow.size(d), "floor");
+  }
+  const Tensor row = (crow.dim() > 1 ? line.remainder(lines) : line).to(type);
+  all[all.size() - 2] = transpose ? column : row;
+  all[all.size() - 1] = transpose ? row : column;
+  return at::stack(all);
 }
 
 // What torch's own looks at in memory.

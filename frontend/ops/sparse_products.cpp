@@ -73,39 +73,54 @@ template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output,
 
 // -- products of matrices ---------------------------------------------------------------------------------------------
 
-struct Elements {
-  Tensor rows, columns, values;
-};
-
-static Elements elements_of(const Tensor& matrix) {
-  if (matrix.is_sparse()) {
-    TORCH_CHECK(matrix.sparse_dim() == 2 && matrix.dense_dim() == 0,
-                "addmm: Argument #2: matrices expected, got a tensor of ", matrix.sparse_dim(), " sparse and ",
-                matrix.dense_dim(), " dense dims");
-    const Tensor indices = matrix._indices();
-    return {indices.select(0, 0), indices.select(0, 1), matrix._values()};
-  }
-  const Tensor coo = matrix.to_sparse();
-  return elements_of(coo);
+// The matrices of a batch (or one), each times its own strided matrix: each element adds a multiple of a row to a row,
+// each block a product of matrices to as many rows as it has. `dense`: [batches, rows, columns].
+static Tensor times(const Tensor& sparse, const Tensor& dense) {
+  const Places of = places_of(sparse);
+  const int64_t rows = sparse.size(-2), columns = dense.size(-1), height = of.block[0], width = of.block[1];
+  const Tensor taken = dense.reshape({-1, width, columns}).index_select(0, of.columns);
+  const Tensor terms = height == 1 && width == 1 ? taken.mul(of.values) : at::bmm(of.values, taken);
+  return at::zeros({of.batches * rows / height, height, columns}, terms.options())
+      .index_add_(0, of.rows, terms)
+      .view({of.batches, rows, columns});
 }
 
-// beta * self + alpha * (sparse @ dense): each element of the matrix adds a multiple of a row to a row.
-Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha) {
-  TORCH_CHECK(mat1.layout() != at::kStrided && mat2.layout() == at::kStrided && self.layout() == at::kStrided,
-              "remote: addmm of these layouts (", self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
-              ") is not there: the first matrix may be sparse, the second one and what is added are strided");
-  TORCH_CHECK(mat1.dim() == 2 && mat2.dim() == 2, "addmm: Expected two matrices, got ", mat1.sizes(), " and ",
-              mat2.sizes());
-  TORCH_CHECK(mat1.size(1) == mat2.size(0), "mat1 and mat2 shapes cannot be multiplied (", mat1.size(0), "x",
-              mat1.size(1), " and ", mat2.size(0), "x", mat2.size(1), ")");
-  const Elements of = elements_of(mat1);
-  const Tensor rows = mat2.index_select(0, of.columns).mul(of.values.unsqueeze(1));
-  Tensor product = at::zeros({mat1.size(0), mat2.size(1)}, mat2.options()).index_add_(0, of.rows, rows);
+static Tensor scaled_sum(const Tensor& self, Tensor product, const Scalar& beta, const Scalar& alpha) {
   if (!alpha.equal(1)) product = product.mul(alpha);
   if (beta.equal(0)) return product;
   const Tensor added = self.expand(product.sizes());
   return (beta.equal(1) ? added : added.mul(beta)).add(product);
 }
+
+// beta * self + alpha * (one sparse @ the other one)
+Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha) {
+  const bool first = mat1.layout() != at::kStrided;
+  TORCH_CHECK(first != (mat2.layout() != at::kStrided) && self.layout() == at::kStrided,
+              "remote: addmm of these layouts (", self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
+              ") is not there: one of the matrices may be sparse, the other one and what is added are strided");
+  TORCH_CHECK(mat1.dim() == 2 && mat2.dim() == 2, "addmm: Expected two matrices, got ", mat1.sizes(), " and ",
+              mat2.sizes());
+  TORCH_CHECK(mat1.size(1) == mat2.size(0), "mat1 and mat2 shapes cannot be multiplied (", mat1.size(0), "x",
+              mat1.size(1), " and ", mat2.size(0), "x", mat2.size(1), ")");
+  return scaled_sum(self, first ? times(mat1, mat2).squeeze(0) : times(mat2.t(), mat1.t()).squeeze(0).t(), beta, alpha);
+}
+
+// beta * self + alpha * (one sparse @ the other one), of batches
+Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+                 const Scalar& alpha) {
+  const bool first = batch1.layout() != at::kStrided;
+  TORCH_CHECK(first != (batch2.layout() != at::kStrided), "remote: bmm of the layouts ", batch1.layout(), " and ",
+              batch2.layout(), " is not there: one of them may be sparse");
+  TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3, "bmm: batches of matrices expected, got ", batch1.sizes(),
+              " and ", batch2.sizes());
+  TORCH_CHECK(batch1.size(0) == batch2.size(0) && batch1.size(2) == batch2.size(1),
+              "bmm: sizes cannot be multiplied: ", batch1.sizes(), " and ", batch2.sizes());
+  return scaled_sum(
+      self, first ? times(batch1, batch2) : times(batch2.transpose(1, 2), batch1.transpose(1, 2)).transpose(1, 2), beta,
+      alpha);
+}
+
+Tensor batch_product(const Tensor& self, const Tensor& other) { return batch_sum(self, self, other, 0, 1); }
 
 Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
                     Tensor& out) {
@@ -135,11 +150,11 @@ Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tenso
 
 Tensor sparse_product(const Tensor& self, const Tensor& other) {
   TORCH_CHECK(self.is_sparse() && other.is_sparse(), "remote: this product of sparse matrices wants both of COO");
-  TORCH_CHECK(self.size(1) == other.size(0), "mat1 and mat2 shapes cannot be multiplied (", self.size(0), "x",
-              self.size(1), " and ", other.size(0), "x", other.size(1), ")");
-  const Elements left = elements_of(coalesce(self)), right = elements_of(coalesce(other));
+  TORCH_CHECK(self.dim() == 2 && other.dim() == 2 && self.size(1) == other.size(0),
+              "mat1 and mat2 shapes cannot be multiplied (", self.sizes(), " and ", other.sizes(), ")");
+  const Places left = places_of(coalesce(self)), right = places_of(coalesce(other));
   const auto [which, at] = join(left.columns, right.rows);
-  const Tensor values = left.values.index_select(0, which).mul(right.values.index_select(0, at));
+  const Tensor values = left.values.view({-1}).index_select(0, which).mul(right.values.view({-1}).index_select(0, at));
   const Tensor indices = at::stack({left.rows.index_select(0, which), right.columns.index_select(0, at)});
   return coalesce(at::_sparse_coo_tensor_with_dims_and_tensors(2, 0, {self.size(0), other.size(1)}, indices, values,
                                                                values.options().layout(at::kSparse), false));

@@ -291,11 +291,9 @@ def test_fallbacks_are_not_silent(remote):
 
 
 OTHER_LAYOUTS = {
-    "sparse, in blocks": lambda x: x.to_sparse_bsr((1, 1)),
-    "sparse, what is not there": lambda x: torch.bmm(x.to_sparse().unsqueeze(0), x.t()[None]),
-    "sparse gradient of a bag": lambda x: (
-        F.embedding_bag(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x, sparse=True).sum().backward()
-    ),
+    "sparse": lambda x: torch.hspmm(x.to_sparse(), x.t()),
+    "sparse, compressed": lambda x: torch.sparse.sampled_addmm(x.to_sparse_csr(), x[:, :1], x[:1]),
+    "sparse, in blocks": lambda x: x.detach().to_sparse_bsr((1, 1)).normal_(),
     "nested": lambda x: torch.nested.nested_tensor([x, x]) * 2,
     "nested, by the worker": lambda x: torch._nested_tensor_from_mask(x[None].detach(), x[None, :, 0] > -9),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),

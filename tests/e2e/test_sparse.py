@@ -26,6 +26,36 @@ def grid(device, *sizes):
     return torch.arange(float(torch.Size(sizes).numel())).reshape(sizes).to(device)
 
 
+def plain(device, *sizes):
+    """A strided tensor with blocks of zeros, elements of which lie in the same places in each matrix of a batch."""
+    numbers = torch.arange(float(torch.Size(sizes).numel())).reshape(sizes)
+    pattern = torch.zeros(sizes[-2:])
+    pattern[0, 1] = pattern[-1, 0] = pattern[sizes[-2] // 2, -1] = 1
+    return ((numbers + 1) * pattern).to(device)
+
+
+def bsr(device):
+    return plain(device, 6, 8).to_sparse_bsr((2, 2))  # CPU multiplies square ones only
+
+
+def bsc(device):
+    return plain(device, 6, 8).to_sparse_bsc((2, 2))
+
+
+def parts(matrix):
+    if matrix.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    return matrix.ccol_indices(), matrix.row_indices(), matrix.values()
+
+
+COMPRESSED = {
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 4)),
+    "bsc": lambda x: x.to_sparse_bsc((3, 2)),
+}
+
+
 def same(ours, cpus):
     if isinstance(cpus, (tuple, list)):
         assert len(ours) == len(cpus)
@@ -43,11 +73,11 @@ def same(ours, cpus):
         ours, cpus = ours.coalesce(), cpus.coalesce()
         assert torch.equal(ours.indices(), cpus.indices())
         ours, cpus = ours.values(), cpus.values()
-    elif cpus.layout == torch.sparse_csr:
+    elif cpus.layout in (torch.sparse_csr, torch.sparse_bsr):
         assert torch.equal(ours.crow_indices(), cpus.crow_indices())
         assert torch.equal(ours.col_indices(), cpus.col_indices())
         ours, cpus = ours.values(), cpus.values()
-    elif cpus.layout == torch.sparse_csc:
+    elif cpus.layout in (torch.sparse_csc, torch.sparse_bsc):
         assert torch.equal(ours.ccol_indices(), cpus.ccol_indices())
         assert torch.equal(ours.row_indices(), cpus.row_indices())
         ours, cpus = ours.values(), cpus.values()
@@ -116,12 +146,186 @@ CASES = {
     "csr of strided": lambda d: ((grid(d, 3, 4) % 3).to_sparse_csr(), (grid(d, 3, 4) % 3).to_sparse_csc()),
     "csr, arithmetic": lambda d: (csr(d) * 2, csr(d) + csr(d), F.relu(csr(d)), -csr(d), csr(d).sin()),
     "csr, a row": lambda d: csr(d)[0],
+    "csr, masks": lambda d: (grid(d, 3, 4).sparse_mask(csr(d)), csr(d).sum()),
+    "csr, csc": lambda d: (csr(d).to_sparse_csc(), csr(d).to_sparse_csc().to_sparse_csr()),
+    "blocks of strided": lambda d: (bsr(d), bsc(d), plain(d, 6, 8).to_sparse_bsr((6, 8))),
+    "blocks of coo": lambda d: (
+        coo(d).to_sparse_bsr((5, 2)),
+        coo(d).to_sparse_bsc((1, 3)),
+        coo(d, 0).to_sparse_bsr((1, 1)),
+    ),
+    "blocks of csr": lambda d: (csr(d).to_sparse_bsr((3, 2)), csr(d).to_sparse_bsc((1, 2))),
+    "blocks of csc": lambda d: (csr(d).t().to_sparse_bsr((2, 3)), csr(d).t().to_sparse_bsc((4, 1))),
+    "blocks of blocks": lambda d: (
+        bsr(d).to_sparse_bsc((2, 2)),
+        bsc(d).to_sparse_bsr((2, 2)),
+        bsr(d).to_sparse_bsr((2, 2)),
+    ),
+    "blocks, int32": lambda d: torch.sparse_bsr_tensor(
+        torch.tensor([0, 1, 2], dtype=torch.int32).to(d),
+        torch.tensor([1, 0], dtype=torch.int32).to(d),
+        grid(d, 2, 2, 3),
+        (4, 6),
+    ).to_sparse_bsc((2, 3)),
+    "blocks, to others": lambda d: (bsr(d).to_dense(), bsc(d).to_dense(), bsr(d).to_sparse(), bsc(d).to_sparse()),
+    "blocks, dense dims": lambda d: (
+        grid(d, 4, 4, 3).to_sparse_bsr((2, 2), dense_dim=1).to_dense(),
+        grid(d, 4, 3).to_sparse_csr().to_dense(),
+    ),
+    "blocks, facts": lambda d: (bsr(d)._nnz(), bsr(d).values().shape, bsr(d).sum(), bsc(d).sum()),
+    "blocks, transposed": lambda d: (bsr(d).t(), bsc(d).transpose(0, 1)),
+    "blocks, product": lambda d: (bsr(d) @ grid(d, 8, 3), bsr(d) @ grid(d, 8), grid(d, 3, 6) @ bsc(d)),
+    "blocks, linear": lambda d: F.linear(grid(d, 3, 8), bsr(d), grid(d, 6)),
+    "blocks, addmm": lambda d: torch.addmm(grid(d, 6, 3), bsr(d), grid(d, 8, 3), beta=2, alpha=0.5),
+    "blocks, arithmetic": lambda d: (bsr(d) * 2, -bsc(d), F.relu(bsc(d)), bsr(d).sin(), bsr(d).double()),
+    "blocks, mask": lambda d: (grid(d, 6, 8).sparse_mask(bsr(d)), grid(d, 6, 8).sparse_mask(bsc(d))),
+    "blocks, copies": lambda d: (bsr(d).clone(), torch.zeros_like(bsc(d)), bsr(d).copy_(bsr(d) * 2)),
+    "csr of strided and a product": lambda d: torch.addmm(grid(d, 2, 4), grid(d, 2, 3), csr(d)),
+    **{
+        f"batches of {name}": lambda d, make=make: (
+            make(plain(d, 2, 6, 8)),
+            make(plain(d, 2, 6, 8)).to_dense(),
+            make(plain(d, 2, 6, 8)).to_sparse(),
+            make(plain(d, 2, 3, 6, 8)).to_dense(),
+            make(plain(d, 2, 3, 6, 8)).to_sparse(),
+            make(plain(d, 2, 6, 8))[1],
+            make(plain(d, 2, 6, 8)).transpose(1, 2),
+            make(plain(d, 2, 6, 8)) * 2,
+            make(plain(d, 2, 6, 8)).tanh(),
+            make(plain(d, 2, 6, 8)).clone(),
+        )
+        for name, make in COMPRESSED.items()
+    },
+    "bmm": lambda d: torch.bmm(coo(d, 30, sizes=(3, 4, 5)), grid(d, 3, 5, 2)),
+    "bmm, coalesced": lambda d: torch.bmm(coo(d, 30, sizes=(3, 4, 5), coalesced=True), grid(d, 3, 5, 2)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_cpu(remote, name):
     same(CASES[name]("remote"), CASES[name]("cpu"))
+
+
+# What CPU does not do, or does wrong, to sparse tensors: as it does it to strided ones.
+STRIDED = {
+    "bmm of strided and coo": lambda x: torch.bmm(grid(x.device, 2, 3, 6), x),
+    "bmm": lambda x: torch.bmm(x, grid(x.device, 2, 8, 3)),
+    "bmm, strided first": lambda x: torch.bmm(grid(x.device, 2, 3, 6), x),
+    "baddbmm": lambda x: torch.baddbmm(grid(x.device, 3), x, grid(x.device, 2, 8, 3), beta=2, alpha=0.5),
+    "sum": lambda x: x + x * 3,
+    "product": lambda x: x[0] @ grid(x.device, 8, 3),
+    "product, strided first": lambda x: grid(x.device, 3, 6) @ x[0],
+    "product with a vector": lambda x: x[0] @ grid(x.device, 8),
+    "addmm": lambda x: torch.addmm(grid(x.device, 3), x[0], grid(x.device, 8, 3)),
+    "sum of two patterns": lambda x: x[0] + like(x, plain(x.device, 6, 8).flip(0)),
+    "times": lambda x: x[0] * like(x, plain(x.device, 6, 8) + 1),
+    "strided and": lambda x: x[0].to_dense() + x[0],
+}
+
+
+def like(matrix, strided):
+    return (
+        strided if matrix.layout == torch.strided else MADE[str(matrix.layout).removeprefix("torch.sparse_")](strided)
+    )
+
+
+MADE = COMPRESSED | {"coo": lambda x: x.to_sparse()}
+
+
+@pytest.mark.parametrize("layout", MADE)
+@pytest.mark.parametrize("name", STRIDED)
+def test_results_are_those_of_strided_tensors(remote, name, layout):
+    given = plain("cpu", 2, 6, 8)
+    ours = STRIDED[name](MADE[layout](given.to(remote)))
+    assert ours.device.type == "remote"
+    torch.testing.assert_close(ours.to_dense().cpu(), STRIDED[name](given))
+
+
+@pytest.mark.parametrize("layout", MADE)
+def test_gradients_of_products_are_those_of_strided_tensors(remote, layout):
+    found = []
+    for device, make in (("cpu", lambda x: x), (remote, MADE[layout])):
+        sparse = make(plain(device, 2, 6, 8)).requires_grad_()
+        matrix, vector, other = (grid(device, *sizes).requires_grad_() for sizes in ((2, 8, 3), (8,), (8, 3)))
+        of_one = make(plain(device, 6, 8)).requires_grad_()
+        (
+            torch.bmm(sparse, matrix).sin().sum() + (of_one @ other).sin().sum() + (of_one @ vector).sin().sum()
+        ).backward()
+        found.append([x.grad.to_dense().cpu() for x in (sparse, matrix, of_one, other, vector)])
+    torch.testing.assert_close(*found)
+
+
+def test_batches_with_other_places_cannot_be_added(remote):
+    a, b = (plain(remote, 2, 6, 8).flip(dims).to_sparse_csr() for dims in ((), (1,)))
+    with pytest.raises(RuntimeError, match="if both have elements at the same places; to_dense"):
+        a + b
+    with pytest.raises(RuntimeError, match="one of them may be sparse"):
+        torch.bmm(a, a)
+
+
+def bags(device, mode, per_sample=False, **options):
+    torch.manual_seed(0)
+    table = torch.nn.EmbeddingBag(10, 4, mode=mode, sparse=True, **options).to(device)
+    weights = torch.rand(6).to(device).requires_grad_() if per_sample else None
+    out = table(
+        torch.tensor([1, 2, 2, 7, 1, 9]).to(device), torch.tensor([0, 2, 2]).to(device), per_sample_weights=weights
+    )
+    out.pow(2).sum().backward()
+    gradients = [table.weight.grad, table.weight.grad.coalesce()]
+    return [out.detach(), *gradients, *([weights.grad] if per_sample else [])]
+
+
+BAGS = {
+    "sum": lambda d: bags(d, "sum"),
+    "mean": lambda d: bags(d, "mean"),
+    "weights": lambda d: bags(d, "sum", per_sample=True),
+    "padding": lambda d: bags(d, "mean", padding_idx=2),
+    "by frequency": lambda d: bags(d, "sum", scale_grad_by_freq=True),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_bags_with_sparse_gradients(remote, name):
+    try:
+        expected = BAGS[name]("cpu")
+    except RuntimeError as error:
+        with pytest.raises(type(error)):
+            BAGS[name]("remote")
+        return
+    same(BAGS[name]("remote"), expected)
+
+
+COMPILED = {
+    "product": lambda x, sparse: (sparse @ (x + 1)).relu() * 2,
+    "made inside": lambda x, sparse: (x.to_sparse() * 2).to_dense() + 1,
+    "compressed inside": lambda x, sparse: (x + 1).to_sparse_csr().to_dense() + 1,
+    "result": lambda x, sparse: sparse * 2,
+}
+
+
+@pytest.mark.parametrize("layout", MADE)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_code_around_sparse_tensors(remote, name, layout):
+    torch._dynamo.reset()
+    found = []
+    for device in ("cpu", "remote"):
+        function = COMPILED[name] if device == "cpu" else torch.compile(COMPILED[name], backend="remote")
+        sparse = MADE[layout](plain(device, 12, 12)) if device == "remote" else plain(device, 12, 12)
+        found.append(function(grid(device, 12, 12), sparse))
+    torch.testing.assert_close(found[1].to_dense().cpu(), found[0])
+
+
+def test_compiled_tables_with_sparse_gradients(remote):
+    torch._dynamo.reset()
+    for make in (torch.nn.Embedding, torch.nn.EmbeddingBag):
+        found = []
+        for device in ("cpu", "remote"):
+            torch.manual_seed(0)
+            table = make(10, 4, sparse=True).to(device)
+            run = table if device == "cpu" else torch.compile(table, backend="remote")
+            run(torch.tensor([[1, 2], [2, 7]]).to(device)).pow(2).sum().backward()
+            found.append(table.weight.grad)
+        same(found[1].coalesce(), found[0].coalesce())
 
 
 def gradients(function, *leaves):
@@ -143,6 +347,17 @@ GRADIENTS = {
         g.to_dense() for g in gradients(lambda x: torch.sparse.softmax(x, 1).to_dense(), coo(d, coalesced=True))
     ],
     "through csr": lambda d: gradients(lambda x: csr(d) @ x, grid(d, 4, 2)),
+    "of bmm": lambda d: gradients(torch.bmm, coo(d, 30, sizes=(3, 4, 5), coalesced=True), grid(d, 3, 5, 2)),
+    "through blocks": lambda d: gradients(lambda x: x.to_sparse_bsr((2, 4)).to_dense(), plain(d, 6, 8)),
+    **{
+        f"of values of {name}": lambda d, make=make, name=name: gradients(
+            lambda values: torch.sparse_compressed_tensor(
+                *parts(make(plain(d, 6, 8)))[:2], values, (6, 8), layout=getattr(torch, f"sparse_{name}")
+            ).to_dense(),
+            parts(make(plain(d, 6, 8)))[2],
+        )
+        for name, make in COMPRESSED.items()
+    },
 }
 
 
@@ -192,6 +407,10 @@ BAD = {
     "sparse and strided": lambda d: coo(d) + grid(d, 5, 6),
     "mask of other sizes": lambda d: grid(d, 6, 5).sparse_mask(coo(d)),
     "values that are not coalesced": lambda d: coo(d).values(),
+    "size of blocks": lambda d: plain(d, 6, 8).to_sparse_bsr((4, 3)),
+    "size of blocks of csr": lambda d: csr(d).to_sparse_bsr((2, 2)),
+    "batches of unequal counts": lambda d: torch.stack([plain(d, 6, 8), plain(d, 6, 8) * 0]).to_sparse_csr(),
+    "sizes of bmm": lambda d: torch.bmm(coo(d, sizes=(3, 4, 5)), grid(d, 3, 4, 2)),
     "index of a selection": lambda d: coo(d).index_select(0, torch.tensor([5]).to(d)),
 }
 
