@@ -3,6 +3,7 @@ to come back from, in turn.
 
 bazel run //tests/bench:distance                   as the markdown table of docs/benchmarks.md
 bazel run //tests/bench:distance -- --delay 50     another distance, in milliseconds
+bazel run //tests/bench:distance -- --near         tcp on this machine beside a local worker
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def started(*command: str) -> tuple[subprocess.Popen[str], str]:
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def training(width: int, batch: int, device: str, steps: int = 40) -> float:
-    """Seconds a step of an MLP with Adam, the loss read every 10 steps."""
+def training(width: int, batch: int, device: str, steps: int = 40, read: int = 10, feed: bool = False) -> float:
+    """Seconds a step of an MLP with Adam, the loss read every `read` steps, the batches of this process if `feed`."""
     import torch
     from torch import nn
 
@@ -87,15 +88,18 @@ def training(width: int, batch: int, device: str, steps: int = 40) -> float:
     net.to(device)
     optimizer = torch.optim.Adam(net.parameters())
     x, y = torch.randn(batch, 256).to(device), torch.randn(batch, 1).to(device)
+    batches = torch.randn(8, batch, 256)
     for step in range(2 * steps):
         if step == steps:
             torch.remote.synchronize(device)
             begin = time.perf_counter()
+        if feed:
+            x = batches[step % 8].to(device)
         loss = (net(x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 9:
+        if step % read == read - 1:
             loss.item()
     return (time.perf_counter() - begin) / steps
 
@@ -131,17 +135,33 @@ WORK: dict[str, tuple[Callable[[str], float], float]] = {
 }
 
 
-def table(rounds: int, delay: float, only: str = "") -> None:
+# Without distance: how many times a local worker's time.
+NEAR: dict[str, tuple[Callable[[str], float], float]] = {
+    "MLP 256-256-1, batch 64, loss read every 10 steps: a step": (lambda d: training(256, 64, d, 400), 1.05),
+    "likewise, loss read every step": (lambda d: training(256, 64, d, 400, read=1), 1.05),
+    "likewise, batches from this process": (lambda d: training(256, 64, d, 400, feed=True), 1.05),
+    "MLP 2048-2048-1, batch 256, loss read every 10 steps": (lambda d: training(2048, 256, d), 1.05),
+}
+
+
+def table(rounds: int, delay: float, only: str, near: bool) -> None:
     worker, url = started("-m", "torch_remote.worker", "--listen", "tcp://127.0.0.1:0")
-    proxy, port = started(__file__, "--line", url.rsplit(":", 1)[1], "--delay", str(delay))
+    processes = [worker]
     try:
-        os.environ["TORCH_REMOTE_WORKER"] = f"{url},tcp://127.0.0.1:{port}"
+        if near:
+            os.environ["TORCH_REMOTE_WORKER"] = f"local,{url}"
+            columns, works = "local | tcp, this machine", NEAR
+        else:
+            proxy, port = started(__file__, "--line", url.rsplit(":", 1)[1], "--delay", str(delay))
+            processes.append(proxy)
+            os.environ["TORCH_REMOTE_WORKER"] = f"{url},tcp://127.0.0.1:{port}"
+            columns, works = f"beside | {delay:g} ms each way", WORK
         import torch
 
         import torch_remote  # noqa: F401
 
-        print(f"| what | beside | {delay:g} ms each way | ratio | target | |\n|---|---:|---:|---:|---:|---|")
-        for name, (work, most) in WORK.items():
+        print(f"| what | {columns} | ratio | target | |\n|---|---:|---:|---:|---:|---|")
+        for name, (work, most) in works.items():
             if only not in name:
                 continue
             samples: dict[str, list[float]] = {"remote:0": [], "remote:1": []}
@@ -150,16 +170,16 @@ def table(rounds: int, delay: float, only: str = "") -> None:
             for _ in range(rounds):
                 for device, seconds in samples.items():
                     seconds.append(work(device))
-            near, far = (statistics.median(seconds) for seconds in samples.values())
-            missed = "" if far <= most * near else "**missed**"
+            first, second = (statistics.median(seconds) for seconds in samples.values())
+            missed = "" if second <= most * first else "**missed**"
             print(
-                f"| {name} | {near / MILLISECOND:.2f} ms | {far / MILLISECOND:.2f} ms | {far / near:.2f} | "
+                f"| {name} | {first / MILLISECOND:.3f} ms | {second / MILLISECOND:.3f} ms | {second / first:.2f} | "
                 f"≤ {most:.2f} | {missed} |",
                 flush=True,
             )
         torch.remote.synchronize(0)
     finally:
-        for process in (worker, proxy):
+        for process in processes:
             process.kill()
             process.wait()
 
@@ -169,11 +189,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--delay", type=float, default=DELAY, help="milliseconds each way")
     parser.add_argument("--only", default="", help="part of a row's name")
+    parser.add_argument("--near", action="store_true", help="no distance: tcp beside a local worker")
     parser.add_argument("--line", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.line:
         line(args.line, args.delay * MILLISECOND)
-    table(args.rounds, args.delay, args.only)
+    table(args.rounds, args.delay, args.only, args.near)
     return 0
 
 

@@ -35,12 +35,13 @@ def test_zoo_speed(remote, capsys):
     assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) >= 3
 
 
-def test_distance():
+@pytest.mark.parametrize("way", [["--delay", "1"], ["--near"]])
+def test_distance(way):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
     }
-    command = [sys.executable, distance.__file__, "--rounds", "1", "--delay", "1", "--only", "batch 64"]
+    command = [sys.executable, distance.__file__, "--rounds", "1", *way, "--only", "batch 64"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0 and "| MLP 256-256-1" in result.stdout, result.stdout + result.stderr
 
