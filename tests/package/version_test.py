@@ -76,16 +76,23 @@ def test_the_torch_that_is_needed_is_told_once(project):
     assert torch.__version__.startswith(f"{TORCH}.")
 
 
-def test_another_torch_is_told_by_name(wheel, tmp_path):
-    """The wheel beside another torch says what is needed and what is there, and not which symbol is missing."""
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
-    fake = tmp_path / "fake" / "torch"
+def fake_torch(folder):
+    """What is imported of torch before it is looked at."""
+    fake = folder / "fake" / "torch"
     (fake / "utils").mkdir(parents=True)
+    (fake / "__init__.py").write_text(f"__version__ = '{TORCH}.0'\n")
     (fake / "utils" / "__init__.py").write_text("")
     (fake / "utils" / "backend_registration.py").write_text(
         "def generate_methods_for_privateuse1_backend(): ...\ndef rename_privateuse1_backend(): ...\n"
     )
+    return fake
+
+
+def test_another_torch_is_told_by_name(wheel, tmp_path):
+    """The wheel beside another torch says what is needed and what is there, and not which symbol is missing."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    fake = fake_torch(tmp_path)
     for version in ("2.12.1+cpu", "2.130.0", "3.0.0a0"):
         (fake / "__init__.py").write_text(f"__version__ = {version!r}\n")
         run = subprocess.run(
@@ -99,6 +106,26 @@ def test_another_torch_is_told_by_name(wheel, tmp_path):
         assert f"torch_remote {__version__} ({site}/torch_remote) is built for torch {TORCH}" in last
         assert f"and torch {version} is installed ({fake})" in last
         assert f"pip install 'torch=={TORCH}.*'" in last
+
+
+def test_another_python_is_told(wheel, tmp_path):
+    """The wheel's files in the path of another Python: it must not load _C.so, whose headers were others."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    fake = fake_torch(tmp_path)
+    for version in ((3, 9, 18), (3, 99, 0)):
+        run = subprocess.run(
+            [sys.executable, "-S", "-c", f"import sys; sys.version_info = {version}; import torch_remote"],
+            env={"PYTHONPATH": f"{site}:{fake.parent}", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        (last,) = run.stderr.splitlines()[-1:]
+        major, minor = sys.version_info[:2]
+        assert run.returncode == 1 and last.startswith("ImportError: "), run.stderr
+        assert f"torch_remote {__version__} ({site}/torch_remote) is built for Python {major}.{minor}, and" in last
+        assert f"this is Python {'.'.join(map(str, version))} ({sys.executable})" in last
+        assert f"built for Python 3.{version[1]} (its wheel is called …-cp3{version[1]}-…)" in last
 
 
 def test_this_torch_is_not_refused():

@@ -1,0 +1,2 @@
+# Written by the build.
+PYTHON: str
