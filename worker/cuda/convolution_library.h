@@ -10,43 +10,32 @@
 #include "worker/cuda/choice_file.h"
 #include "worker/cuda/convolution.h"
 #include "worker/cuda/cudnn.h"
+#include "worker/cuda/cudnn_plans.h"
 #include "worker/cuda/gpu.h"
 #include "worker/device/memory.h"
 
 namespace torch_remote::worker::cuda {
 
-// What a problem's calls need, made once: the graph of operations, and the plans that the library proposes for it. The
-// first use has each plan do it again behind the real work, and later ones look whether the GPU has come past that;
-// then the fastest one is kept, in a file, too.
+// What a problem's calls need, made once: the graph of operations, and the plans that the library proposes for it, of
+// which the fastest one is kept, in a file, too.
 class PreparedConvolution {
  public:
   ~PreparedConvolution();
   PreparedConvolution(const PreparedConvolution&) = delete;
   PreparedConvolution& operator=(const PreparedConvolution&) = delete;
 
-  size_t plans() const { return plans_.size(); }
-  size_t best() const { return best_; }
+  size_t plans() const { return choice_.plans().size(); }
+  size_t best() const { return choice_.best(); }
 
  private:
   friend class ConvolutionLibrary;
   explicit PreparedConvolution(const dnn::Table& table) : table_(table) {}
 
-  struct Plan {
-    dnn::Descriptor plan = nullptr;
-    uint64_t workspace = 0;  // bytes
-    std::string choice;      // which one of the library's proposals it is
-  };
-
   const dnn::Table& table_;
   ConvolutionProblem problem_;
   std::vector<dnn::Descriptor> made_;  // each after those that it refers to
   dnn::Descriptor graph_ = nullptr;
-  std::vector<Plan> plans_;  // the library's favourite first
-  size_t best_ = 0;
-  std::vector<Event> marks_;  // around each of them, while they are timed, the last plan first; one more than plans
-  bool proven_ = false;       // it was called
-  bool decided_ = false;
-  bool kept_ = false;  // a file named the plan, and it was not called yet
+  dnn::PlanChoice choice_;
 };
 
 struct ConvolutionPointers {
@@ -89,12 +78,9 @@ class ConvolutionLibrary {
   // `only`: of that choice alone.
   Status add_plans(PreparedConvolution& prepared, dnn::HeuristicsMode mode, bool varies,
                    const std::string* only = nullptr);
-  bool suits(const PreparedConvolution& prepared, dnn::Descriptor config, bool varies);
-  Status call(const PreparedConvolution& prepared, const PreparedConvolution::Plan& plan,
-              const ConvolutionPointers& pointers, DevicePointer workspace, Stream stream) const;
+  Status call(const PreparedConvolution& prepared, const dnn::Plan& plan, const ConvolutionPointers& pointers,
+              DevicePointer workspace, Stream stream) const;
   Status first_run(PreparedConvolution& prepared, const ConvolutionPointers& pointers);
-  void time(PreparedConvolution& prepared, const ConvolutionPointers& pointers);
-  void decide(PreparedConvolution& prepared);
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
