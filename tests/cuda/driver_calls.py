@@ -6,34 +6,15 @@ bazel run //tests/cuda:driver_calls
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import zoo
+from counted_calls import CALLS, counted
 from torch import nn
 
-from torch_remote._C import worker_info
-
-CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", f"/tmp/torch_remote_calls_{os.getpid()}"))
 WARM, STEPS = 12, 10
-
-
-def counted() -> Counter[str]:
-    """Calls since the worker began."""
-    torch.remote.synchronize()
-    CALLS.unlink(missing_ok=True)
-    os.kill(worker_info(0)["process"], signal.SIGUSR1)
-    deadline = time.monotonic() + 30
-    while not CALLS.exists():
-        assert time.monotonic() < deadline, "the worker tells nothing"
-        time.sleep(0.01)
-    return Counter({name: int(count) for name, count in (line.split() for line in CALLS.read_text().splitlines())})
 
 
 def mlp_step(device: torch.device) -> Callable[[], None]:

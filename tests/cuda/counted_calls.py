@@ -1,0 +1,29 @@
+"""How often the worker, whose GPU is one in software, has called the driver and NVIDIA's libraries. Imported before the
+worker is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from torch_remote._C import worker_info
+
+CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", f"/tmp/torch_remote_calls_{os.getpid()}"))
+
+
+def counted() -> Counter[str]:
+    """Calls since the worker began."""
+    torch.zeros(1, device="remote")  # there is one
+    torch.remote.synchronize()
+    CALLS.unlink(missing_ok=True)
+    os.kill(worker_info(0)["process"], signal.SIGUSR1)
+    deadline = time.monotonic() + 30
+    while not CALLS.exists():
+        assert time.monotonic() < deadline, "the worker tells nothing"
+        time.sleep(0.01)
+    return Counter({name: int(count) for name, count in (line.split() for line in CALLS.read_text().splitlines())})
