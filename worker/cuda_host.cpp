@@ -8,6 +8,7 @@
 
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
+#include "worker/cuda/attention_runner.h"
 #include "worker/cuda/compiler.h"
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cublaslt.h"
@@ -50,8 +51,10 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->runners.push_back(cuda::make_cuda_runner(*device, written));
     opened->runners.push_back(cuda::make_product_runner(
         *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
-    opened->runners.push_back(cuda::make_convolution_runner(
-        *device, [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); }, cache_folder()));
+    const auto cudnn = std::make_shared<cuda::CudnnTable>(
+        [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
+    opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
+    opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
     opened->runners.push_back(cuda::make_op_runner(*device, written));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();

@@ -91,7 +91,9 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_pass(lock, pass, &flushed);
       if (status.ok()) status = entered;
     }
-    if ((op.family == ir::Family::kMatmul || op.family == ir::Family::kConv) && !runs_on_cpu(device_)) {
+    const bool has_modes =
+        op.family == ir::Family::kMatmul || op.family == ir::Family::kConv || op.family == ir::Family::kAttention;
+    if (has_modes && !runs_on_cpu(device_)) {
       const Status entered = enter_math(lock, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }

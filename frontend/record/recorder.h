@@ -191,7 +191,7 @@ class Recorder {
   Pass last_pass_ = Pass::kForward;        // the last record's
   uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
   uint32_t trace_thread_ = 0;              // that recorded the first op
-  ir::MathModes math_ = 0;                 // the last product's or convolution's
+  ir::MathModes math_ = 0;                 // the last product's, convolution's or attention's
   bool math_in_trace_ = false;             // and that is still to be sent
   bool expect_no_compile_ = false;
   bool tracing_ = false;

@@ -37,7 +37,7 @@ def test_on_the_gpu_in_software():
     assert [gpu["device"] for gpu in found["gpus"]] == ["cuda:0", "cuda:1"]
     assert all(gpu["sm"] >= 80 and 0 < gpu["free_memory"] <= gpu["all_memory"] for gpu in found["gpus"])
     parts = {part["name"]: part for part in found["parts"]}
-    assert set(parts) == {"driver", "cuBLASLt", "cuDNN", "nvJitLink", "compiler"}
+    assert set(parts) == {"driver", "cuBLASLt", "cuDNN", "NVRTC", "nvJitLink", "compiler"}
     assert parts["driver"]["version"].startswith("CUDA 1") and parts["cuDNN"]["version"].startswith("9.")
     text = probe(SOFTWARE, TORCH_REMOTE_PACKAGE=package).stdout
     assert "cuda:1" in text and "Nothing is missing" in text
@@ -61,7 +61,13 @@ def test_without_any_gpu(tmp_path):
     assert said.returncode == 2 and not found["complete"] and not said.stderr, said
     parts = {part["name"]: part for part in found["parts"]}
     assert "nvidia-driver" in parts["driver"]["fix"]
-    for name, package in (("cuBLASLt", "nvidia-cublas"), ("cuDNN", "nvidia-cudnn-cu13"), ("nvJitLink", "nvidia-nvj")):
+    packages = {
+        "cuBLASLt": "nvidia-cublas",
+        "cuDNN": "nvidia-cudnn-cu13",
+        "NVRTC": "nvidia-cuda-nvrtc",
+        "nvJitLink": "nvidia-nvj",
+    }
+    for name, package in packages.items():
         assert str(tmp_path) in parts[name]["missing"] and f"pip install {package}" in parts[name]["fix"], parts[name]
     assert not parts["compiler"]["missing"] and parts["compiler"]["path"].endswith("libtorch_remote_codegen.so")
     text = probe(WORKER, TORCH_REMOTE_CUDA_LIB=str(tmp_path)).stdout

@@ -88,15 +88,18 @@ def kernel_seconds(case: Case, device: torch.device, blocks: int) -> float:
     """Of a call, by the device's clock: the median of blocks. The calls of a block have operands of their own, or they
     would be one, and find these in the cache."""
     operands = [case.make(device) for _ in range(2)]
-    times = []
-    warm = 1 if blocks == 1 else 3
-    for block in range(blocks + warm):
+    times: list[float] = []
+    # Programs, kernels and plans are there: those of attention are compiled beside the first calls, for seconds.
+    calls, warm, until = 0, 1 if blocks == 1 else 3, time.monotonic() + (0 if blocks == 1 else 5)
+    while len(times) < blocks:
+        is_warm = calls >= warm and time.monotonic() >= until
+        calls += 1
         begin, end = events(device)
         begin.record()
         results = [case.call(*its) for its in operands]
         end.record()
         end.synchronize()
-        if block >= warm:  # programs, kernels and plans are there
+        if is_warm:
             times.append(begin.elapsed_time(end) / 1e3 / len(operands))
         for result in results:
             if not math.isfinite(result.flatten()[-1].item()):

@@ -2,81 +2,25 @@
 // library and cuBLASLt in one folder (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/cuda/convolution_library.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/testing/real_cudnn.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
-using dnn::Attribute;
-using dnn::Descriptor;
-using dnn::Is;
-using dnn::Kind;
-
-// What cudnn_graph.h has for this.
-constexpr auto kDeviceKind = static_cast<Kind>(38);
-constexpr auto kDeviceOfHeuristics = static_cast<Attribute>(204), kDeviceOfPlan = static_cast<Attribute>(407),
-               kDeviceText = static_cast<Attribute>(2702);
-constexpr auto kChar = static_cast<Is>(24);
-
-dnn::Table real;
-Descriptor device_properties = nullptr;
-
-// A library without handles: what is made for one is made for the device.
-dnn::Table without_gpu() {
-  dnn::Table table = real;
-  table.create = [](dnn::Handle* handle) {
-    *handle = reinterpret_cast<dnn::Handle>(&real);
-    return dnn::Result::kSuccess;
-  };
-  table.destroy = [](dnn::Handle) { return dnn::Result::kSuccess; };
-  table.set_attribute = [](Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements) {
-    if (attribute == Attribute::kGraphHandle) return dnn::Result::kSuccess;
-    if (attribute == Attribute::kPlanHandle)
-      return real.set_attribute(descriptor, kDeviceOfPlan, Is::kDescriptor, 1, &device_properties);
-    if (attribute == Attribute::kHeuristicsGraph)
-      (void)real.set_attribute(descriptor, kDeviceOfHeuristics, Is::kDescriptor, 1, &device_properties);
-    return real.set_attribute(descriptor, attribute, type, count, elements);
-  };
-  return table;
-}
-
-std::string device_text(int version, int processors, int shared, const char* name) {
-  return R"({"cudaDeviceId":0,"deviceVer":)" + std::to_string(version) +
-         R"(,"driverVer":13000,"totalGlobalMem":85000000000,"maxGridSize":[2147483647,65535,65535],)"
-         R"("maxBlockSize":[1024,1024,64],"regsPerBlock":65536,"multiProcessorCount":)" +
-         std::to_string(processors) + R"(,"warpSize":32,"maxSharedMemoryPerBlock":49152,)" +
-         R"("maxSharedMemoryPerBlockOptin":)" + std::to_string(shared) +
-         R"(,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,"maxCtasPerSM":32,)"
-         R"("maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,)"
-         R"("smClockRateKHz":1980000,"memClockRateKHz":2619000,"l2CacheSize":52428800,"deviceName":")" +
-         name + R"("})";
-}
-
 class ConvolutionPlansTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    LibraryPlaces places;
-    places.driver = 13000;
-    if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
-    const Status opened = dnn::open(places, &real);
-    ASSERT_TRUE(opened.ok()) << opened.message();
-    const std::string text = GetParam() == 90 ? device_text(900, 132, 232448, "NVIDIA H100 80GB HBM3")
-                                              : device_text(800, 108, 166912, "NVIDIA A100-SXM4-80GB");
-    ASSERT_EQ(real.descriptor_create(kDeviceKind, &device_properties), dnn::Result::kSuccess);
-    ASSERT_TRUE(dnn::to_status(real,
-                               real.set_attribute(device_properties, kDeviceText, kChar,
-                                                  static_cast<int64_t>(text.size()), text.data()),
-                               "text")
-                    .ok());
-    const Status finished = dnn::to_status(real, real.descriptor_finalize(device_properties), "device");
-    ASSERT_TRUE(finished.ok()) << finished.message();
-    table = without_gpu();
+    testing::open_real_cudnn(GetParam());
+    if (HasFatalFailure()) return;
+    table = testing::without_gpu();
     driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
     Status status = CudaDevice::open(
         {.driver = driver->driver(), .limit = 1 << 28, .kernels = {.compile = emulated::compile}}, &device);
@@ -88,7 +32,7 @@ class ConvolutionPlansTest : public ::testing::TestWithParam<int> {
   void TearDown() override {
     library = nullptr;
     device = nullptr;
-    if (device_properties != nullptr) (void)real.descriptor_destroy(device_properties);
+    testing::close_real_cudnn();
   }
 
   dnn::Table table;

@@ -1,6 +1,5 @@
 #include "worker/cuda/convolution_runner.h"
 
-#include <future>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,21 +18,19 @@ namespace {
 // The library, as soon as somebody needs it.
 class Convolutions {
  public:
-  Convolutions(CudaDevice& device, OpenConvolutions open, std::string folder)
-      : device_(device),
-        folder_(std::move(folder)),
-        opened_(std::async(std::launch::async, [this, open = std::move(open)] { return open(&table_); })) {}
+  Convolutions(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
+      : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
   // Null: *status says why.
   ConvolutionLibrary* get(Status* status) {
     if (library_ == nullptr && status_.ok()) {
-      if (opened_.valid()) status_ = opened_.get();
+      const dnn::Table* const table = table_->get(&status_);
       // What is missing is told like an op that nobody does.
       if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
-      if (status_.ok()) {
-        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(),
-                                           {.table = &table_, .folder = folder_}, &library_);
+      if (table != nullptr) {
+        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(), {.table = table, .folder = folder_},
+                                           &library_);
       }
     }
     *status = status_;
@@ -42,9 +39,8 @@ class Convolutions {
 
  private:
   CudaDevice& device_;
+  const std::shared_ptr<CudnnTable> table_;
   const std::string folder_;
-  dnn::Table table_;
-  std::future<Status> opened_;
   Status status_;
   std::unique_ptr<ConvolutionLibrary> library_;
 };
@@ -220,8 +216,8 @@ class ConvolutionProgram final : public UnitProgram {
 
 class ConvolutionRunner final : public Runner {
  public:
-  ConvolutionRunner(CudaDevice& device, OpenConvolutions open, std::string folder)
-      : convolutions_(device, std::move(open), std::move(folder)) {}
+  ConvolutionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
+      : convolutions_(device, std::move(table), std::move(folder)) {}
 
   std::string description() const override { return "cuDNN"; }
 
@@ -242,8 +238,9 @@ class ConvolutionRunner final : public Runner {
 
 }  // namespace
 
-std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, OpenConvolutions open, std::string folder) {
-  return std::make_unique<ConvolutionRunner>(device, std::move(open), std::move(folder));
+std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table,
+                                                std::string folder) {
+  return std::make_unique<ConvolutionRunner>(device, std::move(table), std::move(folder));
 }
 
 }  // namespace torch_remote::worker::cuda

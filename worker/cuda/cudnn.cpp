@@ -12,9 +12,12 @@ uint32_t item_size(Type type) {
     case Type::kBFloat16:
       return 2;
     case Type::kFloat32:
+    case Type::kInt32:
       return 4;
     case Type::kFloat64:
       return 8;
+    case Type::kBool:
+      return 1;
   }
   return 0;
 }
@@ -38,6 +41,8 @@ Status open(const LibraryPlaces& places, Table* table) {
     own.driver = made_for * 1000;
     OpenLibrary products;
     Status status = open_library(lt::kLibrary, own, &products);
+    OpenLibrary compiler;
+    if (open_library(kCompiler, own, &compiler).ok()) open_beside(compiler, "libnvrtc-builtins.so");
     if (!status.ok() || products.major == made_for) return status;
     return {ErrorCode::kUnsupported, "cuda: " + library.path + " is made for CUDA " + std::to_string(made_for) + ", " +
                                          products.path + " is not; install cuBLASLt for it: pip install nvidia-cublas" +

@@ -8,10 +8,10 @@
 #include "worker/cuda/driver.h"
 #include "worker/cuda/library.h"
 
-// cuDNN 9, NVIDIA's library of convolutions, as a table of the functions that are used of it: its graphs of operations
-// (the "backend API"). Nothing of it is linked or included: it is opened at run time, and its few types are declared
-// here (cudnn_types_test compares them with the real header). What fills the table in tests is a library in software
-// (worker/cuda/emulated).
+// cuDNN 9, NVIDIA's library of convolutions and attention, as a table of the functions that are used of it: its graphs
+// of operations (the "backend API"). Nothing of it is linked or included: it is opened at run time, and its few types
+// are declared here (cudnn_types_test compares them with the real header). What fills the table in tests is a library
+// in software (worker/cuda/emulated).
 namespace torch_remote::worker::cuda::dnn {
 
 // cudnnStatus_t. Each thousand is a kind of errors, of which there are others.
@@ -41,13 +41,25 @@ enum class Result : int {
 };
 
 // cudnnDataType_t
-enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 9 };
+enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kInt32 = 4, kBFloat16 = 9, kBool = 11 };
 // Bytes of an element.
 uint32_t item_size(Type type);
 
-// cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnBackendHeurMode_t: of each what is used.
+// cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t, cudnnBackendHeurMode_t: of each what is used.
 enum class ConvolutionMode : int { kCrossCorrelation = 1 };
-enum class PointwiseMode : int { kAdd = 0 };
+enum class PointwiseMode : int {
+  kAdd = 0,
+  kMultiply = 1,
+  kDivide = 6,
+  kSubtract = 9,
+  kExp = 13,
+  kLog = 15,
+  kIdentity = 21,
+  kGreaterEqual = 303,
+  kIndex = 501,   // where along an axis an element is
+  kSelect = 601,  // the left one where the third one is true, else the right one
+};
+enum class ReductionMode : int { kAdd = 0, kMax = 3 };
 enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
 // cudnnBackendNumericalNote_t: what an engine does to numbers.
 enum class Note : int {
@@ -75,6 +87,11 @@ enum class Kind : int {
   kGraph = 15,
   kVariantPack = 16,
   kTensor = 17,
+  kMatmul = 18,
+  kMatmulOperation = 19,
+  kReduction = 21,
+  kReductionOperation = 22,
+  kReshapeOperation = 31,
 };
 
 // cudnnBackendAttributeType_t, with the C++ type of each.
@@ -91,12 +108,14 @@ enum class Is : int {
   kNote = 11,            // Note
   kPointwiseMode = 14,   // PointwiseMode
   kDescriptor = 15,      // Descriptor
+  kReductionMode = 18,   // ReductionMode
 };
 
 // cudnnBackendAttributeName_t
 enum class Attribute : int {
   kPointwiseMode = 0,
   kPointwisePrecision = 1,
+  kPointwiseAxis = 9,      // of kIndex
   kConvolutionType = 100,  // what sums are in
   kConvolutionMode = 101,
   kConvolutionDilations = 102,
@@ -134,6 +153,7 @@ enum class Attribute : int {
   kPointwiseLeft = 751,
   kPointwiseRight = 752,
   kPointwiseResult = 753,
+  kPointwiseThird = 758,
   kGraphHandle = 800,
   kGraphOperations = 801,
   kTensorAlignment = 900,
@@ -142,10 +162,23 @@ enum class Attribute : int {
   kTensorStrides = 903,
   kTensorId = 906,
   kTensorIsVirtual = 907,
+  kTensorIsNumber = 908,  // by value: its address is one of the host's
   kPackIds = 1000,
   kPackPointers = 1001,
   kPackWorkspace = 1003,
   kEngineNotes = 1303,
+  kMatmulPrecision = 1500,
+  kMatmulLeft = 1520,
+  kMatmulRight = 1521,
+  kMatmulResult = 1522,
+  kMatmulDescriptor = 1523,
+  kReductionMode = 1600,
+  kReductionPrecision = 1601,
+  kReductionFrom = 1610,
+  kReductionTo = 1611,
+  kReductionDescriptor = 1612,
+  kReshapeFrom = 2200,
+  kReshapeTo = 2201,
 };
 
 using Handle = struct HandleState*;
@@ -178,8 +211,11 @@ struct Table {
 // One name for both versions of CUDA: "9" is its own.
 inline constexpr Library kLibrary = {"cuDNN", "libcudnn.so", "nvidia-cudnn", "cudnn", "9"};
 
-// Opens the library and cuBLASLt, which it uses; they stay open. Fills the table. An error names what is to be
-// installed.
+// NVIDIA's compiler, by which cuDNN makes kernels of attention.
+inline constexpr Library kCompiler = {"NVRTC", "libnvrtc.so", "nvidia-cuda-nvrtc", "cuda_nvrtc"};
+
+// Opens the library and cuBLASLt, which it uses, and its compiler, if there is one; they stay open. Fills the table. An
+// error names what is to be installed.
 Status open(const LibraryPlaces& places, Table* table);
 
 // Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)", with what the library says of it. Not

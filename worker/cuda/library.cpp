@@ -4,6 +4,8 @@
 #include <link.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -71,6 +73,16 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
   if (!why.empty()) message += ": " + why;
   return {ErrorCode::kUnsupported, message + "; install it: pip install " + package_of(library, newest) +
                                        ", or say in which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
+}
+
+void open_beside(const OpenLibrary& library, std::string_view beginning) {
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(library.path).parent_path(), error)) {
+    if (entry.path().filename().native().starts_with(beginning)) {
+      (void)dlopen(entry.path().c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+  }
 }
 
 }  // namespace torch_remote::worker::cuda

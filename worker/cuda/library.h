@@ -40,4 +40,7 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
 // An error names the package and how it is installed.
 Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened);
 
+// Opens what else is in its folder and has a name that begins so: what a library looks for only where the system does.
+void open_beside(const OpenLibrary& library, std::string_view beginning);
+
 }  // namespace torch_remote::worker::cuda

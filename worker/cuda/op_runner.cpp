@@ -45,6 +45,21 @@ class OpKernels {
     return {};
   }
 
+  // `record`: of indices that may be wrong; `values`: the run's, of what has parameters.
+  Status launch(const OpLaunch& launch, const RunMemory& memory, uint64_t record, std::span<const int64_t> values) {
+    Function function = nullptr;
+    if (Status status = find(launch.file, launch.kernel, &function); !status.ok()) return status;
+    Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
+    work.words = launch.words;
+    for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.place);
+    for (const OpLaunch::Parameter& word : launch.parameters) {
+      work.words[word.word] = static_cast<uint64_t>(values[word.symbol]);
+    }
+    if (launch.failure) work.words[*launch.failure] = record;
+    gpu().queue().add(std::move(work));
+    return {};
+  }
+
   // Waits for what is queued.
   Status read(DevicePointer from, int64_t* count) {
     const Driver& driver = gpu().driver();
@@ -119,7 +134,6 @@ class OpUnit final : public Unit {
   }
 
   Status do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory);
-  Status do_launch(const OpLaunch& launch, uint64_t record, const RunMemory& memory);
 
   OpKernels& kernels_;
   const NamedPlan& make_;
@@ -127,20 +141,6 @@ class OpUnit final : public Unit {
   std::shared_ptr<const std::vector<IndexedOperand>> operands_;
   std::vector<int64_t> values_;  // of the run, if they are needed
 };
-
-Status OpUnit::do_launch(const OpLaunch& launch, uint64_t record, const RunMemory& memory) {
-  Function function = nullptr;
-  if (Status status = kernels_.find(launch.file, launch.kernel, &function); !status.ok()) return status;
-  Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
-  work.words = launch.words;
-  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.place);
-  for (const OpLaunch::Parameter& word : launch.parameters) {
-    work.words[word.word] = static_cast<uint64_t>(values_[word.symbol]);
-  }
-  if (launch.failure) work.words[*launch.failure] = record;
-  kernels_.device().gpu().queue().add(std::move(work));
-  return {};
-}
 
 Status OpUnit::do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory) {
   CudaDevice& device = kernels_.device();
@@ -155,7 +155,7 @@ Status OpUnit::do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory) {
         record = device.take_failure_record(number, operands_);
         if (record == 0) return gpu.is_lost() ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), kForWhat);
       }
-      status = do_launch(*launch, record, memory);
+      status = kernels_.launch(*launch, memory, record, values_);
     } else if (const auto* const moved = std::get_if<Moved>(&step)) {
       status = memory.copy(*moved);
     } else if (const auto* const fill = std::get_if<OpFill>(&step)) {
@@ -272,6 +272,9 @@ class OpUnits final : public WrittenUnits {
     const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode, has_complex);
     if (group.first != group.last || plan == nullptr) return nullptr;
     return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
+  }
+  Status launch(const OpLaunch& launch, const RunMemory& memory) override {
+    return kernels_.launch(launch, memory, 0, {});
   }
 
  private:

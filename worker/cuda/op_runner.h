@@ -5,6 +5,8 @@
 #include "ir/graph.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/kernel_images.h"
+#include "worker/cuda/op_plan.h"
+#include "worker/cuda/run_memory.h"
 #include "worker/cuda/unit_program.h"
 #include "worker/runner/runner.h"
 
@@ -16,6 +18,9 @@ class WrittenUnits {
   virtual ~WrittenUnits() = default;
   // Of one node. Null: there are no such kernels for its op.
   virtual std::unique_ptr<Unit> make(const ir::Graph& graph, const ir::Group& group) = 0;
+  // Queues one of them, for who does the rest in another way: without parameters, or indices that may be wrong. The
+  // GPU's context is current.
+  virtual Status launch(const OpLaunch& launch, const RunMemory& memory) = 0;
 };
 // `kernels` and the device live longer.
 std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchive kernels);

@@ -183,6 +183,13 @@ ProbeSource nvidia() {
   return {.driver = [](Driver* driver) { return open_driver(kDriverLibrary, driver); },
           .cublaslt = lt::open,
           .cudnn = dnn::open,
+          .nvrtc =
+              [](const LibraryPlaces& places, std::string* version) {
+                OpenLibrary library;
+                Status status = open_library(dnn::kCompiler, places, &library);
+                if (status.ok()) *version = std::to_string(library.major);
+                return status;
+              },
           .nvjitlink =
               [](const LibraryPlaces& places, std::string* version) {
                 OpenLibrary library;
@@ -214,13 +221,17 @@ Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& 
         if (status.ok()) *version = version_text(table.get_version());
         return status;
       }));
-  result.parts.push_back(
-      probe_library(source, dnn::kLibrary, places, "convolutions are refused", [&](std::string* version) {
-        dnn::Table table;
-        Status status = source.cudnn(places, &table);
-        if (status.ok()) *version = version_text(table.get_version());
-        return status;
-      }));
+  result.parts.push_back(probe_library(source, dnn::kLibrary, places,
+                                       "convolutions are refused, and attention is done without tensor cores",
+                                       [&](std::string* version) {
+                                         dnn::Table table;
+                                         Status status = source.cudnn(places, &table);
+                                         if (status.ok()) *version = version_text(table.get_version());
+                                         return status;
+                                       }));
+  result.parts.push_back(probe_library(source, dnn::kCompiler, places,
+                                       "attention in half types is done without tensor cores",
+                                       [&](std::string* version) { return source.nvrtc(places, version); }));
   result.parts.push_back(probe_library(source, kNvJitLink, places,
                                        "the driver makes machine code of kernels, in each session",
                                        [&](std::string* version) { return source.nvjitlink(places, version); }));

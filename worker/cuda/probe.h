@@ -48,7 +48,7 @@ struct ProbeSource {
   std::function<Status(Driver*)> driver;
   std::function<Status(const LibraryPlaces&, lt::Table*)> cublaslt;
   std::function<Status(const LibraryPlaces&, dnn::Table*)> cudnn;
-  std::function<Status(const LibraryPlaces&, std::string* version)> nvjitlink;
+  std::function<Status(const LibraryPlaces&, std::string* version)> nvrtc, nvjitlink;
   std::string path;  // of all of them; empty: of the files that they are in
 };
 

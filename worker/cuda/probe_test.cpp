@@ -53,6 +53,7 @@ class ProbeTest : public ::testing::Test {
                   *table = emulated::cudnn();
                   return Status();
                 },
+            .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
             .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
             .path = "in software"};
   }

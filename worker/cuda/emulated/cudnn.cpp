@@ -22,6 +22,13 @@ int64_t DnnTensor::count() const {
   for (const int64_t size : sizes) count *= size;
   return count;
 }
+DnnTensor tensor_of(const dnn::DescriptorState& state) {
+  using dnn::Attribute;
+  return {one<dnn::Type>(state, Attribute::kTensorType),    list<int64_t>(state, Attribute::kTensorSizes),
+          list<int64_t>(state, Attribute::kTensorStrides),  one<int64_t>(state, Attribute::kTensorId),
+          one<int64_t>(state, Attribute::kTensorAlignment), one<bool>(state, Attribute::kTensorIsVirtual),
+          one<bool>(state, Attribute::kTensorIsNumber)};
+}
 const DnnTensor& DnnGraph::result() const {
   if (pass == dnn::Kind::kBackwardData) return image;
   if (pass == dnn::Kind::kBackwardFilter) return filter;
@@ -105,6 +112,7 @@ constexpr Rule kRules[] = {
     {Kind::kTensor, Attribute::kTensorId, Is::kInt64, 1, true},
     {Kind::kTensor, Attribute::kTensorAlignment, Is::kInt64, 1, true},
     {Kind::kTensor, Attribute::kTensorIsVirtual, Is::kBool, 1, false},
+    {Kind::kTensor, Attribute::kTensorIsNumber, Is::kBool, 1, false},
     {Kind::kConvolution, Attribute::kConvolutionType, Is::kDataType, 1, true},
     {Kind::kConvolution, Attribute::kConvolutionMode, Is::kConvolutionMode, 1, true},
     {Kind::kConvolution, Attribute::kConvolutionDims, Is::kInt64, 1, true},
@@ -116,8 +124,22 @@ constexpr Rule kRules[] = {
     {Kind::kPointwise, Attribute::kPointwisePrecision, Is::kDataType, 1, true},
     {Kind::kPointwiseOperation, Attribute::kPointwiseOperation, Is::kDescriptor, 1, true},
     {Kind::kPointwiseOperation, Attribute::kPointwiseLeft, Is::kDescriptor, 1, true},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseRight, Is::kDescriptor, 1, true},
+    {Kind::kPointwise, Attribute::kPointwiseAxis, Is::kInt64, 1, false},
+    {Kind::kPointwiseOperation, Attribute::kPointwiseRight, Is::kDescriptor, 1, false},
+    {Kind::kPointwiseOperation, Attribute::kPointwiseThird, Is::kDescriptor, 1, false},
     {Kind::kPointwiseOperation, Attribute::kPointwiseResult, Is::kDescriptor, 1, true},
+    {Kind::kMatmul, Attribute::kMatmulPrecision, Is::kDataType, 1, true},
+    {Kind::kMatmulOperation, Attribute::kMatmulLeft, Is::kDescriptor, 1, true},
+    {Kind::kMatmulOperation, Attribute::kMatmulRight, Is::kDescriptor, 1, true},
+    {Kind::kMatmulOperation, Attribute::kMatmulResult, Is::kDescriptor, 1, true},
+    {Kind::kMatmulOperation, Attribute::kMatmulDescriptor, Is::kDescriptor, 1, true},
+    {Kind::kReduction, Attribute::kReductionMode, Is::kReductionMode, 1, true},
+    {Kind::kReduction, Attribute::kReductionPrecision, Is::kDataType, 1, true},
+    {Kind::kReductionOperation, Attribute::kReductionFrom, Is::kDescriptor, 1, true},
+    {Kind::kReductionOperation, Attribute::kReductionTo, Is::kDescriptor, 1, true},
+    {Kind::kReductionOperation, Attribute::kReductionDescriptor, Is::kDescriptor, 1, true},
+    {Kind::kReshapeOperation, Attribute::kReshapeFrom, Is::kDescriptor, 1, true},
+    {Kind::kReshapeOperation, Attribute::kReshapeTo, Is::kDescriptor, 1, true},
     {Kind::kGraph, Attribute::kGraphHandle, Is::kHandle, 1, true},
     {Kind::kGraph, Attribute::kGraphOperations, Is::kDescriptor, 0, true},
     {Kind::kHeuristics, Attribute::kHeuristicsGraph, Is::kDescriptor, 1, true},
@@ -148,35 +170,13 @@ size_t bytes_of(Is type) {
     case Is::kHeuristicsMode:
     case Is::kNote:
     case Is::kPointwiseMode:
+    case Is::kReductionMode:
       return 4;
     default:
       return 8;
   }
 }
 
-const Value* find(const dnn::DescriptorState& state, Attribute attribute) {
-  const auto found = state.values.find(attribute);
-  return found == state.values.end() ? nullptr : &found->second;
-}
-// Elements may be pointers: what is copied are these.
-template <typename T>
-constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
-template <typename T>
-std::vector<T> list(const dnn::DescriptorState& state, Attribute attribute) {
-  const Value* const value = find(state, attribute);
-  if (value == nullptr) return {};
-  std::vector<T> values(static_cast<size_t>(value->count));
-  std::memcpy(static_cast<void*>(values.data()), value->bytes.data(), values.size() * kItem<T>);
-  return values;
-}
-template <typename T>
-T one(const dnn::DescriptorState& state, Attribute attribute) {
-  const Value* const value = find(state, attribute);
-  T first = {};
-  if (value != nullptr && value->bytes.size() >= kItem<T>)
-    std::memcpy(static_cast<void*>(&first), value->bytes.data(), kItem<T>);
-  return first;
-}
 template <typename T>
 void put(dnn::DescriptorState& state, Attribute attribute, Is type, T value) {
   Value& to = state.values[attribute];
@@ -234,12 +234,6 @@ Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
 }
 
 // --- what a graph is -------------------------------------------------------------------------------------------------
-
-DnnTensor tensor_of(const dnn::DescriptorState& state) {
-  return {one<Type>(state, Attribute::kTensorType),         list<int64_t>(state, Attribute::kTensorSizes),
-          list<int64_t>(state, Attribute::kTensorStrides),  one<int64_t>(state, Attribute::kTensorId),
-          one<int64_t>(state, Attribute::kTensorAlignment), one<bool>(state, Attribute::kTensorIsVirtual)};
-}
 
 Status check_tensor(const dnn::DescriptorState& state) {
   const DnnTensor tensor = tensor_of(state);
@@ -317,15 +311,6 @@ Status check_operation(const dnn::DescriptorState& state) {
   return fits ? Status::kSuccess : fail(Status::kBadParamShapeMismatch, "sizes do not fit");
 }
 
-Status check_pointwise(const dnn::DescriptorState& state) {
-  const auto tensor = [&](Attribute attribute) { return tensor_of(*one<Descriptor>(state, attribute)); };
-  const DnnTensor left = tensor(Attribute::kPointwiseLeft), right = tensor(Attribute::kPointwiseRight),
-                  result = tensor(Attribute::kPointwiseResult);
-  bool fits = left.sizes == result.sizes && right.sizes.size() == left.sizes.size();
-  for (size_t d = 0; fits && d < left.sizes.size(); ++d) fits = right.sizes[d] == 1 || right.sizes[d] == left.sizes[d];
-  return fits ? Status::kSuccess : fail(Status::kBadParamShapeMismatch, "sizes do not fit");
-}
-
 bool is_laid(const DnnTensor& tensor, bool channels_last) {
   const size_t rank = tensor.sizes.size();
   std::vector<size_t> order;
@@ -376,6 +361,17 @@ Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
   return Status::kSuccess;
 }
 
+bool is_convolution(const dnn::DescriptorState& graph) {
+  return first_of(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind).has_value();
+}
+
+// Any graph of other operations.
+Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operations) {
+  std::string why;
+  const Status status = read_operations(list<Descriptor>(graph, Attribute::kGraphOperations), operations, &why);
+  return status == Status::kSuccess ? status : fail(status, why);
+}
+
 // --- engines ---------------------------------------------------------------------------------------------------------
 
 Status can(const DnnGraph& graph, Engine engine) {
@@ -390,6 +386,17 @@ Status can(const DnnGraph& graph, Engine engine) {
                     : engine == Engine::kUnordered  ? graph.pass == Kind::kBackwardFilter
                     : engine == Engine::kPlain      ? true
                                                     : !graph.wide;
+  return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
+}
+
+// As of NVIDIA's there are several engines for attention, none of them a fallback for gradients.
+Status can(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) {
+  std::string why;
+  const Status status = can_attend(graph, &why);
+  if (status != Status::kSuccess) return fail(status, why);
+  const bool backward = graph.operations[0].kind == Kind::kPointwiseOperation;
+  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace ||
+                    (engine == Engine::kPlain && !(backward && mode == dnn::HeuristicsMode::kFallback));
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
 }
 
@@ -411,6 +418,7 @@ Status descriptor_finalize(Descriptor descriptor) {
   }
   Status status = Status::kSuccess;
   DnnGraph graph;
+  DnnOperations operations;
   switch (state.kind) {
     case Kind::kTensor:
       status = check_tensor(state);
@@ -424,10 +432,16 @@ Status descriptor_finalize(Descriptor descriptor) {
       status = check_operation(state);
       break;
     case Kind::kPointwiseOperation:
-      status = check_pointwise(state);
+    case Kind::kMatmulOperation:
+    case Kind::kReductionOperation:
+    case Kind::kReshapeOperation: {
+      std::string why;
+      status = check_alone(state, &why);
+      if (status != Status::kSuccess) return fail(status, why);
       break;
+    }
     case Kind::kGraph:
-      status = graph_of(state, &graph);
+      status = is_convolution(state) ? graph_of(state, &graph) : operations_of(state, &operations);
       break;
     case Kind::kPlan: {
       const Descriptor config = one<Descriptor>(state, Attribute::kPlanConfig);
@@ -469,7 +483,11 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
   if (state.kind == Kind::kHeuristics && attribute == Attribute::kHeuristicsResults && type == Is::kDescriptor) {
     const Descriptor graph = one<Descriptor>(state, Attribute::kHeuristicsGraph);
     DnnGraph what;
-    if (const Status status = graph_of(*graph, &what); status != Status::kSuccess) return status;
+    DnnOperations operations;
+    const bool convolves = is_convolution(*graph);
+    if (const Status status = convolves ? graph_of(*graph, &what) : operations_of(*graph, &operations);
+        status != Status::kSuccess)
+      return status;
     const auto mode = one<dnn::HeuristicsMode>(state, Attribute::kHeuristicsMode);
     Status status = Status::kSuccess;
     for (size_t i = 0; i < kEngines; ++i) {
@@ -477,7 +495,7 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
       if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
       // Of f64 only the fallback knows something.
       if (mode != dnn::HeuristicsMode::kFallback && what.wide) continue;
-      const Status able = can(what, engine);
+      const Status able = convolves ? can(what, engine) : can(operations, engine, mode);
       if (able != Status::kSuccess) status = able;
       if (able != Status::kSuccess || *count >= asked) continue;
       const Descriptor to = static_cast<Descriptor*>(elements)[*count];
@@ -529,25 +547,55 @@ bool is_written(const emulator::DeviceMemory& memory, const std::byte* data, uin
   return true;
 }
 
+// A graph, and where its tensors are on this CPU.
 struct Piece {
-  DnnGraph graph;
-  DnnAddresses addresses;
+  std::optional<DnnGraph> convolution;
+  DnnOperations operations;  // of other graphs
+  std::vector<DnnTensor> reads, writes;
+  std::map<int64_t, std::byte*> addresses;  // by their ids
+  std::map<int64_t, float> numbers;
   std::byte* workspace = nullptr;
   Engine engine = Engine::kPlain;
 };
 
+Status read_piece(const dnn::DescriptorState& graph, Piece* piece) {
+  if (is_convolution(graph)) {
+    const Status status = graph_of(graph, &piece->convolution.emplace());
+    for (const DnnTensor* tensor : piece->convolution->operands()) piece->reads.push_back(*tensor);
+    piece->writes.push_back(piece->convolution->result());
+    return status;
+  }
+  const Status status = operations_of(graph, &piece->operations);
+  for (const auto& [id, tensor] : piece->operations.tensors) {
+    if (!piece->operations.has_memory(tensor)) continue;
+    (piece->operations.made.contains(id) ? piece->writes : piece->reads).push_back(tensor);
+  }
+  return status;
+}
+
+void compute_piece(const Piece& piece) {
+  if (!piece.convolution) {
+    compute(piece.operations, piece.addresses, piece.numbers);
+    return;
+  }
+  const DnnGraph& graph = *piece.convolution;
+  const auto at = [&](const DnnTensor& tensor) -> const std::byte* {
+    const auto found = piece.addresses.find(tensor.id);
+    return found != piece.addresses.end() ? found->second : nullptr;
+  };
+  compute(graph, piece.engine,
+          {at(graph.image), at(graph.filter), at(graph.output), at(graph.bias), piece.addresses.at(graph.result().id)});
+}
+
 Result do_piece(Machine& machine, Gpu& gpu, const Piece& piece) {
-  const DnnTensor& result = piece.graph.result();
+  emulator::DeviceMemory& memory = gpu.device->memory();
   if (machine.options.checked) {
-    emulator::DeviceMemory& memory = gpu.device->memory();
     memory.assume_written();
     bool good = true;
-    for (const DnnTensor* tensor : piece.graph.operands()) {
-      const std::byte* const data = tensor == &piece.graph.image    ? piece.addresses.image
-                                    : tensor == &piece.graph.filter ? piece.addresses.filter
-                                    : tensor == &piece.graph.output ? piece.addresses.output
-                                                                    : piece.addresses.bias;
-      good = good && is_written(memory, data, tensor->nbytes(), dnn::item_size(tensor->type));
+    for (const DnnTensor& tensor : piece.reads) {
+      for_each_row(tensor, [&](uint64_t at, uint64_t bytes) {
+        good = good && is_written(memory, piece.addresses.at(tensor.id) + at, bytes, dnn::item_size(tensor.type));
+      });
     }
     if (!good) {
       const std::lock_guard lock(machine.mutex);
@@ -555,13 +603,32 @@ Result do_piece(Machine& machine, Gpu& gpu, const Piece& piece) {
       return Result::kLaunchFailed;
     }
   }
-  compute(piece.graph, piece.engine, piece.addresses);
-  if (machine.options.checked) (void)gpu.device->memory().written(piece.addresses.result, result.nbytes());
+  compute_piece(piece);
+  if (machine.options.checked) {
+    for (const DnnTensor& tensor : piece.writes) {
+      for_each_row(tensor, [&](uint64_t at, uint64_t bytes) {
+        (void)memory.written(piece.addresses.at(tensor.id) + at, bytes);
+      });
+    }
+  }
   if (piece.workspace != nullptr) std::memset(piece.workspace, 0xFF, kWorkspaceBytes);
   ++runs()[static_cast<size_t>(piece.engine)];
   const std::chrono::microseconds delay(delays()[static_cast<size_t>(piece.engine)].load());
   if (delay.count() != 0) std::this_thread::sleep_for(delay);
   return Result::kSuccess;
+}
+
+// Whether they have a byte in common. (Rows of one may lie between those of the other one.)
+bool overlap(const DnnTensor& a, const std::byte* at, const DnnTensor& b, const std::byte* other) {
+  if (at >= other + b.nbytes() || other >= at + a.nbytes()) return false;
+  std::set<std::pair<const std::byte*, const std::byte*>> rows;  // begins and ends
+  for_each_row(a, [&](uint64_t offset, uint64_t bytes) { rows.emplace(at + offset, at + offset + bytes); });
+  bool common = false;
+  for_each_row(b, [&](uint64_t offset, uint64_t bytes) {
+    const auto behind = rows.lower_bound({other + offset + bytes, nullptr});
+    common = common || (behind != rows.begin() && std::prev(behind)->second > other + offset);
+  });
+  return common;
 }
 
 Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
@@ -574,43 +641,43 @@ Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
   const auto& config = *one<Descriptor>(*plan, Attribute::kPlanConfig);
   Piece piece;
   piece.engine = engine_of(config);
-  if (const Status status = graph_of(*one<Descriptor>(config, kEngineGraph), &piece.graph); status != Status::kSuccess)
-    return status;
+  Status status = read_piece(*one<Descriptor>(config, kEngineGraph), &piece);
+  if (status != Status::kSuccess) return status;
   StreamState* const stream = call->stream(handle->stream);
   if (stream == nullptr) return fail(Status::kBadParamStreamMismatch, "no such stream");
   const auto ids = list<int64_t>(*pack, Attribute::kPackIds);
   const auto pointers = list<DevicePointer>(*pack, Attribute::kPackPointers);
-  Status status = Status::kSuccess;
-  std::vector<std::pair<DevicePointer, uint64_t>> read;
-  const auto address = [&](const DnnTensor& tensor) -> std::byte* {
+  const auto pointer_of = [&](const DnnTensor& tensor) {
     const auto place = std::ranges::find(ids, tensor.id);
-    if (place == ids.end()) {
-      status = fail(Status::kBadParam, "a tensor has no address");
-      return nullptr;
-    }
-    const DevicePointer pointer = pointers[static_cast<size_t>(place - ids.begin())];
-    if (pointer % static_cast<uint64_t>(tensor.alignment) != 0)
-      status = fail(Status::kBadParamMisalignedPointer, "an address is not aligned");
-    auto* const found = static_cast<std::byte*>(call->memory(pointer, tensor.nbytes()));
-    if (found == nullptr) status = fail(Status::kBadParamOutOfBound, "an address of no such memory");
-    read.emplace_back(pointer, tensor.nbytes());
-    return found;
+    if (place == ids.end()) status = fail(Status::kBadParam, "a tensor has no address");
+    return place == ids.end() ? 0 : pointers[static_cast<size_t>(place - ids.begin())];
   };
-  for (const DnnTensor* tensor : piece.graph.operands()) {
-    std::byte* const found = address(*tensor);
-    (tensor == &piece.graph.image    ? piece.addresses.image
-     : tensor == &piece.graph.filter ? piece.addresses.filter
-     : tensor == &piece.graph.output ? piece.addresses.output
-                                     : piece.addresses.bias) = found;
+  for (const auto* tensors : {&piece.reads, &piece.writes}) {
+    for (const DnnTensor& tensor : *tensors) {
+      const DevicePointer pointer = pointer_of(tensor);
+      if (pointer % static_cast<uint64_t>(tensor.alignment) != 0)
+        status = fail(Status::kBadParamMisalignedPointer, "an address is not aligned");
+      auto* const found = static_cast<std::byte*>(call->memory(pointer, tensor.nbytes()));
+      if (found == nullptr) status = fail(Status::kBadParamOutOfBound, "an address of no such memory");
+      piece.addresses[tensor.id] = found;
+    }
   }
-  piece.addresses.result = address(piece.graph.result());
+  for (const auto& [id, tensor] : piece.operations.tensors) {
+    if (!tensor.is_number) continue;
+    const DevicePointer pointer = pointer_of(tensor);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the host's
+    if (pointer != 0) std::memcpy(&piece.numbers[id], reinterpret_cast<const void*>(pointer), sizeof(float));
+  }
   if (status != Status::kSuccess) return status;
-  const auto [to, bytes] = read.back();
-  read.pop_back();
-  for (const auto& [from, size] : read) {
-    if (from >= to + bytes || to >= from + size) continue;
-    call->machine->findings.emplace_back("cudnnBackendExecute: what it writes overlaps what it reads");
-    return fail(Status::kBadParam, "what it writes overlaps what it reads");
+  for (const DnnTensor& written : piece.writes) {
+    for (const auto* tensors : {&piece.reads, &piece.writes}) {
+      for (const DnnTensor& other : *tensors) {
+        const std::byte *to = piece.addresses[written.id], *from = piece.addresses[other.id];
+        if (written.id == other.id || !overlap(written, to, other, from)) continue;
+        call->machine->findings.emplace_back("cudnnBackendExecute: what it writes overlaps what it reads");
+        return fail(Status::kBadParam, "what it writes overlaps what it reads");
+      }
+    }
   }
   if (piece.engine == Engine::kWorkspace) {
     const auto workspace = one<DevicePointer>(*pack, Attribute::kPackWorkspace);

@@ -162,4 +162,7 @@ void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses
   }
 }
 
+float load_element(dnn::Type type, const std::byte* from) { return load<float>(type, from); }
+void store_element(dnn::Type type, float value, std::byte* to) { store<float>(type, value, to); }
+
 }  // namespace torch_remote::worker::cuda::emulated

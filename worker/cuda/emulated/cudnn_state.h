@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +42,7 @@ struct DnnTensor {
   std::vector<int64_t> sizes, strides;
   int64_t id = 0, alignment = 0;
   bool is_virtual = false;
+  bool is_number = false;  // of the host's, when it is called
 
   uint64_t nbytes() const;
   int64_t count() const;
@@ -64,5 +67,67 @@ struct DnnAddresses {
   std::byte* result = nullptr;
 };
 void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses);
+
+// -- graphs of any operations, of which those of attention are computed
+
+struct DnnOperation {
+  dnn::Kind kind = dnn::Kind::kMatmulOperation;
+  dnn::PointwiseMode pointwise = dnn::PointwiseMode::kAdd;
+  dnn::ReductionMode reduction = dnn::ReductionMode::kAdd;
+  int64_t axis = 0;
+  std::vector<int64_t> operands;  // ids: left, right, third
+  int64_t result = 0;
+};
+
+struct DnnOperations {
+  std::vector<DnnOperation> operations;
+  std::map<int64_t, DnnTensor> tensors;
+  std::set<int64_t> made;  // by one of them
+
+  bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
+};
+
+// Whether the sizes of an operation (no convolution) fit, when it is finalized. An error: *why.
+dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
+// The operations of a graph, each finalized alone. An error: *why.
+dnn::Result read_operations(const std::vector<dnn::Descriptor>& descriptors, DnnOperations* graph, std::string* why);
+// Whether it is attention, as the library's engines know it.
+dnn::Result can_attend(const DnnOperations& graph, std::string* why);
+// By tensors' ids: where they are on this CPU, what numbers are.
+void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& addresses,
+             const std::map<int64_t, float>& numbers);
+// Rows of elements that lie side by side, in bytes from the tensor's address: f(at, bytes).
+void for_each_row(const DnnTensor& tensor, const std::function<void(uint64_t at, uint64_t bytes)>& f);
+
+// -- descriptors
+
+inline const dnn::Value* find(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const auto found = state.values.find(attribute);
+  return found == state.values.end() ? nullptr : &found->second;
+}
+// Elements may be pointers: what is copied are these.
+template <typename T>
+constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
+template <typename T>
+std::vector<T> list(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const dnn::Value* const value = find(state, attribute);
+  if (value == nullptr) return {};
+  std::vector<T> values(static_cast<size_t>(value->count));
+  std::memcpy(static_cast<void*>(values.data()), value->bytes.data(), values.size() * kItem<T>);
+  return values;
+}
+template <typename T>
+T one(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const dnn::Value* const value = find(state, attribute);
+  T first = {};
+  if (value != nullptr && value->bytes.size() >= kItem<T>)
+    std::memcpy(static_cast<void*>(&first), value->bytes.data(), kItem<T>);
+  return first;
+}
+DnnTensor tensor_of(const dnn::DescriptorState& state);
+
+// Elements.
+float load_element(dnn::Type type, const std::byte* from);
+void store_element(dnn::Type type, float value, std::byte* to);
 
 }  // namespace torch_remote::worker::cuda::emulated

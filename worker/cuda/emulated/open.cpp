@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "worker/cuda/attention_runner.h"
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/emulated/compile.h"
@@ -47,13 +48,12 @@ DeviceOpener device_opener(int ordinal) {
           return Status();
         },
         ""));
-    opened->runners.push_back(make_convolution_runner(
-        *device,
-        [](dnn::Table* table) {
-          *table = cudnn();
-          return Status();
-        },
-        ""));
+    const auto table = std::make_shared<CudnnTable>([](dnn::Table* opened_table) {
+      *opened_table = cudnn();
+      return Status();
+    });
+    opened->runners.push_back(make_convolution_runner(*device, table, ""));
+    opened->runners.push_back(make_attention_runner(*device, table, "", written));
     opened->runners.push_back(make_op_runner(*device, written));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
@@ -84,6 +84,7 @@ ProbeSource probe_source() {
                 *table = cudnn();
                 return Status();
               },
+          .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
           .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
           .path = "in software"};
 }

@@ -209,4 +209,28 @@ struct AttentionArguments {
   double scale = 1;
 };
 
+// For cuDNN's attention. What is added to scores, of elements that lie as `strides` say, becomes rows of `row` elements
+// (`keys` of them counted) without gaps, where what is not seen is far below all others; `seen` gets a byte for each
+// row: whether it sees any key.
+struct AttentionBiasArguments {
+  u64 bias = 0, out = 0, seen = 0;
+  i64 strides[4] = {};
+  i64 batch = 0, heads = 0, queries = 0, keys = 0, row = 0;
+  i64 is_mask = 0, causal = 0;
+};
+// Rows that see no key are zeros, their sums minus infinity. Row (b, h, i) has the byte
+// b * seen_batch + h * seen_head + i.
+struct AttentionUnseenArguments {
+  u64 seen = 0, out = 0, logsumexp = 0;  // these without gaps
+  i64 out_strides[4] = {};
+  i64 batch = 0, heads = 0, queries = 0, size = 0;
+  i64 seen_batch = 0, seen_head = 0;
+};
+// Sums without gaps, where those of rows that see no key are plus infinity: then their weights are 0.
+struct AttentionSumsArguments {
+  u64 logsumexp = 0, out = 0;
+  i64 strides[3] = {};
+  i64 batch = 0, heads = 0, queries = 0;
+};
+
 }  // namespace torch_remote::worker::cuda

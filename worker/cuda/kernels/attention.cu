@@ -303,7 +303,63 @@ __device__ void backward_keys(const AttentionArguments& call) {
   }
 }
 
+// -- for cuDNN's attention
+
+// Below all scores that count, and far from where f32 ends: a row of it alone has numbers, too.
+template <i64 kType>
+constexpr float kUnseen = kType == kFloat16 ? -65504.0F : -1e30F;
+
+template <i64 kType>
+__device__ void make_bias(const AttentionBiasArguments& call) {
+  const i64 rows = call.batch * call.heads * call.queries;
+  for (i64 number = divide(first_item(), 32); number < rows; number += divide(all_threads(), 32)) {
+    const i64 line = divide(number, call.queries), query = number - line * call.queries;
+    const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
+    const i64 from = place(call.strides, batch, head, query);
+    float any = 0;
+    for (i64 key = lane(); key < call.row; key += 32) {
+      float score = kUnseen<kType>;
+      if (key < call.keys && (call.causal == 0 || key <= query)) {
+        const i64 at = from + key * call.strides[3];
+        const float given = call.is_mask == 0 ? static_cast<float>(load_float(call.bias, at, kType))
+                            : pointer<const u8>(call.bias)[at] != 0 ? 0.0F
+                                                                    : -__builtin_inff();
+        any += given == -__builtin_inff() ? 0.0F : 1.0F;
+        if (!(given < kUnseen<kType>)) score = given;  // what is no number stays so
+      }
+      store_float(call.out, number * call.row + key, kType, static_cast<double>(score));
+    }
+    any = over_warp(any);
+    if (lane() == 0) pointer<u8>(call.seen)[number] = any > 0 ? 1 : 0;
+  }
+}
+
 }  // namespace
+
+KERNEL(128) attention_bias_f16(const AttentionBiasArguments call) { make_bias<kFloat16>(call); }
+KERNEL(128) attention_bias_bf16(const AttentionBiasArguments call) { make_bias<kBFloat16>(call); }
+
+KERNEL(128) attention_unseen(const AttentionUnseenArguments call) {
+  const i64 rows = call.batch * call.heads * call.queries;
+  for (i64 number = divide(first_item(), 32); number < rows; number += divide(all_threads(), 32)) {
+    const i64 line = divide(number, call.queries), query = number - line * call.queries;
+    const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
+    if (pointer<const u8>(call.seen)[batch * call.seen_batch + head * call.seen_head + query] != 0) continue;
+    const i64 to = place(call.out_strides, batch, head, query);
+    for (i64 e = lane(); e < call.size; e += 32) pointer<u16>(call.out)[to + e] = 0;  // of f16, and of bf16
+    if (lane() == 0) pointer<float>(call.logsumexp)[number] = -__builtin_inff();
+  }
+}
+
+KERNEL(256) attention_sums(const AttentionSumsArguments call) {
+  const i64 rows = call.batch * call.heads * call.queries;
+  for (i64 number = first_item(); number < rows; number += all_threads()) {
+    const i64 line = divide(number, call.queries), query = number - line * call.queries;
+    const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
+    const float sum = pointer<const float>(call.logsumexp)[place(call.strides, batch, head, query)];
+    pointer<float>(call.out)[number] = sum == -__builtin_inff() ? __builtin_inff() : sum;
+  }
+}
 
 #define ATTENTION(type, kType)                                                                                     \
   KERNEL(128) attention_forward_##type(const AttentionArguments call) { forward<kType>(call); }                    \
