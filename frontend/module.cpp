@@ -321,9 +321,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
   module.def("copy_paths", wrap_pybind_function([] {
-               std::vector<std::tuple<int, int, uint64_t, uint64_t, std::string>> all;
+               std::vector<std::tuple<int, int, uint64_t, uint64_t, std::string, std::string>> all;
                for (const f::CopyPath& path : f::copy_paths()) {
-                 all.emplace_back(path.from, path.to, path.direct, path.relayed, path.why);
+                 all.emplace_back(path.from, path.to, path.direct, path.relayed, path.why, path.way);
                }
                return all;
              }));

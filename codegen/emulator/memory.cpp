@@ -56,11 +56,31 @@ Status DeviceMemory::allocate(size_t bytes, void** address, std::string name, bo
   if (pages == nullptr || mprotect(pages, touched, PROT_READ | PROT_WRITE) != 0) {
     return {ErrorCode::kOutOfMemory, "emulator: no device memory for " + std::to_string(bytes) + " bytes"};
   }
-  char* begin = pages + touched - rounded;
-  std::memset(begin, 0xFF, rounded);
-  allocations_[begin] = {bytes, pages, touched + kPage, std::move(name), plain_launches_};
-  mark(begin, bytes, kUninitialised);
-  *address = begin;
+  *address = begin(pages, touched, bytes, rounded, std::move(name), /*fresh=*/true, /*of_file=*/false);
+  return {};
+}
+
+void* DeviceMemory::begin(char* pages, size_t touched, size_t bytes, size_t rounded, std::string name, bool fresh,
+                          bool of_file) {
+  char* const first = pages + touched - rounded;
+  if (fresh) std::memset(first, 0xFF, rounded);
+  allocations_[first] = {bytes, pages, touched + kPage, std::move(name), plain_launches_, of_file};
+  mark(first, bytes, fresh ? kUninitialised : kHost);
+  return first;
+}
+
+size_t DeviceMemory::file_bytes(size_t bytes) {
+  return round_up(round_up(std::max<size_t>(bytes, 1), kWideAlignment), kPage);
+}
+
+Status DeviceMemory::map(int file, size_t bytes, bool fresh, void** address) {
+  const std::lock_guard lock(mutex_);
+  const size_t touched = file_bytes(bytes), rounded = round_up(std::max<size_t>(bytes, 1), kWideAlignment);
+  char* pages = bytes < capacity_ ? take_pages(touched + kPage) : nullptr;
+  if (pages == nullptr || mmap(pages, touched, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+    return {ErrorCode::kOutOfMemory, "emulator: no device memory for " + std::to_string(bytes) + " bytes of a file"};
+  }
+  *address = begin(pages, touched, bytes, rounded, "", fresh, /*of_file=*/true);
   return {};
 }
 
@@ -70,8 +90,13 @@ Status DeviceMemory::free(void* address) {
   if (found == allocations_.end()) return Status::invalid("emulator: no allocation begins at the address to free");
   const Allocation& allocation = found->second;
   mark(found->first, allocation.bytes, kNobody);
-  madvise(allocation.pages, allocation.page_bytes, MADV_DONTNEED);
-  mprotect(allocation.pages, allocation.page_bytes, PROT_NONE);
+  if (allocation.of_file) {
+    (void)mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  } else {
+    madvise(allocation.pages, allocation.page_bytes, MADV_DONTNEED);
+    mprotect(allocation.pages, allocation.page_bytes, PROT_NONE);
+  }
   freed_.emplace(allocation.page_bytes, allocation.pages);
   allocations_.erase(found);
   return {};

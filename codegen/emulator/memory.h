@@ -34,6 +34,10 @@ class DeviceMemory {
   // At a multiple of 16, as near to the end of a page as that allows; of 256 if `aligned`, as cuMemAlloc does. The name
   // is for findings. kOutOfMemory if there is no room.
   Status allocate(size_t bytes, void** address, std::string name = "", bool aligned = false);
+  // Memory that other processes map, too: the file's first bytes, at least `file_bytes` of them. `fresh`: of a file
+  // that nobody has written to.
+  static size_t file_bytes(size_t bytes);
+  Status map(int file, size_t bytes, bool fresh, void** address);
   Status free(void* address);
   Status write(void* to, const void* from, size_t bytes);
   Status read(void* to, const void* from, size_t bytes) const;
@@ -62,11 +66,14 @@ class DeviceMemory {
     size_t page_bytes = 0;  // with the one behind that nobody can touch
     std::string name;
     uint64_t known = 0;  // of the plain launches
+    bool of_file = false;
   };
   // The allocation that has these bytes.
   Status find(const void* address, size_t bytes) const;
   std::string describe_locked(const void* address) const;
   char* take_pages(size_t bytes);
+  // With memory on `pages` up to `touched`.
+  void* begin(char* pages, size_t touched, size_t bytes, size_t rounded, std::string name, bool fresh, bool of_file);
 
   const size_t capacity_;
   const bool tracked_;

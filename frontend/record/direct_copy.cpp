@@ -67,6 +67,7 @@ struct Link {
   std::array<uint64_t, 2> sessions{};  // of which the rest is true; 0: nothing was tried
   int64_t pair = 0;                    // 0: they are not connected
   std::string why;                     // not
+  std::string way;                     // that bytes go, if they are
   int64_t copies = 0;                  // since they are
   std::atomic<bool> renew{false};      // something failed since
   std::atomic<bool> at_once{false};    // and what goes on is not to be waited for
@@ -77,6 +78,7 @@ struct Path {
   std::atomic<bool> used{false};  // ever, directly
   std::mutex mutex;
   std::string why;
+  std::string way;
 };
 
 struct State {
@@ -145,7 +147,7 @@ std::string new_secret() {
 }
 
 // `waits`: the device whose worker the other one's connects to. False: it does not, and why is added.
-bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why) {
+bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why, std::string* way) {
   const auto refused = [&](DeviceIndex device, const std::string& answer) {
     *why += (why->empty() ? "" : "; ") + name_of(device) + ": " + (answer.empty() ? "no answer" : answer.substr(1));
     return false;
@@ -157,7 +159,10 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
   record(ops().accept, {here, pair});
   send_recorded(waits);
   const std::string answer = ask(other, ops().connect, {plan_on(other, plan), pair});
-  if (answer.starts_with('+')) return true;
+  if (answer.starts_with('+')) {
+    *way = answer.substr(1);
+    return true;
+  }
   leave(waits, pair, /*at_once=*/true);
   leave(other, pair, /*at_once=*/true);
   return refused(other, answer);
@@ -178,7 +183,7 @@ void update(Link& link, DeviceIndex from, DeviceIndex to) {
   std::string why;
   for (const auto& [waits, other] : {std::pair(to, from), std::pair(from, to)}) {
     const int64_t pair = state().next_pair.fetch_add(1);
-    if (!connect_to(waits, other, pair, &why)) continue;
+    if (!connect_to(waits, other, pair, &why, &link.way)) continue;
     link.pair = pair;
     break;
   }
@@ -294,6 +299,8 @@ bool copy_directly(const Tensor& to, const Tensor& from) {
     throw;
   }
   ++path.direct;
+  const std::lock_guard path_lock(path.mutex);
+  path.way = link.way;
   return true;
 }
 
@@ -304,8 +311,8 @@ std::vector<CopyPath> copy_paths() {
       Path& path = state().paths[from][to];
       if (path.direct == 0 && path.relayed == 0) continue;
       const std::lock_guard lock(path.mutex);
-      all.push_back(
-          {static_cast<DeviceIndex>(from), static_cast<DeviceIndex>(to), path.direct, path.relayed, path.why});
+      all.push_back({static_cast<DeviceIndex>(from), static_cast<DeviceIndex>(to), path.direct, path.relayed, path.why,
+                     path.way});
     }
   }
   return all;
@@ -317,6 +324,7 @@ void reset_copy_paths() {
       const std::lock_guard lock(path.mutex);
       path.direct = path.relayed = 0;
       path.why.clear();
+      path.way.clear();
     }
   }
 }

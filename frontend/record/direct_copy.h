@@ -26,6 +26,7 @@ struct CopyPath {
   uint64_t direct = 0;
   uint64_t relayed = 0;  // through this process
   std::string why;       // the last one that was relayed
+  std::string way;       // of the last direct one: "from GPU to GPU", "over the network", "over the network, as ..."
 };
 std::vector<CopyPath> copy_paths();
 void reset_copy_paths();

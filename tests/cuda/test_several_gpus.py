@@ -33,11 +33,46 @@ print([torch.remote.get_device_properties(i).name for i in range(count)])
 """
 
 
+# Copies between two devices: their bytes, their order, those that fail; and which way they went.
+COPIES = """
+import torch, torch_remote
+torch.manual_seed(0)
+for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+    here = (torch.randn(5, 6) * 50).to(dtype)
+    layouts = (lambda x: x, lambda x: x.t(), lambda x: x[1:, ::2], lambda x: x[2, 2], lambda x: x[:0])
+    for i, layout in enumerate(layouts):
+        moved = layout(here.to(f"remote:{i % 2}")).to(f"remote:{1 - i % 2}")
+        assert moved.device.index == 1 - i % 2 and torch.equal(moved.cpu(), layout(here)), (dtype, i)
+x, copies = torch.ones(1 << 20, device="remote:0"), []
+for i in range(5):
+    copies.append(x.to("remote:1", non_blocking=True))
+    x += 1
+assert [c[-1].item() for c in copies] == [1, 2, 3, 4, 5] and copies[2].sum().item() == 3 << 20
+wrong = torch.ones(3, device="remote:0")[torch.tensor([0, 7], device="remote:0")].to("remote:1")
+right = x.to("remote:1")
+try:
+    print(wrong.cpu())
+    raise AssertionError("an index out of range")
+except IndexError:
+    pass
+assert right[0].item() == 6
+w = torch.randn(6, 6, requires_grad=True)
+a, b = w.detach().to("remote:0").requires_grad_(), w.detach().to("remote:1").requires_grad_()
+((torch.tanh(a @ a)).to("remote:1") @ b).sum().backward()  # a pipeline of two
+((torch.tanh(w @ w)) @ w).sum().backward()
+torch.testing.assert_close(a.grad.cpu() + b.grad.cpu(), w.grad)
+for path in torch.remote.copy_paths():
+    assert path.direct > 0 and path.relayed == 0, path
+    print(path.way)
+"""
+
+
 @contextmanager
-def serving(url, devices):
+def serving(url, devices, *options, **environment):
     process = subprocess.Popen(
-        [WORKER, "--listen", url, "--device", devices], env=CLEAN, stdout=subprocess.PIPE, text=True
-    )
+        [WORKER, "--listen", url, "--device", devices, *options],
+        env=CLEAN | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         if url.endswith(":0"):
             url = process.stdout.readline().strip()
@@ -50,13 +85,17 @@ def serving(url, devices):
         process.wait()
 
 
-def client(*addresses):
+def run(script, *addresses):
     result = subprocess.run(
-        [sys.executable, "-c", CLIENT], text=True, capture_output=True, timeout=120,
+        [sys.executable, "-c", script], text=True, capture_output=True, timeout=120,
         env={**CLEAN, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_REMOTE_WORKER": ",".join(addresses)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    return [int(number) for number in re.findall(r"in software (\d+)", result.stdout)]
+    return result.stdout
+
+
+def client(*addresses):
+    return [int(number) for number in re.findall(r"in software (\d+)", run(CLIENT, *addresses))]
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
@@ -72,6 +111,27 @@ def test_sessions_are_spread_over_the_gpus(tmp_path, scheme):
 def test_one_gpu_may_be_another_than_the_first(tmp_path):
     with serving(f"unix://{tmp_path}/w", "cuda:1") as address:
         assert client(address, address) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "others, way",
+    [
+        ("readable", "from GPU to GPU"),
+        ("refused", "over the network, as .*peer access is not supported"),
+        ("garbled", "over the network, as .*other bytes come from the other GPU's memory"),
+    ],
+)
+def test_copies_go_from_gpu_to_gpu_where_they_can(tmp_path, others, way):
+    options = ["--peer-host", "127.0.0.1"]
+    with serving(f"unix://{tmp_path}/w", "cuda:0,cuda:1", *options, TORCH_REMOTE_TEST_OTHERS=others) as address:
+        ways = run(COPIES, address, address).splitlines()
+    assert len(ways) == 2 and all(re.match(way, said) for said in ways), ways
+
+
+def test_a_gpu_and_a_cpu_meet_over_the_network(tmp_path):
+    with serving(f"unix://{tmp_path}/w", "cuda:0", "--peer-host", "127.0.0.1") as address:
+        ways = run(COPIES, address, "local").splitlines()
+    assert ways == ["over the network, as remote:1 is no GPU"] * 2
 
 
 @pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,", "cuda:-1", ",cuda:0", "cuda:x", "gpu"])

@@ -78,6 +78,11 @@ constexpr auto kOps = std::to_array<OpForm>({
 
 const OpForm& form_of(Op op) { return kOps[static_cast<size_t>(op)]; }
 
+// What it reads others get.
+bool sends_data(Op op) {
+  return (op >= Op::kAllReduce && op <= Op::kSend && op != Op::kBarrier) || op == Op::kCopySend;
+}
+
 Status failed(std::string message, const char* kind = "RuntimeError") {
   return {ErrorCode::kOpFailed, std::move(message), kind};
 }
@@ -111,7 +116,7 @@ class CollectiveProgram;
 class CollectiveRunner final : public Runner {
  public:
   explicit CollectiveRunner(CollectiveOptions options)
-      : options_(std::move(options)), copies_(options_.host, options_.told) {}
+      : options_(std::move(options)), copies_(options_.host, options_.told, options_.device) {}
 
   std::string description() const override { return {}; }  // part of every worker
   bool accepts(const ir::Graph& graph, uint32_t node) override {
@@ -145,6 +150,7 @@ class CollectiveRunner final : public Runner {
   Status collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
+  Status copy_between_devices(Op op, const Call& call);
   Group* find_group(int64_t number);
   std::function<bool()> interrupted() const;
   OpLimits limits_of(const Group& group) const;
@@ -201,6 +207,7 @@ class CollectiveProgram final : public RunnerProgram {
   Status begin_node(tr_run& run, uint32_t number, bool stays, WorkPtr* work);
   Status read_tensor(const tr_run& run, const ir::Arg& arg, Call::Tensor* tensor) const;
   Status fetch(Call::Tensor& tensor) const;
+  Status find_failure(const tr_run& run, uint32_t number) const;
 
   CollectiveRunner& runner_;
   const ir::Graph& graph_;
@@ -241,6 +248,27 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
   return device.wait(device.record());
 }
 
+// Of what the node reads, on a device that finds out late what went wrong: others must not get what was not made. Of
+// runs before this one nobody knows any more what they made: there any failure counts that nobody was told of.
+Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const {
+  for (const LateFailure& late : runner_.options_.device->await_failures()) {
+    if (late.run != run.number) return late.error;
+    std::vector<bool> lacks(graph_.buffers.size());
+    for (uint32_t n = late.node; n <= number; ++n) {
+      bool needs = n == late.node;
+      ir::for_each_access(graph_.nodes[n], [&](uint32_t view, ir::Access access) {
+        const bool reads = access == ir::Access::kReads || access == ir::Access::kUpdates;
+        needs = needs || (reads && lacks[graph_.views[view].buffer]);
+      });
+      if (n == number && needs) return late.error;
+      ir::for_each_access(graph_.nodes[n], [&](uint32_t view, ir::Access access) {
+        if (needs && access != ir::Access::kReads) lacks[graph_.views[view].buffer] = true;
+      });
+    }
+  }
+  return {};
+}
+
 Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, WorkPtr* work) {
   const ir::Node& node = graph_.nodes[number];
   const OpForm& form = *CollectiveRunner::find(ir::op_desc(node.opcode).name);
@@ -248,6 +276,8 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   const auto shared = std::make_shared<Call>();
   Call& call = *shared;
   call.tensors.reserve(form.args.size());
+  const bool between_devices = (op == Op::kCopySend || op == Op::kCopyReceive) &&
+                               runner_.copies_.is_between_devices(run.symbols[node.args[1].a]);
   for (size_t i = 0; i < form.args.size(); ++i) {
     const ir::Arg& arg = node.args[i];
     switch (form.args[i]) {
@@ -264,9 +294,19 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
       default:
         call.tensors.emplace_back();
         if (Status status = read_tensor(run, arg, &call.tensors.back()); !status.ok()) return status;
+        if (between_devices) break;
         if (Status status = fetch(call.tensors.back()); !status.ok()) return status;
     }
   }
+  if (sends_data(op)) {
+    const Status failure = find_failure(run, number);
+    if (!failure.ok() && op == Op::kCopySend) {  // which is the other end's
+      runner_.copies_.leave_out(call.numbers[0], call.numbers[1], failure);
+      return {};
+    }
+    if (!failure.ok()) return failure;
+  }
+  if (between_devices) return runner_.copy_between_devices(op, call);
   Device& device = *runner_.options_.device;
   if ((op == Op::kSend || op == Op::kCopySend) && device.is_host_memory() && !stays) {
     Call::Tensor& sent = call.tensors[0];
@@ -534,6 +574,15 @@ Status CollectiveRunner::copy(Op op, const std::shared_ptr<Call>& call, WorkPtr*
       copies_.leave(pair, call->numbers[1] != 0, options_.look);
       return {};
   }
+}
+
+Status CollectiveRunner::copy_between_devices(Op op, const Call& call) {
+  const Call::Tensor& tensor = call.tensors[0];
+  const int64_t pair = call.numbers[0], number = call.numbers[1];
+  if (op == Op::kCopySend) {
+    return copies_.send_from(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted());
+  }
+  return copies_.receive_to(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted(), options_.look);
 }
 
 // The other end of a copy is not to wait for what does not come, nor is what comes to wait for this one.

@@ -50,6 +50,17 @@ class Sent final : public BackgroundWork {
   const Status good_;
 };
 
+// Once they are connected: whether copies go from device to device, and in words which way they go.
+Status find_way(Mesh& mesh, int peer, PeerMemory* memory, const OpLimits& limits, bool* between_devices,
+                std::string* way) {
+  std::string why;
+  if (Status status = PeerCopies::meet(mesh, peer, memory, limits, &why); !status.ok()) return status;
+  *between_devices = why.empty();
+  *way = why.empty() ? "from GPU to GPU" : "over the network";
+  if (!why.empty() && why != "-") *way += ", as " + why;
+  return {};
+}
+
 MeshOptions options_of(const GroupPlan& plan) { return {plan.names, 0}; }
 
 }  // namespace
@@ -86,12 +97,16 @@ Status DirectCopies::accept(int64_t pair, std::string_view plan, Interrupted int
   if (found == nullptr || !found->listener || found->lane) return no_pair();
   GroupPlan group;
   if (Status status = read_plan(plan, &group); !status.ok()) return status;
-  found->lane = std::make_unique<Lane>(0, 2, told_, options_of(group));
-  *work = std::make_shared<Sent>(found->lane->connect([listener = found->listener.get(), group = std::move(group),
-                                                       limits = limits_of(*found, std::move(interrupted))](Mesh& mesh) {
-    const Status status = worker::join(*listener, group, limits, mesh);
+  found->lane = std::make_shared<Lane>(0, 2, told_, options_of(group));
+  found->connected = found->lane->connect([listener = found->listener.get(), group = std::move(group),
+                                           limits = limits_of(*found, std::move(interrupted)), memory = peer_memory(),
+                                           between_devices = found->between_devices](Mesh& mesh) {
+    Status status = worker::join(*listener, group, limits, mesh);
+    std::string way;
+    if (status.ok()) status = find_way(mesh, 1, memory, limits, between_devices.get(), &way);
     return status.ok() ? status : mesh.fail(status);
-  }));
+  });
+  *work = std::make_shared<Sent>(found->connected);
   return {};
 }
 
@@ -106,17 +121,46 @@ Status DirectCopies::connect(int64_t pair, std::string_view plan, Interrupted in
   group.rank = 1;
   leave(pair, true, nullptr);
   Pair& made = pairs_[pair];
-  made.lane = std::make_unique<Lane>(1, 2, told_, options_of(group));
+  made.lane = std::make_shared<Lane>(1, 2, told_, options_of(group));
   OpLimits limits = limits_of(made, std::move(interrupted));
   limits.time = kReach;
-  *work = made.lane->connect(
-      [group = std::move(group), limits = std::move(limits), answered = std::move(answered)](Mesh& mesh) -> Status {
-        const Status status = worker::join_rank(group, 0, limits, mesh);
-        answered(status.ok() ? "+" : std::string("-").append(status.message()));
-        if (!status.ok()) std::ignore = mesh.fail(status);
-        return {};
-      });
+  *work = made.lane->connect([group = std::move(group), limits = std::move(limits), answered = std::move(answered),
+                              memory = peer_memory(), between_devices = made.between_devices](Mesh& mesh) -> Status {
+    Status status = worker::join_rank(group, 0, limits, mesh);
+    std::string way;
+    if (status.ok()) status = find_way(mesh, 0, memory, limits, between_devices.get(), &way);
+    answered(status.ok() ? "+" + way : "-" + status.message());
+    if (!status.ok()) std::ignore = mesh.fail(status);
+    return {};
+  });
+  made.connected = *work;
   return {};
+}
+
+bool DirectCopies::is_between_devices(int64_t pair) {
+  Pair* const found = find(pair);
+  if (found == nullptr || !found->connected || peer_memory() == nullptr) return false;
+  found->connected->wait(nullptr);
+  if (!*found->between_devices) return false;
+  if (!found->peers) found->peers = std::make_unique<PeerCopies>(*device_, found->lane, found->other());
+  return true;
+}
+
+Status DirectCopies::send_from(int64_t pair, int64_t number, ir::DType dtype, const void* data, uint64_t nbytes,
+                               Interrupted interrupted) {
+  Pair& found = *find(pair);
+  const Label label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
+  const Status status = found.peers->send(label, data, nbytes, limits_of(found, std::move(interrupted)));
+  if (!status.ok()) leave_out(pair, number, status);
+  return {};
+}
+
+Status DirectCopies::receive_to(int64_t pair, int64_t number, ir::DType dtype, void* data, uint64_t nbytes,
+                                Interrupted interrupted, const std::function<void()>& look) {
+  Pair& found = *find(pair);
+  found.asked = number;
+  const Label label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
+  return found.peers->receive(label, data, nbytes, limits_of(found, std::move(interrupted)), look);
 }
 
 Status DirectCopies::send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
@@ -124,8 +168,8 @@ Status DirectCopies::send(int64_t pair, int64_t number, ir::DType dtype, std::sp
   Pair* const found = find(pair);
   if (found == nullptr || !found->lane) return {};  // nor is there anybody who waits for it
   const Label label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
-  *work = std::make_shared<Sent>(found->lane->send({found->waits ? 1 : 0, label, bytes},
-                                                   limits_of(*found, std::move(interrupted)), std::move(keep)));
+  *work = std::make_shared<Sent>(
+      found->lane->send({found->other(), label, bytes}, limits_of(*found, std::move(interrupted)), std::move(keep)));
   return {};
 }
 
@@ -133,8 +177,9 @@ Status DirectCopies::receive(int64_t pair, int64_t number, ir::DType dtype, std:
                              std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
   Pair* const found = find(pair);
   if (found == nullptr || !found->lane) return no_pair();
+  found->asked = number;
   Incoming message;
-  message.peer = found->waits ? 1 : 0;
+  message.peer = found->other();
   message.label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
   message.bytes = bytes;
   *work = found->lane->receive(message, limits_of(*found, std::move(interrupted)), [keep = std::move(keep)](int) {});
@@ -148,16 +193,17 @@ void DirectCopies::leave_out(int64_t pair, int64_t number, const Status& why) {
   text += why.message().substr(0, Mesh::kMostText);
   const auto keep = std::make_shared<std::string>(std::move(text));
   const Label label = label_of(CollectiveOp::kLeftOut, number, ir::DType::kUInt8, keep->size());
-  (void)found->lane->send({found->waits ? 1 : 0, label, std::as_bytes(std::span(*keep))}, limits_of(*found, nullptr),
-                          keep);
+  (void)found->lane->send({found->other(), label, std::as_bytes(std::span(*keep))}, limits_of(*found, nullptr), keep);
 }
 
 void DirectCopies::drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane) return;
+  if (found == nullptr || !found->lane || number <= found->asked) return;
+  const Label label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
+  if (is_between_devices(pair)) return found->peers->drop(label, limits_of(*found, nullptr));
   Incoming message;
-  message.peer = found->waits ? 1 : 0;
-  message.label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
+  message.peer = found->other();
+  message.label = label;
   message.dropped = nbytes;
   (void)found->lane->receive(message, limits_of(*found, nullptr), nullptr);
 }
@@ -165,6 +211,7 @@ void DirectCopies::drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t 
 void DirectCopies::leave(int64_t pair, bool now, const std::function<void()>& look) {
   Pair* const found = find(pair);
   if (found == nullptr) return;
+  if (found->peers) found->peers->finish_reading();
   if (!now && found->lane) found->lane->wait_all(look);
   *found->ended = true;
   pairs_.erase(pair);

@@ -41,7 +41,7 @@ class DirectCopiesTest : public testing::Test {
     Work work;
     const Status status = here.accept(pair, plan(address), nullptr, &work);
     ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_EQ(connect(pair, plan(address)), "+");
+    ASSERT_EQ(connect(pair, plan(address)), "+over the network");
     work->wait(nullptr);
   }
   static Work send(DirectCopies& end, int64_t number, const std::vector<float>& values, int64_t pair = 1) {
@@ -156,7 +156,7 @@ TEST_F(DirectCopiesTest, WhoDoesNotKnowTheSecretIsNotLetIn) {
   EXPECT_EQ(answer[0], '-');
   EXPECT_NE(answer.find("remote:0"), std::string::npos) << answer;
   EXPECT_FALSE(work->done());
-  EXPECT_EQ(connect(1, plan(address)), "+");
+  EXPECT_EQ(connect(1, plan(address)), "+over the network");
   EXPECT_TRUE(finish(work).ok());
 }
 

@@ -8,9 +8,10 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr auto kNames = std::to_array<std::string_view>({"nothing", "all_reduce", "reduce", "broadcast", "all_gather",
-                                                         "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
-                                                         "send and recv", "a direct copy", "a direct copy"});
+constexpr auto kNames =
+    std::to_array<std::string_view>({"nothing", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
+                                     "all_to_all", "gather", "scatter", "barrier", "send and recv", "a direct copy",
+                                     "a direct copy", "the first direct copy", "a direct copy", "a direct copy"});
 
 }  // namespace
 

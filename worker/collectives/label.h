@@ -21,7 +21,10 @@ enum class CollectiveOp : uint8_t {
   kMessage,
   kCopy,     // worker/collectives/direct_copies.h
   kLeftOut,  // instead of a copy: why there is none
-  kLast = kLeftOut,
+  kMeet,     // worker/collectives/peer_copies.h
+  kPlace,
+  kTaken,
+  kLast = kTaken,
 };
 
 std::string_view name(CollectiveOp op);  // "all_reduce"

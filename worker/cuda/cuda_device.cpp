@@ -83,7 +83,8 @@ CudaDevice::CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, 
       kernels_(gpu, options.kernels),
       late_(gpu),
       in_(gpu, options.slot_bytes, options.slots),
-      out_(gpu, options.slot_bytes, options.slots) {}
+      out_(gpu, options.slot_bytes, options.slots),
+      peers_(make_peer_memory(gpu, this->memory(), options.kept_for_peers, [this] { queued(); })) {}
 
 CudaDevice::~CudaDevice() {
   {
@@ -373,6 +374,13 @@ std::vector<LateFailure> CudaDevice::take_failures() {
   const std::lock_guard lock(mutex_);
   if (!gpu_->is_lost()) late_.collect(done_, &failures_);
   return std::exchange(failures_, {});
+}
+
+std::vector<LateFailure> CudaDevice::await_failures() {
+  if (!late_.is_empty()) (void)wait(record());
+  const std::lock_guard lock(mutex_);
+  if (!gpu_->is_lost()) late_.collect(done_, &failures_);
+  return failures_;
 }
 
 }  // namespace torch_remote::worker::cuda

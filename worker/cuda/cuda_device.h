@@ -14,6 +14,7 @@
 #include "worker/cuda/gpu.h"
 #include "worker/cuda/kernel_store.h"
 #include "worker/cuda/late_failures.h"
+#include "worker/cuda/peer_memory.h"
 #include "worker/cuda/staging.h"
 #include "worker/device/device.h"
 
@@ -28,8 +29,9 @@ class CudaDevice final : public Device {
     int ordinal = 0;
     uint64_t limit = 0;     // bytes of tensors; 0: what nobody uses now, less a part for kernels and staging
     KernelOptions kernels;  // also of those that pack strided views
-    size_t slot_bytes = size_t{4} << 20;  // of staging memory
-    uint32_t slots = 4;                   // in each direction
+    size_t slot_bytes = size_t{4} << 20;            // of staging memory
+    uint32_t slots = 4;                             // in each direction
+    uint64_t kept_for_peers = uint64_t{256} << 20;  // most bytes of what other processes read
   };
   static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
   ~CudaDevice() override;
@@ -48,6 +50,8 @@ class CudaDevice final : public Device {
   void notify(Ticket ticket, std::function<void()> then) override;
   std::function<uint64_t()> read_clock() override;
   std::vector<LateFailure> take_failures() override;
+  std::vector<LateFailure> await_failures() override;
+  PeerMemory* peer_memory() override { return peers_.get(); }
 
   // -- for its runners
 
@@ -96,6 +100,7 @@ class CudaDevice final : public Device {
   KernelStore kernels_;
   LateFailures late_;
   Staging in_, out_;
+  const std::unique_ptr<PeerMemory> peers_;
   std::shared_ptr<void> clock_event_;  // the last one that was looked at
   double clock_ns_ = 0;                // what the clock showed there
   std::vector<LateFailure> failures_;  // that nobody has taken

@@ -22,8 +22,10 @@ enum class Result : int {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kAlreadyMapped = 208,
   kNoBinaryForGpu = 209,
   kEccUncorrectable = 214,
+  kPeerAccessUnsupported = 217,
   kInvalidPtx = 218,
   kUnsupportedPtxVersion = 222,
   kInvalidHandle = 400,
@@ -67,6 +69,11 @@ using HostFunction = void (*)(void* data);
 
 struct Uuid {
   uint8_t bytes[16];
+};
+
+// CUipcMemHandle: memory of cuMemAlloc, for other processes.
+struct IpcMemoryHandle {
+  uint8_t bytes[64] = {};
 };
 
 // CUmemPoolProps: memory of one device, for nobody else.
@@ -124,6 +131,7 @@ enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kHost = 3, kEmpty = 5 };
 
 inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for the default stream
+inline constexpr unsigned kIpcLazyPeerAccess = 1;  // memory of another GPU may be read, if that can be
 inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisableTiming = 2;
 
 // Every function: member, the driver's name without a version, parameters. The version that is meant is that of CUDA
@@ -151,6 +159,9 @@ inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisab
   F(mem_get_info, cuMemGetInfo, (size_t* unused, size_t* total))                                                     \
   F(mem_alloc, cuMemAlloc, (DevicePointer * address, size_t bytes))                                                  \
   F(mem_free, cuMemFree, (DevicePointer address))                                                                    \
+  F(ipc_get_mem_handle, cuIpcGetMemHandle, (IpcMemoryHandle * handle, DevicePointer address))                        \
+  F(ipc_open_mem_handle, cuIpcOpenMemHandle, (DevicePointer * address, IpcMemoryHandle handle, unsigned flags))      \
+  F(ipc_close_mem_handle, cuIpcCloseMemHandle, (DevicePointer address))                                              \
   F(mem_host_alloc, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))                                  \
   F(mem_free_host, cuMemFreeHost, (void* address))                                                                   \
   F(mem_pool_create, cuMemPoolCreate, (MemoryPool * pool, const MemoryPoolProperties* properties))                   \

@@ -43,6 +43,8 @@ TORCH_REMOTE_CUDA_SAME(Result::kInvalidImage, CUDA_ERROR_INVALID_IMAGE);
 TORCH_REMOTE_CUDA_SAME(Result::kInvalidContext, CUDA_ERROR_INVALID_CONTEXT);
 TORCH_REMOTE_CUDA_SAME(Result::kNoBinaryForGpu, CUDA_ERROR_NO_BINARY_FOR_GPU);
 TORCH_REMOTE_CUDA_SAME(Result::kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE);
+TORCH_REMOTE_CUDA_SAME(Result::kAlreadyMapped, CUDA_ERROR_ALREADY_MAPPED);
+TORCH_REMOTE_CUDA_SAME(Result::kPeerAccessUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 TORCH_REMOTE_CUDA_SAME(Result::kInvalidPtx, CUDA_ERROR_INVALID_PTX);
 TORCH_REMOTE_CUDA_SAME(Result::kUnsupportedPtxVersion, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
 TORCH_REMOTE_CUDA_SAME(Result::kInvalidHandle, CUDA_ERROR_INVALID_HANDLE);
@@ -100,11 +102,13 @@ TORCH_REMOTE_CUDA_SAME(NodeType::kMemset, CU_GRAPH_NODE_TYPE_MEMSET);
 TORCH_REMOTE_CUDA_SAME(NodeType::kHost, CU_GRAPH_NODE_TYPE_HOST);
 TORCH_REMOTE_CUDA_SAME(NodeType::kEmpty, CU_GRAPH_NODE_TYPE_EMPTY);
 TORCH_REMOTE_CUDA_SAME(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
+TORCH_REMOTE_CUDA_SAME(kIpcLazyPeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 TORCH_REMOTE_CUDA_SAME(kEventBlockingSync, CU_EVENT_BLOCKING_SYNC);
 TORCH_REMOTE_CUDA_SAME(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
 
 static_assert(sizeof(DevicePointer) == sizeof(CUdeviceptr) && sizeof(DeviceNumber) == sizeof(CUdevice));
 static_assert(sizeof(Uuid) == sizeof(CUuuid));
+static_assert(sizeof(IpcMemoryHandle) == sizeof(CUipcMemHandle));
 
 #define TORCH_REMOTE_CUDA_FIELD(ours, our_field, theirs, their_field)         \
   static_assert(offsetof(ours, our_field) == offsetof(theirs, their_field) && \

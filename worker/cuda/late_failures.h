@@ -38,6 +38,8 @@ class LateFailures {
   uint64_t take(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
   // Queues that the records that were taken since come to the host; `ticket` is then their place.
   bool flush(Ticket ticket);
+  // Nothing is on its way that may have failed.
+  bool is_empty() const { return taken_.empty(); }
   // All records are on their way: they must be collected before another one is taken.
   bool is_full() const { return taken_.size() >= kRecords; }
   // Looks at what came with tickets up to this one.

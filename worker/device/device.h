@@ -13,6 +13,7 @@
 #include "ir/status.h"
 #include "remote/transport/transport.h"
 #include "worker/device/memory.h"
+#include "worker/device/peer_memory.h"
 
 // Where tensor bytes live and work on them is queued: this machine's memory, a GPU.
 //
@@ -83,6 +84,8 @@ class Device {
   virtual std::function<uint64_t()> read_clock() = 0;
   // What failed in work that is done, in its order, once.
   virtual std::vector<LateFailure> take_failures() { return {}; }
+  // What all work that was queued leaves to be taken, which stays there. Waits for that work, if it may have failed.
+  virtual std::vector<LateFailure> await_failures() { return {}; }
 
   // -- offers
 
@@ -94,6 +97,8 @@ class Device {
   virtual uint64_t lends_from() const { return UINT64_MAX; }
   // Such a piece as an attachment; null: it has to be copied out. `keep` is held until the client has given it back.
   virtual remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) { return nullptr; }
+  // Memory that devices of other processes read by themselves. Null: it has none.
+  virtual PeerMemory* peer_memory() { return nullptr; }
 
  private:
   CachingAllocator::Pointer memory_;

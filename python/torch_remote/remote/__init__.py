@@ -265,13 +265,14 @@ class CopyPath(NamedTuple):
     direct: int  # from worker to worker
     relayed: int  # through this process
     why: str  # the last one that was relayed; empty: none was
+    way: str  # of the last direct one: "from GPU to GPU", "over the network", and why that; empty: none was
 
 
 def copy_paths() -> list[CopyPath]:
     """How copies between devices went since start or `reset_stats()`, for each two between which there were any."""
     return [
-        CopyPath(torch.device("remote", source), torch.device("remote", destination), direct, relayed, why)
-        for source, destination, direct, relayed, why in _C.copy_paths()
+        CopyPath(torch.device("remote", source), torch.device("remote", destination), direct, relayed, why, way)
+        for source, destination, direct, relayed, why, way in _C.copy_paths()
     ]
 
 

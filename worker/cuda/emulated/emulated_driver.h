@@ -29,6 +29,9 @@ struct Options {
   std::chrono::microseconds longest{200};  // delay before some of the work
   size_t memory = size_t{8} << 30;         // bytes of a device
   bool checked = false;                    // launches are looked at access by access
+  // What a device finds in memory of other processes that it opens: what is there; nothing, as it cannot be opened;
+  // other bytes (as where the bus between GPUs is set up wrongly).
+  enum class Others { kReadable, kRefused, kGarbled } others = Others::kReadable;
   int processors = 4;
 };
 

@@ -133,7 +133,7 @@ void Machine::release(DevicePointer address) {
   const Allocation& allocation = node.mapped();
   Gpu& gpu = *allocation.gpu;
   if (!gpu.device->memory().free(reinterpret_cast<void*>(address & ~gpu.tag)).ok()) fatal("memory is freed twice");
-  gpu.used -= allocation.bytes;
+  if (!allocation.is_others) gpu.used -= allocation.bytes;
   if (allocation.pool) allocation.pool->used -= allocation.bytes;
 }
 
@@ -241,6 +241,7 @@ Driver make_table() {
   Driver driver;
   add_device_functions(driver);
   add_memory_functions(driver);
+  add_shared_memory_functions(driver);
   add_stream_functions(driver);
   add_module_functions(driver);
   add_graph_functions(driver);

@@ -166,11 +166,26 @@ struct PoolState {
   uint64_t used = 0;
 };
 
+// Memory of cuMemAlloc is a file, which other processes can map. Its last page counts who has.
+struct SharedFile {
+  int descriptor = -1;
+  uint64_t inode = 0;
+  std::atomic<uint64_t>* opened = nullptr;
+
+  // A new one (`bytes` and that page), or one of another process. Null: errno says why.
+  static std::shared_ptr<SharedFile> make(size_t bytes);
+  static std::shared_ptr<SharedFile> open(const char* path, size_t bytes);
+  ~SharedFile();
+};
+
 struct Allocation {
   Gpu* gpu = nullptr;
   size_t bytes = 0;
   std::shared_ptr<PoolState> pool;  // null: of cuMemAlloc
   bool freeing = false;
+  std::shared_ptr<SharedFile> file = nullptr;  // of cuMemAlloc, or of another process
+  bool is_others = false;                      // of another process
+  uint64_t opened = 0;                         // so often
 };
 
 struct Machine {
@@ -260,6 +275,9 @@ Result make_kernel_call(Call& call, const KernelNodeParameters& given, std::shar
 Driver make_table();
 void add_device_functions(Driver& driver);
 void add_memory_functions(Driver& driver);
+void add_shared_memory_functions(Driver& driver);
+// What the exporting process holds of an allocation that is freed. False: another one has it open.
+bool is_closed_elsewhere(const Allocation& allocation);
 void add_stream_functions(Driver& driver);
 void add_module_functions(Driver& driver);
 void add_graph_functions(Driver& driver);

@@ -33,15 +33,18 @@ Result allocate(Call& call, size_t bytes, std::shared_ptr<PoolState> pool, Devic
   Machine& machine = *call.machine;
   Gpu& gpu = *call.gpu;
   if (runs_out(machine.fail_allocation)) return Result::kOutOfMemory;
+  if (bytes > machine.options.memory - gpu.used) return Result::kOutOfMemory;
+  emulator::DeviceMemory& memory = gpu.device->memory();
+  const auto file = pool ? nullptr : SharedFile::make(emulator::DeviceMemory::file_bytes(bytes));
   void* made = nullptr;
-  if (bytes > machine.options.memory - gpu.used ||
-      !gpu.device->memory().allocate(bytes, &made, "", /*aligned=*/true).ok()) {
-    return Result::kOutOfMemory;
-  }
+  const Status status = file   ? memory.map(file->descriptor, bytes, /*fresh=*/true, &made)
+                        : pool ? memory.allocate(bytes, &made, "", /*aligned=*/true)
+                               : Status::internal("no file");
+  if (!status.ok()) return Result::kOutOfMemory;
   gpu.used += bytes;
   if (pool) pool->used += bytes;
   *address = reinterpret_cast<uint64_t>(made) | gpu.tag;
-  machine.allocations[*address] = {&gpu, bytes, std::move(pool), false};
+  machine.allocations[*address] = {&gpu, bytes, std::move(pool), false, file};
   return Result::kSuccess;
 }
 
@@ -62,7 +65,12 @@ Result mem_free(DevicePointer address) {
   if (address == 0) return Result::kSuccess;
   if (!call.ready() || !call.is_safe()) return call.error;
   const auto found = call.machine->allocations.find(address);
-  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing) {
+  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing ||
+      found->second.is_others) {
+    return Result::kInvalidValue;
+  }
+  if (!is_closed_elsewhere(found->second)) {  // (with the driver, nobody knows what happens)
+    call.machine->findings.emplace_back("cuMemFree: another process has this memory open");
     return Result::kInvalidValue;
   }
   found->second.freeing = true;

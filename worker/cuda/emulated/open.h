@@ -7,7 +7,8 @@
 namespace torch_remote::worker::cuda::emulated {
 
 // The GPUs of the process, for all its sessions. $TORCH_REMOTE_TEST_DELAYS: the seed of their delays;
-// $TORCH_REMOTE_TEST_CHECKED=1: kernels are looked at access by access.
+// $TORCH_REMOTE_TEST_CHECKED=1: kernels are looked at access by access. $TORCH_REMOTE_TEST_OTHERS: Options::others, in
+// small letters.
 EmulatedDriver& gpus();
 
 // For tests: one of them, and on it the runners of kernels and of libraries in software, and nobody else.
