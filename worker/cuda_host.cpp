@@ -8,6 +8,7 @@
 
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
+#include "worker/cuda/aten_kernels.h"
 #include "worker/cuda/attention_runner.h"
 #include "worker/cuda/compiler.h"
 #include "worker/cuda/convolution_runner.h"
@@ -25,6 +26,12 @@ cuda::LibraryPlaces library_places() {
   places.packages = remote::package_folder().parent_path();
   if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
   return places;
+}
+
+cuda::AtenSource aten_source(const std::string& plugin) {
+  const char* folder = std::getenv("TORCH_REMOTE_TORCH_LIB");
+  const bool given = folder != nullptr && *folder != '\0';
+  return cuda::find_aten(given ? folder : remote::package_folder().parent_path() / "torch/lib", plugin);
 }
 
 DeviceOpener cuda_device_opener(int ordinal) {
@@ -55,7 +62,8 @@ DeviceOpener cuda_device_opener(int ordinal) {
         [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
     opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
     opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
-    opened->runners.push_back(cuda::make_op_runner(*device, written));
+    opened->runners.push_back(cuda::make_op_runner(
+        *device, written, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();

@@ -43,6 +43,7 @@ struct ServerOptions {
   const tr_runner_api* runner = nullptr;  // in the plugin
   Status unavailable;                     // not ok: there is no runner; clients are refused with this
   std::string codegen;                    // path of the library that compiles kernels; empty: none are compiled
+  std::string plugin;                     // path of the plugin, for who opens it when it is needed; empty: nobody does
   int threads = 0;                        // of the runner; 0: its default
   bool inproc = false;                    // the process is the client's own
   bool trusted = false;  // the client started this process, or is it: its uploads are used where they lie

@@ -38,9 +38,9 @@ void for_each_result_view(const ir::Node& node, F&& f) {
 }
 
 // A storage of memory that somebody else has.
-c10::Storage make_storage(void* data, size_t nbytes) {
+c10::Storage make_storage(void* data, size_t nbytes, c10::Device device) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                                            c10::DataPtr(data, c10::Device(c10::kCPU)), nullptr,
+                                                            c10::DataPtr(data, device), nullptr,
                                                             /*resizable=*/false));
 }
 
@@ -60,25 +60,25 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 }  // namespace
 
 AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted)
-    : host_(host), threads_(threads), graph_(std::move(graph)) {
-  if (tune && threads_.can_change()) tuner_.emplace();
+    : host_(host), target_(target_of(host)), threads_(threads), graph_(std::move(graph)) {
+  if (tune && threads_.can_change() && !target_.is_gpu()) tuner_.emplace();
   const c10::InferenceMode inference;
   buffers_.resize(graph_.buffers.size());
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    buffers_[i].storage = make_storage(nullptr, 0);
+    buffers_[i].storage = make_storage(nullptr, 0, target_.device);
     buffers_[i].survives = graph_.buffers[i].survives;
   }
   views_.reserve(graph_.views.size());
   for (const ir::View& view : graph_.views) {
     views_.push_back(at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffers_[view.buffer].storage),
-                                                              c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                              c10::DispatchKeySet(target_.key),
                                                               c10::scalarTypeToTypeMeta(scalar_type(view.dtype))));
   }
   operations_.resize(graph_.nodes.size());
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     if (wanted && !wanted[n]) continue;
     const ir::Node& node = graph_.nodes[n];
-    operations_[n].emplace(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_);
+    operations_[n].emplace(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_, target_);
   }
   find_lifetimes();
 }
@@ -90,7 +90,7 @@ at::Tensor AtenProgram::tensor_of(const Arg& arg, const ir::Node& node) {
   ScalarTensor& scalar = scalars_.emplace_back();
   scalar.symbol = arg.a;
   scalar.dtype = dtype;
-  scalar.tensor = at::detail::make_tensor<c10::TensorImpl>(make_storage(scalar.memory, type.itemsize()),
+  scalar.tensor = at::detail::make_tensor<c10::TensorImpl>(make_storage(scalar.memory, type.itemsize(), c10::kCPU),
                                                            c10::DispatchKeySet(c10::DispatchKey::CPU), type);
   scalar.tensor.unsafeGetTensorImpl()->set_sizes_contiguous({});
   if (arg.b >> 8 & 1) scalar.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -126,8 +126,9 @@ void AtenProgram::find_lifetimes() {
       const uint32_t buffer = graph_.views[view].buffer;
       if (std::exchange(noted_for[buffer], n) != n) nodes_[n].buffers.push_back(buffer);
     });
-    nodes_[n].packs_weights = operations_[n] && may_pack_weights(graph_.nodes[n]);
-    nodes_[n].depthwise = operations_[n] && operations_[n]->makes_results() && may_be_depthwise(graph_.nodes[n]);
+    nodes_[n].packs_weights = operations_[n] && !target_.is_gpu() && may_pack_weights(graph_.nodes[n]);
+    nodes_[n].depthwise =
+        operations_[n] && !target_.is_gpu() && operations_[n]->makes_results() && may_be_depthwise(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
       const uint32_t buffer = graph_.views[result.a].buffer;
@@ -212,7 +213,7 @@ void AtenProgram::update_threads(const int64_t* symbols) {
     tuner_->resize(work_, &parallel_);
   } else {
     parallel_.resize(work_.size());
-    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads;
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads && !target_.is_gpu();
   }
   parallel_work_ = largest_work_ = 0;
   for (size_t n = 0; n < work_.size(); ++n) {
@@ -228,7 +229,7 @@ void AtenProgram::bind(uint32_t index, const tr_buffer& memory) {
   buffer.data = memory.data;
   buffer.nbytes = memory.nbytes;
   c10::StorageImpl* storage = buffer.storage.unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(memory.data, c10::Device(c10::kCPU)));
+  storage->set_data_ptr_noswap(c10::DataPtr(memory.data, target_.device));
   storage->set_nbytes(static_cast<size_t>(memory.nbytes));
 }
 
@@ -503,12 +504,6 @@ void add_word(tr_run& run, int64_t word) {
   run.words[run.word_count++] = word;
 }
 
-// Nobody but the tensor holds its memory, so that it can become a buffer.
-bool is_sole_owner(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
-         tensor.device().is_cpu();
-}
-
 // True if each dim's stride steps over all of the dims with smaller strides: no element is reached twice.
 bool has_own_elements(const at::Tensor& tensor) {
   c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // stride, size
@@ -525,6 +520,11 @@ bool has_own_elements(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+bool AtenProgram::is_sole_owner(const at::Tensor& tensor) const {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
+         tensor.device() == target_.device;
+}
 
 void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   const ir::View& view = graph_.views[result.a];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "worker/aten/gpu.h"
 #include "worker/aten/operation.h"
 #include "worker/aten/thread_tuner.h"
 #include "worker/aten/threads.h"
@@ -65,6 +66,8 @@ class AtenProgram {
   bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
   bool run_depthwise(uint32_t index);
   void call_out(tr_run& run, uint32_t index);
+  // Nobody but the tensor holds its memory, so that it can become a buffer.
+  bool is_sole_owner(const at::Tensor& tensor) const;
   bool is_packed(const ir::Node& node) const;
   bool is_natural(const ir::Node& node) const;
   void resolve_written(const ir::Node& node);
@@ -85,6 +88,7 @@ class AtenProgram {
   };
 
   const tr_host& host_;
+  const Target target_;
   Threads& threads_;
   ir::Graph graph_;
   std::vector<BufferState> buffers_;

@@ -52,12 +52,6 @@ Owners& owners() {
   return *instance;
 }
 
-void give_back(void* data) {
-  if (!data) return;  // 0 bytes
-  const tr_buffer buffer = owners().take(data);
-  buffer.release(buffer.owner);
-}
-
 // Lives as long as the process: torch keeps the pointer.
 class HostAllocator final : public c10::Allocator {
  public:
@@ -65,12 +59,10 @@ class HostAllocator final : public c10::Allocator {
     const c10::Device cpu(c10::DeviceType::CPU);
     const tr_host* host = host_.load(std::memory_order_acquire);
     if (!host) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
-    if (nbytes == 0) return {nullptr, cpu};
-    const tr_buffer buffer = aten::allocate(*host, nbytes);
-    owners().add(buffer);
-    return {buffer.data, buffer.data, give_back, cpu};
+    void* const data = take_memory(*host, nbytes);
+    return {data, data, give_memory, cpu};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return give_back; }
+  c10::DeleterFnPtr raw_deleter() const override { return give_memory; }
   void copy_data(void* destination, const void* source, std::size_t count) const override {
     std::memcpy(destination, source, count);
   }
@@ -86,6 +78,19 @@ HostAllocator& host_allocator() {
 }
 
 }  // namespace
+
+void* take_memory(const tr_host& host, uint64_t nbytes) {
+  if (nbytes == 0) return nullptr;
+  const tr_buffer buffer = allocate(host, nbytes);
+  owners().add(buffer);
+  return buffer.data;
+}
+
+void give_memory(void* data) {
+  if (!data) return;  // 0 bytes
+  const tr_buffer buffer = owners().take(data);
+  buffer.release(buffer.owner);
+}
 
 void use_host_memory(const tr_host* host) {
   host_allocator().set_host(host);

@@ -11,6 +11,10 @@ namespace torch_remote::worker::aten {
 void use_host_memory(const tr_host* host);
 void leave_host_memory();
 
+// The host's memory for who keeps an address alone. Throws c10::OutOfMemoryError. Null for 0 bytes.
+void* take_memory(const tr_host& host, uint64_t nbytes);
+void give_memory(void* data);
+
 // A buffer that owns a tensor's storage. Nobody else may hold it.
 tr_buffer take_storage(c10::Storage storage);
 

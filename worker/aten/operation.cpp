@@ -20,8 +20,6 @@ namespace {
 using ir::Arg;
 using ir::ArgTag;
 
-const c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
-
 double to_double(int64_t bits) { return std::bit_cast<double>(bits); }
 
 const c10::Type& without_optional(const c10::Type& type) {
@@ -105,16 +103,6 @@ void collect_symbols(const Arg& arg, std::vector<ir::Sym>& symbols) {
   if (arg.tag == ArgTag::kComplex) symbols.push_back(arg.a + 1);
 }
 
-// An argument that the record does not carry (device, layout, pin_memory), or that is None.
-c10::IValue absent(const c10::Argument& argument) {
-  if (argument.type()->kind() == c10::TypeKind::OptionalType) return {};
-  if (argument.type()->kind() == c10::TypeKind::TensorType) return at::Tensor();
-  if (argument.type()->kind() == c10::TypeKind::DeviceObjType) return at::Device(at::kCPU);
-  if (argument.default_value()) return *argument.default_value();
-  if (argument.real_type()->kind() == c10::TypeKind::LayoutType) return static_cast<int64_t>(at::kStrided);
-  TORCH_CHECK_TYPE(false, "remote: the program gives no value for argument '", argument.name(), "'");
-}
-
 void refuse_harmful(const c10::OperatorHandle& op, std::string_view name) {
   const char* why = why_refused(name);
   if (op.hasTag(at::Tag::inplace_view)) why = "changes what a tensor is instead of its elements";
@@ -141,8 +129,23 @@ class SeededDefaultGenerator {
 
 }  // namespace
 
-Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const Arg&)>& tensor, const ir::Graph& graph)
-    : functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
+// An argument that the record does not carry (device, layout, pin_memory), or that is None. (Without a device torch
+// makes new tensors on the CPU.)
+c10::IValue Operation::absent(const c10::Argument& argument) const {
+  const bool optional = argument.type()->kind() == c10::TypeKind::OptionalType;
+  if (without_optional(*argument.type()).kind() == c10::TypeKind::DeviceObjType && (!optional || target_.is_gpu())) {
+    return target_.device;
+  }
+  if (optional) return {};
+  if (argument.type()->kind() == c10::TypeKind::TensorType) return at::Tensor();
+  if (argument.default_value()) return *argument.default_value();
+  if (argument.real_type()->kind() == c10::TypeKind::LayoutType) return static_cast<int64_t>(at::kStrided);
+  TORCH_CHECK_TYPE(false, "remote: the program gives no value for argument '", argument.name(), "'");
+}
+
+Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const Arg&)>& tensor, const ir::Graph& graph,
+                     const Target& target)
+    : target_(target), functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
   const std::string_view name = ir::op_desc(node.opcode).name;
   refuse_harmful(functional_, name);
   const c10::FunctionSchema& schema = functional_.schema();
@@ -173,14 +176,18 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     all_views = all_views && result.tag == ArgTag::kView && !dynamic;
   }
 
-  special_ = find_special(name);
-  if (!special_) special_ = find_norm(node, graph);
-  if (!special_) special_ = find_pool(node, graph);
-  if (!special_) special_ = find_upsample(node, graph);
-  if (!special_) special_ = find_nansum(node, graph);
-  if (!special_) casts_ = Casts::find(node, graph);
-  guard_ = find_guard(name);
-  has_kernel_ = functional_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  if (!target.is_gpu()) {
+    special_ = find_special(name);
+    if (!special_) special_ = find_norm(node, graph);
+    if (!special_) special_ = find_pool(node, graph);
+    if (!special_) special_ = find_upsample(node, graph);
+    if (!special_) special_ = find_nansum(node, graph);
+    if (!special_) casts_ = Casts::find(node, graph);
+    guard_ = find_guard(name);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: '", name, "' is not left to torch's kernels for GPUs");
+  }
+  has_kernel_ = functional_.hasComputedKernelForDispatchKey(target.key);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
@@ -191,13 +198,13 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     }
   } else if (no_results && !(ir::op_desc(node.opcode).flags & ir::kOpHostResult)) {
     mode_ = Mode::kEffect;
-    hazard_ = hazard_of(node, graph);
+    if (!target.is_gpu()) hazard_ = hazard_of(node, graph);
   } else {
     mode_ = Mode::kFunctional;
     // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
     // variants go wrong on layouts that the functional overload takes.
     const bool hidden = ir::op_desc(node.opcode).flags & ir::kOpHiddenMutation;
-    const auto out = all_views && !hidden && !casts_ ? find_out_variant(functional_) : std::nullopt;
+    const auto out = all_views && !hidden && !casts_ ? find_out_variant(functional_, target.key) : std::nullopt;
     if (out) {
       mode_ = Mode::kOut;
       op_ = *out;
@@ -349,19 +356,20 @@ void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
 }
 
 void Operation::call_kernel(const c10::OperatorHandle& op, c10::Stack& stack) {
-  TORCH_CHECK_NOT_IMPLEMENTED(has_kernel_, "remote: the worker computes on the CPU, for which torch has no '",
-                              op.schema().name(), "'");
+  const c10::DispatchKeySet keys(target_.key);
+  TORCH_CHECK_NOT_IMPLEMENTED(has_kernel_, "remote: the worker computes on the ", target_.is_gpu() ? "GPU" : "CPU",
+                              ", for which torch has no '", op.schema().name(), "'");
   if (!random_) {
-    op.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(keys, &stack);
     return;
   }
   const uint64_t seed = ir::Philox(seed_, offset_).derived_seed();
   if (own_generator_) {
     generator_.set_current_seed(seed);
-    op.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(keys, &stack);
   } else {
     SeededDefaultGenerator guard(seed);
-    op.redispatchBoxed(kCpu, &stack);
+    op.redispatchBoxed(keys, &stack);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "ir/graph.h"
 #include "worker/aten/casts.h"
+#include "worker/aten/gpu.h"
 #include "worker/aten/guard.h"
 #include "worker/aten/hazard.h"
 #include "worker/aten/special.h"
@@ -29,8 +30,10 @@ class Operation {
   };
 
   // Resolves the op and checks the node's arguments against its schema; throws. `tensor(arg)` gives the tensor of a
-  // kView or kScalarTensor argument; it must stay the same object.
-  Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph);
+  // kView or kScalarTensor argument; it must stay the same object. On a GPU torch's kernels do all; what is made up for
+  // here are those of the CPU.
+  Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph,
+            const Target& target);
 
   Mode mode() const { return mode_; }
   bool makes_results() const { return mode_ == Mode::kFunctional; }
@@ -69,6 +72,9 @@ class Operation {
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
 
+  c10::IValue absent(const c10::Argument& argument) const;
+
+  const Target target_;
   c10::OperatorHandle functional_;
   c10::OperatorHandle op_;  // what is called: functional_ or its out variant
   Mode mode_;
@@ -76,7 +82,7 @@ class Operation {
   Hazard hazard_ = Hazard::kNone;
   Guard guard_ = nullptr;
   std::optional<Casts> casts_;
-  bool has_kernel_ = false;     // torch has one for the CPU
+  bool has_kernel_ = false;     // torch has one for the target
   bool random_ = false;         // seeds before each call
   bool own_generator_ = false;  // the op has a Generator argument; else the default one is seeded
   bool updated_ = false;

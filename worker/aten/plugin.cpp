@@ -15,6 +15,7 @@
 #include "worker/aten/aten_program.h"
 #include "worker/aten/errors.h"
 #include "worker/aten/first_calls.h"
+#include "worker/aten/gpu.h"
 #include "worker/aten/host_memory.h"
 #include "worker/aten/parallel.h"
 #include "worker/aten/schema.h"
@@ -45,9 +46,11 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
                 " of the runner interface, this plugin ", TR_RUNNER_ABI, "; install them from one package");
     tr_host known{};  // an older host has fewer fields
     std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
-    make_first_calls();
     auto result = std::make_unique<tr_runner>(known, threads, inproc != 0);
-    if (!inproc) use_host_memory(&result->host);
+    // Before any other call: torch asks once whether there is CUDA, and remembers.
+    if (known.has_gpu != 0) open_gpu(result->host);
+    make_first_calls();
+    if (known.has_gpu == 0 && !inproc) use_host_memory(&result->host);
     *runner = result.release();
     return 0;
   } catch (...) {
@@ -57,6 +60,7 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
 }
 
 void destroy(tr_runner* runner) {
+  leave_gpu(runner->host);
   if (!runner->inproc) leave_host_memory();
   delete runner;
 }
@@ -83,6 +87,7 @@ void unload(tr_runner* runner, tr_program* program) { delete program; }
 
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   try {
+    const OnTarget there(runner->host, run->math);
     program->program.run(*run, &error->node);
     return 0;
   } catch (...) {
@@ -111,7 +116,9 @@ void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
 
 int has_op(tr_runner* runner, const char* name) {
   try {
-    return find_special(name) != nullptr || can_run(name);
+    const Target target = target_of(runner->host);
+    if (target.is_gpu()) return can_run_on_gpu(name);
+    return find_special(name) != nullptr || can_run(name, target.key);
   } catch (...) {  // no memory
     return 0;
   }

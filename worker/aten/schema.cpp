@@ -1,5 +1,7 @@
 #include "worker/aten/schema.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -51,15 +53,48 @@ c10::OperatorHandle find_operator(std::string_view name) {
   return *found;
 }
 
-bool can_run(std::string_view name) {
+bool can_run(std::string_view name, c10::DispatchKey key) {
   if (why_refused(name)) return false;
   const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
-  return found && (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+  return found && (found->hasKernelForDispatchKey(key) ||
                    found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                    found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
 }
 
-std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional) {
+namespace {
+
+bool is_tensor(const c10::Type& type) {
+  if (const auto* optional = type.castRaw<c10::OptionalType>()) return is_tensor(*optional->getElementType());
+  if (const auto* list = type.castRaw<c10::ListType>()) return is_tensor(*list->getElementType());
+  return type.kind() == c10::TypeKind::TensorType;
+}
+
+// By what torch calls such arguments.
+bool has_positions(const c10::Argument& argument) {
+  const std::string& name = argument.name();
+  return is_tensor(*argument.type()) &&
+         (name.find("ind") != std::string::npos || name.starts_with("target") || name == "offsets");
+}
+
+}  // namespace
+
+bool can_run_on_gpu(std::string_view name) {
+  if (why_refused(name) != nullptr || find_guard(name) != nullptr) return false;
+  const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
+  if (!found || !found->hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA)) return false;
+  const auto& arguments = found->schema().arguments();
+  const bool random = found->hasTag(at::Tag::nondeterministic_seeded) ||
+                      std::ranges::any_of(arguments, [](const c10::Argument& argument) {
+                        return argument.type()->str().find("Generator") != std::string::npos;
+                      });
+  // What neither makes nor writes anything looks whether something is wrong with data: on the host, or with a kernel
+  // that ends all work then.
+  const bool makes = !found->schema().returns().empty() || std::ranges::any_of(arguments, writes);
+  const bool harmless = makes || !found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  return harmless && !random && std::ranges::none_of(arguments, has_positions);
+}
+
+std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional, c10::DispatchKey key) {
   const c10::FunctionSchema& schema = functional.schema();
   if (schema.returns().empty()) return std::nullopt;
   if (std::any_of(schema.arguments().begin(), schema.arguments().end(), writes)) return std::nullopt;
@@ -68,7 +103,7 @@ std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& f
   }
   for (const c10::OperatorName& name : overloads(schema.name())) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && is_out_variant(op->schema(), schema)) return op;
+    if (op && op->hasKernelForDispatchKey(key) && is_out_variant(op->schema(), schema)) return op;
   }
   return std::nullopt;
 }

@@ -63,6 +63,7 @@ Status Gpu::open(const Driver& driver, int ordinal, std::shared_ptr<Gpu>* opened
 }
 
 Status Gpu::open_device(int ordinal) {
+  ordinal_ = ordinal;
   int count = 0, major = 0, minor = 0, processors = 0, pools = 0;
   Status status = to_status(driver_, driver_.device_get_count(&count), "cuDeviceGetCount");
   if (!status.ok()) return status;

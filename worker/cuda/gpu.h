@@ -39,6 +39,7 @@ class Gpu {
   Stream out() const { return out_; }
   MemoryPool pool() const { return pool_; }
 
+  int ordinal() const { return ordinal_; }
   std::string name() const { return name_; }
   uint32_t sm() const { return sm_; }  // 90
   uint32_t processors() const { return processors_; }
@@ -60,6 +61,7 @@ class Gpu {
   Status open_context();
 
   const Driver driver_;
+  int ordinal_ = 0;
   DeviceNumber device_ = 0;
   Context context_ = nullptr;
   Stream work_ = nullptr, in_ = nullptr, out_ = nullptr;

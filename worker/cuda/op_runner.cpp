@@ -207,24 +207,31 @@ Status OpUnit::run(tr_run& run) {
 // What nobody does: an error of this node alone.
 class RefusedUnit final : public Unit {
  public:
-  using Unit::Unit;
+  RefusedUnit(const ir::Graph& graph, const ir::Group& group, AtenKernels* aten) : Unit(graph, group), aten_(aten) {}
   Status run(std::span<const tr_buffer>, uint64_t) override { return {}; }
 
  private:
   Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
     const std::string op(ir::op_desc(graph().nodes[group().first].opcode).name);
+    const std::string aten = aten_ != nullptr ? aten_->why_not(op) : "no libtorch";
     return {ErrorCode::kUnsupported,
-            "remote: nothing in this worker does the op '" + op +
-                "' (it has kernels and NVIDIA's libraries, no libtorch); compute that on the CPU (.cpu())",
+            "remote: nothing in this worker does the op '" + op + "' (it has kernels and NVIDIA's libraries, " + aten +
+                "); compute that on the CPU (.cpu())",
             "NotImplementedError"};
   }
   void set_numbers(std::span<const int64_t>) override {}
+
+  AtenKernels* const aten_;  // may be null
 };
 
 class OpProgram final : public UnitProgram {
  public:
-  OpProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> units, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused), units_(std::move(units)) {
+  OpProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> units, std::shared_ptr<AtenKernels> aten,
+            const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused), units_(std::move(units)), aten_(std::move(aten)) {
+    if (aten_ && aten_->is_there()) {
+      bytes_ = std::make_shared<const std::vector<uint8_t>>(request.bytes.begin(), request.bytes.end());
+    }
     make_units(request);
   }
 
@@ -232,32 +239,42 @@ class OpProgram final : public UnitProgram {
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     if (group.first != group.last) return nullptr;
     if (auto unit = units_->make(graph, group)) return unit;
-    return std::make_unique<RefusedUnit>(graph, group);
+    return std::make_unique<RefusedUnit>(graph, group, aten_.get());
+  }
+  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
+    return bytes_ ? aten_->make_unit(graph, group, bytes_) : nullptr;
   }
 
   const std::shared_ptr<WrittenUnits> units_;
+  const std::shared_ptr<AtenKernels> aten_;            // may be null
+  std::shared_ptr<const std::vector<uint8_t>> bytes_;  // of the program, for these
 };
 
 class OpRunner final : public Runner {
  public:
-  OpRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> units) : device_(device), units_(std::move(units)) {}
+  OpRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> units, std::shared_ptr<AtenKernels> aten)
+      : device_(device), units_(std::move(units)), aten_(std::move(aten)) {}
 
   std::string description() const override { return "written kernels"; }
 
   // Also what nobody does: so the rest of a program runs.
   bool accepts(const ir::Graph&, uint32_t) override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<OpProgram>(device_, units_, request, refused_);
+    *program = std::make_unique<OpProgram>(device_, units_, aten_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr);
+    if (opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr)) {
+      return true;
+    }
+    return aten_ && aten_->has_op(name);
   }
 
  private:
   CudaDevice& device_;
   const std::shared_ptr<WrittenUnits> units_;
+  const std::shared_ptr<AtenKernels> aten_;  // may be null
   uint64_t refused_ = 0;
 };
 
@@ -287,8 +304,9 @@ std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchi
   return std::make_shared<OpUnits>(device, kernels);
 }
 
-std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units) {
-  return std::make_unique<OpRunner>(device, std::move(units));
+std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units,
+                                       std::shared_ptr<AtenKernels> aten) {
+  return std::make_unique<OpRunner>(device, std::move(units), std::move(aten));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "ir/graph.h"
+#include "worker/cuda/aten_kernels.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/kernel_images.h"
 #include "worker/cuda/op_plan.h"
@@ -27,7 +28,8 @@ std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchi
 
 // The runner of ops that have kernels written by hand: random fills, scans, sorting, indices, joins, reductions, and
 // results whose size depends on data. It is the last one: what it has no kernel for it accepts, too, and refuses when
-// it runs, so that one such node does not refuse a program.
-std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units);
+// it runs, so that one such node does not refuse a program. Before that it asks torch's kernels, if there are any.
+std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units,
+                                       std::shared_ptr<AtenKernels> aten = nullptr);
 
 }  // namespace torch_remote::worker::cuda

@@ -258,6 +258,7 @@ std::string to_text(const Probe& probe) {
     add_line("cuda:" + std::to_string(gpu.number), what, &text);
   }
   for (size_t i = 1; i < probe.parts.size(); ++i) add_part(probe.parts[i], &text);
+  if (!probe.aten.name.empty()) add_part(probe.aten, &text);
   if (!probe.cpu.name.empty()) add_part(probe.cpu, &text);
   return text + (probe.is_complete() ? "Nothing is missing for GPUs.\n"
                  : probe.has_gpu()   ? "GPUs can be used, but for what is missing.\n"
@@ -268,7 +269,7 @@ std::string to_json(const Probe& probe) {
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
   return "{\"usable\": " + boolean(probe.has_gpu()) + ", \"complete\": " + boolean(probe.is_complete()) +
          ", \"gpus\": " + json_list(probe.gpus) + ", \"parts\": " + json_list(probe.parts) +
-         ", \"cpu\": " + json_of(probe.cpu) + "}\n";
+         ", \"aten\": " + json_of(probe.aten) + ", \"cpu\": " + json_of(probe.cpu) + "}\n";
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -38,6 +38,7 @@ struct Probe {
   std::vector<ProbedGpu> gpus;
   std::vector<ProbedPart> parts;  // the driver first
   ProbedPart cpu;                 // what --device cpu needs
+  ProbedPart aten;                // torch's kernels for GPUs, which most of it does without
 
   bool has_gpu() const;      // one can be used
   bool is_complete() const;  // and no part of it is missing
@@ -56,7 +57,8 @@ struct ProbeSource {
 ProbeSource nvidia();
 
 // Opens each GPU for a moment, and the libraries, which stay open. `codegen`: the library that compiles kernels.
-// places.driver is filled in; where there is no driver, libraries of the newest CUDA are looked for. `cpu` stays empty.
+// places.driver is filled in; where there is no driver, libraries of the newest CUDA are looked for. `cpu` and `aten`
+// stay empty.
 Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& codegen);
 
 // For people, a line or two a part; for programs, an object in JSON (docs/workers.md has its keys).

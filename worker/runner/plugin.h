@@ -47,6 +47,13 @@ typedef struct tr_host {
   // May be null. To be asked inside of run, before an op of tens of microseconds: a runner whose threads would take
   // all cores should leave one to a client that needs it.
   tr_client (*client_activity)(void* context);
+  // 1: buffers are memory of a GPU, and all that runs do is to be queued on a stream there, whose context (the GPU's
+  // primary one) is current in every call. A run returns when its work is queued; what it finds wrong with data it
+  // waits for.
+  int has_gpu;
+  int gpu;                  // its number
+  void* gpu_stream;         // CUstream
+  const char* gpu_library;  // the file with torch's kernels for it; null: libtorch_cuda.so beside libtorch_cpu.so
 } tr_host;
 
 // How a program is to be loaded.
@@ -86,6 +93,7 @@ typedef struct tr_run {
   uint64_t number;  // of the run, for failures that are found later; 0: there are none such
   // Null, or one a graph buffer: null, or of an input that this program does not write.
   tr_attachment* const* attachments;
+  uint32_t math;  // ir::MathModes, of a GPU's products and convolutions
 } tr_run;
 
 // A product of matrices, apart from any program: result [rows, columns] = left [rows, depth] times the transpose of

@@ -30,7 +30,18 @@ class PluginRunner final : public Runner {
   }
 
   Status create() {
-    host_ = {sizeof(tr_host), TR_RUNNER_ABI, this, allocate, options_.client_activity ? client_activity : nullptr};
+    host_ = {};
+    host_.struct_size = sizeof(tr_host);
+    host_.abi = TR_RUNNER_ABI;
+    host_.context = this;
+    host_.allocate = allocate;
+    host_.client_activity = options_.client_activity ? client_activity : nullptr;
+    if (options_.gpu) {
+      host_.has_gpu = 1;
+      host_.gpu = options_.gpu->number;
+      host_.gpu_stream = options_.gpu->stream;
+      host_.gpu_library = options_.gpu->library.empty() ? nullptr : options_.gpu->library.c_str();
+    }
     tr_error error{};
     error.struct_size = sizeof(error);
     if (api_->create(&host_, options_.threads, options_.inproc, &runner_, &error) == 0) return {};

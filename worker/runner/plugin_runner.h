@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "ir/status.h"
 #include "worker/device/memory.h"
@@ -9,6 +11,13 @@
 #include "worker/runner/runner.h"
 
 namespace torch_remote::worker {
+
+// Where its work is queued, if that is not this machine's memory: tr_host has more.
+struct PluginGpu {
+  int number = 0;
+  void* stream = nullptr;
+  std::string library;  // with torch's kernels; empty: libtorch_cuda.so beside the plugin's libtorch_cpu.so
+};
 
 // What the runner in a plugin is told and given.
 struct PluginOptions {
@@ -18,6 +27,7 @@ struct PluginOptions {
   CachingAllocator* memory = nullptr;
   // What the client's process does, asked in the middle of a run; null: nobody knows.
   std::function<tr_client()> client_activity = nullptr;
+  std::optional<PluginGpu> gpu = std::nullopt;
 };
 
 // The runner in a plugin. It accepts every node: what it cannot do, its `load` refuses by name. *runner is set

@@ -1,13 +1,19 @@
 #include "worker/cuda/emulated/open.h"
 
+#include <dlfcn.h>
+
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include "worker/aten/testing/torch_cuda.h"
+#include "worker/cuda/aten_kernels.h"
 #include "worker/cuda/attention_runner.h"
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
@@ -17,16 +23,66 @@
 #include "worker/cuda/emulated/written.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
+#include "worker/runner/plugin_loader.h"
 
 namespace torch_remote::worker::cuda::emulated {
+
+namespace {
+
+// What the libtorch_cuda.so in software (worker/aten/testing) copies with. The GPU's context is current.
+template <typename F>
+void copy_for_torch(void* stream, F&& queue) {
+  const Driver& driver = gpus().driver();
+  auto* const on = static_cast<Stream>(stream);
+  Status status = to_status(driver, queue(driver, on), "a copy for torch");
+  if (status.ok()) status = to_status(driver, driver.stream_synchronize(on), "cuStreamSynchronize");
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+void read_for_torch(void* to, const void* from, size_t nbytes, void* stream) {
+  copy_for_torch(stream, [&](const Driver& driver, Stream on) {
+    return driver.memcpy_dtoh_async(to, reinterpret_cast<DevicePointer>(from), nbytes, on);
+  });
+}
+void write_for_torch(void* to, const void* from, size_t nbytes, void* stream) {
+  copy_for_torch(stream, [&](const Driver& driver, Stream on) {
+    return driver.memcpy_htod_async(reinterpret_cast<DevicePointer>(to), from, nbytes, on);
+  });
+}
+
+AtenSource aten_in_software(const std::string& plugin) {
+  const char* const library = std::getenv("TORCH_REMOTE_TEST_TORCH_CUDA");
+  AtenSource source;
+  if (library == nullptr || *library == '\0') {
+    source.missing = "this GPU is one in software; set TORCH_REMOTE_TEST_TORCH_CUDA";
+    return source;
+  }
+  source.library = source.found = library;
+  source.open = [plugin, path = source.library](const tr_runner_api** api) {
+    Status status = load_plugin(plugin, api);
+    if (!status.ok()) return status;
+    void* const opened = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (opened == nullptr) return Status::internal(dlerror());
+    static const TorchCudaDriver driver{2, read_for_torch, write_for_torch};
+    reinterpret_cast<TorchCudaSetDriver>(dlsym(opened, "torch_remote_set_driver"))(&driver);
+    return status;
+  };
+  return source;
+}
+
+}  // namespace
 
 EmulatedDriver& gpus() {
   static EmulatedDriver* const driver = [] {  // to the end of the process
     const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
     const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
+    const char* others = std::getenv("TORCH_REMOTE_TEST_OTHERS");
+    const std::string_view bytes = others != nullptr ? others : "";
     return new EmulatedDriver({.devices = 2,
                                .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1,
-                               .checked = checked != nullptr && *checked == '1'});
+                               .checked = checked != nullptr && *checked == '1',
+                               .others = bytes == "refused"   ? Options::Others::kRefused
+                                         : bytes == "garbled" ? Options::Others::kGarbled
+                                                              : Options::Others::kReadable});
   }();
   return *driver;
 }
@@ -54,7 +110,8 @@ DeviceOpener device_opener(int ordinal) {
     });
     opened->runners.push_back(make_convolution_runner(*device, table, ""));
     opened->runners.push_back(make_attention_runner(*device, table, "", written));
-    opened->runners.push_back(make_op_runner(*device, written));
+    opened->runners.push_back(
+        make_op_runner(*device, written, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();
