@@ -144,6 +144,9 @@ bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
 
 // Rows of a product that loops for few rows may do (GroupKind::kMatmulEpilogue): libraries are faster with more.
 inline constexpr int64_t kMostProductRows = 48;
+// Multiplications of a product, in the run that is known, from which on a worker may want to choose a library for it in
+// some run.
+inline constexpr double kFewestLibraryMultiplications = 1 << 15;
 
 // Whether the node may fail, as an index of its operands may be out of bounds: only the data tell.
 bool checks_indices(const Form& form);

@@ -409,6 +409,23 @@ class Fuser {
            values_[right.strides[0]] == 1;
   }
 
+  // A product that workers for CPUs may do by another library than ATen's: which one is faster is their business.
+  bool is_library_product(const Node& node) const {
+    const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
+    const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
+    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+        (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
+      return false;
+    }
+    const ir::Arg &left_arg = node.args[adds ? 1 : 0], &right_arg = node.args[adds ? 2 : 1];
+    if (left_arg.tag != ir::ArgTag::kView || right_arg.tag != ir::ArgTag::kView) return false;
+    const ir::View &left = graph_.views[left_arg.a], &right = graph_.views[right_arg.a];
+    if (left.dtype != ir::DType::kFloat32 || left.sizes.empty() || right.sizes.empty()) return false;
+    const auto multiplications =
+        static_cast<double>(points(left_arg.a)) * static_cast<double>(values_[right.sizes.back()]);
+    return multiplications >= ir::kFewestLibraryMultiplications;
+  }
+
   // Whether neighbours of one operand are far apart in another one: a kernel packs these, ATen's loops mostly do not.
   static bool lies_across(const Domain& domain) {
     constexpr int64_t kMany = 64;
@@ -537,7 +554,7 @@ class Fuser {
         kind = kind_of(clusters_[cluster]);
       } else if (is_attention(nodes.back())) {
         kind = GroupKind::kAttention;
-      } else if (is_product(nodes.back())) {
+      } else if (is_product(nodes.back()) || is_library_product(nodes.back())) {
         kind = GroupKind::kMatmulEpilogue;
       }
       if (!kind || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;

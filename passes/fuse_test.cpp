@@ -84,6 +84,27 @@ TEST(Fuse, AFewRowsTimesWeightsAreAGroupOfTheirOwn) {
   EXPECT_EQ(product("f32[4, 16]{1, 4}", weights, "x86-64-v4"), "mm");
 }
 
+TEST(Fuse, AProductThatALibraryMayDoIsAGroupOfItsOwn) {
+  const auto product = [](const std::string& dtype, int64_t size, const std::string& op, const char* target) {
+    const std::string n = std::to_string(size), batch = op.ends_with("bmm") ? "2, " : "";
+    const std::string stride = batch.empty() ? "" : std::to_string(size * size) + ", ";
+    const std::string view = ": " + dtype + "[" + batch + n + ", " + n + "]{" + stride;
+    PassContext with = context({});
+    with.worker.targets = {target};
+    return fused("graph() {\n  b0: input survives\n  b1: fresh(65536) survives\n  %0" + view + n + ", 1} @b0\n  %1" +
+                     view + "1, " + n + "} @b0\n  %2" + view + n + ", 1} @b1 = aten::" + op +
+                     (op.ends_with("ddbmm") || op == "addmm" ? "(%0, %1, %0, beta=1, alpha=1)" : "(%1, %0)") + "\n}\n",
+                 with);
+  };
+  for (const char* op : {"mm", "addmm", "bmm", "baddbmm"}) {
+    EXPECT_EQ(product("f32", 64, op, "x86-64-v4"), "matmul_epilogue{" + std::string(op) + "}");
+    EXPECT_EQ(product("f32", 64, op, "x86-64-v3"), "matmul_epilogue{" + std::string(op) + "}");
+    EXPECT_EQ(product("f32", 64, op, "sm_90"), op);
+    EXPECT_EQ(product("f64", 64, op, "x86-64-v4"), op);
+    EXPECT_EQ(product("f32", 16, op, "x86-64-v4"), op);  // too little
+  }
+}
+
 TEST(Fuse, AChainIsOneGroup) {
   const char* const chain = R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::sigmoid(%0)
   %2: f32[s0, s1]{s1, 1} @b2 = aten::tanh(%0)

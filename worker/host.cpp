@@ -6,6 +6,7 @@
 #include "worker/device/machine.h"
 #include "worker/kernels/compiler.h"
 #include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/library_product.h"
 #include "worker/kernels/product.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/server.h"
@@ -13,8 +14,12 @@
 namespace torch_remote::worker {
 namespace {
 
+using Way = kernels::ProductChoices::Way;
+
 // The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
-std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin) {
+// *products: who knows which products are done how, if it is opened.
+std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin,
+                                     std::shared_ptr<kernels::ProductChoices>* products) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return nullptr;
   if (target.empty()) {
@@ -51,6 +56,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
                                        .fixed = cache.urgent,
                                        .folder = cache.folder,
                                        .about = about});
+  *products = made.products;
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   return kernels::make_kernel_runner(std::move(made));
 }
@@ -66,11 +72,17 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
                           .trusted = options.trusted || !transport.shares_memory(),
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
+  const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
+  const auto product_way = [products](const tr_product& product) {
+    const bool onednn = *products != nullptr && (*products)->way(kernels::shape_of(product)) == Way::kOneDnn;
+    return onednn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
+  };
   Status status = make_plugin_runner(
-      options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity)}, &plugin);
+      options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity), product_way},
+      &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
-  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin)) {
+  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin, products.get())) {
     opened->targets = {kernels::host_target()};
     opened->group_kinds = kernels::group_kinds();
     opened->dtypes = kernels::dtypes();

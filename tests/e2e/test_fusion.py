@@ -142,6 +142,33 @@ def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     assert c["programs_built"] == 0
 
 
+PRODUCTS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
+    "mm": (lambda x, w: x @ w.t(), [(150, 400), (130, 400)]),
+    "addmm": (lambda x, w, b: F.linear(x, w, b), [(150, 400), (130, 400), (130,)]),
+    "bmm": (lambda x, y: x @ y, [(6, 70, 400), (6, 400, 90)]),
+    "baddbmm": (torch.baddbmm, [(6, 70, 90), (6, 70, 400), (6, 400, 90)]),
+}
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="oneDNN does no float32 then")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_large_products_are_done_by_the_faster_library(remote, name):
+    """And their gradients, which read operands as they lie: with three times eager's error at most."""
+    function, shapes = PRODUCTS[name]
+    given = [torch.randn(shape) for shape in shapes]
+
+    def run(operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [x.cpu() for x in (function(*operands), *gradients(function)(*operands))]
+
+    got = run([x.to(remote) for x in given])
+    eager, wanted = run(given), run([x.double() for x in given])
+    for ours, plain, want in zip(got, eager, wanted, strict=True):
+        assert ours.stride() == plain.stride()
+        error, of_eager = ((x.double() - want).abs().max().item() for x in (ours, plain))
+        assert error <= 3 * of_eager + 4 * EPS[torch.float32] * want.abs().max().item(), (error, of_eager)
+    assert not torch.equal(got[0], eager[0])  # it adds up in another order
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] == k.shape[2])

@@ -19,7 +19,7 @@ namespace {
 using at::Tensor;
 
 // Multiplications that are worth a thread.
-constexpr int64_t kGrain = 1 << 17;
+constexpr int64_t kPlanesGrain = 1 << 17;
 // From so many elements of a kernel on, torch's gradients of kernels are slow in steps of more than one and of images
 // that lie channels last, too.
 constexpr int64_t kLargeKernel = 16;
@@ -109,14 +109,15 @@ Tensor convolve(const DepthwiseLoops& loops, const DepthwiseCall& call, const Te
   float* const to = result.mutable_data_ptr<float>();
   const int64_t channels = input.size(1), in = call.height.input * call.width.input,
                 out = call.height.output * call.width.output, size = call.height.kernel * call.width.kernel;
-  in_parallel(input.size(0) * channels, std::max<int64_t>(1, kGrain / work_of(call)), [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(static_cast<size_t>(loops.scratch(call)));
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t c = i % channels;
-      loops.convolve(call, from + i * in, kernels + c * size, bias != nullptr ? bias[c] : 0.0f, to + i * out,
-                     scratch.data());
-    }
-  });
+  in_parallel(input.size(0) * channels, std::max<int64_t>(1, kPlanesGrain / work_of(call)),
+              [&](int64_t begin, int64_t end) {
+                std::vector<float> scratch(static_cast<size_t>(loops.scratch(call)));
+                for (int64_t i = begin; i < end; ++i) {
+                  const int64_t c = i % channels;
+                  loops.convolve(call, from + i * in, kernels + c * size, bias != nullptr ? bias[c] : 0.0f,
+                                 to + i * out, scratch.data());
+                }
+              });
   return result;
 }
 
@@ -162,7 +163,7 @@ Tensor kernel_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, c
   const int64_t added = call.height.output * ((call.width.output + 7) / 8),
                 fold_after = std::max<int64_t>(1, kMostAdded / added);
   std::atomic<bool> finite{true};
-  const int64_t grain = std::max<int64_t>(1, kGrain / (work_of(call) * images));
+  const int64_t grain = std::max<int64_t>(1, kPlanesGrain / (work_of(call) * images));
   in_parallel(channels, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(static_cast<size_t>(loops.scratch(call))), sums(static_cast<size_t>(loops.sums(call)));
     std::vector<double> gradient(static_cast<size_t>(size));

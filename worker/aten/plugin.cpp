@@ -1,9 +1,7 @@
 #include "worker/runner/plugin.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/mm.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "worker/aten/first_calls.h"
 #include "worker/aten/gpu.h"
 #include "worker/aten/host_memory.h"
+#include "worker/aten/multiply.h"
 #include "worker/aten/parallel.h"
 #include "worker/aten/schema.h"
 #include "worker/aten/special.h"
@@ -50,7 +49,10 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
     // Before any other call: torch asks once whether there is CUDA, and remembers.
     if (known.has_gpu != 0) open_gpu(result->host);
     make_first_calls();
-    if (known.has_gpu == 0 && !inproc) use_host_memory(&result->host);
+    if (known.has_gpu == 0 && !inproc) {
+      use_host_memory(&result->host);
+      ask_for_products(&result->host);
+    }
     *runner = result.release();
     return 0;
   } catch (...) {
@@ -61,7 +63,10 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
 
 void destroy(tr_runner* runner) {
   leave_gpu(runner->host);
-  if (!runner->inproc) leave_host_memory();
+  if (!runner->inproc) {
+    leave_host_memory();
+    ask_for_products(nullptr);
+  }
   delete runner;
 }
 
@@ -99,18 +104,23 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
 // As ops have it (AtenProgram::run): what is small wakes nobody, and leaves a core to a client that needs one.
-// (Nothing here throws.)
-void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
-                  void (*body)(void* context, int64_t begin, int64_t end), void* context) {
-  constexpr int64_t kGrainsWorthWaking = 64;  // some 10 us each
-  Threads& threads = runner->threads;
-  const bool small = count / grain < kGrainsWorthWaking && !runner->much;
-  const bool parallel = count >= 2 * grain && !(small && threads.resting());
-  if (parallel && leaves_core(runner->host, threads, small)) {
+// `grains`: of some 10 us each.
+void choose_threads(tr_runner& runner, double grains) {
+  constexpr double kGrainsWorthWaking = 64;
+  Threads& threads = runner.threads;
+  const bool small = grains < kGrainsWorthWaking && !runner.much;
+  const bool parallel = grains >= 2 && !(small && threads.resting());
+  if (parallel && leaves_core(runner.host, threads, small)) {
     threads.set_but_one();
   } else {
     threads.set(parallel);
   }
+}
+
+// (Nothing here throws.)
+void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
+                  void (*body)(void* context, int64_t begin, int64_t end), void* context) {
+  choose_threads(*runner, static_cast<double>(count) / static_cast<double>(grain));
   in_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
@@ -131,18 +141,11 @@ void begin(tr_runner* runner, int much) {
 
 int multiply(tr_runner* runner, const tr_product* product) {
   try {
-    const c10::InferenceMode inference;
-    const auto options = at::TensorOptions(static_cast<c10::ScalarType>(product->dtype));
-    const auto matrix = [&](const void* data, int64_t rows, int64_t columns) {
-      return at::from_blob(const_cast<void*>(data), {rows, columns}, options);
-    };
-    at::Tensor result = matrix(product->result, product->rows, product->columns);
-    const double work = static_cast<double>(product->rows) * static_cast<double>(product->columns) *
+    const double work = static_cast<double>(std::max<int64_t>(product->batches, 1)) *
+                        static_cast<double>(product->rows) * static_cast<double>(product->columns) *
                         static_cast<double>(product->depth);
-    runner->threads.set(work >= kWorthThreads);
-    at::mm_out(result, matrix(product->left, product->rows, product->depth),
-               matrix(product->right, product->columns, product->depth).t());
-    return 0;
+    choose_threads(*runner, work / kWorthThreads);
+    return run_product(*product) ? 0 : 1;
   } catch (...) {
     return 1;
   }

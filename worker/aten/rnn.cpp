@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "worker/aten/multiply.h"
 #include "worker/aten/rnn_fused.h"
 #include "worker/aten/rnn_layer.h"
 #include "worker/aten/rnn_onednn.h"
@@ -258,18 +259,17 @@ void add_or_store(const Tensor& result, const Tensor& value, bool first) {
 // result = a @ b, or added to what is there: [T, B, I].
 void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
   if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
-  Tensor flat = result.view({a.size(0), b.size(1)});
-  first ? at::mm_out(flat, a, b) : flat.addmm_(a, b);
+  multiply_into(result.view({a.size(0), b.size(1)}), a, b, !first);
 }
 
 // w_ih, w_hh and, where there are any, the biases; undefined: not wanted.
 void weight_gradients(const Direction& d, const Backward& b, std::span<const Tensor> w) {
   const int64_t rows = d.steps() * d.batch();
   if (w[0].defined()) {
-    at::mm_out(const_cast<Tensor&>(w[0]), b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
+    multiply_into(w[0], b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
   }
   if (w[1].defined()) {
-    at::mm_out(const_cast<Tensor&>(w[1]), b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
+    multiply_into(w[1], b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
   }
   if (w.size() < 4 || (!w[2].defined() && !w[3].defined())) return;
   const Tensor sum = b.from_input.sum(0);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "worker/aten/multiply.h"
 #include "worker/aten/parallel.h"
 
 namespace torch_remote::worker::aten {
@@ -95,8 +96,7 @@ struct Bound {
       keep(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
            d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
     }
-    Tensor shares = gates.view({rows(), width()});
-    at::mm_out(shares, d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
+    multiply_into(gates.view({rows(), width()}), d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
     set_bias();
     if (!few()) weights = make({loops.forward_weights(call)});
     call.weights = data(weights);

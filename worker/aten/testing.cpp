@@ -287,11 +287,14 @@ void TestGraph::call(std::string_view op, const std::vector<c10::IValue>& args, 
 
 TestRunner::TestRunner(bool inproc, uint64_t limit, int threads)
     : api(torch_remote_runner_api()), memory(CachingAllocator::create(make_anonymous_source(), limit)) {
-  host_ = {sizeof(tr_host), TR_RUNNER_ABI, this,
+  host_ = {sizeof(tr_host),
+           TR_RUNNER_ABI,
+           this,
            [](void* self, uint64_t nbytes, tr_buffer* buffer) {
              return static_cast<TestRunner*>(self)->memory->allocate(nbytes, buffer) ? 0 : 1;
            },
-           [](void* self) { return static_cast<TestRunner*>(self)->client; }};
+           [](void* self) { return static_cast<TestRunner*>(self)->client; },
+           nullptr};
   tr_error error{};
   if (api->create(&host_, threads, inproc, &runner, &error) != 0) ADD_FAILURE() << error.message;
 }

@@ -15,6 +15,7 @@
 #include "worker/kernels/attention.h"
 #include "worker/kernels/index_check.h"
 #include "worker/kernels/launch.h"
+#include "worker/kernels/library_product.h"
 #include "worker/kernels/product.h"
 
 namespace torch_remote::worker::kernels {
@@ -65,7 +66,13 @@ struct BoundGroup {
   mutable bool shares = false;
   // Instead of launches:
   std::unique_ptr<Attention> attention;
+  // Of one product, ways that it may be done in; which one is, if it is taken.
   std::unique_ptr<Product> product;
+  std::unique_ptr<LibraryProduct> library_product;
+  bool by_library = false;
+
+  bool is_product() const { return product != nullptr || library_product != nullptr; }
+  double product_points() const { return product != nullptr ? product->points() : library_product->points(); }
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -165,6 +172,8 @@ class KernelProgram : public RunnerProgram {
       codegen::cpu::IndexRecord failure;
       if (group.attention != nullptr) {
         group.attention->run(buffers, options_.threads);
+      } else if (group.by_library) {
+        if (!run_by_library(group, buffers, error)) return false;
       } else if (group.product != nullptr) {
         group.product->run(buffers, options_.threads);
       } else if (may_begin(group, buffers, &failure)) {
@@ -212,9 +221,7 @@ class KernelProgram : public RunnerProgram {
   bool takes(BoundGroup& group, std::span<const int64_t> values) {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
-    if (group.product != nullptr) {
-      return options_.products->way(group.product->shape()) == ProductChoices::Way::kLoops;
-    }
+    if (group.is_product()) return takes_product(group);
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
     const BoundGroup::Kernels& plain = group.kernels.front();
@@ -226,6 +233,23 @@ class KernelProgram : public RunnerProgram {
     }
     tunes_ ? choose_way(group) : use(group);
     return group.way != GroupWay::kNodes;
+  }
+
+  bool takes_product(BoundGroup& group) const {
+    const ProductShape shape = group.product != nullptr ? group.product->shape() : group.library_product->shape();
+    const ProductChoices::Way way = options_.products->way(shape);
+    group.by_library = way == ProductChoices::Way::kOneDnn && group.library_product != nullptr;
+    return group.by_library || (way == ProductChoices::Way::kLoops && group.product != nullptr);
+  }
+
+  bool run_by_library(BoundGroup& group, std::span<const tr_buffer> buffers, tr_error* error) const {
+    if (group.library_product->run(buffers, options_.products->library())) return true;
+    group.fits = false;  // the op says why, or does it
+    std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
+    std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
+    error->node = group.group.first;
+    error->repeat = 1;
+    return false;
   }
 
   // That of all of them.
@@ -454,10 +478,14 @@ class KernelProgram : public RunnerProgram {
     remember(group, values);
     const ProductLoops* loops = product_loops(host_target());
     group.product.reset();
+    group.library_product.reset();
+    group.by_library = false;
     if (loops != nullptr && options_.products != nullptr && group.group.first == group.group.last) {
       group.product = Product::bind(graph_, node, values, *loops);
+      group.library_product = LibraryProduct::bind(graph_, node, values);
     }
-    group.fits = group.product != nullptr && group.product->scratch() <= kMostScratch;
+    if (group.product != nullptr && group.product->scratch() > kMostScratch) group.product.reset();
+    group.fits = group.is_product();
   }
 
   void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
@@ -500,7 +528,7 @@ class KernelProgram : public RunnerProgram {
       if (!group.taken) continue;
       first_taken_ = std::min(first_taken_, group.group.first);
       points_ += group.attention != nullptr ? group.attention->points()
-                 : group.product != nullptr ? group.product->points()
+                 : group.is_product()       ? group.product_points()
                                             : group.plain().points();
     }
     return first_taken_;

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "worker/device/strided_copy.h"
@@ -14,26 +15,28 @@
 
 namespace torch_remote::worker::kernels {
 
-// Which products the loops of product_loops.h do, and which ones the library: what was measured to be faster, by
-// classes of shapes, once for a machine. Used by one thread.
+// Which products the loops of product_loops.h do, which ones oneDNN, and which ones are left to what torch calls (MKL,
+// for float32): what was measured to be faster, by classes of shapes, once for a machine. Used by one thread.
 class ProductChoices {
  public:
   struct Options {
     const ProductLoops* loops = nullptr;
     ParallelFor threads;  // null: its caller's thread
-    // A product by the library (tr_product, plugin.h); null: there is none, and nothing to choose.
+    // A product by a library (tr_product, plugin.h); null: there is none, and nothing to choose.
     std::function<bool(const tr_product& product)> library;
-    // Nothing is measured, as the same bits are wanted in each process: the loops do what they may.
+    // Nothing is measured, as the same bits are wanted in each process: the loops do what they may, else oneDNN.
     bool fixed = false;
     std::string folder;  // where choices are kept; empty: only in memory
     std::string about;   // processor, library, threads
   };
-  enum class Way : uint8_t { kUnknown, kLoops, kLibrary };
+  enum class Way : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
   explicit ProductChoices(Options options);
 
   // kUnknown: it will be measured. Once it is known, it stays.
   Way way(const ProductShape& shape);
+  // Of kOneDnn.
+  const std::function<bool(const tr_product& product)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
   // Measures one of the classes that were asked for, some milliseconds. False: there is none.
   bool measure();
@@ -44,6 +47,7 @@ class ProductChoices {
   static ProductShape class_of(const ProductShape& shape);
 
  private:
+  Way fixed_way(const ProductShape& shape);
   Way measured(const ProductShape& shape) const;
   void know(const ProductShape& shape, Way way);
 
@@ -51,6 +55,7 @@ class ProductChoices {
   const KernelFiles files_;
   std::map<ProductShape, Way> ways_;  // of classes
   std::deque<ProductShape> wanted_;
+  std::optional<bool> has_onednn_;  // once somebody asked
   uint64_t generation_ = 0;
 };
 

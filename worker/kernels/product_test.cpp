@@ -8,13 +8,16 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "ir/fusion.h"
 #include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/library_product.h"
 #include "worker/kernels/testing/elements.h"
 
 // Products of a few rows against double precision, with both sets of loops: sizes that fill no tile, strides, half
@@ -365,6 +368,189 @@ TEST(ProductChoices, NothingIsMeasuredWhereBitsAreFixed) {
   ProductChoices choices(std::move(made));
   EXPECT_EQ(choices.way(kSmall), ProductChoices::Way::kLoops);
   EXPECT_FALSE(choices.measure());
+}
+
+constexpr ProductShape kLarge{.rows = 300, .columns = 100, .depth = 200};
+
+TEST(ProductChoices, OneDnnDoesWhatItIsFasterAt) {
+  if (all_loops().empty()) GTEST_SKIP();
+  const auto way = [](int slow, bool can, const ProductShape& shape) {
+    ProductChoices choices(options([=](const tr_product& product) {
+      if (product.way == slow) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return can || product.way != TR_PRODUCT_ONEDNN;
+    }));
+    if (choices.way(shape) == ProductChoices::Way::kUnknown) EXPECT_TRUE(choices.measure());
+    return choices.way(shape);
+  };
+  ProductShape batch = kLarge;
+  batch.batches = 6;
+  for (const ProductShape& shape : {kLarge, batch}) {
+    EXPECT_EQ(way(TR_PRODUCT_AS_OP, true, shape), ProductChoices::Way::kOneDnn);
+    EXPECT_EQ(way(TR_PRODUCT_ONEDNN, true, shape), ProductChoices::Way::kLibrary);
+    EXPECT_EQ(way(TR_PRODUCT_AS_OP, false, shape), ProductChoices::Way::kLibrary);
+  }
+  // A few rows: the loops are a third way.
+  const ProductShape few{.rows = 32, .columns = 512, .depth = 512};
+  EXPECT_NE(way(TR_PRODUCT_AS_OP, true, few), ProductChoices::Way::kLibrary);
+  EXPECT_EQ(way(TR_PRODUCT_AS_OP, false, few), ProductChoices::Way::kLoops);
+}
+
+TEST(ProductChoices, OneDnnIsNotAskedWhatTakesNoTime) {
+  if (all_loops().empty()) GTEST_SKIP();
+  ProductChoices choices(options([](const tr_product&) { return true; }));
+  EXPECT_EQ(choices.way({.rows = 60, .columns = 60, .depth = 60}), ProductChoices::Way::kLibrary);
+  EXPECT_EQ(choices.way({.type = ProductType::kHalf, .rows = 600, .columns = 600, .depth = 60}),
+            ProductChoices::Way::kLibrary);
+  EXPECT_FALSE(choices.wants_measuring());
+}
+
+TEST(ProductChoices, TheLibraryIsGivenHowMatricesLie) {
+  if (all_loops().empty()) GTEST_SKIP();
+  tr_product seen{};
+  ProductChoices choices(options([&](const tr_product& product) {
+    seen = product;
+    return true;
+  }));
+  const ProductShape shape{.rows = 60, .columns = 100, .depth = 300, .batches = 5};
+  for (const bool left : {false, true}) {
+    for (const bool right : {false, true}) {
+      ProductShape lies = shape;
+      lies.left_across = left;
+      lies.right_along_columns = right;
+      choices.way(lies);
+      EXPECT_TRUE(choices.measure());  // a class of its own
+      EXPECT_EQ(seen.batches, 4);
+      EXPECT_EQ(seen.left.batch, 64 * 256);
+      EXPECT_EQ(seen.left.row, left ? 1 : 256);
+      EXPECT_EQ(seen.left.column, left ? 64 : 1);
+      EXPECT_EQ(seen.right.row, right ? 128 : 1);
+      EXPECT_EQ(seen.right.column, right ? 1 : 256);
+      EXPECT_EQ(seen.result.row, 128);
+    }
+  }
+}
+
+TEST(ProductChoices, WhatIsMeasuredIsNeverLong) {
+  const ProductShape huge{.rows = 9000, .columns = 9000, .depth = 9000, .batches = 900};
+  const ProductShape known = ProductChoices::class_of(huge);
+  EXPECT_LE(known.rows * known.columns * known.depth * known.batches, 1 << 26);
+  const ProductShape thin{.rows = 1, .columns = 9000, .depth = 16, .batches = 128, .right_along_columns = true};
+  EXPECT_EQ(ProductChoices::class_of(thin).rows, 1);
+  EXPECT_EQ(ProductChoices::class_of(thin).depth, 16);
+}
+
+TEST(ProductChoices, OneDnnDoesItWhereBitsAreFixed) {
+  if (all_loops().empty()) GTEST_SKIP();
+  for (const bool can : {true, false}) {
+    ProductChoices::Options made =
+        options([=](const tr_product& product) { return can || product.way != TR_PRODUCT_ONEDNN; });
+    made.fixed = true;
+    ProductChoices choices(std::move(made));
+    EXPECT_EQ(choices.way(kLarge), can ? ProductChoices::Way::kOneDnn : ProductChoices::Way::kLibrary);
+    EXPECT_EQ(choices.way({.rows = 60, .columns = 60, .depth = 60}), ProductChoices::Way::kLibrary);
+    EXPECT_FALSE(choices.wants_measuring());
+  }
+}
+
+// --- products by a library -------------------------------------------------------------------------------------------
+
+// What a library is given of the last node of a graph; nothing: it is not given it.
+std::optional<tr_product> given(const std::string& nodes) {
+  ir::Graph graph;
+  const Status status = ir::parse_graph(
+      "graph() {\n  b0: input survives\n  b1: input survives\n  b2: input survives\n  b3: fresh(4096) survives\n" +
+          nodes + "}\n",
+      &graph);
+  EXPECT_TRUE(status.ok()) << status.message() << nodes;
+  std::vector<int64_t> values;
+  EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
+  const std::unique_ptr<LibraryProduct> product = LibraryProduct::bind(graph, graph.nodes.back(), values);
+  if (product == nullptr) return std::nullopt;
+  std::vector<float> memory(4096);
+  std::vector<tr_buffer> buffers(4);
+  for (size_t b = 0; b < 4; ++b) buffers[b].data = memory.data() + b * 1000;
+  std::optional<tr_product> seen;
+  EXPECT_TRUE(product->run(buffers, [&](const tr_product& given) {
+    seen = given;
+    const auto at = [&](const tr_matrix& matrix) {
+      return matrix.data == nullptr ? -1 : static_cast<float*>(matrix.data) - memory.data();
+    };
+    EXPECT_EQ(at(given.left), 0);
+    EXPECT_EQ(at(given.right), 1002);
+    EXPECT_EQ(at(given.added), given.added.data == nullptr ? -1 : 2000);
+    EXPECT_EQ(at(given.result), 3000);
+    return true;
+  }));
+  EXPECT_FALSE(product->run(buffers, [](const tr_product&) { return false; }));
+  return seen;
+}
+
+std::optional<tr_product> mm(const std::string& left, const std::string& right, const std::string& result,
+                             const char* op = "mm") {
+  return given("  %0: " + left + " @b0\n  %1: " + right + " @b1 + 2\n  %2: " + result + " @b3 = aten::" + op +
+               "(%0, %1)\n");
+}
+
+std::optional<tr_product> addmm(const std::string& added, const std::string& numbers, bool batches = false) {
+  const char* batch = batches ? "4, " : "";
+  const auto matrix = [&](const char* sizes, const char* first, const char* strides) {
+    return std::string("f32[") + batch + sizes + "]{" + (batches ? first : "") + strides + "}";
+  };
+  return given("  %0: " + matrix("3, 8", "24, ", "8, 1") + " @b0\n  %1: " + matrix("8, 5", "40, ", "1, 8") +
+               " @b1 + 2\n  %2: " + added + " @b2\n  %3: " + matrix("3, 5", "15, ", "5, 1") +
+               " @b3 = aten::" + (batches ? "baddbmm" : "addmm") + "(%2, %0, %1, " + numbers + ")\n");
+}
+
+TEST(LibraryProduct, IsGivenAsItLies) {
+  const auto plain = mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 9}", "f32[3, 5]{5, 1}");
+  ASSERT_TRUE(plain);
+  EXPECT_EQ(plain->way, TR_PRODUCT_ONEDNN);
+  EXPECT_EQ(plain->batches, 0);
+  EXPECT_EQ(std::tie(plain->rows, plain->columns, plain->depth), std::make_tuple(3, 5, 8));
+  EXPECT_EQ(std::tie(plain->left.row, plain->left.column), std::make_tuple(8, 1));
+  EXPECT_EQ(std::tie(plain->right.row, plain->right.column), std::make_tuple(1, 9));
+  EXPECT_EQ(plain->added.data, nullptr);
+  const auto turned = mm("f32[3, 8]{1, 3}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}");
+  ASSERT_TRUE(turned);
+  EXPECT_EQ(turned->left.column, 3);
+  EXPECT_EQ(turned->right.row, 5);
+  const auto batch = mm("f32[4, 3, 8]{24, 8, 1}", "f32[4, 8, 5]{0, 1, 8}", "f32[4, 3, 5]{15, 5, 1}", "bmm");
+  ASSERT_TRUE(batch);
+  EXPECT_EQ(batch->batches, 4);
+  EXPECT_EQ(batch->left.batch, 24);
+  EXPECT_EQ(batch->right.batch, 0);
+}
+
+TEST(LibraryProduct, AddsWhatIsBroadcast) {
+  const auto strides = [](const std::optional<tr_product>& product) {
+    return product ? std::vector<int64_t>{product->added.batch, product->added.row, product->added.column}
+                   : std::vector<int64_t>{};
+  };
+  using Strides = std::vector<int64_t>;
+  EXPECT_EQ(strides(addmm("f32[5]{1}", "beta=1, alpha=1")), (Strides{0, 0, 1}));
+  EXPECT_EQ(strides(addmm("f32[3, 5]{7, 1}", "beta=1, alpha=1")), (Strides{0, 7, 1}));
+  EXPECT_EQ(strides(addmm("f32[3, 1]{2, 1}", "beta=1.0, alpha=1.0")), (Strides{0, 2, 0}));
+  EXPECT_EQ(strides(addmm("f32[]{}", "beta=1, alpha=1")), (Strides{0, 0, 0}));
+  EXPECT_EQ(strides(addmm("f32[4, 1, 5]{5, 5, 1}", "beta=1, alpha=1", true)), (Strides{5, 0, 1}));
+  EXPECT_EQ(strides(addmm("f32[3, 5]{5, 1}", "beta=1, alpha=1", true)), (Strides{0, 5, 1}));
+  const auto none = addmm("f32[5]{1}", "beta=0, alpha=1");  // it counts not at all
+  ASSERT_TRUE(none);
+  EXPECT_EQ(none->added.data, nullptr);
+}
+
+TEST(LibraryProduct, LeavesTheRestToOps) {
+  EXPECT_FALSE(mm("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
+  EXPECT_FALSE(mm("bf16[3, 8]{8, 1}", "bf16[8, 5]{1, 8}", "bf16[3, 5]{5, 1}"));
+  EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));   // an error that ATen tells
+  EXPECT_FALSE(mm("f32[3, 8]{16, 2}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // no neighbours
+  EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{6, 1}"));   // a gap in the result
+  EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));
+  EXPECT_FALSE(mm("f32[0, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[0, 5]{5, 1}"));
+  EXPECT_FALSE(mm("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // zeros
+  EXPECT_FALSE(addmm("f32[5]{1}", "beta=1, alpha=2"));
+  EXPECT_FALSE(addmm("f32[5]{1}", "beta=0.5, alpha=1"));
+  EXPECT_FALSE(addmm("f32[4]{1}", "beta=1, alpha=1"));
+  EXPECT_FALSE(addmm("f64[5]{1}", "beta=1, alpha=1"));
 }
 
 }  // namespace

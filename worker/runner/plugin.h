@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TR_RUNNER_ABI 7
+#define TR_RUNNER_ABI 8
 #define TR_RUNNER_ENTRY "torch_remote_runner_api"
 
 typedef struct tr_runner tr_runner;
@@ -38,6 +38,8 @@ typedef enum tr_client {
   TR_CLIENT_COMPUTES = 2,  // uses a core
 } tr_client;
 
+struct tr_product;
+
 // What the host gives: memory, and what it knows of the client. allocate returns 0, or 1 if there is none.
 typedef struct tr_host {
   size_t struct_size;
@@ -47,6 +49,8 @@ typedef struct tr_host {
   // May be null. To be asked inside of run, before an op of tens of microseconds: a runner whose threads would take
   // all cores should leave one to a client that needs it.
   tr_client (*client_activity)(void* context);
+  // May be null. In which way (tr_product_way) a product of such sizes is done fastest; its matrices need no data.
+  int (*product_way)(void* context, const struct tr_product* product);
   // 1: buffers are memory of a GPU, and all that runs do is to be queued on a stream there, whose context (the GPU's
   // primary one) is current in every call. A run returns when its work is queued; what it finds wrong with data it
   // waits for.
@@ -96,15 +100,27 @@ typedef struct tr_run {
   uint32_t math;  // ir::MathModes, of a GPU's products and convolutions
 } tr_run;
 
-// A product of matrices, apart from any program: result [rows, columns] = left [rows, depth] times the transpose of
-// right [columns, depth], all of them of one dtype and without gaps.
+// How a product is done.
+typedef enum tr_product_way {
+  TR_PRODUCT_AS_OP = 0,   // as an op of a program would be
+  TR_PRODUCT_ONEDNN = 1,  // float32, by oneDNN's kernels, which ops of that type have not on x86-64
+} tr_product_way;
+
+// A matrix, or one of each of a batch: element (b, r, c) lies b * batch + r * row + c * column elements behind `data`.
+typedef struct tr_matrix {
+  void* data;
+  int64_t batch, row, column;
+} tr_matrix;
+
+// A product of matrices, apart from any program: result [rows, columns] = left [rows, depth] times right
+// [depth, columns], and what is added [rows, columns] if that has data; all of them of one dtype.
 typedef struct tr_product {
   size_t struct_size;
-  int dtype;  // ir::DType
+  int dtype;        // ir::DType
+  int way;          // tr_product_way
+  int64_t batches;  // 0: one of each
   int64_t rows, columns, depth;
-  const void* left;
-  const void* right;
-  void* result;
+  tr_matrix left, right, added, result;
 } tr_product;
 
 typedef struct tr_runner_api {
@@ -131,7 +147,7 @@ typedef struct tr_runner_api {
   int (*has_op)(tr_runner* runner, const char* name);
   // The host is about to wait, for nobody knows how long: threads that spin should sleep.
   void (*rest)(tr_runner* runner);
-  // Does it as an op of a program would be done, so that somebody can see how long that takes. 0, or 1 if it cannot.
+  // Does it, with as many threads as an op of a program would have. 0, or 1 if it cannot; operands are as they were.
   // May be null, and be missing. Not inside of run.
   int (*multiply)(tr_runner* runner, const tr_product* product);
   // A run begins. `much`: what its calls of parallel_for do is together worth waking threads, even if each is little.

@@ -36,6 +36,7 @@ class PluginRunner final : public Runner {
     host_.context = this;
     host_.allocate = allocate;
     host_.client_activity = options_.client_activity ? client_activity : nullptr;
+    host_.product_way = options_.product_way ? product_way : nullptr;
     if (options_.gpu) {
       host_.has_gpu = 1;
       host_.gpu = options_.gpu->number;
@@ -92,6 +93,10 @@ class PluginRunner final : public Runner {
     return static_cast<PluginRunner*>(self)->options_.memory->allocate(nbytes, buffer) ? 0 : 1;
   }
   static tr_client client_activity(void* self) { return static_cast<PluginRunner*>(self)->options_.client_activity(); }
+
+  static int product_way(void* self, const tr_product* product) {
+    return static_cast<PluginRunner*>(self)->options_.product_way(*product);
+  }
 
   const tr_runner_api* api_;
   const PluginOptions options_;

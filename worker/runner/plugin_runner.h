@@ -27,6 +27,8 @@ struct PluginOptions {
   CachingAllocator* memory = nullptr;
   // What the client's process does, asked in the middle of a run; null: nobody knows.
   std::function<tr_client()> client_activity = nullptr;
+  // In which way it is to do products that are part of its ops, asked in the middle of a run; null: as ops are done.
+  std::function<tr_product_way(const tr_product& product)> product_way = nullptr;
   std::optional<PluginGpu> gpu = std::nullopt;
 };
 

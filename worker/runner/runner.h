@@ -115,7 +115,7 @@ class Runner {
   // To be told when a run begins in which others use its threads (tr_runner_api::begin); null: it need not be told.
   virtual std::function<void(bool much)> begins() { return nullptr; }
 
-  // Its products, for others to compare theirs with: true if it has done it. Null: it has none to offer.
+  // Its products, for others to use and to compare theirs with: true if it has done it. Null: it has none to offer.
   virtual std::function<bool(const tr_product& product)> products() { return nullptr; }
 };
 
