@@ -10,6 +10,7 @@
 
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/kernels.h"
+#include "frontend/ops/plain_kernels.h"
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
@@ -51,6 +52,7 @@ c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* 
   if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<SparseIfKernel>(entry, *flag));
   }
+  if (std::optional<c10::KernelFunction> plain = plain_kernel(*entry)) return *std::move(plain);
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry));
 }
 

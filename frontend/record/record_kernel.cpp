@@ -242,18 +242,46 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
   for (IValue& value : values) stack.push_back(std::move(value));
 }
 
-}  // namespace
-
-void record_call(const OpEntry& op, Stack& stack) {
-  const size_t base = stack.size() - op.arg_count;
-  IValue* args = &stack[base];
+// What is checked of every call; the device that it is for.
+c10::DeviceIndex check_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = find_device(op, args);
   if (device < 0) no_device(op, args);
   const uint64_t dtypes = check_operands(op, args, device);
   check_not_forked();
   if (op.refused_dtypes & dtypes) check_kernel_dtype(op, args);
   if (op.check != nullptr) op.check(op, args);
+  return device;
+}
 
+}  // namespace
+
+at::Tensor record_plain_call(const OpEntry& op, IValue* args) {
+  const c10::DeviceIndex device = check_call(op, args);
+  Inferred inferred;
+  if (infer(op, args, inferred) == Tier::kDynamic) {
+    Stack stack(args, args + op.arg_count);
+    run_dynamic(op, stack, 0, device);
+    return std::move(stack[0]).toTensor();
+  }
+  at::Tensor result;
+  const ResultMeta& meta = inferred.results[0];
+  if (meta.state != ResultMeta::State::kUndefined) {
+    result = make_tensor(meta.sizes, meta.strides, meta.dtype, device);
+  }
+  Recorder::get(device).record(*op.desc, args, result, inferred.list_lengths, take_random(op, args, inferred, device));
+  return result;
+}
+
+void record_plain_in_place_call(const OpEntry& op, IValue* args) {
+  const c10::DeviceIndex device = check_call(op, args);
+  check_in_place_call(op, args);
+  Recorder::get(device).record(*op.desc, args, {}, {}, take_random(op, args, {}, device));
+}
+
+void record_call(const OpEntry& op, Stack& stack) {
+  const size_t base = stack.size() - op.arg_count;
+  IValue* args = &stack[base];
+  const c10::DeviceIndex device = check_call(op, args);
   Inferred inferred;
   if (op.desc->flags & ir::kOpOut) {
     if (op.desc->flags & ir::kOpDynamicShape) {

@@ -210,6 +210,24 @@ def test_more_dims_than_a_trace_holds(remote):
     assert (x * 2).sum().item() == 2
 
 
+def test_operands_stay_their_callers(remote):
+    """Calls, also those that fail, keep no operand, and let go of none that is not theirs."""
+    x, y = torch.ones(3, 4, device=remote), torch.ones(3, 5, device=remote)
+    lazy = torch.ones(3, 4, dtype=torch.complex64, device=remote).conj()
+    operands = (x, y, lazy)
+    counts = [t._use_count() for t in operands]
+    wrong = [lambda: x + y, lambda: x.add_(y), lambda: x @ y, lambda: y.mul_(x), lambda: torch.addmm(y, x, x)]
+    for _ in range(5):
+        kept = [x * 1.5, x + x, x.relu(), x.softmax(0), x.t() @ y, torch.lerp(x, x, 0.5), x.clamp(0, 1), lazy * 2]
+        kept += [x.add_(x), x.mul_(0.5), lazy.clone().add_(lazy), torch.where(x > 0, x, x)]
+        for call in wrong:
+            with pytest.raises(RuntimeError):
+                call()
+        del kept
+    assert [t._use_count() for t in operands] == counts
+    assert [t.sum().item() for t in operands] == [12, 15, 12]
+
+
 def test_a_generator_of_another_device(remote):
     with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'remote'"):
         torch.randn(3, generator=torch.Generator(remote))
