@@ -115,9 +115,9 @@ Term sigmoid(const Format& format, Term x) {
 }
 
 // For |x| <= 0.55 a polynomial; else 1 - 2 / (exp(2|x|) + 1), in which the quotient is not above a half, so that its
-// errors count little and one part of ln 2 is enough. (f32: 1.6 units at most. One path for all arguments, (1 - t) / (1 +
-// t) with t = exp(-2|x|) and 1 - t by expm1, has 20 operations where this has 26, but 1.97 units: near 1, where this has
-// little more than a half; then 1 - tanh^2, in the gradient of gelu, is worse than torch's by more than may be.)
+// errors count little and one part of ln 2 is enough. (f32: 1.6 units at most. One path for all arguments, (1 - t) / (1
+// + t) with t = exp(-2|x|) and 1 - t by expm1, has 20 operations where this has 26, but 1.97 units: near 1, where this
+// has little more than a half; then 1 - tanh^2, in the gradient of gelu, is worse than torch's by more than may be.)
 Term tanh(const Format& format, Term x) {
   using namespace tables;
   const bool single = is_single(format);

@@ -43,7 +43,7 @@ struct Counters {
 // Each of them, under the name that users see it by. A level is what there is now; the others count events.
 struct CounterField {
   const char* name;
-  uint64_t Counters::*value;
+  uint64_t Counters::* value;
   bool level = false;
 };
 inline constexpr CounterField kCounterFields[] = {

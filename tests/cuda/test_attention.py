@@ -34,7 +34,7 @@ def check(remote, dtype, q, k, v, uses_cudnn=True, layout=None, **options):
     """Equal, by the kernels and by cuDNN; and done by whom it should be."""
     exact = {n: x.to(dtype).double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in options.items()}
     expected = attend(*(x.to(dtype).double() for x in (q, k, v)), torch.device("cpu"), torch.float64, layout, **exact)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     before, rounds = executed(), 0
     while True:
         for there, right in zip(attend(q, k, v, remote, dtype, layout, **options), expected, strict=True):
@@ -152,7 +152,7 @@ def test_becomes_part_of_a_graph(remote):
             torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
         return counted() - before
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     before = executed()
     while (calls := steps())["cuGraphLaunch"] < 8 or calls["cudnnBackendExecute"] != 0 or executed() == before:
         assert time.monotonic() < deadline, calls

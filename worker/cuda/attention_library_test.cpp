@@ -174,7 +174,7 @@ TEST_F(AttentionLibraryTest, IsAskedForByTheSecondUse) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);  // once is not enough
   library->note_use(prepared);
-  for (int i = 0; i < 1000 && library->state(*prepared) == State::kWaiting; ++i)
+  for (int i = 0; i < 12000 && library->state(*prepared) == State::kWaiting; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(library->state(*prepared), State::kReady);
   EXPECT_EQ(library->asked(), 1u);
