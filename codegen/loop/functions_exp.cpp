@@ -126,9 +126,11 @@ Term tanh(const Format& format, Term x) {
   // Half of the rest: its powers' coefficients are doubled, exactly.
   const Split n = split(format, bounded, 2 * kLog2E, format.bias);
   const Term r = fma(n.whole, single ? -0x1.62e43p-2 : -0x1.62e42fefa39efp-2, bounded);
+  const auto q = pick(format, kExp32, kExp64, kExp64);
   std::vector<double> doubled = {1, 2};
+  doubled.reserve(doubled.size() + q.size());
   double factor = 4;
-  for (const double c : pick(format, kExp32, kExp64, kExp64)) {
+  for (const double c : q) {
     doubled.push_back(c * factor);
     factor *= 2;
   }
