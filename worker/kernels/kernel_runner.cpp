@@ -26,10 +26,6 @@ namespace {
 constexpr size_t kMostScratch = 64 << 20;
 // Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
 constexpr uint64_t kStreamedBytes = 4 << 20;
-// A group that moves so many bytes leaves little of its first results in the caches for who reads them next, so these
-// need not be fetched to be written. (Three quarters of a third cache of 32 MB. What the system says of its size is the
-// whole processor's, also where this machine has two cores of it.)
-constexpr uint64_t kMovedPastCaches = 24 << 20;
 // Points of all groups of a run that are worth waking threads: some 600 us of one core.
 constexpr double kPointsWorthWaking = 1 << 20;
 
@@ -231,7 +227,7 @@ class KernelProgram : public RunnerProgram {
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
     }
-    tunes_ ? choose_way(group) : use(group);
+    if (tunes_) choose_way(group);
     return group.way != GroupWay::kNodes;
   }
 
@@ -292,11 +288,27 @@ class KernelProgram : public RunnerProgram {
     }
     std::vector<GroupWay> ways = {GroupWay::kPlain};
     const auto offer = [&](GroupWay way, auto&& variant_of) {
-      if (add_variant(group, way, variant_of)) ways.push_back(way);
+      BoundGroup::Kernels kernels{way, {}, {}};
+      for (const codegen::Launch& launch : group.launches) {
+        CompiledKernel* const kernel =
+            options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
+        if (kernel == nullptr) return;
+        kernels.of.push_back(kernel);
+        kernels.prepared.add(launch, *kernel);
+      }
+      ways.push_back(way);
+      group.kernels.push_back(std::move(kernels));
     };
     const std::optional<GroupWay> known = options_.choices->find(group.key);
     const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
-    if (may_stream(group) && wanted(GroupWay::kStreams)) offer(GroupWay::kStreams, streamed);
+    uint64_t stored = 0;
+    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
+    if (stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream) &&
+        wanted(GroupWay::kStreams)) {
+      offer(GroupWay::kStreams, [](const codegen::Launch& launch) {
+        return codegen::cpu::Variant{.streams = Launches::may_stream(launch)};
+      });
+    }
     if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
       offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
@@ -312,40 +324,6 @@ class KernelProgram : public RunnerProgram {
     group.chosen = possible ? *known : GroupWay::kPlain;
     if (options_.tell_choice)
       options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
-  }
-
-  // Kernels for another way; false: there are none.
-  template <typename VariantOf>
-  bool add_variant(BoundGroup& group, GroupWay way, const VariantOf& variant_of) {
-    if (group.by(way).way == way) return true;
-    BoundGroup::Kernels kernels{way, {}, {}};
-    for (const codegen::Launch& launch : group.launches) {
-      CompiledKernel* const kernel =
-          options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
-      if (kernel == nullptr) return false;
-      kernels.of.push_back(kernel);
-      kernels.prepared.add(launch, *kernel);
-    }
-    group.kernels.push_back(std::move(kernels));
-    return true;
-  }
-
-  static codegen::cpu::Variant streamed(const codegen::Launch& launch) {
-    return {.streams = Launches::may_stream(launch)};
-  }
-
-  static bool may_stream(const BoundGroup& group) {
-    uint64_t stored = 0;
-    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
-    return stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream);
-  }
-
-  // Results of large groups go past the caches, also where nothing is tuned.
-  void stream_large(BoundGroup& group) {
-    uint64_t moved = 0;
-    for (const codegen::Launch& launch : group.launches) moved += Launches::moved_bytes(launch);
-    if (moved < kMovedPastCaches || !may_stream(group)) return;
-    if (add_variant(group, GroupWay::kStreams, streamed)) group.chosen = GroupWay::kStreams;
   }
 
   // Code for rows of one size alone: its own size is told exactly, others by powers of two.
@@ -460,8 +438,7 @@ class KernelProgram : public RunnerProgram {
     }
     if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
     group.fits = kernels.prepared.scratch() <= kMostScratch;
-    if (!group.fits) return refuse(group, "its rows are too long for what a thread keeps of them");
-    stream_large(group);
+    if (!group.fits) refuse(group, "its rows are too long for what a thread keeps of them");
   }
 
   // Numbers of a node that loops of our own take as they are when it is bound.

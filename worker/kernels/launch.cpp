@@ -452,22 +452,6 @@ uint64_t Launches::stored_bytes(const Launch& launch) {
   return bytes;
 }
 
-uint64_t Launches::moved_bytes(const Launch& launch) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < launch.operands.size(); ++i) {
-    const Binding& binding = launch.operands[i];
-    uint64_t places = 1;
-    for (size_t d = 0; d < launch.sizes.size(); ++d) {
-      if (binding.strides[d] != 0) places *= static_cast<uint64_t>(launch.sizes[d]);
-    }
-    for (size_t d = 0; d < launch.outer.size(); ++d) {
-      if (binding.outer[d] != 0) places *= static_cast<uint64_t>(launch.outer[d]);
-    }
-    bytes += places * ir::item_size(launch.kernel.operands[i].dtype);
-  }
-  return bytes;
-}
-
 bool Launches::are_aligned(std::span<const tr_buffer> buffers) const {
   return std::ranges::all_of(list_, [&](const Prepared& p) {
     return std::ranges::all_of(p.launch->kernel.stores, [&](const codegen::Store& store) {

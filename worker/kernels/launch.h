@@ -27,8 +27,6 @@ class Launches {
   static bool may_stream(const codegen::Launch& launch);
   // Bytes that it stores, beside sums over rows.
   static uint64_t stored_bytes(const codegen::Launch& launch);
-  // Bytes that it reads and writes, each once.
-  static uint64_t moved_bytes(const codegen::Launch& launch);
   // Whether, of kernels that may stream, what they store to lies as they want it in this run.
   bool are_aligned(std::span<const tr_buffer> buffers) const;
 
