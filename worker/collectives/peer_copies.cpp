@@ -101,7 +101,7 @@ Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& 
   if (Status status = swap(mesh, peer, 0, limits, here, &there); !status.ok()) return status;
   const std::string none_here = text_of(here.why), none_there = text_of(there.why);
   const std::string name_here = mesh.name_of(mesh.rank()), name_there = mesh.name_of(peer);
-  if (!none_here.empty() || !none_there.empty()) {
+  if (mine == nullptr || !none_here.empty() || !none_there.empty()) {
     if (piece) piece->was_read();  // nobody will
     const auto tell = [why](const std::string& name, const std::string& none) {
       if (none.empty()) return;
