@@ -9,7 +9,7 @@
 
 #include "ir/op_table.h"
 
-// The boxed kernels: one registered per ATen op, found by walking the dispatcher.
+// The kernels that record: one registered per ATen op, found by walking the dispatcher.
 namespace torch_remote::frontend {
 
 // Registers a kernel that records for every op that needs one: all that the op table lists, and every other op that has

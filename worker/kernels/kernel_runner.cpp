@@ -36,9 +36,10 @@ struct BoundGroup {
   std::vector<ir::Sym> symbols;  // those and others that the launches depend on
   std::vector<int64_t> values;   // theirs
   bool bound = false;
-  bool fits = false;     // one loop nest does it with these values
-  bool taken = false;    // and it is done so
-  bool refused = false;  // somebody was told that it is not, and why
+  bool fits = false;        // one loop nest does it with these values
+  bool taken = false;       // and it is done so
+  bool refused = false;     // somebody was told that it is not, and why
+  bool by_library = false;  // it is a product, and `library_product` does it
   std::vector<codegen::Launch> launches;
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
@@ -62,10 +63,9 @@ struct BoundGroup {
   mutable bool shares = false;
   // Instead of launches:
   std::unique_ptr<Attention> attention;
-  // Of one product, ways that it may be done in; which one is, if it is taken.
+  // Of one product, ways that it may be done in.
   std::unique_ptr<Product> product;
   std::unique_ptr<LibraryProduct> library_product;
-  bool by_library = false;
 
   bool is_product() const { return product != nullptr || library_product != nullptr; }
   double product_points() const { return product != nullptr ? product->points() : library_product->points(); }
