@@ -43,8 +43,9 @@ void ReadAhead::keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
   snapshot->sequence = sequence;
   drop(buffer);
   if (order_.size() >= kMostSnapshots) {
-    drop(order_.front());
-    order_.pop_front();
+    const uint64_t oldest = order_.front();
+    order_.pop_front();  // before the drop, which may empty the list
+    drop(oldest);
   }
   order_.push_back(buffer);
   snapshots_[buffer] = std::move(snapshot);

@@ -153,6 +153,23 @@ TEST_F(ReadAheadTest, ACopyKeepsWhatItsSourceLost) {
   EXPECT_TRUE(ahead.find(copy));
 }
 
+// The list of what is kept, oldest first, has places whose snapshots are gone; it empties with the last snapshot.
+TEST_F(ReadAheadTest, TheLastOneMakesRoomForTheNext) {
+  constexpr uint64_t kMost = 256;
+  const auto keep_new = [&](uint64_t id) { keep(id, Snapshot::State::kThere, 4); };
+  keep_new(1);
+  for (uint64_t id = 2; id <= kMost; ++id) {
+    keep_new(id);
+    ahead.freed(std::vector<uint64_t>{id});
+  }
+  keep_new(1000);
+  EXPECT_FALSE(ahead.find(1));
+  EXPECT_TRUE(ahead.find(1000));
+  for (uint64_t id = 1001; id <= 1000 + kMost; ++id) keep_new(id);
+  EXPECT_FALSE(ahead.find(1000));
+  for (uint64_t id = 1001; id <= 1000 + kMost; ++id) EXPECT_TRUE(ahead.find(id)) << id;
+}
+
 TEST_F(ReadAheadTest, KeepsSoMany) {
   for (uint64_t id = 1; id <= 2000; ++id) keep(id, Snapshot::State::kThere, 4);
   EXPECT_FALSE(ahead.find(1));
