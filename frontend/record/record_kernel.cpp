@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "frontend/device/current_device.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/in_place.h"
@@ -44,7 +45,7 @@ c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
       if (t.defined() && is_remote(t)) return t.device().index();
     } else if (value.isDevice()) {
       if (value.toDevice().type() == c10::DeviceType::PrivateUse1) {
-        return value.toDevice().has_index() ? value.toDevice().index() : 0;
+        return value.toDevice().has_index() ? value.toDevice().index() : current_device();
       }
     } else if (value.isList() && op.desc->args[i].role == ir::ArgRole::kOperand) {
       for (const IValue& item : value.toListRef()) {
@@ -191,7 +192,7 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
     }
     switch (result.kind) {
       case ir::ResultKind::kTensor: {
-        const c10::Storage storage = storages[tensor++];
+        const c10::Storage& storage = storages[tensor++];
         const int64_t dtype = word();
         if (dtype < 0) {
           values.push_back(at::Tensor());

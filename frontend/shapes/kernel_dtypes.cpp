@@ -55,7 +55,8 @@ ScalarType computed_in(const OpEntry& op, const IValue* args) {
 
 // Raises if `op` is to compute in `dtype`, and the rows of one of these names refuse it.
 void refuse(const OpEntry& op, const IValue* args, ScalarType dtype, std::initializer_list<std::string_view> names) {
-  for (uint32_t i = 0; i < op.arg_count; ++i) {  // kernels that have nothing to do may not look
+  const bool looks = op.desc->family == ir::Family::kPointwise;  // others that have nothing to do may not look
+  for (uint32_t i = 0; !looks && i < op.arg_count; ++i) {
     if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().numel() == 0) return;
   }
   for (const Row& row : kRows) {

@@ -2,6 +2,7 @@
 // and torch.compile runs the op while it traces: a random one then takes numbers that the program was to have. And
 // those of eager calls of ops of which torch's say other strides than CPU's kernels make.
 #include <ATen/ATen.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
 
@@ -124,8 +125,7 @@ at::Tensor batch_norm_backward_elemt(const at::Tensor&, const at::Tensor& input,
   return at::empty_like(input);
 }
 
-// -- of CPU's strides
-// --------------------------------------------------------------------------------------------------
+// -- of CPU's strides -------------------------------------------------------------------------------------------------
 
 // Packed: torch's has the gradient in the layout of `self`.
 at::Tensor glu_backward(const at::Tensor&, const at::Tensor& self, int64_t dim) {
@@ -140,6 +140,25 @@ at::Tensor glu_backward(const at::Tensor&, const at::Tensor& self, int64_t dim) 
 at::Tensor nonzero_static(const at::Tensor& self, int64_t size, int64_t) {
   TORCH_CHECK(size >= 0, "nonzero_static: 'size' must be an non-negative integer");
   return at::empty({size, self.dim()}, self.options().dtype(at::kLong));
+}
+
+// CPU has a kernel for whole exponents, which it gives its operands as they are; for others it multiplies by a power of
+// two, made from a number or from a tensor.
+at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
+  const auto dtype = self.scalar_type();
+  if (c10::isFloatingType(dtype) && c10::isIntegralType(other.scalar_type(), /*includeBool=*/true)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(other.scalar_type() != at::kBool, "\"ldexp_cpu_exp\" not implemented for 'Bool'");
+    at::TensorIterator iterator = at::TensorIteratorConfig()
+                                      .add_owned_output(at::Tensor())
+                                      .add_owned_const_input(self)
+                                      .add_owned_const_input(other)
+                                      .check_all_same_dtype(false)
+                                      .declare_static_dtype(dtype)
+                                      .build();
+    return iterator.output();
+  }
+  const bool number = dtype == at::kFloat || c10::isIntegralType(dtype, /*includeBool=*/true);
+  return at::mul(self, number ? at::pow(2.0, other) : at::pow(at::full({}, 2.0, self.options()), other));
 }
 
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
@@ -160,7 +179,9 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
   static const auto kGlu = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward);
   static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
+  static const auto kLdexp = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp);
   if (opcode == ir::ops::aten_glu_backward) return &kGlu;
+  if (opcode == ir::ops::aten_ldexp_Tensor) return &kLdexp;
   return opcode == ir::ops::aten_nonzero_static ? &kNonzero : nullptr;
 }
 

@@ -139,6 +139,23 @@ saved.seek(0)
 assert torch.load(saved, weights_only=False).weight.device == torch.device("remote:1")
 """
 
+FACTORIES = """
+import torch, torch_remote
+torch.remote.set_device(1)
+for make in (
+    lambda: torch.zeros(2, device="remote"), lambda: torch.empty(2, device="remote"),
+    lambda: torch.full((2,), 1.0, device="remote"), lambda: torch.arange(3, device="remote"),
+    lambda: torch.eye(3, device="remote"), lambda: torch.linspace(0, 1, 3, device="remote"),
+    lambda: torch.logspace(0, 1, 3, device="remote"), lambda: torch.tril_indices(3, 3, device="remote"),
+    lambda: torch.hann_window(4, device="remote"), lambda: torch.rand(2, device="remote"),
+    lambda: torch.randint(3, (2,), device="remote"), lambda: torch.randperm(4, device="remote"),
+    lambda: torch.normal(0.0, 1.0, (2,), device="remote"), lambda: torch.tensor([1], device="remote"),
+    lambda: torch.zeros(2).to("remote"), lambda: torch.ones(2, device="remote:0").to("remote"),
+):
+    assert make().device.index == 1
+assert torch.arange(3, device="remote:0").device.index == 0
+"""
+
 CURRENT = """
 import torch, torch_remote
 stream = torch.remote.Stream(device=1)
@@ -182,6 +199,10 @@ assert torch.remote.stats()["flushes"] == torch.remote.stats()["round_trips"] ==
 @pytest.mark.parametrize("workers", ["local,local", "inproc,inproc"])
 def test_storages_stay_on_their_device(script, workers):
     script(STORAGES, TORCH_REMOTE_WORKER=workers)
+
+
+def test_calls_that_name_no_number_go_to_the_current_device(script):
+    script(FACTORIES, TORCH_REMOTE_WORKER="local,local")
 
 
 def test_the_current_device_memory_and_counters_of_two(script):

@@ -214,6 +214,17 @@ def scatter(make: Make) -> Iterator[SampleInput]:
         yield SampleInput(make((3, 4)), args=(1, index, 1.5), kwargs={"reduce": reduce})
 
 
+def ldexp(make: Make) -> Iterator[SampleInput]:
+    """Whole exponents, which CPU has a kernel of their own for: 2 to the y alone would be 0 or infinite."""
+    far = torch.tensor([[-200], [200], [-149], [7]])
+    for exponent in (far, far.to(torch.int16), far.to(torch.int32).expand(4, 3)):
+        yield SampleInput(make((4, 3)) * 2.0 ** far.clamp(-6, 6).neg(), args=(exponent,))
+    lying = torch.arange(-7, 8, dtype=torch.int16).reshape(1, 5, 1, 3).permute(2, 3, 0, 1)
+    yield SampleInput(make((5, 1, 4, 1)), args=(lying,))
+    yield SampleInput(make((3, 5)).t(), args=(lying.reshape(3, 5).t(),))
+    yield SampleInput(make((5, 3)), args=(make((1, 3)).detach().double(),))
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -229,6 +240,7 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     **{f"nn.functional.pad.{mode}": partial(pad, mode=mode) for mode in ("reflect", "replicate", "circular")},
     **{f"nn.functional.{name}": dropout for name in ("dropout", "dropout2d", "dropout3d", "alpha_dropout")},
     "scatter": scatter,
+    "ldexp": ldexp,
 }
 OF_COMPLEX = ("scatter",)
 
