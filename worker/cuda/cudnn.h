@@ -61,6 +61,9 @@ enum class PointwiseMode : int {
 };
 enum class ReductionMode : int { kAdd = 0, kMax = 3 };
 enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
+// cudnnBackendNormMode_t, cudnnBackendNormFwdPhase_t
+enum class NormMode : int { kBatch = 2 };
+enum class NormPhase : int { kTraining = 1 };
 // cudnnBackendNumericalNote_t: what an engine does to numbers.
 enum class Note : int {
   kTensorCore = 0,
@@ -91,6 +94,8 @@ enum class Kind : int {
   kMatmulOperation = 19,
   kReduction = 21,
   kReductionOperation = 22,
+  kNormForward = 29,
+  kNormBackward = 30,
   kReshapeOperation = 31,
 };
 
@@ -109,6 +114,8 @@ enum class Is : int {
   kPointwiseMode = 14,   // PointwiseMode
   kDescriptor = 15,      // Descriptor
   kReductionMode = 18,   // ReductionMode
+  kNormMode = 27,        // NormMode
+  kNormPhase = 28,       // NormPhase
 };
 
 // cudnnBackendAttributeName_t
@@ -177,6 +184,29 @@ enum class Attribute : int {
   kReductionFrom = 1610,
   kReductionTo = 1611,
   kReductionDescriptor = 1612,
+  kNormForwardMode = 2000,
+  kNormForwardPhase = 2001,
+  kNormForwardFrom = 2002,
+  kNormForwardMean = 2003,
+  kNormForwardDeviation = 2004,  // 1 / deviation
+  kNormForwardScale = 2005,
+  kNormForwardBias = 2006,
+  kNormForwardEpsilon = 2007,
+  kNormForwardMomentum = 2008,
+  kNormForwardMeanBefore = 2009,
+  kNormForwardVarianceBefore = 2010,
+  kNormForwardMeanAfter = 2011,
+  kNormForwardVarianceAfter = 2012,
+  kNormForwardTo = 2013,
+  kNormBackwardMode = 2100,
+  kNormBackwardFrom = 2101,
+  kNormBackwardMean = 2102,
+  kNormBackwardDeviation = 2103,
+  kNormBackwardGrad = 2104,
+  kNormBackwardScale = 2105,
+  kNormBackwardGradScale = 2107,
+  kNormBackwardGradBias = 2108,
+  kNormBackwardTo = 2109,
   kReshapeFrom = 2200,
   kReshapeTo = 2201,
 };

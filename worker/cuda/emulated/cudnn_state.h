@@ -87,6 +87,28 @@ struct DnnOperations {
   bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
 };
 
+// -- a graph of batch norm, forward or back
+
+struct DnnNorm {
+  bool backward = false;
+  std::map<dnn::Attribute, DnnTensor> tensors;
+
+  const DnnTensor* find(dnn::Attribute attribute) const {
+    const auto found = tensors.find(attribute);
+    return found == tensors.end() ? nullptr : &found->second;
+  }
+  // That are written.
+  bool makes(dnn::Attribute attribute) const;
+};
+
+inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
+// Whether an operation is one, when it is finalized, and what it is. An error: *why.
+dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
+// Whether there are engines for it.
+dnn::Result can_norm(const DnnNorm& norm, std::string* why);
+void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses,
+             const std::map<int64_t, float>& numbers);
+
 // Whether the sizes of an operation (no convolution) fit, when it is finalized. An error: *why.
 dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
 // The operations of a graph, each finalized alone. An error: *why.

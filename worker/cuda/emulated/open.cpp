@@ -17,6 +17,7 @@
 #include "worker/cuda/attention_runner.h"
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/cudnn_units.h"
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
@@ -95,23 +96,24 @@ DeviceOpener device_opener(int ordinal) {
         {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
         &device);
     if (!status.ok()) return status;
-    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
-    opened->runners.push_back(make_cuda_runner(*device, written));
-    opened->runners.push_back(make_product_runner(
-        *device,
-        [](lt::Table* table) {
-          *table = cublaslt();
-          return Status();
-        },
-        ""));
     const auto table = std::make_shared<CudnnTable>([](dnn::Table* opened_table) {
       *opened_table = cudnn();
       return Status();
     });
+    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
+    const std::shared_ptr<WrittenUnits> units = make_cudnn_units(*device, table, "", written);
+    opened->runners.push_back(make_cuda_runner(*device, units));
+    opened->runners.push_back(make_product_runner(
+        *device,
+        [](lt::Table* products) {
+          *products = cublaslt();
+          return Status();
+        },
+        ""));
     opened->runners.push_back(make_convolution_runner(*device, table, ""));
     opened->runners.push_back(make_attention_runner(*device, table, "", written));
     opened->runners.push_back(
-        make_op_runner(*device, written, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+        make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();
