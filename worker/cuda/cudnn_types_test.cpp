@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "cudnn_adv.h"
 #include "cudnn_graph.h"
+#include "ir/rnn.h"
 #include "worker/cuda/cudnn.h"
 
 namespace torch_remote::worker::cuda::dnn {
@@ -203,6 +205,54 @@ TORCH_REMOTE_SAME(Attribute::kNormBackwardGradBias, CUDNN_ATTR_OPERATION_NORM_BW
 TORCH_REMOTE_SAME(Attribute::kNormBackwardTo, CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC);
 TORCH_REMOTE_SAME(Attribute::kReshapeFrom, CUDNN_ATTR_OPERATION_RESHAPE_XDESC);
 TORCH_REMOTE_SAME(Attribute::kReshapeTo, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+TORCH_REMOTE_SAME(ir::RnnMode::kRelu, CUDNN_RNN_RELU);
+TORCH_REMOTE_SAME(ir::RnnMode::kTanh, CUDNN_RNN_TANH);
+TORCH_REMOTE_SAME(ir::RnnMode::kLstm, CUDNN_LSTM);
+TORCH_REMOTE_SAME(ir::RnnMode::kGru, CUDNN_GRU);
+TORCH_REMOTE_SAME(RnnAlgorithm::kStandard, CUDNN_RNN_ALGO_STANDARD);
+TORCH_REMOTE_SAME(RnnBias::kNone, CUDNN_RNN_NO_BIAS);
+TORCH_REMOTE_SAME(RnnBias::kDouble, CUDNN_RNN_DOUBLE_BIAS);
+TORCH_REMOTE_SAME(RnnDirection::kOne, CUDNN_UNIDIRECTIONAL);
+TORCH_REMOTE_SAME(RnnDirection::kBoth, CUDNN_BIDIRECTIONAL);
+TORCH_REMOTE_SAME(RnnInput::kLinear, CUDNN_LINEAR_INPUT);
+TORCH_REMOTE_SAME(RnnLayout::kSteps, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED);
+TORCH_REMOTE_SAME(ForwardMode::kInference, CUDNN_FWD_MODE_INFERENCE);
+TORCH_REMOTE_SAME(ForwardMode::kTraining, CUDNN_FWD_MODE_TRAINING);
+TORCH_REMOTE_SAME(MathType::kTensorCores, CUDNN_TENSOR_OP_MATH);
+TORCH_REMOTE_SAME(MathType::kExact, CUDNN_FMA_MATH);
+TORCH_REMOTE_SAME(GradMode::kAdd, CUDNN_WGRAD_MODE_ADD);
+static_assert(kRnnUnpacked == CUDNN_RNN_PADDED_IO_ENABLED);
+
+// Recurrent layers are described without a GPU, too: those of all types that we ask for.
+TEST(Cudnn, TakesRecurrentLayers) {
+  LibraryPlaces places;
+  places.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  Table table;
+  const Status status = open(places, &table);
+  if (!status.ok()) GTEST_SKIP() << status.message();
+  for (const Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16}) {
+    for (const int mode : {0, 1, 2, 3}) {
+      for (const auto direction : {RnnDirection::kOne, RnnDirection::kBoth}) {
+        RnnDescriptor rnn = nullptr;
+        ASSERT_EQ(table.rnn_create(&rnn), Result::kSuccess);
+        const MathType math = type == Type::kFloat32 ? MathType::kExact : MathType::kTensorCores;
+        const Status set = to_status(
+            table,
+            table.rnn_set(rnn, RnnAlgorithm::kStandard, mode, mode == 0 ? RnnBias::kNone : RnnBias::kDouble, direction,
+                          RnnInput::kLinear, type, Type::kFloat32, math, 5, 7, 7, 1, nullptr, kRnnUnpacked),
+            "cudnnSetRNNDescriptor_v8");
+        EXPECT_TRUE(set.ok()) << set.message();
+        EXPECT_EQ(table.rnn_destroy(rnn), Result::kSuccess);
+      }
+    }
+    RnnDataDescriptor data = nullptr;
+    ASSERT_EQ(table.rnn_data_create(&data), Result::kSuccess);
+    const int lengths[] = {4, 4, 4};
+    EXPECT_EQ(table.rnn_data_set(data, type, RnnLayout::kSteps, 4, 3, 5, lengths, nullptr), Result::kSuccess);
+    EXPECT_EQ(table.rnn_data_destroy(data), Result::kSuccess);
+  }
+}
 
 // Descriptors can be made without a GPU, and say what is wrong.
 TEST(Cudnn, TakesDescriptions) {

@@ -22,7 +22,7 @@ namespace torch_remote::worker::cuda {
 template <typename Library>
 class LateLibrary {
  public:
-  LateLibrary(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
+  LateLibrary(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder = "")
       : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
@@ -31,7 +31,10 @@ class LateLibrary {
     if (library_ == nullptr && status_.ok()) {
       const dnn::Table* const table = table_->get(&status_);
       if (table != nullptr) {
-        status_ = Library::open(device_.shared_gpu(), device_.memory(), {.table = table, .folder = folder_}, &library_);
+        typename Library::Options options;
+        options.table = table;
+        if constexpr (requires { options.folder; }) options.folder = folder_;
+        status_ = Library::open(device_.shared_gpu(), device_.memory(), options, &library_);
       }
     }
     return library_.get();

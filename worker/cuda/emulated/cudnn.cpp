@@ -779,6 +779,7 @@ dnn::Table cudnn() {
   table.set_attribute = set_attribute;
   table.get_attribute = get_attribute;
   table.execute = execute;
+  add_rnn_functions(table);
   return table;
 }
 
@@ -796,6 +797,9 @@ std::string cudnn_left() {
   };
   tell(count_objects<dnn::HandleState>(), "handle");
   tell(count_objects<dnn::DescriptorState>(), "descriptor");
+  tell(count_objects<dnn::RnnDescriptorState>() + count_objects<dnn::RnnDataDescriptorState>() +
+           count_objects<dnn::TensorDescriptorState>(),
+       "descriptor of a recurrent layer");
   return text;
 }
 

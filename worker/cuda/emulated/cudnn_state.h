@@ -32,6 +32,21 @@ struct DescriptorState {
   std::map<Attribute, Value> values;
 };
 
+// Of recurrent layers; 0: nobody has set it.
+struct TensorDescriptorState {
+  Type type = Type::kFloat32;
+  std::vector<int> sizes, strides;
+};
+struct RnnDataDescriptorState {
+  Type type = Type::kFloat32;
+  int steps = 0, batch = 0, elements = 0;
+};
+struct RnnDescriptorState {
+  int mode = 0, inputs = 0, units = 0, directions = 0;
+  bool biases = false;
+  Type type = Type::kFloat32;
+};
+
 }  // namespace torch_remote::worker::cuda::dnn
 
 namespace torch_remote::worker::cuda::emulated {
@@ -120,6 +135,10 @@ void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& ad
              const std::map<int64_t, float>& numbers);
 // Rows of elements that lie side by side, in bytes from the tensor's address: f(at, bytes).
 void for_each_row(const DnnTensor& tensor, const std::function<void(uint64_t at, uint64_t bytes)>& f);
+
+// -- recurrent layers
+
+void add_rnn_functions(dnn::Table& table);
 
 // -- descriptors
 

@@ -97,6 +97,10 @@ DeviceOpener device_opener(int ordinal) {
         &device);
     if (!status.ok()) return status;
     const auto table = std::make_shared<CudnnTable>([](dnn::Table* opened_table) {
+      const char* const without = std::getenv("TORCH_REMOTE_TEST_WITHOUT_CUDNN");
+      if (without != nullptr && *without == '1') {
+        return Status{ErrorCode::kUnsupported, "cuda: no libcudnn.so: TORCH_REMOTE_TEST_WITHOUT_CUDNN is set"};
+      }
       *opened_table = cudnn();
       return Status();
     });
