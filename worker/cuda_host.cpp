@@ -17,6 +17,7 @@
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/cudnn.h"
 #include "worker/cuda/cudnn_units.h"
+#include "worker/cuda/nccl_collectives.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 
@@ -66,6 +67,8 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
     opened->runners.push_back(cuda::make_op_runner(
         *device, units, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+    opened->collectives = cuda::make_nccl_collectives(
+        device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();

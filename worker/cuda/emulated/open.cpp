@@ -1,6 +1,7 @@
 #include "worker/cuda/emulated/open.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -21,7 +22,9 @@
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
+#include "worker/cuda/emulated/emulated_nccl.h"
 #include "worker/cuda/emulated/written.h"
+#include "worker/cuda/nccl_collectives.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 #include "worker/runner/plugin_loader.h"
@@ -68,6 +71,15 @@ AtenSource aten_in_software(const std::string& plugin) {
     return status;
   };
   return source;
+}
+
+// TORCH_REMOTE_TEST_NCCL: "missing", or "refused 1", the rank whose GPU is another one's, too.
+Status nccl_in_software(nccl::Table* table) {
+  const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
+  const std::string_view what = given != nullptr ? given : "";
+  if (what == "missing") return {ErrorCode::kUnsupported, "cuda: no libnccl.so: TORCH_REMOTE_TEST_NCCL says so"};
+  *table = nccl(what.starts_with("refused ") ? std::atoi(given + 8) : -1);
+  return {};
 }
 
 }  // namespace
@@ -118,6 +130,7 @@ DeviceOpener device_opener(int ordinal) {
     opened->runners.push_back(make_attention_runner(*device, table, "", written));
     opened->runners.push_back(
         make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+    opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();
@@ -147,6 +160,7 @@ ProbeSource probe_source() {
                 *table = cudnn();
                 return Status();
               },
+          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return nccl_in_software(table); },
           .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
           .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
           .path = "in software"};
@@ -159,7 +173,9 @@ void tell_calls() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread([signals, path = std::string(path)] {
+  std::string own = path;  // "%" is the process's number
+  if (const size_t at = own.find('%'); at != std::string::npos) own.replace(at, 1, std::to_string(getpid()));
+  std::thread([signals, path = std::move(own)] {
     for (int signal = 0; sigwait(&signals, &signal) == 0;) {
       const std::string part = path + ".part";
       std::ofstream file(part, std::ios::trunc);
