@@ -1,6 +1,6 @@
-"""Collective ops between workers on GPUs by NCCL, both in software: who does them, and what happens where it is missing,
-is refused, or a rank is gone. That they give what gloo gives is tests/distributed/test_collectives.py, which runs on
-such workers, too."""
+"""Collective ops between workers on GPUs by NCCL, both in software: who does them, and what happens where it is
+missing, is refused, or a rank is gone. That they give what gloo gives is tests/distributed/test_collectives.py, which
+runs on such workers, too."""
 
 from __future__ import annotations
 

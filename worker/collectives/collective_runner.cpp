@@ -315,7 +315,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
     if (Status status = fetch(tensor); !status.ok()) return status;
   }
   if (sends_data(op)) {
-    const Status failure = find_failure(run, number);
+    Status failure = find_failure(run, number);
     if (!failure.ok() && op == Op::kCopySend) {  // which is the other end's
       runner_.copies_.leave_out(call.numbers[0], call.numbers[1], failure);
       return {};

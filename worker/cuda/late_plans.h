@@ -32,7 +32,7 @@ struct LatePlanOptions {
   const dnn::Table* table = nullptr;
   uint64_t workspace = uint64_t{1} << 30;  // bytes that a plan may want
   size_t timed = 3;                        // how many proposals are looked at
-  std::string folder;                      // where choices are kept; empty: nowhere. Others cannot write there
+  std::string folder = {};                 // where choices are kept; empty: nowhere. Others cannot write there
 };
 
 template <typename Problem>

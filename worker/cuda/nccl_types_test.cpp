@@ -1,12 +1,12 @@
 // Our declarations beside those of NVIDIA's nccl.h (2.18 or later). Where that is not on the include path, this cannot
 // be compiled: see docs/build.md.
 #include <gtest/gtest.h>
+#include <nccl.h>  // NVIDIA's, not the one beside this file
 
 #include <cstddef>
 #include <cstdlib>
 #include <type_traits>
 
-#include "nccl.h"  // NVIDIA's
 #include "worker/cuda/nccl.h"
 
 namespace torch_remote::worker::cuda::nccl {

@@ -196,11 +196,10 @@ Reduction reduction_of(nccl::Reduction reduction) {
   }
 }
 
-// What a call has the stream do with its memory.
-using Compute = std::function<void(const End& end, std::byte* from, std::byte* to)>;
-
+// `compute`: what the stream does with the call's memory, compute(end, from, to).
+template <typename F>
 Status queue(const char* name, nccl::Group group, Stream stream, const void* from, size_t from_bytes, void* to,
-             size_t to_bytes, Compute compute) {
+             size_t to_bytes, F&& compute) {
   Call call(name);
   if (!call.ready()) return Status::kCudaError;
   if (!is_there(group)) return Status::kInvalidArgument;
@@ -213,7 +212,7 @@ Status queue(const char* name, nccl::Group group, Stream stream, const void* fro
   auto* const written = find(to, to_bytes);
   if ((read == nullptr && from_bytes != 0) || (written == nullptr && to_bytes != 0)) return Status::kInvalidArgument;
   auto work = [machine = call.machine, gpu = call.gpu, end = group->end, read, written, to_bytes,
-               compute = std::move(compute)] {
+               compute = std::forward<F>(compute)] {
     compute(*end, read, written);
     if (machine->options.checked && to_bytes != 0) (void)gpu->device->memory().written(written, to_bytes);
     return Result::kSuccess;
