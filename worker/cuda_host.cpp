@@ -16,6 +16,8 @@
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/cuda_runner.h"
 #include "worker/cuda/cudnn.h"
+#include "worker/cuda/cudnn_units.h"
+#include "worker/cuda/nccl_collectives.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 
@@ -54,16 +56,19 @@ DeviceOpener cuda_device_opener(int ordinal) {
     std::unique_ptr<cuda::CudaDevice> device;
     if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
     if (!status.ok()) return status;
-    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
-    opened->runners.push_back(cuda::make_cuda_runner(*device, written));
-    opened->runners.push_back(cuda::make_product_runner(
-        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
     const auto cudnn = std::make_shared<cuda::CudnnTable>(
         [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
+    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
+    const std::shared_ptr<cuda::WrittenUnits> units = cuda::make_cudnn_units(*device, cudnn, cache_folder(), written);
+    opened->runners.push_back(cuda::make_cuda_runner(*device, units));
+    opened->runners.push_back(cuda::make_product_runner(
+        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
     opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
     opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
     opened->runners.push_back(cuda::make_op_runner(
-        *device, written, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+        *device, units, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+    opened->collectives = cuda::make_nccl_collectives(
+        device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
     opened->dtypes = cuda::dtypes();

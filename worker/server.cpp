@@ -212,6 +212,7 @@ Status Server::open_device() {
   // Before those that take any op.
   CollectiveOptions collectives;
   collectives.device = on_.device.get();
+  collectives.collectives = on_.collectives;
   collectives.host = options_.peer_host;
   collectives.sequence = [this] { return running_; };
   collectives.interrupted = [this](uint64_t sequence) {

@@ -9,6 +9,7 @@
 
 #include "ir/status.h"
 #include "remote/transport/transport.h"
+#include "worker/collectives/device_collectives.h"
 #include "worker/device/device.h"
 #include "worker/files.h"
 #include "worker/runner/plugin.h"
@@ -22,6 +23,7 @@ struct ServerOptions;
 // What a session runs on: a device, and who does nodes there, in the order of preference.
 struct OpenDevice {
   std::unique_ptr<Device> device;
+  std::shared_ptr<DeviceCollectives> collectives;  // null: it has none
   Runners runners;
   // Of the runners that do groups; no targets: none does.
   std::vector<std::string> targets;

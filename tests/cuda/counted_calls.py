@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 
 from torch_remote._C import worker_info
 
-CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", f"/tmp/torch_remote_calls_{os.getpid()}"))
+# (Not named after this process: in Bazel's sandboxes several have the same number, and one /tmp.)
+CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", tempfile.mkdtemp() + "/calls"))
 
 
 def counted() -> Counter[str]:

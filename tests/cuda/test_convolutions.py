@@ -201,3 +201,12 @@ def test_models_train(remote, make):
 
     for got, want in zip(steps(remote), steps("cpu"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 0), (2, 3, 5, 0)], ids=str)
+def test_images_without_points_are_an_error(remote, shape):
+    weight = torch.ones(2, 3, *[2] * (len(shape) - 2))
+    convolve = F.conv1d if len(shape) == 3 else F.conv2d
+    for device in ("cpu", remote):
+        with pytest.raises(RuntimeError, match="Only zero batch or zero channel inputs are supported, but got input"):
+            convolve(torch.ones(shape, device=device), weight.to(device), padding=1).cpu()

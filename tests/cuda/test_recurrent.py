@@ -1,9 +1,14 @@
-"""Recurrent layers, with gradients, on a GPU in software, against CPU."""
+"""Recurrent layers, with gradients, on a GPU in software, against CPU: by cuDNN and, f64 and where there is none, by
+kernels of the worker's own."""
+
+import os
 
 import pytest
 import torch
+from counted_calls import counted
 from torch import nn
 
+WITHOUT = os.environ.get("TORCH_REMOTE_TEST_WITHOUT_CUDNN") == "1"
 TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
     torch.float64: {"rtol": 1e-9, "atol": 1e-10},
@@ -110,3 +115,30 @@ def test_a_model_learns(remote):
     got, expected = losses(remote), losses("cpu")
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     assert got[-1] < got[0]
+
+
+# Who does it: cuDNN all but f64, forward once, and backward once more before the gradients.
+@pytest.mark.parametrize(("dtype", "calls"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.float64, 0)], ids=str)
+def test_who_does_it(remote, dtype, calls):
+    before = counted()
+    check(remote, nn.LSTM, dtype=dtype)
+    done = counted() - before
+    calls = 0 if WITHOUT else calls
+    assert done["cudnnRNNForward"] == 2 * calls
+    assert done["cudnnRNNBackwardData_v8"] == calls
+    assert done["cudnnRNNBackwardWeights_v8"] == calls
+
+
+def test_frozen_weights_need_no_gradients(remote):
+    def run(device):
+        torch.manual_seed(4)
+        layer = nn.GRU(3, 4).requires_grad_(False).to(device)
+        x = torch.randn(5, 2, 3).to(device).requires_grad_()
+        layer(x)[0].square().sum().backward()
+        return x.grad.cpu()
+
+    before = counted()
+    torch.testing.assert_close(run(remote), run("cpu"), rtol=1e-4, atol=1e-5)
+    done = counted() - before
+    assert done["cudnnRNNBackwardData_v8"] == (0 if WITHOUT else 1)
+    assert done["cudnnRNNBackwardWeights_v8"] == 0

@@ -490,3 +490,14 @@ def test_attention_that_sees_nothing(remote):
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]).bool()
     made_there = F.scaled_dot_product_attention(q.to(remote), k.to(remote), v.to(remote), mask.to(remote))
     same(made_there, F.scaled_dot_product_attention(q, k, v, mask))
+
+
+def test_writes_to_elements_that_share_memory(remote):
+    for device in (torch.device("cpu"), remote):
+        row = torch.arange(1.0, 4, device=device)
+        row.expand(4, 1, 3).tril_()
+        one = torch.ones((), device=device)
+        torch._foreach_zero_([one.expand(2), row[:1]])
+        same = torch.ones(2, 1, device=device)
+        same.expand(2, 5).triu_(-1)
+        assert (row.tolist(), one.item(), same.tolist()) == ([0.0, 0.0, 0.0], 0.0, [[1.0], [1.0]]), device

@@ -1,5 +1,7 @@
 #include "worker/collectives/collective_runner.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -7,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -14,6 +17,7 @@
 
 #include "ir/op_table.h"
 #include "worker/collectives/collectives.h"
+#include "worker/collectives/device_group.h"
 #include "worker/collectives/direct_copies.h"
 #include "worker/collectives/lane.h"
 #include "worker/collectives/peers.h"
@@ -92,6 +96,9 @@ struct Group {
   std::unique_ptr<Lane> lane;  // once it was joined
   std::chrono::milliseconds time{0};
   uint64_t sequence = 0;  // of the last collective op
+  // Of all ranks' devices, and whether it was asked for.
+  std::shared_ptr<DeviceCollectives::Group> devices;
+  bool met = false;
 };
 
 using WorkPtr = std::shared_ptr<BackgroundWork>;
@@ -148,6 +155,11 @@ class CollectiveRunner final : public Runner {
   Status listen(Call& call);
   Status join(Call& call, WorkPtr* work);
   Status collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
+  // Whether the devices do it. Where nobody asked yet, all ranks' are asked now.
+  Status find_devices(Op op, const Call& call, bool* by_devices);
+  Status collective_on_devices(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
+  // The op comes next in the group's order. Not ok: one was left out.
+  Status take_turn(Group& group, uint64_t sequence);
   Status message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy_between_devices(Op op, const Call& call);
@@ -294,12 +306,16 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
       default:
         call.tensors.emplace_back();
         if (Status status = read_tensor(run, arg, &call.tensors.back()); !status.ok()) return status;
-        if (between_devices) break;
-        if (Status status = fetch(call.tensors.back()); !status.ok()) return status;
     }
   }
+  bool by_devices = false;
+  if (Status status = runner_.find_devices(op, call, &by_devices); !status.ok()) return status;
+  for (Call::Tensor& tensor : call.tensors) {
+    if (between_devices || by_devices) break;
+    if (Status status = fetch(tensor); !status.ok()) return status;
+  }
   if (sends_data(op)) {
-    const Status failure = find_failure(run, number);
+    Status failure = find_failure(run, number);
     if (!failure.ok() && op == Op::kCopySend) {  // which is the other end's
       runner_.copies_.leave_out(call.numbers[0], call.numbers[1], failure);
       return {};
@@ -307,6 +323,14 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
     if (!failure.ok()) return failure;
   }
   if (between_devices) return runner_.copy_between_devices(op, call);
+  if (by_devices) {
+    Status status = runner_.collective_on_devices(op, shared, work);
+    if (!status.ok()) return status;
+    (*work)->wait(runner_.options_.look);
+    status = (*work)->status();
+    *work = nullptr;
+    return status;
+  }
   Device& device = *runner_.options_.device;
   if ((op == Op::kSend || op == Op::kCopySend) && device.is_host_memory() && !stays) {
     Call::Tensor& sent = call.tensors[0];
@@ -438,6 +462,7 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
     if (!line.empty() && !remote::parse_address(line, line, &address).ok()) return damaged();
     plan.addresses.push_back(std::move(address));
   }
+  if (options_.collectives && options_.collectives->open().ok()) plan.offers = kOffersDeviceCollectives;
   group->time = std::chrono::milliseconds(timeout);
   if (!group->lane) group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told);
   *work = group->lane->connect(
@@ -493,19 +518,25 @@ Status perform(Op op, const Call& call, Reduction reduction, Collectives&& colle
 
 Status not_joined() { return failed("remote: the process group was not joined"); }
 
+Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
+  Mesh& mesh = group.lane->mesh();
+  if (sequence != group.sequence + 1) {
+    return mesh.fail(failed("remote: rank " + std::to_string(mesh.rank()) + " left out the collective op number " +
+                            std::to_string(group.sequence + 1) +
+                            " of the process group, as something that it needs had failed or was "
+                            "cancelled before; make a new process group when that is mended"));
+  }
+  group.sequence = sequence;
+  return {};
+}
+
 Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
   Group* const group = find_group(call->numbers[0]);
   if (group == nullptr) return no_group();
   if (!group->lane) return not_joined();
   Mesh& mesh = group->lane->mesh();
   const auto sequence = static_cast<uint64_t>(call->numbers[1]);
-  if (sequence != group->sequence + 1) {
-    return mesh.fail(failed("remote: rank " + std::to_string(mesh.rank()) + " left out the collective op number " +
-                            std::to_string(group->sequence + 1) +
-                            " of the process group, as something that it needs had failed or was "
-                            "cancelled before; make a new process group when that is mended"));
-  }
-  group->sequence = sequence;
+  if (Status status = take_turn(*group, sequence); !status.ok()) return status;
   Reduction reduction = Reduction::kSum;
   if (!call->text.empty()) {
     const auto found = reduction_from_name(call->text);
@@ -517,6 +548,98 @@ Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, Wo
     // An op that this rank could not do leaves the others without it.
     return status.ok() ? status : mesh.fail(status);
   });
+  return {};
+}
+
+CollectiveOp name_of(Op op) {
+  switch (op) {
+    case Op::kAllReduce:
+      return CollectiveOp::kAllReduce;
+    case Op::kReduce:
+      return CollectiveOp::kReduce;
+    case Op::kBroadcast:
+      return CollectiveOp::kBroadcast;
+    case Op::kAllGather:
+      return CollectiveOp::kAllGather;
+    case Op::kReduceScatter:
+      return CollectiveOp::kReduceScatter;
+    case Op::kAllToAll:
+      return CollectiveOp::kAllToAll;
+    default:
+      return CollectiveOp::kNone;
+  }
+}
+
+// What is wrong with an op, too, is told by the hosts' way: whatever it is, all ranks decide alike.
+Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices) {
+  *by_devices = false;
+  if (!options_.collectives || name_of(op) == CollectiveOp::kNone) return {};
+  Group* const group = find_group(call.numbers[0]);
+  if (group == nullptr || !group->lane || !options_.collectives->open().ok()) return {};
+  if (!group->met) {
+    std::string why;
+    const WorkPtr work = group->lane->add([this, group, &why, limits = limits_of(*group)](Mesh& mesh) {
+      // All are connected here.
+      if (!all_offer(mesh)) return mesh.status();
+      return worker::meet(mesh, *options_.collectives, limits, &group->devices, &why);
+    });
+    work->wait(options_.look);
+    if (Status status = work->status(); !status.ok()) return status;
+    group->met = true;
+    if (!why.empty()) spdlog::warn("collective ops go through the hosts' memory: {}", why);
+  }
+  if (group->devices == nullptr) return {};
+  const auto reduction = call.text.empty() ? Reduction::kSum : reduction_from_name(call.text);
+  const bool one_dtype = call.tensors.size() < 2 || call.tensors[0].dtype == call.tensors[1].dtype;
+  const int64_t root = op == Op::kReduce || op == Op::kBroadcast ? call.numbers[2] : 0;
+  *by_devices = reduction && one_dtype && root >= 0 && root < group->lane->mesh().size() &&
+                group->devices->does(name_of(op), call.tensors[0].dtype, *reduction);
+  return {};
+}
+
+Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
+  Group& group = *find_group(call->numbers[0]);
+  const auto sequence = static_cast<uint64_t>(call->numbers[1]);
+  if (Status status = take_turn(group, sequence); !status.ok()) return status;
+  const Call::Tensor &output = call->tensors[0], &input = call->tensors.size() > 1 ? call->tensors[1] : output;
+  const auto ranks = static_cast<uint64_t>(group.lane->mesh().size());
+  DeviceCollectives::Call made;
+  made.op = name_of(op);
+  made.dtype = output.dtype;
+  if (!call->text.empty()) made.reduction = *reduction_from_name(call->text);
+  if (op == Op::kReduce || op == Op::kBroadcast) made.root = static_cast<int>(call->numbers[2]);
+  made.input = input.data;
+  made.output = output.data;
+  made.input_bytes = input.nbytes;
+  made.output_bytes = output.nbytes;
+  Label label;
+  label.op = static_cast<uint8_t>(made.op);
+  label.dtype = static_cast<uint8_t>(made.dtype);
+  if (has_reduction(made.op)) label.reduction = static_cast<uint8_t>(made.reduction);
+  if (has_root(made.op)) label.root = made.root;
+  label.sequence = sequence;
+  label.count = op == Op::kAllToAll ? 0 : input.nbytes / ir::item_size(made.dtype);
+  const auto sends = std::make_shared<std::vector<uint64_t>>(), receives = std::make_shared<std::vector<uint64_t>>();
+  if (op == Op::kAllToAll) {
+    *receives = bytes_of(call->lists[0], made.dtype);
+    *sends = bytes_of(call->lists[1], made.dtype);
+  }
+  const auto sum = [](const std::vector<uint64_t>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  };
+  const bool fits = op == Op::kAllGather       ? output.nbytes == ranks * input.nbytes
+                    : op == Op::kReduceScatter ? input.nbytes == ranks * output.nbytes
+                    : op == Op::kAllToAll      ? sends->size() == ranks && receives->size() == ranks &&
+                                                sum(*sends) == input.nbytes && sum(*receives) == output.nbytes
+                                          : true;
+  if (!fits) return group.lane->mesh().fail(failed("remote: " + describe(label) + " has tensors of other sizes"));
+  *work = group.lane->add(
+      [made, label, sends, receives, devices = group.devices, limits = limits_of(group)](Mesh& mesh) mutable {
+        made.sends = *sends;
+        made.receives = *receives;
+        const Status status = run_on_devices(mesh, *devices, label, made, limits);
+        return status.ok() ? status : mesh.fail(status);
+      });
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "worker/collectives/device_collectives.h"
 #include "worker/device/device.h"
 #include "worker/runner/runner.h"
 
@@ -20,12 +21,15 @@
 //
 // Ops go on beside the session (worker/collectives/lane.h), for at most the group's time-out (ms). `sequence` counts a
 // group's collective ops: where one was left out because something before it had failed, the next one breaks the group
-// and tells the others. Tensors are contiguous; on a device that is not this machine's memory they are copied out and
-// in, and all but messages that are sent is waited for.
+// and tells the others. Tensors are contiguous; on a device that is not this machine's memory all but messages that are
+// sent is waited for. There `collectives` do what they can, where those of all ranks are there; else tensors are copied
+// out and in.
 namespace torch_remote::worker {
 
 struct CollectiveOptions {
   Device* device = nullptr;
+  // The device's own ones. May be null.
+  std::shared_ptr<DeviceCollectives> collectives = nullptr;
   // Where it waits for other workers, a host that they reach it by; empty: it does not.
   std::string host;
   // Of the run that goes on.

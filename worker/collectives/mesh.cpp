@@ -94,7 +94,7 @@ struct Mesh::Exchange {
 };
 
 struct Mesh::Peer {
-  explicit Peer(int connected) : socket(connected) {}
+  explicit Peer(int connected, uint32_t offered) : offers(offered), socket(connected) {}
   ~Peer() { close_socket(); }
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -103,6 +103,7 @@ struct Mesh::Peer {
     socket = -1;
   }
 
+  const uint32_t offers;
   struct Kept {
     Label label;
     std::vector<std::byte> bytes;
@@ -138,9 +139,9 @@ Mesh::~Mesh() {
   if (woken_ >= 0) ::close(woken_);
 }
 
-void Mesh::add(int rank, int socket) {
+void Mesh::add(int rank, int socket, uint32_t offers) {
   const std::lock_guard lock(mutex_);
-  peers_[rank] = std::make_unique<Peer>(socket);
+  peers_[rank] = std::make_unique<Peer>(socket, offers);
   if (driving_) (void)::eventfd_write(woken_, 1);  // to look at it, too
 }
 
@@ -152,6 +153,11 @@ std::string Mesh::name_of(int rank) const {
 bool Mesh::has(int rank) const {
   const std::lock_guard lock(mutex_);
   return rank == rank_ || peers_[rank] != nullptr;
+}
+
+uint32_t Mesh::offers_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[rank] != nullptr ? peers_[rank]->offers : 0;
 }
 
 Status Mesh::status() const {

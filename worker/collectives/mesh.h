@@ -64,9 +64,10 @@ class Mesh {
   int size() const { return static_cast<int>(peers_.size()); }
   std::string name_of(int rank) const;  // "rank 1"
 
-  // A connected socket that does not block, which the mesh takes over.
-  void add(int rank, int socket);
+  // A connected socket that does not block, which the mesh takes over. `offers`: bits, what that rank says of itself.
+  void add(int rank, int socket, uint32_t offers = 0);
   bool has(int rank) const;
+  uint32_t offers_of(int rank) const;  // 0 of those that were not added
 
   // Sends and receives all of it, at once: what goes to one peer, and what comes from one, in the order given. What
   // comes meanwhile and is asked for later is kept: up to `most_kept` bytes of a peer from which nobody waits for

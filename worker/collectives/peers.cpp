@@ -22,7 +22,7 @@ using remote::Digest;
 using remote::Patience;
 
 constexpr std::array<char, 4> kMagic = {'T', 'R', 'G', 'P'};
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 // What somebody who connected has to prove who it is.
 constexpr std::chrono::milliseconds kProofTime{5'000};
 
@@ -30,15 +30,20 @@ struct Nonce {
   std::array<uint8_t, 16> bytes{};
 };
 
-// Connecting end, accepting end: greeting, nonce; proof, proof.
+// Connecting end, accepting end: greeting, answer; proof, proof.
+struct Answer {
+  Nonce nonce;
+  uint32_t offers = 0;
+};
 struct Greeting {
   std::array<char, 4> magic = kMagic;
   uint8_t version = kVersion;
   std::array<uint8_t, 3> reserved{};
   int32_t rank = 0, size = 0;
+  uint32_t offers = 0;
   Nonce nonce;
 };
-static_assert(sizeof(Greeting) == 32);
+static_assert(sizeof(Greeting) == 36 && sizeof(Answer) == 20);
 
 class Socket {
  public:
@@ -83,7 +88,8 @@ Status get(int socket, T* value, const Patience& patience) {
   return transfer(socket, {reinterpret_cast<uint8_t*>(value), sizeof(*value)}, false, patience);
 }
 
-Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeting, int acceptor, const Nonce& nonce) {
+Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeting, int acceptor,
+             const Answer& answer) {
   std::vector<uint8_t> message(who.begin(), who.end());
   const auto add = [&](const auto& value) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
@@ -91,7 +97,7 @@ Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeti
   };
   add(greeting);
   add(static_cast<int32_t>(acceptor));
-  add(nonce);
+  add(answer);
   return remote::hmac_sha256(plan.secret, message);
 }
 
@@ -102,7 +108,7 @@ Patience patience_of(const OpLimits& limits, std::chrono::milliseconds time) {
                                            : remote::KeepWaiting());
 }
 
-Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* connected) {
+Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* connected, uint32_t* offers) {
   int socket = -1;
   const std::string name = plan.name_of(to) + " at " + plan.addresses[to].text();
   Status status = remote::connect_tcp(plan.addresses[to], patience, &socket);
@@ -116,41 +122,46 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   Greeting greeting;
   greeting.rank = plan.rank;
   greeting.size = static_cast<int32_t>(plan.addresses.size());
+  greeting.offers = plan.offers;
   remote::fill_random(greeting.nonce.bytes);
-  Nonce nonce;
+  Answer answer;
   Digest proof{};
   status = put(socket, greeting, patience);
-  if (status.ok()) status = get(socket, &nonce, patience);
-  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, nonce), patience);
+  if (status.ok()) status = get(socket, &answer, patience);
+  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, answer), patience);
   if (status.ok()) status = get(socket, &proof, patience);
   if (!status.ok()) {
     return failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
                   " in: " + status.message() + "; see that both are of one group and of one version");
   }
-  if (!remote::equal(proof, prove(plan, "accepts", greeting, to, nonce))) {
+  if (!remote::equal(proof, prove(plan, "accepts", greeting, to, answer))) {
     return failed("remote: who answers for " + name + " does not know the group's secret; see what listens there");
   }
+  *offers = answer.offers;
   return {};
 }
 
 // Not ok: this one does not belong here, for whatever reason.
-Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Patience& patience, int* rank) {
+Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Patience& patience, int* rank,
+              uint32_t* offers) {
   Greeting greeting;
-  Nonce nonce;
-  remote::fill_random(nonce.bytes);
+  Answer answer;
+  answer.offers = plan.offers;
+  remote::fill_random(answer.nonce.bytes);
   if (Status status = get(socket, &greeting, patience); !status.ok()) return status;
   if (greeting.magic != kMagic || greeting.version != kVersion || greeting.rank <= plan.rank ||
       greeting.rank >= greeting.size || static_cast<size_t>(greeting.size) != plan.addresses.size()) {
     return Status::invalid("no member");
   }
-  if (Status status = put(socket, nonce, patience); !status.ok()) return status;
+  if (Status status = put(socket, answer, patience); !status.ok()) return status;
   Digest proof{};
   if (Status status = get(socket, &proof, patience); !status.ok()) return status;
-  if (!remote::equal(proof, prove(plan, "connects", greeting, plan.rank, nonce)) || mesh.has(greeting.rank)) {
+  if (!remote::equal(proof, prove(plan, "connects", greeting, plan.rank, answer)) || mesh.has(greeting.rank)) {
     return Status::invalid("no member");
   }
   *rank = greeting.rank;
-  return put(socket, prove(plan, "accepts", greeting, plan.rank, nonce), patience);
+  *offers = greeting.offers;
+  return put(socket, prove(plan, "accepts", greeting, plan.rank, answer), patience);
 }
 
 }  // namespace
@@ -171,8 +182,11 @@ PeerListener::~PeerListener() { ::close(socket_); }
 
 Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh) {
   Socket socket;
-  if (Status status = connect(plan, to, patience_of(limits, limits.time), &socket); !status.ok()) return status;
-  mesh.add(to, socket.release());
+  uint32_t offers = 0;
+  if (Status status = connect(plan, to, patience_of(limits, limits.time), &socket, &offers); !status.ok()) {
+    return status;
+  }
+  mesh.add(to, socket.release(), offers);
   return {};
 }
 
@@ -207,8 +221,9 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
   for (int to = 0; to < plan.rank; ++to) {
     if (!wanted(to)) continue;
     Socket socket;
-    if (Status status = connect(plan, to, patience_of(limits, left()), &socket); !status.ok()) return status;
-    mesh.add(to, socket.release());
+    uint32_t offers = 0;
+    if (Status status = connect(plan, to, patience_of(limits, left()), &socket, &offers); !status.ok()) return status;
+    mesh.add(to, socket.release(), offers);
   }
   for (;;) {
     std::string missing;
@@ -225,10 +240,11 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     Socket socket(::accept4(listener.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) continue;
     int from = -1;
+    uint32_t offers = 0;
     const Patience patience = patience_of(limits, std::min(left(), kProofTime));
-    if (!let_in(plan, socket.get(), mesh, patience, &from).ok()) continue;
+    if (!let_in(plan, socket.get(), mesh, patience, &from, &offers).ok()) continue;
     remote::set_up_tcp(socket.get());
-    mesh.add(from, socket.release());
+    mesh.add(from, socket.release(), offers);
   }
 }
 

@@ -37,6 +37,7 @@ struct GroupPlan {
   int rank = 0;
   std::vector<remote::Address> addresses;  // one a rank; of those that are to be connected now, the others have port 0
   std::vector<uint8_t> secret;             // at least remote::kLeastToken bytes
+  uint32_t offers = 0;                     // bits, what this rank says of itself (Mesh::offers_of)
   std::vector<std::string> names = {};     // for errors, one a rank: "remote:1"; empty: "rank 1"
 
   std::string name_of(int of) const { return names.empty() ? "rank " + std::to_string(of) : names[of]; }

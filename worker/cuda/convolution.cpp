@@ -67,6 +67,7 @@ class Planner {
   };
 
   Status take_lists(const OpTensor& image);
+  static Status check_space(const OpTensor& image);
   void choose_layout(const std::vector<const OpTensor*>& tensors);
   bool channels_last() const { return channels_last_; }
   OpTensor laid(const OpTensor& tensor, Place place) const;
@@ -99,6 +100,17 @@ Status Planner::take_lists(const OpTensor& image) {
   };
   const bool good = take("padding", 0, &padding_) && take("stride", 1, &stride_) && take("dilation", 1, &dilation_);
   return good ? Status() : refuse("with lists of another length than the dims");
+}
+
+// As torch says it: of images without points there is no convolution, unless there are none, or no channels.
+Status Planner::check_space(const OpTensor& image) {
+  if (image.count() != 0 || image.sizes[0] == 0 || image.sizes[1] == 0) return {};
+  std::vector<int64_t> sizes = image.sizes;
+  if (sizes.size() == 3) sizes.insert(sizes.begin() + 2, 1);
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return {ErrorCode::kOpFailed,
+          "Only zero batch or zero channel inputs are supported, but got input shape: [" + text + "]", "RuntimeError"};
 }
 
 void Planner::choose_layout(const std::vector<const OpTensor*>& tensors) {
@@ -192,6 +204,7 @@ Status Planner::forward() {
   const auto result = planner_.result(0);
   if (!input || !weight || !result) return refuse("without operands");
   if (Status status = take_lists(*input); !status.ok()) return status;
+  if (Status status = check_space(*input); !status.ok()) return status;
   const bool transposed = planner_.flag("transposed");
   if (bias) plan_.bias = ChannelBias{*result, *bias, false};
   if (input->count() == 0 || weight->count() == 0) {

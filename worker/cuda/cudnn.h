@@ -61,6 +61,9 @@ enum class PointwiseMode : int {
 };
 enum class ReductionMode : int { kAdd = 0, kMax = 3 };
 enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
+// cudnnBackendNormMode_t, cudnnBackendNormFwdPhase_t
+enum class NormMode : int { kBatch = 2 };
+enum class NormPhase : int { kTraining = 1 };
 // cudnnBackendNumericalNote_t: what an engine does to numbers.
 enum class Note : int {
   kTensorCore = 0,
@@ -91,6 +94,8 @@ enum class Kind : int {
   kMatmulOperation = 19,
   kReduction = 21,
   kReductionOperation = 22,
+  kNormForward = 29,
+  kNormBackward = 30,
   kReshapeOperation = 31,
 };
 
@@ -109,6 +114,8 @@ enum class Is : int {
   kPointwiseMode = 14,   // PointwiseMode
   kDescriptor = 15,      // Descriptor
   kReductionMode = 18,   // ReductionMode
+  kNormMode = 27,        // NormMode
+  kNormPhase = 28,       // NormPhase
 };
 
 // cudnnBackendAttributeName_t
@@ -177,29 +184,103 @@ enum class Attribute : int {
   kReductionFrom = 1610,
   kReductionTo = 1611,
   kReductionDescriptor = 1612,
+  kNormForwardMode = 2000,
+  kNormForwardPhase = 2001,
+  kNormForwardFrom = 2002,
+  kNormForwardMean = 2003,
+  kNormForwardDeviation = 2004,  // 1 / deviation
+  kNormForwardScale = 2005,
+  kNormForwardBias = 2006,
+  kNormForwardEpsilon = 2007,
+  kNormForwardMomentum = 2008,
+  kNormForwardMeanBefore = 2009,
+  kNormForwardVarianceBefore = 2010,
+  kNormForwardMeanAfter = 2011,
+  kNormForwardVarianceAfter = 2012,
+  kNormForwardTo = 2013,
+  kNormBackwardMode = 2100,
+  kNormBackwardFrom = 2101,
+  kNormBackwardMean = 2102,
+  kNormBackwardDeviation = 2103,
+  kNormBackwardGrad = 2104,
+  kNormBackwardScale = 2105,
+  kNormBackwardGradScale = 2107,
+  kNormBackwardGradBias = 2108,
+  kNormBackwardTo = 2109,
   kReshapeFrom = 2200,
   kReshapeTo = 2201,
 };
 
+// Of recurrent layers, which are no graphs. cudnnRNNMode_t is as ir::RnnMode.
+enum class RnnAlgorithm : int { kStandard = 0 };        // cudnnRNNAlgo_t
+enum class RnnBias : int { kNone = 0, kDouble = 2 };    // cudnnRNNBiasMode_t
+enum class RnnDirection : int { kOne = 0, kBoth = 1 };  // cudnnDirectionMode_t
+enum class RnnInput : int { kLinear = 0 };              // cudnnRNNInputMode_t
+enum class RnnLayout : int { kSteps = 0 };              // cudnnRNNDataLayout_t: [step, batch, element]
+enum class ForwardMode : int { kInference = 0, kTraining = 1 };
+enum class MathType : int { kTensorCores = 1, kExact = 3 };  // cudnnMathType_t; the second one: f32 stays f32
+enum class GradMode : int { kAdd = 0 };                      // cudnnWgradMode_t
+inline constexpr uint32_t kRnnUnpacked = 1;                  // CUDNN_RNN_PADDED_IO_ENABLED
+
 using Handle = struct HandleState*;
 using Descriptor = struct DescriptorState*;
+using RnnDescriptor = struct RnnDescriptorState*;
+using RnnDataDescriptor = struct RnnDataDescriptorState*;
+using TensorDescriptor = struct TensorDescriptorState*;
 
 // Every function: member, cuDNN's name, what it returns, parameters.
-#define TORCH_REMOTE_CUDNN_FUNCTIONS(F)                                                                   \
-  F(get_version, cudnnGetVersion, size_t, ())                                                             \
-  F(get_cudart_version, cudnnGetCudartVersion, size_t, ())                                                \
-  F(create, cudnnCreate, Result, (Handle * handle))                                                       \
-  F(destroy, cudnnDestroy, Result, (Handle handle))                                                       \
-  F(set_stream, cudnnSetStream, Result, (Handle handle, Stream stream))                                   \
-  F(get_last_error, cudnnGetLastErrorString, void, (char* message, size_t size))                          \
-  F(descriptor_create, cudnnBackendCreateDescriptor, Result, (Kind kind, Descriptor * descriptor))        \
-  F(descriptor_destroy, cudnnBackendDestroyDescriptor, Result, (Descriptor descriptor))                   \
-  F(descriptor_finalize, cudnnBackendFinalize, Result, (Descriptor descriptor))                           \
-  F(set_attribute, cudnnBackendSetAttribute, Result,                                                      \
-    (Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements))           \
-  F(get_attribute, cudnnBackendGetAttribute, Result,                                                      \
-    (Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count, void* elements)) \
-  F(execute, cudnnBackendExecute, Result, (Handle handle, Descriptor plan, Descriptor pack))
+#define TORCH_REMOTE_CUDNN_FUNCTIONS(F)                                                                                \
+  F(get_version, cudnnGetVersion, size_t, ())                                                                          \
+  F(get_cudart_version, cudnnGetCudartVersion, size_t, ())                                                             \
+  F(create, cudnnCreate, Result, (Handle * handle))                                                                    \
+  F(destroy, cudnnDestroy, Result, (Handle handle))                                                                    \
+  F(set_stream, cudnnSetStream, Result, (Handle handle, Stream stream))                                                \
+  F(get_last_error, cudnnGetLastErrorString, void, (char* message, size_t size))                                       \
+  F(descriptor_create, cudnnBackendCreateDescriptor, Result, (Kind kind, Descriptor * descriptor))                     \
+  F(descriptor_destroy, cudnnBackendDestroyDescriptor, Result, (Descriptor descriptor))                                \
+  F(descriptor_finalize, cudnnBackendFinalize, Result, (Descriptor descriptor))                                        \
+  F(set_attribute, cudnnBackendSetAttribute, Result,                                                                   \
+    (Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements))                        \
+  F(get_attribute, cudnnBackendGetAttribute, Result,                                                                   \
+    (Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count, void* elements))              \
+  F(execute, cudnnBackendExecute, Result, (Handle handle, Descriptor plan, Descriptor pack))                           \
+  F(tensor_create, cudnnCreateTensorDescriptor, Result, (TensorDescriptor * descriptor))                               \
+  F(tensor_destroy, cudnnDestroyTensorDescriptor, Result, (TensorDescriptor descriptor))                               \
+  F(tensor_set, cudnnSetTensorNdDescriptor, Result,                                                                    \
+    (TensorDescriptor descriptor, Type type, int dims, const int* sizes, const int* strides))                          \
+  F(rnn_create, cudnnCreateRNNDescriptor, Result, (RnnDescriptor * descriptor))                                        \
+  F(rnn_destroy, cudnnDestroyRNNDescriptor, Result, (RnnDescriptor descriptor))                                        \
+  F(rnn_set, cudnnSetRNNDescriptor_v8, Result,                                                                         \
+    (RnnDescriptor descriptor, RnnAlgorithm algorithm, int mode, RnnBias bias, RnnDirection direction, RnnInput input, \
+     Type type, Type precision, MathType math, int32_t inputs, int32_t units, int32_t projected, int32_t layers,       \
+     void* dropout, uint32_t flags))                                                                                   \
+  F(rnn_data_create, cudnnCreateRNNDataDescriptor, Result, (RnnDataDescriptor * descriptor))                           \
+  F(rnn_data_destroy, cudnnDestroyRNNDataDescriptor, Result, (RnnDataDescriptor descriptor))                           \
+  F(rnn_data_set, cudnnSetRNNDataDescriptor, Result,                                                                   \
+    (RnnDataDescriptor descriptor, Type type, RnnLayout layout, int steps, int batch, int elements,                    \
+     const int* lengths, void* padding))                                                                               \
+  F(rnn_sizes, cudnnGetRNNTempSpaceSizes, Result,                                                                      \
+    (Handle handle, RnnDescriptor rnn, ForwardMode mode, RnnDataDescriptor input, size_t* workspace, size_t* reserve)) \
+  F(rnn_weight_size, cudnnGetRNNWeightSpaceSize, Result, (Handle handle, RnnDescriptor rnn, size_t* bytes))            \
+  F(rnn_weight_place, cudnnGetRNNWeightParams, Result,                                                                 \
+    (Handle handle, RnnDescriptor rnn, int32_t direction, size_t bytes, const void* weights, int32_t linear,           \
+     TensorDescriptor of_matrix, void** matrix, TensorDescriptor of_bias, void** bias))                                \
+  F(rnn_forward, cudnnRNNForward, Result,                                                                              \
+    (Handle handle, RnnDescriptor rnn, ForwardMode mode, const int32_t* lengths, RnnDataDescriptor of_input,           \
+     const void* input, RnnDataDescriptor of_output, void* output, TensorDescriptor of_hidden, const void* hx,         \
+     void* hy, TensorDescriptor of_cell, const void* cx, void* cy, size_t weight_bytes, const void* weights,           \
+     size_t workspace_bytes, void* workspace, size_t reserve_bytes, void* reserve))                                    \
+  F(rnn_backward_data, cudnnRNNBackwardData_v8, Result,                                                                \
+    (Handle handle, RnnDescriptor rnn, const int32_t* lengths, RnnDataDescriptor of_output, const void* output,        \
+     const void* grad_output, RnnDataDescriptor of_input, void* grad_input, TensorDescriptor of_hidden,                \
+     const void* hx, const void* grad_hy, void* grad_hx, TensorDescriptor of_cell, const void* cx,                     \
+     const void* grad_cy, void* grad_cx, size_t weight_bytes, const void* weights, size_t workspace_bytes,             \
+     void* workspace, size_t reserve_bytes, void* reserve))                                                            \
+  F(rnn_backward_weights, cudnnRNNBackwardWeights_v8, Result,                                                          \
+    (Handle handle, RnnDescriptor rnn, GradMode mode, const int32_t* lengths, RnnDataDescriptor of_input,              \
+     const void* input, TensorDescriptor of_hidden, const void* hx, RnnDataDescriptor of_output, const void* output,   \
+     size_t weight_bytes, void* grad_weights, size_t workspace_bytes, void* workspace, size_t reserve_bytes,           \
+     void* reserve))
 
 struct Table {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): they make a declaration

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "cudnn_adv.h"
 #include "cudnn_graph.h"
+#include "ir/rnn.h"
 #include "worker/cuda/cudnn.h"
 
 namespace torch_remote::worker::cuda::dnn {
@@ -71,6 +73,8 @@ TORCH_REMOTE_SAME(ReductionMode::kAdd, CUDNN_REDUCE_TENSOR_ADD);
 TORCH_REMOTE_SAME(ReductionMode::kMax, CUDNN_REDUCE_TENSOR_MAX);
 TORCH_REMOTE_SAME(HeuristicsMode::kFallback, CUDNN_HEUR_MODE_FALLBACK);
 TORCH_REMOTE_SAME(HeuristicsMode::kA, CUDNN_HEUR_MODE_A);
+TORCH_REMOTE_SAME(NormMode::kBatch, CUDNN_BATCH_NORM);
+TORCH_REMOTE_SAME(NormPhase::kTraining, CUDNN_NORM_FWD_TRAINING);
 TORCH_REMOTE_SAME(Note::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
 TORCH_REMOTE_SAME(Note::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
 TORCH_REMOTE_SAME(Note::kReducedPrecisionReduction, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
@@ -95,6 +99,8 @@ TORCH_REMOTE_SAME(Kind::kMatmul, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
 TORCH_REMOTE_SAME(Kind::kMatmulOperation, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
 TORCH_REMOTE_SAME(Kind::kReduction, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
 TORCH_REMOTE_SAME(Kind::kReductionOperation, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kNormForward, CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+TORCH_REMOTE_SAME(Kind::kNormBackward, CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
 TORCH_REMOTE_SAME(Kind::kReshapeOperation, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
 TORCH_REMOTE_SAME(Is::kHandle, CUDNN_TYPE_HANDLE);
 TORCH_REMOTE_SAME(Is::kDataType, CUDNN_TYPE_DATA_TYPE);
@@ -109,6 +115,8 @@ TORCH_REMOTE_SAME(Is::kNote, CUDNN_TYPE_NUMERICAL_NOTE);
 TORCH_REMOTE_SAME(Is::kPointwiseMode, CUDNN_TYPE_POINTWISE_MODE);
 TORCH_REMOTE_SAME(Is::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
 TORCH_REMOTE_SAME(Is::kReductionMode, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE);
+TORCH_REMOTE_SAME(Is::kNormMode, CUDNN_TYPE_NORM_MODE);
+TORCH_REMOTE_SAME(Is::kNormPhase, CUDNN_TYPE_NORM_FWD_PHASE);
 TORCH_REMOTE_SAME(Attribute::kPointwiseMode, CUDNN_ATTR_POINTWISE_MODE);
 TORCH_REMOTE_SAME(Attribute::kPointwisePrecision, CUDNN_ATTR_POINTWISE_MATH_PREC);
 TORCH_REMOTE_SAME(Attribute::kPointwiseAxis, CUDNN_ATTR_POINTWISE_AXIS);
@@ -172,8 +180,79 @@ TORCH_REMOTE_SAME(Attribute::kReductionPrecision, CUDNN_ATTR_REDUCTION_COMP_TYPE
 TORCH_REMOTE_SAME(Attribute::kReductionFrom, CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
 TORCH_REMOTE_SAME(Attribute::kReductionTo, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
 TORCH_REMOTE_SAME(Attribute::kReductionDescriptor, CUDNN_ATTR_OPERATION_REDUCTION_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardMode, CUDNN_ATTR_OPERATION_NORM_FWD_MODE);
+TORCH_REMOTE_SAME(Attribute::kNormForwardPhase, CUDNN_ATTR_OPERATION_NORM_FWD_PHASE);
+TORCH_REMOTE_SAME(Attribute::kNormForwardFrom, CUDNN_ATTR_OPERATION_NORM_FWD_XDESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardMean, CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardDeviation, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardScale, CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardBias, CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardEpsilon, CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardMomentum, CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardMeanBefore, CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardVarianceBefore, CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardMeanAfter, CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardVarianceAfter, CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardTo, CUDNN_ATTR_OPERATION_NORM_FWD_YDESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardMode, CUDNN_ATTR_OPERATION_NORM_BWD_MODE);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardFrom, CUDNN_ATTR_OPERATION_NORM_BWD_XDESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardMean, CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardDeviation, CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardGrad, CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardScale, CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardGradScale, CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardGradBias, CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardTo, CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC);
 TORCH_REMOTE_SAME(Attribute::kReshapeFrom, CUDNN_ATTR_OPERATION_RESHAPE_XDESC);
 TORCH_REMOTE_SAME(Attribute::kReshapeTo, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+TORCH_REMOTE_SAME(ir::RnnMode::kRelu, CUDNN_RNN_RELU);
+TORCH_REMOTE_SAME(ir::RnnMode::kTanh, CUDNN_RNN_TANH);
+TORCH_REMOTE_SAME(ir::RnnMode::kLstm, CUDNN_LSTM);
+TORCH_REMOTE_SAME(ir::RnnMode::kGru, CUDNN_GRU);
+TORCH_REMOTE_SAME(RnnAlgorithm::kStandard, CUDNN_RNN_ALGO_STANDARD);
+TORCH_REMOTE_SAME(RnnBias::kNone, CUDNN_RNN_NO_BIAS);
+TORCH_REMOTE_SAME(RnnBias::kDouble, CUDNN_RNN_DOUBLE_BIAS);
+TORCH_REMOTE_SAME(RnnDirection::kOne, CUDNN_UNIDIRECTIONAL);
+TORCH_REMOTE_SAME(RnnDirection::kBoth, CUDNN_BIDIRECTIONAL);
+TORCH_REMOTE_SAME(RnnInput::kLinear, CUDNN_LINEAR_INPUT);
+TORCH_REMOTE_SAME(RnnLayout::kSteps, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED);
+TORCH_REMOTE_SAME(ForwardMode::kInference, CUDNN_FWD_MODE_INFERENCE);
+TORCH_REMOTE_SAME(ForwardMode::kTraining, CUDNN_FWD_MODE_TRAINING);
+TORCH_REMOTE_SAME(MathType::kTensorCores, CUDNN_TENSOR_OP_MATH);
+TORCH_REMOTE_SAME(MathType::kExact, CUDNN_FMA_MATH);
+TORCH_REMOTE_SAME(GradMode::kAdd, CUDNN_WGRAD_MODE_ADD);
+static_assert(kRnnUnpacked == CUDNN_RNN_PADDED_IO_ENABLED);
+
+// Recurrent layers are described without a GPU, too: those of all types that we ask for.
+TEST(Cudnn, TakesRecurrentLayers) {
+  LibraryPlaces places;
+  places.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  Table table;
+  const Status status = open(places, &table);
+  if (!status.ok()) GTEST_SKIP() << status.message();
+  for (const Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16}) {
+    for (const int mode : {0, 1, 2, 3}) {
+      for (const auto direction : {RnnDirection::kOne, RnnDirection::kBoth}) {
+        RnnDescriptor rnn = nullptr;
+        ASSERT_EQ(table.rnn_create(&rnn), Result::kSuccess);
+        const MathType math = type == Type::kFloat32 ? MathType::kExact : MathType::kTensorCores;
+        const Status set = to_status(
+            table,
+            table.rnn_set(rnn, RnnAlgorithm::kStandard, mode, mode == 0 ? RnnBias::kNone : RnnBias::kDouble, direction,
+                          RnnInput::kLinear, type, Type::kFloat32, math, 5, 7, 7, 1, nullptr, kRnnUnpacked),
+            "cudnnSetRNNDescriptor_v8");
+        EXPECT_TRUE(set.ok()) << set.message();
+        EXPECT_EQ(table.rnn_destroy(rnn), Result::kSuccess);
+      }
+    }
+    RnnDataDescriptor data = nullptr;
+    ASSERT_EQ(table.rnn_data_create(&data), Result::kSuccess);
+    const int lengths[] = {4, 4, 4};
+    EXPECT_EQ(table.rnn_data_set(data, type, RnnLayout::kSteps, 4, 3, 5, lengths, nullptr), Result::kSuccess);
+    EXPECT_EQ(table.rnn_data_destroy(data), Result::kSuccess);
+  }
+}
 
 // Descriptors can be made without a GPU, and say what is wrong.
 TEST(Cudnn, TakesDescriptions) {

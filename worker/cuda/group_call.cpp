@@ -38,7 +38,6 @@ Status take_in_loops(codegen::Launch* launch) {
   launch->sizes.insert(launch->sizes.begin(), launch->outer.begin() + static_cast<std::ptrdiff_t>(left),
                        launch->outer.end());
   launch->outer.resize(left);
-  if (taken == 0) return {};
   const Status status = codegen::verify(kernel);
   return status.ok() ? status : Status{ErrorCode::kUnsupported, status.message()};
 }

@@ -201,6 +201,11 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
   Moved moved{from, to.place, from_type, to.dtype, {}, {}, {}};
   for (size_t d = 0; d < to.sizes.size(); ++d) {
     if (to.sizes[d] == 1) continue;
+    // All go to one place: what is there in the end is the last one.
+    if (to.strides[d] == 0 && to.sizes[d] > 1) {
+      moved.from.offset += static_cast<uint64_t>((to.sizes[d] - 1) * from_strides[d]) * ir::item_size(from_type);
+      continue;
+    }
     if (!moved.sizes.empty() && moved.from_strides.back() == from_strides[d] * to.sizes[d] &&
         moved.to_strides.back() == to.strides[d] * to.sizes[d]) {
       moved.sizes.back() *= to.sizes[d];

@@ -183,6 +183,7 @@ ProbeSource nvidia() {
   return {.driver = [](Driver* driver) { return open_driver(kDriverLibrary, driver); },
           .cublaslt = lt::open,
           .cudnn = dnn::open,
+          .nccl = nccl::open,
           .nvrtc =
               [](const LibraryPlaces& places, std::string* version) {
                 OpenLibrary library;
@@ -235,6 +236,17 @@ Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& 
   result.parts.push_back(probe_library(source, kNvJitLink, places,
                                        "the driver makes machine code of kernels, in each session",
                                        [&](std::string* version) { return source.nvjitlink(places, version); }));
+  result.nccl =
+      probe_library(source, nccl::kLibrary, places, "collective ops of process groups go through the hosts' memory",
+                    [&](std::string* version) {
+                      nccl::Table table;
+                      Status status = source.nccl(places, &table);
+                      int number = 0;
+                      if (status.ok() && table.get_version(&number) == nccl::Result::kSuccess) {
+                        *version = nccl::version_text(number);
+                      }
+                      return status;
+                    });
   ProbedPart compiler{.name = "compiler", .path = codegen, .without = "there are no kernels"};
   if (access(codegen.c_str(), R_OK) != 0) {
     compiler.missing = "there is no " + codegen;
@@ -258,6 +270,7 @@ std::string to_text(const Probe& probe) {
     add_line("cuda:" + std::to_string(gpu.number), what, &text);
   }
   for (size_t i = 1; i < probe.parts.size(); ++i) add_part(probe.parts[i], &text);
+  if (!probe.nccl.name.empty()) add_part(probe.nccl, &text);
   if (!probe.aten.name.empty()) add_part(probe.aten, &text);
   if (!probe.cpu.name.empty()) add_part(probe.cpu, &text);
   return text + (probe.is_complete() ? "Nothing is missing for GPUs.\n"
@@ -269,7 +282,8 @@ std::string to_json(const Probe& probe) {
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
   return "{\"usable\": " + boolean(probe.has_gpu()) + ", \"complete\": " + boolean(probe.is_complete()) +
          ", \"gpus\": " + json_list(probe.gpus) + ", \"parts\": " + json_list(probe.parts) +
-         ", \"aten\": " + json_of(probe.aten) + ", \"cpu\": " + json_of(probe.cpu) + "}\n";
+         ", \"nccl\": " + json_of(probe.nccl) + ", \"aten\": " + json_of(probe.aten) +
+         ", \"cpu\": " + json_of(probe.cpu) + "}\n";
 }
 
 }  // namespace torch_remote::worker::cuda

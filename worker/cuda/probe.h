@@ -10,6 +10,7 @@
 #include "worker/cuda/cudnn.h"
 #include "worker/cuda/driver.h"
 #include "worker/cuda/library.h"
+#include "worker/cuda/nccl.h"
 
 // What a worker would find on this machine for `--device cuda:N`, and how to install what it would not.
 namespace torch_remote::worker::cuda {
@@ -38,6 +39,7 @@ struct Probe {
   std::vector<ProbedGpu> gpus;
   std::vector<ProbedPart> parts;  // the driver first
   ProbedPart cpu;                 // what --device cpu needs
+  ProbedPart nccl;                // for process groups, which do without
   ProbedPart aten;                // torch's kernels for GPUs, which most of it does without
 
   bool has_gpu() const;      // one can be used
@@ -49,6 +51,7 @@ struct ProbeSource {
   std::function<Status(Driver*)> driver;
   std::function<Status(const LibraryPlaces&, lt::Table*)> cublaslt;
   std::function<Status(const LibraryPlaces&, dnn::Table*)> cudnn;
+  std::function<Status(const LibraryPlaces&, nccl::Table*)> nccl;
   std::function<Status(const LibraryPlaces&, std::string* version)> nvrtc, nvjitlink;
   std::string path;  // of all of them; empty: of the files that they are in
 };

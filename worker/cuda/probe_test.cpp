@@ -9,6 +9,7 @@
 #include "worker/cuda/emulated/emulated_cublaslt.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
 #include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/emulated/emulated_nccl.h"
 
 // libnvJitLink keeps memory of its own.
 extern "C" const char* __lsan_default_suppressions();
@@ -53,6 +54,11 @@ class ProbeTest : public ::testing::Test {
                   *table = emulated::cudnn();
                   return Status();
                 },
+            .nccl =
+                [](const LibraryPlaces&, nccl::Table* table) {
+                  *table = emulated::nccl();
+                  return Status();
+                },
             .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
             .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
             .path = "in software"};
@@ -94,6 +100,22 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   const std::string text = to_text(found);
   EXPECT_NE(text.find("Without it convolutions are refused"), std::string::npos) << text;
   EXPECT_NE(text.find("but for what is missing"), std::string::npos) << text;
+}
+
+// Process groups do without: nothing is missing then.
+TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
+  emulated::EmulatedDriver machine({});
+  ProbeSource source = in_software(machine);
+  EXPECT_NE(to_text(probe(source, {}, codegen)).find("2.32.3"), std::string::npos);
+  source.nccl = [](const LibraryPlaces&, nccl::Table*) {
+    return Status{ErrorCode::kUnsupported, "cuda: there is no libnccl.so.2; install it: pip install nvidia-nccl-cu13"};
+  };
+  const Probe found = probe(source, {}, codegen);
+  EXPECT_TRUE(found.is_complete()) << to_text(found);
+  EXPECT_EQ(found.nccl.fix, "install it: pip install nvidia-nccl-cu13");
+  EXPECT_NE(to_text(found).find("Without it collective ops of process groups go through the hosts' memory"),
+            std::string::npos)
+      << to_text(found);
 }
 
 TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {

@@ -140,6 +140,29 @@ constexpr Rule kRules[] = {
     {Kind::kReductionOperation, Attribute::kReductionDescriptor, Is::kDescriptor, 1, true},
     {Kind::kReshapeOperation, Attribute::kReshapeFrom, Is::kDescriptor, 1, true},
     {Kind::kReshapeOperation, Attribute::kReshapeTo, Is::kDescriptor, 1, true},
+    {Kind::kNormForward, Attribute::kNormForwardMode, Is::kNormMode, 1, true},
+    {Kind::kNormForward, Attribute::kNormForwardPhase, Is::kNormPhase, 1, true},
+    {Kind::kNormForward, Attribute::kNormForwardFrom, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardMean, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardDeviation, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardScale, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardBias, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardEpsilon, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardMomentum, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardMeanBefore, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardVarianceBefore, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardMeanAfter, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardVarianceAfter, Is::kDescriptor, 1, false},
+    {Kind::kNormForward, Attribute::kNormForwardTo, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardMode, Is::kNormMode, 1, true},
+    {Kind::kNormBackward, Attribute::kNormBackwardFrom, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardMean, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardDeviation, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardGrad, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardScale, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardGradScale, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardGradBias, Is::kDescriptor, 1, false},
+    {Kind::kNormBackward, Attribute::kNormBackwardTo, Is::kDescriptor, 1, false},
     {Kind::kGraph, Attribute::kGraphHandle, Is::kHandle, 1, true},
     {Kind::kGraph, Attribute::kGraphOperations, Is::kDescriptor, 0, true},
     {Kind::kHeuristics, Attribute::kHeuristicsGraph, Is::kDescriptor, 1, true},
@@ -171,6 +194,8 @@ size_t bytes_of(Is type) {
     case Is::kNote:
     case Is::kPointwiseMode:
     case Is::kReductionMode:
+    case Is::kNormMode:
+    case Is::kNormPhase:
       return 4;
     default:
       return 8;
@@ -365,6 +390,18 @@ bool is_convolution(const dnn::DescriptorState& graph) {
   return first_of(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind).has_value();
 }
 
+bool is_norm_graph(const dnn::DescriptorState& graph) {
+  return is_norm(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind);
+}
+
+Status norm_of(const dnn::DescriptorState& graph, DnnNorm* norm) {
+  const auto operations = list<Descriptor>(graph, Attribute::kGraphOperations);
+  if (operations.size() != 1) return fail(Status::kNotSupportedGraphPattern, "more than a norm");
+  std::string why;
+  const Status status = read_norm(*operations[0], norm, &why);
+  return status == Status::kSuccess ? status : fail(status, why);
+}
+
 // Any graph of other operations.
 Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operations) {
   std::string why;
@@ -400,6 +437,32 @@ Status can(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) 
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
 }
 
+Status can(const DnnNorm& norm, Engine engine) {
+  std::string why;
+  const Status status = can_norm(norm, &why);
+  if (status != Status::kSuccess) return fail(status, why);
+  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace || engine == Engine::kPlain;
+  return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
+}
+
+// A graph of any of the kinds.
+struct Graph {
+  std::optional<DnnGraph> convolution;
+  std::optional<DnnNorm> norm;
+  DnnOperations operations;  // of other graphs
+};
+
+Status read_graph(const dnn::DescriptorState& state, Graph* graph) {
+  if (is_convolution(state)) return graph_of(state, &graph->convolution.emplace());
+  if (is_norm_graph(state)) return norm_of(state, &graph->norm.emplace());
+  return operations_of(state, &graph->operations);
+}
+
+Status can(const Graph& graph, Engine engine, dnn::HeuristicsMode mode) {
+  if (graph.convolution) return can(*graph.convolution, engine);
+  return graph.norm ? can(*graph.norm, engine) : can(graph.operations, engine, mode);
+}
+
 std::vector<dnn::Note> notes_of(Engine engine) {
   if (engine == Engine::kLowPrecision) return {dnn::Note::kTensorCore, dnn::Note::kDownConvertInputs};
   if (engine == Engine::kUnordered) return {dnn::Note::kNondeterministic};
@@ -417,8 +480,8 @@ Status descriptor_finalize(Descriptor descriptor) {
       return fail(Status::kBadParam, "an attribute is missing");
   }
   Status status = Status::kSuccess;
-  DnnGraph graph;
-  DnnOperations operations;
+  Graph graph;
+  DnnNorm norm;
   switch (state.kind) {
     case Kind::kTensor:
       status = check_tensor(state);
@@ -440,8 +503,15 @@ Status descriptor_finalize(Descriptor descriptor) {
       if (status != Status::kSuccess) return fail(status, why);
       break;
     }
+    case Kind::kNormForward:
+    case Kind::kNormBackward: {
+      std::string why;
+      status = read_norm(state, &norm, &why);
+      if (status != Status::kSuccess) return fail(status, why);
+      break;
+    }
     case Kind::kGraph:
-      status = is_convolution(state) ? graph_of(state, &graph) : operations_of(state, &operations);
+      status = read_graph(state, &graph);
       break;
     case Kind::kPlan: {
       const Descriptor config = one<Descriptor>(state, Attribute::kPlanConfig);
@@ -482,20 +552,16 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
   *count = 0;
   if (state.kind == Kind::kHeuristics && attribute == Attribute::kHeuristicsResults && type == Is::kDescriptor) {
     const Descriptor graph = one<Descriptor>(state, Attribute::kHeuristicsGraph);
-    DnnGraph what;
-    DnnOperations operations;
-    const bool convolves = is_convolution(*graph);
-    if (const Status status = convolves ? graph_of(*graph, &what) : operations_of(*graph, &operations);
-        status != Status::kSuccess)
-      return status;
+    Graph what;
+    if (const Status status = read_graph(*graph, &what); status != Status::kSuccess) return status;
     const auto mode = one<dnn::HeuristicsMode>(state, Attribute::kHeuristicsMode);
     Status status = Status::kSuccess;
     for (size_t i = 0; i < kEngines; ++i) {
       const auto engine = static_cast<Engine>(i);
       if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
       // Of f64 only the fallback knows something.
-      if (mode != dnn::HeuristicsMode::kFallback && what.wide) continue;
-      const Status able = convolves ? can(what, engine) : can(operations, engine, mode);
+      if (mode != dnn::HeuristicsMode::kFallback && what.convolution && what.convolution->wide) continue;
+      const Status able = can(what, engine, mode);
       if (able != Status::kSuccess) status = able;
       if (able != Status::kSuccess || *count >= asked) continue;
       const Descriptor to = static_cast<Descriptor*>(elements)[*count];
@@ -549,36 +615,36 @@ bool is_written(const emulator::DeviceMemory& memory, const std::byte* data, uin
 
 // A graph, and where its tensors are on this CPU.
 struct Piece {
-  std::optional<DnnGraph> convolution;
-  DnnOperations operations;  // of other graphs
-  std::vector<DnnTensor> reads, writes;
+  Graph graph;
+  std::vector<DnnTensor> reads, writes, of_host;
   std::map<int64_t, std::byte*> addresses;  // by their ids
   std::map<int64_t, float> numbers;
   std::byte* workspace = nullptr;
   Engine engine = Engine::kPlain;
 };
 
-Status read_piece(const dnn::DescriptorState& graph, Piece* piece) {
-  if (is_convolution(graph)) {
-    const Status status = graph_of(graph, &piece->convolution.emplace());
-    for (const DnnTensor* tensor : piece->convolution->operands()) piece->reads.push_back(*tensor);
-    piece->writes.push_back(piece->convolution->result());
-    return status;
+Status read_piece(const dnn::DescriptorState& state, Piece* piece) {
+  Graph& graph = piece->graph;
+  if (const Status status = read_graph(state, &graph); status != Status::kSuccess) return status;
+  const auto add = [&](const DnnTensor& tensor, bool is_made) {
+    if (tensor.is_virtual) return;
+    (tensor.is_number ? piece->of_host : is_made ? piece->writes : piece->reads).push_back(tensor);
+  };
+  if (graph.convolution) {
+    for (const DnnTensor* tensor : graph.convolution->operands()) add(*tensor, false);
+    add(graph.convolution->result(), true);
+  } else if (graph.norm) {
+    for (const auto& [attribute, tensor] : graph.norm->tensors) add(tensor, graph.norm->makes(attribute));
+  } else {
+    for (const auto& [id, tensor] : graph.operations.tensors) add(tensor, graph.operations.made.contains(id));
   }
-  const Status status = operations_of(graph, &piece->operations);
-  for (const auto& [id, tensor] : piece->operations.tensors) {
-    if (!piece->operations.has_memory(tensor)) continue;
-    (piece->operations.made.contains(id) ? piece->writes : piece->reads).push_back(tensor);
-  }
-  return status;
+  return Status::kSuccess;
 }
 
 void compute_piece(const Piece& piece) {
-  if (!piece.convolution) {
-    compute(piece.operations, piece.addresses, piece.numbers);
-    return;
-  }
-  const DnnGraph& graph = *piece.convolution;
+  if (piece.graph.norm) return compute(*piece.graph.norm, piece.addresses, piece.numbers);
+  if (!piece.graph.convolution) return compute(piece.graph.operations, piece.addresses, piece.numbers);
+  const DnnGraph& graph = *piece.graph.convolution;
   const auto at = [&](const DnnTensor& tensor) -> const std::byte* {
     const auto found = piece.addresses.find(tensor.id);
     return found != piece.addresses.end() ? found->second : nullptr;
@@ -662,11 +728,10 @@ Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
       piece.addresses[tensor.id] = found;
     }
   }
-  for (const auto& [id, tensor] : piece.operations.tensors) {
-    if (!tensor.is_number) continue;
+  for (const DnnTensor& tensor : piece.of_host) {
     const DevicePointer pointer = pointer_of(tensor);
     // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the host's
-    if (pointer != 0) std::memcpy(&piece.numbers[id], reinterpret_cast<const void*>(pointer), sizeof(float));
+    if (pointer != 0) std::memcpy(&piece.numbers[tensor.id], reinterpret_cast<const void*>(pointer), sizeof(float));
   }
   if (status != Status::kSuccess) return status;
   for (const DnnTensor& written : piece.writes) {
@@ -714,6 +779,7 @@ dnn::Table cudnn() {
   table.set_attribute = set_attribute;
   table.get_attribute = get_attribute;
   table.execute = execute;
+  add_rnn_functions(table);
   return table;
 }
 
@@ -731,6 +797,9 @@ std::string cudnn_left() {
   };
   tell(count_objects<dnn::HandleState>(), "handle");
   tell(count_objects<dnn::DescriptorState>(), "descriptor");
+  tell(count_objects<dnn::RnnDescriptorState>() + count_objects<dnn::RnnDataDescriptorState>() +
+           count_objects<dnn::TensorDescriptorState>(),
+       "descriptor of a recurrent layer");
   return text;
 }
 

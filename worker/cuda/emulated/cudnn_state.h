@@ -32,6 +32,21 @@ struct DescriptorState {
   std::map<Attribute, Value> values;
 };
 
+// Of recurrent layers; 0: nobody has set it.
+struct TensorDescriptorState {
+  Type type = Type::kFloat32;
+  std::vector<int> sizes, strides;
+};
+struct RnnDataDescriptorState {
+  Type type = Type::kFloat32;
+  int steps = 0, batch = 0, elements = 0;
+};
+struct RnnDescriptorState {
+  int mode = 0, inputs = 0, units = 0, directions = 0;
+  bool biases = false;
+  Type type = Type::kFloat32;
+};
+
 }  // namespace torch_remote::worker::cuda::dnn
 
 namespace torch_remote::worker::cuda::emulated {
@@ -87,6 +102,28 @@ struct DnnOperations {
   bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
 };
 
+// -- a graph of batch norm, forward or back
+
+struct DnnNorm {
+  bool backward = false;
+  std::map<dnn::Attribute, DnnTensor> tensors;
+
+  const DnnTensor* find(dnn::Attribute attribute) const {
+    const auto found = tensors.find(attribute);
+    return found == tensors.end() ? nullptr : &found->second;
+  }
+  // That are written.
+  bool makes(dnn::Attribute attribute) const;
+};
+
+inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
+// Whether an operation is one, when it is finalized, and what it is. An error: *why.
+dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
+// Whether there are engines for it.
+dnn::Result can_norm(const DnnNorm& norm, std::string* why);
+void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses,
+             const std::map<int64_t, float>& numbers);
+
 // Whether the sizes of an operation (no convolution) fit, when it is finalized. An error: *why.
 dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
 // The operations of a graph, each finalized alone. An error: *why.
@@ -98,6 +135,10 @@ void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& ad
              const std::map<int64_t, float>& numbers);
 // Rows of elements that lie side by side, in bytes from the tensor's address: f(at, bytes).
 void for_each_row(const DnnTensor& tensor, const std::function<void(uint64_t at, uint64_t bytes)>& f);
+
+// -- recurrent layers
+
+void add_rnn_functions(dnn::Table& table);
 
 // -- descriptors
 

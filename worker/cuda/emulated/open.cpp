@@ -1,6 +1,7 @@
 #include "worker/cuda/emulated/open.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -17,10 +18,13 @@
 #include "worker/cuda/attention_runner.h"
 #include "worker/cuda/convolution_runner.h"
 #include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/cudnn_units.h"
 #include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
+#include "worker/cuda/emulated/emulated_nccl.h"
 #include "worker/cuda/emulated/written.h"
+#include "worker/cuda/nccl_collectives.h"
 #include "worker/cuda/op_runner.h"
 #include "worker/cuda/product_runner.h"
 #include "worker/runner/plugin_loader.h"
@@ -69,6 +73,15 @@ AtenSource aten_in_software(const std::string& plugin) {
   return source;
 }
 
+// TORCH_REMOTE_TEST_NCCL: "missing", or "refused 1", the rank whose GPU is another one's, too.
+Status nccl_in_software(nccl::Table* table) {
+  const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
+  const std::string_view what = given != nullptr ? given : "";
+  if (what == "missing") return {ErrorCode::kUnsupported, "cuda: no libnccl.so: TORCH_REMOTE_TEST_NCCL says so"};
+  *table = nccl(what.starts_with("refused ") ? std::atoi(given + 8) : -1);
+  return {};
+}
+
 }  // namespace
 
 EmulatedDriver& gpus() {
@@ -95,23 +108,29 @@ DeviceOpener device_opener(int ordinal) {
         {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
         &device);
     if (!status.ok()) return status;
-    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
-    opened->runners.push_back(make_cuda_runner(*device, written));
-    opened->runners.push_back(make_product_runner(
-        *device,
-        [](lt::Table* table) {
-          *table = cublaslt();
-          return Status();
-        },
-        ""));
     const auto table = std::make_shared<CudnnTable>([](dnn::Table* opened_table) {
+      const char* const without = std::getenv("TORCH_REMOTE_TEST_WITHOUT_CUDNN");
+      if (without != nullptr && *without == '1') {
+        return Status{ErrorCode::kUnsupported, "cuda: no libcudnn.so: TORCH_REMOTE_TEST_WITHOUT_CUDNN is set"};
+      }
       *opened_table = cudnn();
       return Status();
     });
+    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
+    const std::shared_ptr<WrittenUnits> units = make_cudnn_units(*device, table, "", written);
+    opened->runners.push_back(make_cuda_runner(*device, units));
+    opened->runners.push_back(make_product_runner(
+        *device,
+        [](lt::Table* products) {
+          *products = cublaslt();
+          return Status();
+        },
+        ""));
     opened->runners.push_back(make_convolution_runner(*device, table, ""));
     opened->runners.push_back(make_attention_runner(*device, table, "", written));
     opened->runners.push_back(
-        make_op_runner(*device, written, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+        make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+    opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();
@@ -141,6 +160,7 @@ ProbeSource probe_source() {
                 *table = cudnn();
                 return Status();
               },
+          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return nccl_in_software(table); },
           .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
           .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
           .path = "in software"};
@@ -153,7 +173,9 @@ void tell_calls() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread([signals, path = std::string(path)] {
+  std::string own = path;  // "%" is the process's number
+  if (const size_t at = own.find('%'); at != std::string::npos) own.replace(at, 1, std::to_string(getpid()));
+  std::thread([signals, path = std::move(own)] {
     for (int signal = 0; sigwait(&signals, &signal) == 0;) {
       const std::string part = path + ".part";
       std::ofstream file(part, std::ios::trunc);

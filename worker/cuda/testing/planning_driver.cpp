@@ -10,6 +10,7 @@ constexpr int kUnknown = 999;
 }  // namespace
 
 // NOLINTBEGIN(readability-identifier-naming): the driver's names
+#pragma GCC visibility push(default)  // all else of this project is hidden
 extern "C" {
 
 int cuLibraryLoadData(void** library, const void*, void*, void*, unsigned, void*, void*, unsigned) {
@@ -74,4 +75,5 @@ TORCH_REMOTE_REFUSES(cuTensorMapEncodeIm2col)
 TORCH_REMOTE_REFUSES(cuTensorMapEncodeTiled)
 
 }  // extern "C"
+#pragma GCC visibility pop
 // NOLINTEND(readability-identifier-naming)

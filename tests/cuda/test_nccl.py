@@ -1,0 +1,129 @@
+"""Collective ops between workers on GPUs by NCCL, both in software: who does them, and what happens where it is
+missing, is refused, or a rank is gone. That they give what gloo gives is tests/distributed/test_collectives.py, which
+runs on such workers, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from torch_remote.remote._device import _process
+
+
+def counted() -> Counter[str]:
+    """What this rank's worker has called."""
+    path = Path(os.environ["TORCH_REMOTE_TEST_CALLS"].replace("%", str(_process(0))))
+    torch.remote.synchronize()
+    path.unlink(missing_ok=True)
+    os.kill(_process(0), signal.SIGUSR1)
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, "the worker tells nothing"
+        time.sleep(0.01)
+    return Counter({name: int(count) for name, count in (line.split() for line in path.read_text().splitlines())})
+
+
+def calls() -> dict[str, int]:
+    return {name: count for name, count in counted().items() if name.startswith("nccl")}
+
+
+def all_ops(rank, size):
+    """Once each, f32: what NCCL does; then what it does not."""
+    x = torch.arange(6.0, device="remote") + rank
+    dist.all_reduce(x)
+    assert x.tolist() == [size * i + sum(range(size)) for i in range(6)]
+    dist.reduce(x, 1)
+    dist.broadcast(x, 1)
+    outs = [torch.empty(6, device="remote") for _ in range(size)]
+    dist.all_gather(outs, x)
+    assert all(torch.equal(o, x) for o in outs)
+    out = torch.empty(3, device="remote")
+    dist.reduce_scatter_tensor(out, torch.arange(3.0 * size, device="remote"))
+    assert out.tolist() == [size * (3 * rank + i) for i in range(3)]
+    mine = torch.full((size,), float(rank), device="remote")
+    got = torch.empty(size, device="remote")
+    dist.all_to_all_single(got, mine)
+    assert got.tolist() == list(range(size))
+
+
+def by_nccl(rank, size):
+    all_ops(rank, size)
+    done = calls()
+    wanted = ("ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclGroupEnd")
+    assert all(done.get(name) == 1 for name in wanted), done
+    # These go through the hosts: bits, minima of floats (NaNs), types that NCCL has not, messages.
+    bits = torch.tensor([rank + 1], device="remote")
+    dist.all_reduce(bits, dist.ReduceOp.BOR)
+    low = torch.tensor([float("nan") if rank == 0 else 1.0], device="remote")
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    short = torch.ones(2, dtype=torch.int16, device="remote")
+    dist.all_reduce(short)
+    assert bits.item() == (1 | 2) and low.isnan().item() and short.tolist() == [size] * 2
+    if rank == 0:
+        dist.send(bits, 1)
+    elif rank == 1:
+        dist.recv(bits, 0)
+    torch.remote.synchronize()
+    assert calls() == done
+    moved = torch.full((2,), rank == 0, device="remote")  # what is only moved may be of any type
+    dist.broadcast(moved, 0)
+    assert moved.tolist() == [True, True] and calls()["ncclBroadcast"] == 2
+    large = torch.full((300_000,), rank + 1, dtype=torch.int64, device="remote")
+    dist.all_reduce(large, dist.ReduceOp.MAX)
+    assert (large == size).all().item()
+    group = dist.new_group(range(2))  # a group of its own, of some of the ranks
+    if rank < 2:
+        y = torch.ones(1, dtype=torch.bfloat16, device="remote")
+        dist.all_reduce(y, dist.ReduceOp.AVG, group)
+        assert y.item() == 1
+
+
+def by_hosts(rank, size):
+    all_ops(rank, size)
+    assert sum(calls().get(name, 0) for name in ("ncclAllReduce", "ncclBroadcast", "ncclGroupEnd")) == 0
+
+
+def a_rank_goes(rank, size):
+    x = torch.ones(4, device="remote")
+    dist.all_reduce(x)
+    torch.remote.synchronize()
+    assert calls()["ncclAllReduce"] == 1
+    if rank == 1:
+        os.kill(_process(0), signal.SIGKILL)
+        os._exit(0)
+    with pytest.raises(RuntimeError) as raised:
+        dist.all_reduce(x)
+        torch.remote.synchronize()
+    text = str(raised.value)
+    assert "rank 1" in text and "all_reduce (number 2)" in text, text
+    assert (torch.ones(3, device="remote") * 2).tolist() == [2.0] * 3  # the device is as good as ever
+    os._exit(0)
+
+
+def run(function, size, folder, monkeypatch, **environment):
+    monkeypatch.setenv("TORCH_REMOTE_TEST_CALLS", f"{tempfile.mkdtemp()}/%")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ranks.run(__file__, function, size, folder)
+
+
+def test_ops_are_done_by_nccl(tmp_path, monkeypatch):
+    run("by_nccl", 3, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("why", ["missing", "refused 1"])
+def test_hosts_do_them_where_one_rank_cannot(tmp_path, monkeypatch, why):
+    run("by_hosts", 2, tmp_path, monkeypatch, TORCH_REMOTE_TEST_NCCL=why)
+
+
+def test_a_rank_that_goes_is_an_error(tmp_path, monkeypatch):
+    run("a_rank_goes", 2, tmp_path, monkeypatch)

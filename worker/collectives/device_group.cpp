@@ -1,0 +1,163 @@
+#include "worker/collectives/device_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch_remote::worker {
+namespace {
+
+// What a rank says of meeting: whether it goes on and, the first one, by which id.
+struct Note {
+  uint8_t good = 0;
+  DeviceCollectives::Id id{};
+};
+
+// Messages of this file's own: users' have tags without the highest bit. `sequence`: of the collective op, 0 of
+// meeting.
+constexpr uint64_t kOwn = uint64_t{1} << 63;
+Label note_label(CollectiveOp op, uint64_t sequence, uint64_t step) {
+  Label label;
+  label.kind = Label::kPoint;
+  label.op = static_cast<uint8_t>(op);
+  label.sequence = kOwn | (sequence << 2 | step);
+  return label;
+}
+
+// What comes from all other ranks while this one waits for its device.
+template <typename T>
+class FromAll {
+ public:
+  FromAll(Mesh& mesh, const Label& label, const OpLimits& limits) : mesh_(mesh) {
+    for (int rank = 0; rank < mesh.size(); ++rank) {
+      if (rank == mesh.rank()) continue;
+      const auto& state = states_.emplace_back(std::make_shared<State>(rank));
+      std::vector<Incoming> receives = {{rank, label, std::as_writable_bytes(std::span(&state->note, 1))}};
+      mesh.begin({}, std::move(receives), limits, [state](const Status& status, std::span<const Incoming>) {
+        state->status = status;
+        state->finished = true;
+      });
+    }
+  }
+
+  // Goes on until all is there.
+  Status wait() {
+    Status status;
+    for (const auto& state : states_) {
+      while (!state->finished) mesh_.drive(mesh_.wakes());
+      if (status.ok()) status = state->status;
+    }
+    return status;
+  }
+  // Of those that are there: f(rank, note).
+  template <typename F>
+  void for_each(F&& f) const {
+    for (const auto& state : states_) {
+      if (state->finished && state->status.ok()) f(state->rank, state->note);
+    }
+  }
+
+ private:
+  struct State {
+    explicit State(int from) : rank(from) {}
+    const int rank;
+    T note{};
+    Status status;
+    std::atomic<bool> finished{false};  // behind it, what is before is there
+  };
+  Mesh& mesh_;
+  std::vector<std::shared_ptr<State>> states_;
+};
+
+template <typename T>
+Status tell_all(Mesh& mesh, const Label& label, const T& note, const OpLimits& limits) {
+  std::vector<Outgoing> sends;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    if (rank != mesh.rank()) sends.push_back({rank, label, std::as_bytes(std::span(&note, 1))});
+  }
+  return mesh.exchange(sends, {}, limits);
+}
+
+// While a device is waited for the connections are looked at.
+DeviceCollectives::GoesOn looking(Mesh& mesh, const OpLimits& limits, std::function<bool()> wanted) {
+  const auto until = std::chrono::steady_clock::now() + limits.time;
+  return [&mesh, until, wanted = std::move(wanted), interrupted = limits.interrupted] {
+    mesh.drive(mesh.wakes());
+    return mesh.status().ok() && wanted() && !(interrupted && interrupted()) &&
+           std::chrono::steady_clock::now() < until;
+  };
+}
+
+}  // namespace
+
+bool all_offer(const Mesh& mesh) {
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    if (rank != mesh.rank() && (mesh.offers_of(rank) & kOffersDeviceCollectives) == 0) return false;
+  }
+  return mesh.size() > 1;
+}
+
+Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
+            std::shared_ptr<DeviceCollectives::Group>* group, std::string* why) {
+  Note note;
+  const Label begins = note_label(CollectiveOp::kMeet, 0, 1), ends = note_label(CollectiveOp::kMeet, 0, 2);
+  Status status;
+  if (mesh.rank() == 0) {
+    status = collectives.make_id(&note.id);
+    note.good = status.ok() ? 1 : 0;
+    if (const Status told = tell_all(mesh, begins, note, limits); !told.ok()) return told;
+  } else {
+    std::vector<Incoming> receives = {{0, begins, std::as_writable_bytes(std::span(&note, 1))}};
+    if (const Status came = mesh.exchange({}, receives, limits); !came.ok()) return came;
+    if (note.good == 0) status = {ErrorCode::kOpFailed, "rank 0 has no id"};
+  }
+  if (note.good == 0) {  // which all know
+    *why = status.message();
+    return {};
+  }
+  FromAll<Note> others(mesh, ends, limits);
+  const auto none_gave_up = [&] {
+    bool good = true;
+    others.for_each([&](int, const Note& theirs) { good = good && theirs.good != 0; });
+    return good;
+  };
+  status = collectives.join(note.id, mesh.rank(), mesh.size(), looking(mesh, limits, none_gave_up), group);
+  note.good = status.ok() ? 1 : 0;
+  if (const Status told = tell_all(mesh, ends, note, limits); !told.ok()) return told;
+  if (const Status came = others.wait(); !came.ok()) return came;
+  others.for_each([&](int rank, const Note& theirs) {
+    if (status.ok() && theirs.good == 0) status = {ErrorCode::kOpFailed, mesh.name_of(rank) + " could not"};
+  });
+  if (!status.ok()) {
+    group->reset();
+    *why = status.message();
+  }
+  return {};
+}
+
+Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& label,
+                      const DeviceCollectives::Call& call, const OpLimits& limits) {
+  // All are here, with the same op.
+  const uint8_t here = 1;
+  FromAll<uint8_t> others(mesh, label, limits);
+  Status status = tell_all(mesh, label, here, limits);
+  if (status.ok()) status = others.wait();
+  if (!status.ok()) return status;
+  const Label done = note_label(static_cast<CollectiveOp>(label.op), label.sequence, 3);
+  FromAll<uint8_t> ended(mesh, done, limits);
+  status = group.run(call, looking(mesh, limits, [] { return true; }), [&mesh] { mesh.wake(); });
+  if (!mesh.status().ok()) return mesh.status();  // which says more
+  if (!status.ok() && limits.interrupted && limits.interrupted()) {
+    return mesh.fail({ErrorCode::kOpFailed, "remote: " + describe(label) + " was cancelled", "RuntimeError"});
+  }
+  if (!status.ok())
+    return mesh.fail({ErrorCode::kOpFailed, "remote: " + status.message() + ", in " + describe(label), "RuntimeError"});
+  status = tell_all(mesh, done, here, limits);
+  return status.ok() ? ended.wait() : status;
+}
+
+}  // namespace torch_remote::worker
