@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codegen/lower/lower.h"
+#include "ir/op_table_generated.h"
 #include "worker/kernels/attention.h"
 #include "worker/kernels/index_check.h"
 #include "worker/kernels/launch.h"
@@ -89,6 +90,20 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
   }
   make_unique(symbols);
   return symbols;
+}
+
+// A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
+// as often as there are groups. The ATen plugin has loops for it (worker/aten/images.h).
+bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    const ir::Node& node = graph.nodes[n];
+    if (node.opcode != ir::ops::aten_native_group_norm) continue;
+    const ir::View& input = graph.views[node.args[0].a];
+    if (input.dtype != ir::DType::kFloat32 || input.sizes.size() < 3) continue;
+    const int64_t channels = values[input.sizes[1]];
+    if (channels > 1 && values[input.strides[1]] == 1 && values[input.strides.back()] >= channels) return true;
+  }
+  return false;
 }
 
 // "softmax, mul.Tensor, 3 more"
@@ -421,6 +436,11 @@ class KernelProgram : public RunnerProgram {
     group.symbols = group.places;
     if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
     if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
+    if (norms_channels_last(graph_, group.group, values)) {
+      group.fits = false;
+      remember(group, values);
+      return refuse(group, "a group norm's channels are neighbours");
+    }
     const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
     group.fits = lowered.ok();
     for (const codegen::Launch& launch : group.launches) {
