@@ -18,6 +18,7 @@
 #include "worker/kernels/launch.h"
 #include "worker/kernels/library_product.h"
 #include "worker/kernels/product.h"
+#include "worker/kernels/reuse.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -27,6 +28,9 @@ namespace {
 constexpr size_t kMostScratch = 64 << 20;
 // Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
 constexpr uint64_t kStreamedBytes = 4 << 20;
+// Operations a byte up to which that is worth it by itself: what computes more does not wait for what it fetches, and
+// would wait for its stores.
+constexpr double kMostStreamedOperations = 2.75;
 // Points of all groups of a run that are worth waking threads: some 600 us of one core.
 constexpr double kPointsWorthWaking = 1 << 20;
 
@@ -242,7 +246,11 @@ class KernelProgram : public RunnerProgram {
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
     }
-    if (tunes_) choose_way(group);
+    if (tunes_) {
+      choose_way(group);
+    } else if (group.chosen != GroupWay::kPlain) {
+      use(group);
+    }
     return group.way != GroupWay::kNodes;
   }
 
@@ -293,6 +301,42 @@ class KernelProgram : public RunnerProgram {
     group.timed = true;
   }
 
+  static bool may_stream(const BoundGroup& group) {
+    uint64_t stored = 0;
+    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
+    return stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream);
+  }
+
+  static codegen::cpu::Variant streaming(const codegen::Launch& launch) {
+    return {.streams = Launches::may_stream(launch)};
+  }
+
+  // Variants of the kernels of all launches. False: there are too many kernels.
+  template <typename F>
+  bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
+    BoundGroup::Kernels kernels{way, {}, {}};
+    for (const codegen::Launch& launch : group.launches) {
+      CompiledKernel* const kernel =
+          options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
+      if (kernel == nullptr) return false;
+      kernels.of.push_back(kernel);
+      kernels.prepared.add(launch, *kernel);
+    }
+    group.kernels.push_back(std::move(kernels));
+    return true;
+  }
+
+  // What would have left the caches before somebody reads it goes past them.
+  void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
+    if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
+    const auto waits_for_memory = [](const codegen::Launch& launch) {
+      return Launches::operations_per_byte(launch) <= kMostStreamedOperations;
+    };
+    if (!std::ranges::all_of(group.launches, waits_for_memory)) return;
+    if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
+    if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
+  }
+
   // Once its kernel is there: it is known what is best, or it is to be found out.
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
@@ -303,27 +347,11 @@ class KernelProgram : public RunnerProgram {
     }
     std::vector<GroupWay> ways = {GroupWay::kPlain};
     const auto offer = [&](GroupWay way, auto&& variant_of) {
-      BoundGroup::Kernels kernels{way, {}, {}};
-      for (const codegen::Launch& launch : group.launches) {
-        CompiledKernel* const kernel =
-            options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
-        if (kernel == nullptr) return;
-        kernels.of.push_back(kernel);
-        kernels.prepared.add(launch, *kernel);
-      }
-      ways.push_back(way);
-      group.kernels.push_back(std::move(kernels));
+      if (add_kernels(group, way, variant_of)) ways.push_back(way);
     };
     const std::optional<GroupWay> known = options_.choices->find(group.key);
     const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
-    uint64_t stored = 0;
-    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
-    if (stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream) &&
-        wanted(GroupWay::kStreams)) {
-      offer(GroupWay::kStreams, [](const codegen::Launch& launch) {
-        return codegen::cpu::Variant{.streams = Launches::may_stream(launch)};
-      });
-    }
+    if (may_stream(group) && wanted(GroupWay::kStreams)) offer(GroupWay::kStreams, streaming);
     if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
       offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
@@ -388,7 +416,7 @@ class KernelProgram : public RunnerProgram {
   void run_kernels(BoundGroup& group, std::span<const tr_buffer> buffers, codegen::cpu::IndexRecord* failure) {
     BoundGroup::Kernels* kernels = &group.by(group.way);
     bool timed = std::exchange(group.timed, false);
-    if (kernels->way == GroupWay::kStreams && !kernels->prepared.are_aligned(buffers)) {
+    if (kernels->way == GroupWay::kStreams && !kernels->prepared.may_stream_to(buffers)) {
       kernels = &group.kernels.front();
       if (timed) drop(group, GroupWay::kStreams);
       timed = false;
@@ -458,7 +486,8 @@ class KernelProgram : public RunnerProgram {
     }
     if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
     group.fits = kernels.prepared.scratch() <= kMostScratch;
-    if (!group.fits) refuse(group, "its rows are too long for what a thread keeps of them");
+    if (!group.fits) return refuse(group, "its rows are too long for what a thread keeps of them");
+    choose_streams(group, values);
   }
 
   // Numbers of a node that loops of our own take as they are when it is bound.
