@@ -28,9 +28,6 @@ namespace {
 constexpr size_t kMostScratch = 64 << 20;
 // Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
 constexpr uint64_t kStreamedBytes = 4 << 20;
-// Operations a byte up to which that is worth it by itself: what computes more does not wait for what it fetches, and
-// would wait for its stores.
-constexpr double kMostStreamedOperations = 2.75;
 // Points of all groups of a run that are worth waking threads: some 600 us of one core.
 constexpr double kPointsWorthWaking = 1 << 20;
 
@@ -329,10 +326,8 @@ class KernelProgram : public RunnerProgram {
   // What would have left the caches before somebody reads it goes past them.
   void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
     if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
-    const auto waits_for_memory = [](const codegen::Launch& launch) {
-      return Launches::operations_per_byte(launch) <= kMostStreamedOperations;
-    };
-    if (!std::ranges::all_of(group.launches, waits_for_memory)) return;
+    // (What computes more does not wait for what it fetches, and would wait for its stores.)
+    if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
     if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
     if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
   }

@@ -25,9 +25,8 @@ class Launches {
   // Whether kernels whose results go past the caches (codegen::cpu::Variant) may do the launch: strides of what it
   // stores to are as these want them, and nothing of it is packed or named by indices.
   static bool may_stream(const codegen::Launch& launch);
-  // Operations (of a vector's lane) for each byte of memory that a point loads or stores: a kernel with few of them
-  // waits for memory.
-  static double operations_per_byte(const codegen::Launch& launch);
+  // Whether it computes so little for each byte that it loads or stores that its time is memory's.
+  static bool waits_for_memory(const codegen::Launch& launch);
   // Bytes that it stores, beside sums over rows.
   static uint64_t stored_bytes(const codegen::Launch& launch);
   // Whether, of kernels that may stream, what they store to lies as they want it in this run, and is not what they
