@@ -1,6 +1,7 @@
 #include "worker/aten/aten_program.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -17,7 +18,9 @@
 #include "ir/work.h"
 #include "worker/aten/depthwise.h"
 #include "worker/aten/host_memory.h"
+#include "worker/aten/images.h"
 #include "worker/aten/packed_weights.h"
+#include "worker/aten/turn.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -129,6 +132,7 @@ void AtenProgram::find_lifetimes() {
     nodes_[n].packs_weights = operations_[n] && !target_.is_gpu() && may_pack_weights(graph_.nodes[n]);
     nodes_[n].depthwise =
         operations_[n] && !target_.is_gpu() && operations_[n]->makes_results() && may_be_depthwise(graph_.nodes[n]);
+    nodes_[n].of_images = operations_[n] && !target_.is_gpu() && may_be_of_images(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
       const uint32_t buffer = graph_.views[result.a].buffer;
@@ -335,14 +339,44 @@ class AtenProgram::PackedWeights {
   at::Tensor weight_;
 };
 
+// A convolution of a plain image whose result lies channels last has the image turned round during a call: torch would
+// convolve it plain, and the result be copied.
+class AtenProgram::TurnedImage {
+ public:
+  TurnedImage(AtenProgram& program, uint32_t index) {
+    if (!program.nodes_[index].packs_weights) return;
+    const ir::Node& node = program.graph_.nodes[index];
+    const at::Tensor &image = program.views_[node.args[kImage].a], &result = program.views_[node.results[0].a];
+    ImageLayout made, given;
+    if (!find_image_layout(result, &made) || !made.last() || !find_image_layout(image, &given) || given.last()) return;
+    at::Tensor turned = at::empty_like(image, at::MemoryFormat::ChannelsLast);
+    if (!copy_turned(image, turned)) return;
+    operation_ = &*program.operations_[index];
+    image_ = image;
+    operation_->set_tensor(kImage, std::move(turned));
+  }
+  ~TurnedImage() {
+    if (operation_) operation_->set_tensor(kImage, std::move(image_));
+  }
+  TurnedImage(const TurnedImage&) = delete;
+  TurnedImage& operator=(const TurnedImage&) = delete;
+
+ private:
+  static constexpr size_t kImage = 0;  // argument
+
+  Operation* operation_ = nullptr;
+  at::Tensor image_;
+};
+
 void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
+  const TurnedImage turned(*this, index);
   PackedWeights packed(*this, run, index);
   bool done = packed.result.defined();
   if (done) {
     stack_.clear();
     stack_.emplace_back(std::move(packed.result));
-  } else if (nodes_[index].depthwise && run_depthwise(index)) {
+  } else if ((nodes_[index].depthwise && run_depthwise(index)) || (nodes_[index].of_images && run_images(index))) {
     done = true;
   } else if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
     call_out(run, index);
@@ -364,6 +398,16 @@ bool AtenProgram::run_depthwise(uint32_t index) {
   static const DepthwiseLoops* const loops = depthwise_loops();
   if (loops == nullptr) return false;
   std::vector<at::Tensor> results = depthwise(*loops, graph_.nodes[index], operations_[index]->arguments());
+  stack_.assign(std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
+  return !results.empty();
+}
+
+// Likewise.
+bool AtenProgram::run_images(uint32_t index) {
+  const ir::Node& node = graph_.nodes[index];
+  const Operation& operation = *operations_[index];
+  const auto arguments = operation.arguments().first(operation.schema().arguments().size());
+  std::vector<at::Tensor> results = on_images(node, arguments, views_[node.results[0].a]);
   stack_.assign(std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
   return !results.empty();
 }
@@ -556,7 +600,7 @@ void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor)
     buffer = allocate(host_, nbytes);
     bind(view.buffer, buffer);
   }
-  expected.copy_(tensor);
+  if (!copy_turned(tensor, expected)) expected.copy_(tensor);
 }
 
 void AtenProgram::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {

@@ -34,6 +34,7 @@ class AtenProgram {
 
  private:
   class PackedWeights;
+  class TurnedImage;
   struct BufferState {
     c10::Storage storage;
     void* data = nullptr;  // what the storage points to
@@ -46,6 +47,7 @@ class AtenProgram {
     std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
     bool packs_weights = false;        // of a convolution
     bool depthwise = false;            // may be a convolution that our own loops do
+    bool of_images = false;            // may be done by our own loops for images
     bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
     bool natural = false;              // kOut: the op itself would order the results' memory like this
   };
@@ -65,6 +67,7 @@ class AtenProgram {
   // Whether an op of so much work leaves the client a core that all threads would take.
   bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
   bool run_depthwise(uint32_t index);
+  bool run_images(uint32_t index);
   void call_out(tr_run& run, uint32_t index);
   // Nobody but the tensor holds its memory, so that it can become a buffer.
   bool is_sole_owner(const at::Tensor& tensor) const;

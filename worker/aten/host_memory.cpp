@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace torch_remote::worker::aten {
@@ -24,10 +25,12 @@ class Owners {
     std::lock_guard lock(part.mutex);
     part.buffers.emplace(buffer.data, buffer);
   }
-  tr_buffer take(void* data) {
+  // Nothing: it is of nobody's.
+  std::optional<tr_buffer> take(void* data) {
     Part& part = part_of(data);
     std::lock_guard lock(part.mutex);
     const auto found = part.buffers.find(data);
+    if (found == part.buffers.end()) return std::nullopt;
     const tr_buffer buffer = found->second;
     part.buffers.erase(found);
     return buffer;
@@ -88,8 +91,10 @@ void* take_memory(const tr_host& host, uint64_t nbytes) {
 
 void give_memory(void* data) {
   if (!data) return;  // 0 bytes
-  const tr_buffer buffer = owners().take(data);
-  buffer.release(buffer.owner);
+  const std::optional<tr_buffer> buffer = owners().take(data);
+  // (Torch's own, from when there was no host: who has no DataPtr knows one way to give back.)
+  if (!buffer) return c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+  buffer->release(buffer->owner);
 }
 
 void use_host_memory(const tr_host* host) {

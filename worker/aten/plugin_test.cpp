@@ -661,5 +661,15 @@ TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {
   EXPECT_TRUE(load({1, 0}));
 }
 
+// oneDNN asks for its scratch without a DataPtr.
+TEST(HostMemory, TorchComputesWhenARunnerIsGone) {
+  {
+    const TestRunner runner;
+  }
+  constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+  const at::Tensor x = at::ones({2, 16, 20, 20}).contiguous(kLast), w = at::ones({8, 16, 3, 3});
+  EXPECT_EQ(at::conv2d(x, w, {}, 1, 1).amax().item<float>(), 144);
+}
+
 }  // namespace
 }  // namespace torch_remote::worker::aten

@@ -1,5 +1,6 @@
 #include "worker/aten/pool.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "worker/aten/parallel.h"
+#include "worker/aten/turn.h"
 
 // Max pooling without indices: along rows first, then across them, so that a window costs kernel height + width
 // comparisons, and each is done for many windows at once. Of equal values (zeros of both signs) the first counts, as in
@@ -152,19 +154,11 @@ std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 
   return {list[0], list.size() == 1 ? list[0] : list[1]};
 }
 
-// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices)
+// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices). `last`: both lie channels last;
+// else both lie plain.
 template <typename O>
-void run_pool(const SpecialCall& call) {
-  const at::Tensor &self = call.args[0].toTensor(), &values = call.results[0];
-  constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
-  const bool plain = self.is_contiguous() && values.is_contiguous();
-  const bool last = !plain && self.dim() == 4 && self.is_contiguous(kLast) && values.is_contiguous(kLast);
-  if (!plain && !last) {
-    at::Tensor out = values, indices = call.results[1];
-    at::max_pool2d_with_indices_out(out, indices, self, call.args[1].toIntVector(), call.args[2].toIntVector(),
-                                    call.args[3].toIntVector(), call.args[4].toIntVector(), call.args[5].toBool());
-    return;
-  }
+void pool(const SpecialCall& call, const at::Tensor& values, bool last) {
+  const at::Tensor& self = call.args[0].toTensor();
   const auto kernel = pair(call.args[1], {}), stride = pair(call.args[2], kernel);
   const auto padding = pair(call.args[3], {}), dilation = pair(call.args[4], {});
   const auto dim = [&](int64_t i) {
@@ -192,6 +186,27 @@ void run_pool(const SpecialCall& call) {
       pool_plane(O(), from + i * in, to + i * out, rows.data(), height, width);
     }
   });
+}
+
+template <typename O>
+void run_pool(const SpecialCall& call) {
+  const at::Tensor &self = call.args[0].toTensor(), &result = call.results[0];
+  constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
+  const bool plain = self.is_contiguous(), last = !plain && self.dim() == 4 && self.is_contiguous(kLast);
+  const auto format = plain ? c10::MemoryFormat::Contiguous : kLast;
+  if ((plain || last) && result.is_contiguous(format)) return pool<O>(call, result, last);
+  if (plain || last) {
+    // The smaller one is turned round.
+    const at::Tensor values = at::empty(result.sizes(), result.options(), format);
+    if (are_turned(values, result)) {
+      pool<O>(call, values, last);
+      copy_turned(values, result);
+      return;
+    }
+  }
+  at::Tensor out = result, indices = call.results[1];
+  at::max_pool2d_with_indices_out(out, indices, self, call.args[1].toIntVector(), call.args[2].toIntVector(),
+                                  call.args[3].toIntVector(), call.args[4].toIntVector(), call.args[5].toBool());
 }
 
 }  // namespace

@@ -17,9 +17,12 @@ struct Window {
   bool ceil = false;
 };
 
-// Whether the op computed the values alone.
-bool pooled_alone(const at::Tensor& input, const Window& w) {
-  const auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
+// Whether the op computed the values alone. `turned`: they lie channels last if the image does not, and otherwise.
+bool pooled_alone(const at::Tensor& input, const Window& w, bool turned = false) {
+  auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
+  if (turned) {
+    values = values.contiguous(values.is_contiguous() ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+  }
   TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, /*threads=*/2);
   TestGraph builder;
   builder.call("aten::max_pool2d_with_indices", {input, w.kernel, w.stride, w.padding, w.dilation, w.ceil},
@@ -64,7 +67,10 @@ TEST(Pool, EqualsTorchForEveryWindow) {
         const at::Tensor x = images(sizes).to(type);
         EXPECT_TRUE(pooled_alone(x, window));
         if (sizes.size() != 4) continue;
-        EXPECT_TRUE(pooled_alone(x.contiguous(at::MemoryFormat::ChannelsLast), window));
+        const at::Tensor last = x.contiguous(at::MemoryFormat::ChannelsLast);
+        EXPECT_TRUE(pooled_alone(last, window));
+        EXPECT_TRUE(pooled_alone(x, window, /*turned=*/true));
+        EXPECT_TRUE(pooled_alone(last, window, /*turned=*/true));
       }
     }
   }

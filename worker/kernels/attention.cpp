@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <optional>
 
+#include "ir/number.h"
 #include "ir/op_table_generated.h"
 #include "worker/kernels/scratch.h"
 
@@ -103,8 +103,8 @@ class Binder {
   bool options(const Arg& bias, const Arg& causal, const Arg& scale) {
     if (causal.tag != ArgTag::kBool || (scale.tag != ArgTag::kNone && scale.tag != ArgTag::kFloat)) return false;
     call_->causal = values_[causal.a] != 0;
-    call_->scale = static_cast<float>(scale.tag == ArgTag::kFloat ? std::bit_cast<double>(values_[scale.a])
-                                                                  : 1 / std::sqrt(static_cast<double>(call_->size)));
+    const double natural = 1 / std::sqrt(static_cast<double>(call_->size));
+    call_->scale = static_cast<float>(ir::number_of(scale, values_).value_or(natural));
     return bias.tag == ArgTag::kNone || bind_bias(bias);
   }
 

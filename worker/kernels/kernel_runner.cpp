@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "codegen/lower/lower.h"
+#include "ir/op_table_generated.h"
 #include "worker/kernels/attention.h"
 #include "worker/kernels/index_check.h"
 #include "worker/kernels/launch.h"
 #include "worker/kernels/library_product.h"
 #include "worker/kernels/product.h"
+#include "worker/kernels/reuse.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -89,6 +91,20 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
   }
   make_unique(symbols);
   return symbols;
+}
+
+// A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
+// as often as there are groups. The ATen plugin has loops for it (worker/aten/images.h).
+bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    const ir::Node& node = graph.nodes[n];
+    if (node.opcode != ir::ops::aten_native_group_norm) continue;
+    const ir::View& input = graph.views[node.args[0].a];
+    if (input.dtype != ir::DType::kFloat32 || input.sizes.size() < 3) continue;
+    const int64_t channels = values[input.sizes[1]];
+    if (channels > 1 && values[input.strides[1]] == 1 && values[input.strides.back()] >= channels) return true;
+  }
+  return false;
 }
 
 // "softmax, mul.Tensor, 3 more"
@@ -227,7 +243,11 @@ class KernelProgram : public RunnerProgram {
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
     }
-    if (tunes_) choose_way(group);
+    if (tunes_) {
+      choose_way(group);
+    } else if (group.chosen != GroupWay::kPlain) {
+      use(group);
+    }
     return group.way != GroupWay::kNodes;
   }
 
@@ -278,6 +298,40 @@ class KernelProgram : public RunnerProgram {
     group.timed = true;
   }
 
+  static bool may_stream(const BoundGroup& group) {
+    uint64_t stored = 0;
+    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
+    return stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream);
+  }
+
+  static codegen::cpu::Variant streaming(const codegen::Launch& launch) {
+    return {.streams = Launches::may_stream(launch)};
+  }
+
+  // Variants of the kernels of all launches. False: there are too many kernels.
+  template <typename F>
+  bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
+    BoundGroup::Kernels kernels{way, {}, {}};
+    for (const codegen::Launch& launch : group.launches) {
+      CompiledKernel* const kernel =
+          options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
+      if (kernel == nullptr) return false;
+      kernels.of.push_back(kernel);
+      kernels.prepared.add(launch, *kernel);
+    }
+    group.kernels.push_back(std::move(kernels));
+    return true;
+  }
+
+  // What would have left the caches before somebody reads it goes past them.
+  void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
+    if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
+    // (What computes more does not wait for what it fetches, and would wait for its stores.)
+    if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
+    if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
+    if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
+  }
+
   // Once its kernel is there: it is known what is best, or it is to be found out.
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
@@ -288,27 +342,11 @@ class KernelProgram : public RunnerProgram {
     }
     std::vector<GroupWay> ways = {GroupWay::kPlain};
     const auto offer = [&](GroupWay way, auto&& variant_of) {
-      BoundGroup::Kernels kernels{way, {}, {}};
-      for (const codegen::Launch& launch : group.launches) {
-        CompiledKernel* const kernel =
-            options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
-        if (kernel == nullptr) return;
-        kernels.of.push_back(kernel);
-        kernels.prepared.add(launch, *kernel);
-      }
-      ways.push_back(way);
-      group.kernels.push_back(std::move(kernels));
+      if (add_kernels(group, way, variant_of)) ways.push_back(way);
     };
     const std::optional<GroupWay> known = options_.choices->find(group.key);
     const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
-    uint64_t stored = 0;
-    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
-    if (stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream) &&
-        wanted(GroupWay::kStreams)) {
-      offer(GroupWay::kStreams, [](const codegen::Launch& launch) {
-        return codegen::cpu::Variant{.streams = Launches::may_stream(launch)};
-      });
-    }
+    if (may_stream(group) && wanted(GroupWay::kStreams)) offer(GroupWay::kStreams, streaming);
     if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
       offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
@@ -373,7 +411,7 @@ class KernelProgram : public RunnerProgram {
   void run_kernels(BoundGroup& group, std::span<const tr_buffer> buffers, codegen::cpu::IndexRecord* failure) {
     BoundGroup::Kernels* kernels = &group.by(group.way);
     bool timed = std::exchange(group.timed, false);
-    if (kernels->way == GroupWay::kStreams && !kernels->prepared.are_aligned(buffers)) {
+    if (kernels->way == GroupWay::kStreams && !kernels->prepared.may_stream_to(buffers)) {
       kernels = &group.kernels.front();
       if (timed) drop(group, GroupWay::kStreams);
       timed = false;
@@ -421,6 +459,11 @@ class KernelProgram : public RunnerProgram {
     group.symbols = group.places;
     if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
     if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
+    if (norms_channels_last(graph_, group.group, values)) {
+      group.fits = false;
+      remember(group, values);
+      return refuse(group, "a group norm's channels are neighbours");
+    }
     const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
     group.fits = lowered.ok();
     for (const codegen::Launch& launch : group.launches) {
@@ -438,7 +481,8 @@ class KernelProgram : public RunnerProgram {
     }
     if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
     group.fits = kernels.prepared.scratch() <= kMostScratch;
-    if (!group.fits) refuse(group, "its rows are too long for what a thread keeps of them");
+    if (!group.fits) return refuse(group, "its rows are too long for what a thread keeps of them");
+    choose_streams(group, values);
   }
 
   // Numbers of a node that loops of our own take as they are when it is bound.

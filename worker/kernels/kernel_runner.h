@@ -8,6 +8,7 @@
 #include "worker/kernels/group_choice.h"
 #include "worker/kernels/kernel_cache.h"
 #include "worker/kernels/product_choice.h"
+#include "worker/kernels/reuse.h"
 #include "worker/runner/runner.h"
 
 // The runner of compiled kernels on this machine's memory: it does groups, no node alone.
@@ -22,8 +23,10 @@ struct KernelRunnerOptions {
   bool waits = false;
   std::shared_ptr<ProductChoices> products;  // null: products are not done
   std::shared_ptr<GroupChoices> choices;     // null: no program is tuned
-  std::function<uint64_t()> clock;           // ns, by which ways are timed; null: this machine's
-  std::string description;                   // "kernels"
+  // Of the last cache: what is read only after more than that has been gone through is stored past it. 0: nothing is.
+  uint64_t cache_bytes = last_cache_bytes();
+  std::function<uint64_t()> clock;  // ns, by which ways are timed; null: this machine's
+  std::string description;          // "kernels"
   // Told once of each group that no kernel does with the sizes of a run: its ops, and why. May be null.
   std::function<void(std::string_view ops, std::string_view why)> tell_refusal;
   // Told of each group whose way was found by timing it, or was known from an earlier process. May be null.

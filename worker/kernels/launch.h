@@ -25,10 +25,13 @@ class Launches {
   // Whether kernels whose results go past the caches (codegen::cpu::Variant) may do the launch: strides of what it
   // stores to are as these want them, and nothing of it is packed or named by indices.
   static bool may_stream(const codegen::Launch& launch);
+  // Whether it computes so little for each byte that it loads or stores that its time is memory's.
+  static bool waits_for_memory(const codegen::Launch& launch);
   // Bytes that it stores, beside sums over rows.
   static uint64_t stored_bytes(const codegen::Launch& launch);
-  // Whether, of kernels that may stream, what they store to lies as they want it in this run.
-  bool are_aligned(std::span<const tr_buffer> buffers) const;
+  // Whether, of kernels that may stream, what they store to lies as they want it in this run, and is not what they
+  // read: that is in the caches.
+  bool may_stream_to(std::span<const tr_buffer> buffers) const;
 
   // Bytes that a run needs beside buffers, of the launch that needs most: a thread's, and what is added up at the end.
   size_t scratch() const;

@@ -1,9 +1,9 @@
 #include "worker/kernels/library_product.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 
+#include "ir/number.h"
 #include "ir/op_table_generated.h"
 
 namespace torch_remote::worker::kernels {
@@ -22,7 +22,8 @@ class LibraryProductBinder {
   }
 
   bool multiplies_and_adds(const ir::Node& node, bool batches) {
-    const std::optional<double> beta = number(node.args[3]), alpha = number(node.args[4]);
+    const std::optional<double> beta = ir::number_of(node.args[3], values_),
+                                alpha = ir::number_of(node.args[4], values_);
     if (alpha != 1.0 || (beta != 0.0 && beta != 1.0)) return false;
     return operands(node.args[1], node.args[2], node.results[0], batches) && (beta == 0.0 || adds(node.args[0]));
   }
@@ -105,18 +106,6 @@ class LibraryProductBinder {
     made_->added_ = place(view);
     made_->adds_ = true;
     return true;
-  }
-
-  std::optional<double> number(const Arg& arg) const {
-    switch (arg.tag) {
-      case ArgTag::kFloat:
-        return std::bit_cast<double>(values_[arg.a]);
-      case ArgTag::kInt:
-      case ArgTag::kBool:
-        return static_cast<double>(values_[arg.a]);
-      default:
-        return std::nullopt;
-    }
   }
 
   const ir::Graph& graph_;

@@ -1,10 +1,10 @@
 #include "worker/kernels/product.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 
 #include "ir/fusion.h"
+#include "ir/number.h"
 #include "ir/op_table_generated.h"
 #include "worker/kernels/scratch.h"
 
@@ -133,17 +133,9 @@ class ProductBinder {
   }
 
   bool number(const Arg& arg, float* number) const {
-    switch (arg.tag) {
-      case ArgTag::kFloat:
-        *number = static_cast<float>(std::bit_cast<double>(values_[arg.a]));
-        return true;
-      case ArgTag::kInt:
-      case ArgTag::kBool:
-        *number = static_cast<float>(values_[arg.a]);
-        return true;
-      default:
-        return false;
-    }
+    const std::optional<double> found = ir::number_of(arg, values_);
+    if (found) *number = static_cast<float>(*found);
+    return found.has_value();
   }
 
   const ir::Graph& graph_;
