@@ -254,6 +254,11 @@ c10::DeviceIndex check_call(const OpEntry& op, IValue* args) {
   return device;
 }
 
+at::Tensor make_result(const ResultMeta& meta, c10::DeviceIndex device) {
+  if (meta.state == ResultMeta::State::kUndefined) return {};
+  return make_tensor(meta.sizes, meta.strides, meta.dtype, device);
+}
+
 }  // namespace
 
 at::Tensor record_plain_call(const OpEntry& op, IValue* args) {
@@ -264,11 +269,7 @@ at::Tensor record_plain_call(const OpEntry& op, IValue* args) {
     run_dynamic(op, stack, 0, device);
     return std::move(stack[0]).toTensor();
   }
-  at::Tensor result;
-  const ResultMeta& meta = inferred.results[0];
-  if (meta.state != ResultMeta::State::kUndefined) {
-    result = make_tensor(meta.sizes, meta.strides, meta.dtype, device);
-  }
+  at::Tensor result = make_result(inferred.results[0], device);
   Recorder::get(device).record(*op.desc, args, result, inferred.list_lengths, take_random(op, args, inferred, device));
   return result;
 }
@@ -300,13 +301,7 @@ void record_call(const OpEntry& op, Stack& stack) {
     }
   }
   c10::SmallVector<at::Tensor, 4> results;
-  for (const ResultMeta& result : inferred.results) {
-    if (result.state == ResultMeta::State::kUndefined) {
-      results.emplace_back();
-    } else {
-      results.push_back(make_tensor(result.sizes, result.strides, result.dtype, device));
-    }
-  }
+  for (const ResultMeta& meta : inferred.results) results.push_back(make_result(meta, device));
   Recorder::get(device).record(*op.desc, args, results, inferred.list_lengths, take_random(op, args, inferred, device));
   push_results(op, stack, base, {results.data(), results.size()}, inferred.list_lengths);
 }
