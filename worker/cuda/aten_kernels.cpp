@@ -44,6 +44,7 @@ class AtenUnit final : public Unit {
   }
 
  private:
+  bool takes_complex_numbers() const override { return true; }
   Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
     if (asked_) return status_;
     asked_ = true;

@@ -19,6 +19,8 @@ Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_inte
   if (!self || !to) return refuse("without a result");
   const bool is_float = ir::is_float(to->dtype);
   if (!is_float && of_integers.lines == nullptr) return refuse("of integers");
+  // Torch has maxima of bools, and no sums.
+  if (to->dtype == ir::DType::kBool && !has_places) return refuse("of bools");
   const Split dims = split(self->sizes, planner.whole("dim"));
   const Place in = planner.packed(*self), out = planner.output(*to);
   Place places;

@@ -12,6 +12,7 @@
 #include "worker/cuda/emulated/emulated_nccl.h"
 
 // libnvJitLink keeps memory of its own.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the sanitizer's name
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
 

@@ -52,7 +52,11 @@ const Status& Unit::ask(std::span<const int64_t> values) {
     symbols_.clear();
     values_.clear();
     empty_ = makes_nothing(values);
-    status_ = empty_ ? Status() : begin(values, &symbols_);
+    if (!empty_ && has_complex_number() && !takes_complex_numbers()) {
+      status_ = {ErrorCode::kUnsupported, "a complex number beside real tensors"};
+    } else {
+      status_ = empty_ ? Status() : begin(values, &symbols_);
+    }
     for (uint32_t n = group_.first; n <= group_.last; ++n) {
       ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
         const ir::View& view = graph_.views[index];
@@ -82,6 +86,23 @@ bool Unit::makes_nothing(std::span<const int64_t> values) const {
     });
   }
   return nothing && makes;
+}
+
+bool Unit::has_complex_number() const {
+  const auto is_complex_number = [](const ir::Arg& arg) {
+    return arg.tag == ir::ArgTag::kComplex ||
+           (arg.tag == ir::ArgTag::kScalarTensor && ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
+  };
+  for (uint32_t n = group_.first; n <= group_.last; ++n) {
+    const ir::Node& node = graph_.nodes[n];
+    bool has_tensor = false, has_number = false;
+    ir::for_each_view(node, [&](uint32_t view, bool) { has_tensor |= ir::is_complex(graph_.views[view].dtype); });
+    for (const ir::Arg& arg : node.args) {
+      has_number |= is_complex_number(arg) || std::ranges::any_of(arg.items, is_complex_number);
+    }
+    if (has_number && !has_tensor) return true;
+  }
+  return false;
 }
 
 const Status& Unit::bind(std::span<const int64_t> values) {

@@ -44,12 +44,15 @@ class Unit {
   virtual Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
   // The rest of it, which may take long.
   virtual Status finish() { return {}; }
+  // Whether a complex number may be among its numbers although no tensor has such elements (x == 1j of a real x).
+  virtual bool takes_complex_numbers() const { return false; }
   // Whether what was made does for the numbers of a run, too.
   virtual bool suits(std::span<const int64_t>) const { return true; }
   // Numbers that change nothing else. Called with each run's.
   virtual void set_numbers(std::span<const int64_t> values) = 0;
 
   bool makes_nothing(std::span<const int64_t> values) const;
+  bool has_complex_number() const;
 
   const ir::Graph& graph_;
   const ir::Group group_;

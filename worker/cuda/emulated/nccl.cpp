@@ -46,9 +46,11 @@ struct End {
   int rank = 0, size = 0;
   std::byte* memory = nullptr;
   size_t bytes = 0;
+  std::string path;  // gone when all are there
   std::atomic<bool> aborted{false};
 
   ~End() {
+    (void)::unlink(path.c_str());
     if (memory != nullptr) (void)::munmap(memory, bytes);
   }
   Shared& shared() const { return *reinterpret_cast<Shared*>(memory); }
@@ -101,6 +103,7 @@ Status join(nccl::Group* group, int size, nccl::Id id, int rank, nccl::Config* c
   (void)::close(file);
   if (mapped == MAP_FAILED) return Status::kSystemError;
   end->memory = static_cast<std::byte*>(mapped);
+  end->path = path_of(id);
   // Whoever is the last one takes its name away: all have it open.
   if (++end->shared().joined == static_cast<uint32_t>(size)) (void)::unlink(path_of(id).c_str());
   *group = create(nccl::GroupState{std::move(end)});
