@@ -17,7 +17,7 @@ namespace torch_remote::worker::kernels {
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
-constexpr uint64_t kMegabyte = 1 << 20;
+constexpr uint64_t kMegabyte = 1 << 20, kTensor = 4 * kMegabyte, kRow = 4096;
 
 // Tensors of 4 MB: a group makes b1 (and b6, which has no memory); b1 is read by the third node.
 constexpr const char* kProgram = R"(graph() {
@@ -57,22 +57,19 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 TEST(Reuse, CountsWhatIsGoneThroughUntilItIsRead) {
   const Parsed program(kProgram);
   // b0, b1; b4, whose rows are one, and b2; b3, whose node reads b1.
-  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll),
-            4 * 4 * kMegabyte + 4 * 1024);
+  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll), 4 * kTensor + kRow);
   // No further than asked for.
   EXPECT_LE(bytes_until_read(program.graph, program.graph.groups[0], program.values, kMegabyte), 8 * kMegabyte);
 }
 
 TEST(Reuse, WhatNobodyReadsIsCountedToTheEnd) {
   const Parsed program(replaced(kProgram, "aten::mm(%2, %1)", "aten::mm(%2, %0)"));
-  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll),
-            5 * 4 * kMegabyte + 4 * 1024);
+  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll), 5 * kTensor + kRow);
 }
 
 TEST(Reuse, ReadingAtOnceCountsTheNextNodeOnly) {
   const Parsed program(replaced(kProgram, "aten::mm(%0, %4)", "aten::mm(%1, %4)"));
-  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll),
-            3 * 4 * kMegabyte + 4 * 1024);
+  EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll), 3 * kTensor + kRow);
 }
 
 TEST(Reuse, TheCacheOfThisMachineIsKnownOrNot) {
