@@ -42,6 +42,12 @@ ir::MathModes math_modes() {
   return modes;
 }
 
+// Whether torch's flags (TF32, deterministic algorithms) mean anything for such ops. (Recurrent layers are composites.)
+bool has_math_modes(ir::Family family) {
+  using enum ir::Family;
+  return family == kMatmul || family == kConv || family == kAttention || family == kNorm || family == kComposite;
+}
+
 // At exit, while another thread still records.
 Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
 
@@ -91,9 +97,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_pass(lock, pass, &flushed);
       if (status.ok()) status = entered;
     }
-    const bool has_modes =
-        op.family == ir::Family::kMatmul || op.family == ir::Family::kConv || op.family == ir::Family::kAttention;
-    if (has_modes && !runs_on_cpu(device_)) {
+    if (has_math_modes(op.family) && !runs_on_cpu(device_)) {
       const Status entered = enter_math(lock, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }

@@ -161,6 +161,14 @@ at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
   return at::mul(self, number ? at::pow(2.0, other) : at::pow(at::full({}, 2.0, self.options()), other));
 }
 
+// CPU subtracts with `other` as its first operand, whose order of dims it is that counts first.
+at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  const at::Tensor result = at::sub(other, self, alpha);
+  ResultMeta laid_out;
+  broadcast_result({&other, &self}, laid_out);
+  return at::empty_strided(laid_out.sizes, laid_out.strides, result.options());
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
@@ -180,8 +188,10 @@ const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
   static const auto kGlu = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward);
   static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
   static const auto kLdexp = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp);
+  static const auto kRsub = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&rsub);
   if (opcode == ir::ops::aten_glu_backward) return &kGlu;
   if (opcode == ir::ops::aten_ldexp_Tensor) return &kLdexp;
+  if (opcode == ir::ops::aten_rsub_Tensor) return &kRsub;
   return opcode == ir::ops::aten_nonzero_static ? &kNonzero : nullptr;
 }
 

@@ -465,7 +465,8 @@ bool added_product(const OpEntry& op, const IValue* args, Inferred& out) {
   return (op.desc->opcode == ir::ops::aten_baddbmm_dtype ? product<3, true> : product<2, true>)(op, args, out);
 }
 
-// Each result like the first list's tensor of the same position; integers may promote, so floats only.
+// Each result like the first list's tensor of the same position; integers may promote, and complex numbers do, so
+// floats only.
 bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   if (!args[0].isTensorList()) return false;
   const auto tensors = args[0].toListRef();
@@ -475,12 +476,13 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   }
   for (uint32_t a = 1; a < op.arg_count; ++a) {
     if (args[a].isBool()) return false;  // subtraction refuses it
+    if (args[a].isComplexDouble() || (args[a].isTensor() && args[a].toTensor().is_complex())) return false;
     if (!args[a].isList()) continue;
     const auto others = args[a].toListRef();
     if (others.size() != tensors.size()) return false;
     if (!args[a].isTensorList()) {
       for (const IValue& item : others) {
-        if (item.isBool()) return false;
+        if (item.isBool() || item.isComplexDouble()) return false;
       }
       continue;
     }

@@ -2,6 +2,8 @@
 #include <ATen/InferSize.h>
 #include <c10/core/MemoryFormat.h>
 
+#include <algorithm>
+
 #include "frontend/shapes/shape_rules.h"
 #include "ir/op_table_generated.h"
 
@@ -150,9 +152,11 @@ bool pad(const OpEntry&, const IValue* args, Inferred& out) {
   bool grows = false;
   for (size_t i = 0; i < amounts.size() / 2; ++i) {
     int64_t& size = sizes[static_cast<size_t>(rank) - 1 - i];
-    size += amounts[2 * i] + amounts[2 * i + 1];
-    grows |= amounts[2 * i] > 0 || amounts[2 * i + 1] > 0;
-    if (size < 0) return false;
+    const int64_t before = amounts[2 * i], behind = amounts[2 * i + 1];
+    const int64_t kept = size + std::min<int64_t>(before, 0) + std::min<int64_t>(behind, 0);
+    size += before + behind;
+    grows |= before > 0 || behind > 0;
+    if (size < 0 || kept < 0) return false;
   }
   if (grows) {
     out.add(sizes, self.scalar_type());

@@ -225,6 +225,14 @@ def ldexp(make: Make) -> Iterator[SampleInput]:
     yield SampleInput(make((5, 3)), args=(make((1, 3)).detach().double(),))
 
 
+def rsub(make: Make) -> Iterator[SampleInput]:
+    """Whose strides the result has is the other one's choice, where there is one."""
+    yield SampleInput(make((4, 1)), args=(make((2, 1)).unfold(0, 2, 1),))
+    yield SampleInput(make((2, 1)).unfold(0, 2, 1), args=(make((4, 1)),))
+    yield SampleInput(make((3, 4)), args=(make((4, 3)).t(),))
+    yield SampleInput(make((4, 3)).t(), args=(make((3, 4)),))
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -241,6 +249,7 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     **{f"nn.functional.{name}": dropout for name in ("dropout", "dropout2d", "dropout3d", "alpha_dropout")},
     "scatter": scatter,
     "ldexp": ldexp,
+    "rsub": rsub,
 }
 OF_COMPLEX = ("scatter",)
 

@@ -274,6 +274,28 @@ def test_multi_tensor_ops_raise_at_the_call(device, dtype):
     assert refused and not wrong, "\n".join(wrong)
 
 
+def test_padding_may_not_take_more_than_there_is(device):
+    for size, pad in (((2, 0), (1, -1)), ((2, 3), (-4, 2)), ((2, 3), (3, -4))):
+        here, there = (
+            outcome(lambda w=w, s=size, p=pad: torch.nn.functional.pad(torch.ones(s, device=w), p))
+            for w in ("cpu", device)
+        )
+        assert here is not None and (type(there), str(there)) == (type(here), str(here))
+
+
+def test_complex_numbers_make_lists_of_tensors_complex(device):
+    number = torch.tensor(1 + 2j)
+    for name in ("mul", "add", "sub", "div", "pow"):
+        function = getattr(torch, f"_foreach_{name}")
+        for other in (1 + 2j, [1 + 2j, 3.0], *((number,) if name in ("mul", "add", "div") else ())):
+            tensors = [torch.tensor([2.0, 3.0]), torch.tensor([[0.5]])]
+            here = function(tensors, other)
+            moved = other.to(device) if isinstance(other, torch.Tensor) else other
+            there = function([t.to(device) for t in tensors], moved)
+            for a, b in zip(here, there, strict=True):
+                assert a.dtype == b.dtype and torch.allclose(a, b.cpu())
+
+
 @pytest.mark.parametrize("name", ("cummax", "cummin", "kthvalue", "mode"))
 def test_without_dims_nothing_is_refused(device, name):
     """CPU copies such a tensor, whatever its dtype."""
