@@ -345,6 +345,23 @@ def test_division_of_integers_by_zero_is_torchs_error(remote):
     assert all(torch.equal(got, x // k + 1) for k, got in by.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_numbers_that_a_dtype_does_not_hold_are_torchs_error(remote, dtype):
+    x = torch.full((64,), 2.0, dtype=dtype)
+    inside = x.to(remote)
+
+    def run(x: torch.Tensor, number: float) -> torch.Tensor:
+        return torch.addcmul(x, x, x, value=number) * 0.5
+
+    for number in (2.0, 3.0):
+        torch.testing.assert_close(run(inside, number).cpu(), run(x, number))
+    for device in (x, inside):
+        with pytest.raises(RuntimeError, match="value cannot be converted to type float without overflow"):
+            run(device, 1e300).cpu()
+    for number in (float("inf"), 2.0):
+        torch.testing.assert_close(run(inside, number).cpu(), run(x, number))
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gradients_of_slices_with_steps(remote, dim):
     x = torch.randn(13, 12, 11)

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,6 +45,7 @@ struct BoundGroup {
   bool refused = false;     // somebody was told that it is not, and why
   bool by_library = false;  // it is a product, and `library_product` does it
   std::vector<codegen::Launch> launches;
+  std::vector<double> largest;  // finite number that a launch's floats hold
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
     GroupWay way = GroupWay::kPlain;
@@ -236,6 +239,7 @@ class KernelProgram : public RunnerProgram {
     if (group.is_product()) return takes_product(group);
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
+    if (!are_held(group)) return false;
     const BoundGroup::Kernels& plain = group.kernels.front();
     if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
       const auto failed = [](const CompiledKernel* kernel) { return kernel->state == CompiledKernel::State::kFailed; };
@@ -466,8 +470,10 @@ class KernelProgram : public RunnerProgram {
     }
     const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
     group.fits = lowered.ok();
+    group.largest.clear();
     for (const codegen::Launch& launch : group.launches) {
       group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
+      group.largest.push_back(largest_number(launch));
     }
     remember(group, values);
     if (!group.fits) return refuse(group, lowered.message());
@@ -536,6 +542,33 @@ class KernelProgram : public RunnerProgram {
         if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
       }
     }
+  }
+
+  // The largest finite number that the widest of a launch's floats holds.
+  static double largest_number(const codegen::Launch& launch) {
+    const auto has = [&](std::initializer_list<ir::DType> dtypes) {
+      return std::ranges::any_of(launch.kernel.operands, [&](const codegen::Operand& operand) {
+        return std::ranges::find(dtypes, operand.dtype) != dtypes.end();
+      });
+    };
+    using enum ir::DType;
+    if (has({kFloat64, kComplex128})) return std::numeric_limits<double>::max();
+    if (has({kFloat32, kBFloat16, kComplex64})) return std::numeric_limits<float>::max();
+    return has({kFloat16}) ? 65504 : std::numeric_limits<double>::max();
+  }
+
+  // Whether the numbers that are arguments are none that torch's kernels refuse to convert (finite, and more than their
+  // floats hold): only the ops themselves say which of them do.
+  static bool are_held(const BoundGroup& group) {
+    for (size_t l = 0; l < group.launches.size(); ++l) {
+      const codegen::Launch& launch = group.launches[l];
+      for (size_t i = 0; i < launch.scalars.size(); ++i) {
+        if (launch.kernel.scalars[i] != ir::DType::kFloat64) continue;
+        const double number = std::fabs(std::bit_cast<double>(launch.scalars[i]));
+        if (number > group.largest[l] && std::isfinite(number)) return false;
+      }
+    }
+    return true;
   }
 
   // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.

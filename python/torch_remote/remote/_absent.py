@@ -3,7 +3,7 @@
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
 _GRAPHS = "a step that was seen before is one message; torch.compile(mode='reduce-overhead') makes calls cheap"
-_NVIDIA = "of NVIDIA's libraries, which the worker does not use"
+_NVIDIA = "of NVIDIA's libraries, which only workers on GPUs use"
 _SENSORS = "the worker computes on a CPU and reads no sensors"
 
 ABSENT: dict[str, str] = {
