@@ -8,12 +8,15 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "frontend/device/device_state.h"
+#include "frontend/device/tensor.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/kernels.h"
 #include "frontend/ops/plain_kernels.h"
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -46,7 +49,33 @@ class SparseIfKernel final : public c10::OperatorKernel {
   size_t flag_;
 };
 
+// Of an op that torch has a kernel for on CPU alone: elsewhere its composite, as on CUDA. (That is CPU's kernel, too,
+// which looks where its operands are.)
+class CpuAloneKernel final : public c10::OperatorKernel {
+ public:
+  explicit CpuAloneKernel(const OpEntry* op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+    for (size_t i = 0; i < op_->arg_count; ++i) {
+      const c10::IValue& value = torch::jit::peek(*stack, i, op_->arg_count);
+      if (value.isTensor() && is_remote(value.toTensor()) && !runs_on_cpu(value.toTensor().device().index())) {
+        return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+      }
+    }
+    record_call(*op_, *stack);
+  }
+
+ private:
+  const OpEntry* op_;
+};
+
+bool is_of_cpu_alone(ir::Opcode opcode) {
+  return opcode == ir::ops::aten_ldexp_Tensor || opcode == ir::ops::aten_ldexp_out || opcode == ir::ops::aten_ldexp_;
+}
+
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
+  if (is_of_cpu_alone(entry->desc->opcode)) {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuAloneKernel>(entry));
+  }
   const c10::FunctionSchema& schema = handle.schema();
   const std::optional<int> flag = schema.argumentIndexWithName("sparse");
   if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
