@@ -150,7 +150,8 @@ void Lane::perform(Lock& lock) {
 
 // What somebody does who waits. `wakes`: what the mesh said before it was seen that there is something to wait for.
 void Lane::step(Lock& lock, uint64_t wakes, bool for_message, const std::function<void()>& look) {
-  if (!performing_ && !queue_.empty()) return perform(lock);
+  // Not who waits for a message: the other ranks may come to the op only behind what this one does with it.
+  if (!performing_ && !queue_.empty() && !for_message) return perform(lock);
   if (performing_ && !for_message) {  // who does that drives, and is not to be disturbed by each of its turns
     changed_.wait_for(lock, kLook);
     lock.unlock();
@@ -187,6 +188,8 @@ void Lane::run() {
     if (ending_) return;
     if (performing_ || undone_ == 0) {
       changed_.wait(lock);
+    } else if (!queue_.empty()) {
+      perform(lock);
     } else {
       step(lock, wakes, true, nullptr);
     }
