@@ -35,9 +35,9 @@ constexpr uint64_t kNoPlace = std::numeric_limits<uint64_t>::max();
 }  // namespace
 
 bool Cuts::end_by_content() const {
-  if (records_ >= limits_.max_records) return true;
+  if (records_ >= plans_.limits.max_records) return true;
   // The last ~10 ops decide (6 bits a record leave 64 bits). Expected distance 512 at first, then 128, 32, 8.
-  const int strength = 9 - 2 * static_cast<int>(4 * records_ / limits_.max_records);
+  const int strength = 9 - 2 * static_cast<int>(4 * records_ / plans_.limits.max_records);
   return gear_ >> (64 - strength) == 0;
 }
 
@@ -53,10 +53,10 @@ std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
 
 void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
   // One look-up tells whether this beginning of a stretch was seen before.
-  if (!known_.contains(hash_) && known_.size() < kMostKnown) {
+  if (!plans_.known.contains(hash_) && plans_.known.size() < kMostKnown) {
     const std::vector<uint64_t> hashes = hashes_of(trace);
-    if ((waits || idle_) && limits_.plans && trace.records.size() > 1) plan(trace, hashes, waits);
-    known_.insert(hashes.begin(), hashes.end());
+    if ((waits || idle_) && plans_.limits.plans && trace.records.size() > 1) plan(trace, hashes, waits);
+    plans_.known.insert(hashes.begin(), hashes.end());
   }
   began_ = hash_;
   if (!ends) return;
@@ -67,15 +67,15 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
 }
 
 void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits) {
-  const auto first_new = std::ranges::find_if(hashes, [&](uint64_t hash) { return !known_.contains(hash); });
+  const auto first_new = std::ranges::find_if(hashes, [&](uint64_t hash) { return !plans_.known.contains(hash); });
   const auto shared = static_cast<uint32_t>(first_new - hashes.begin());
   // The second step of a training differs from the first one in its optimizer only: it should be the last one that
   // builds programs.
   if (shared > 0 && hashes.size() - shared < kLeastAlone) return;
   for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1, waits)) {
     const uint64_t hash = hashes[cut - 1];
-    planned_.insert(hash);
-    planned_bits_[hash >> kShift] = true;
+    plans_.planned.insert(hash);
+    plans_.planned_bits[hash >> CutPlans::kShift] = true;
   }
 }
 

@@ -28,13 +28,22 @@ struct CutLimits {
   bool plans = true;  // cut at planned places
 };
 
-// Not thread safe: the recorder's lock guards it.
+// What one device's traces have learned: where to cut. Not thread safe: the recorder's lock guards it.
+struct CutPlans {
+  static constexpr int kShift = 64 - 15;
+
+  CutLimits limits;
+  std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
+  std::unordered_set<uint64_t> planned;                                            // hashes after which to cut
+  std::unordered_set<uint64_t> known;  // hashes after every record that was ever seen, up to a limit
+};
+
+// Where one thread is. Not thread safe, either.
 class Cuts {
  public:
   enum class Place : uint8_t { kNone, kPlanned, kStretchEnds };
 
-  void set_limits(const CutLimits& limits) { limits_ = limits; }
-  const CutLimits& limits() const { return limits_; }
+  explicit Cuts(CutPlans& plans) : plans_(plans) {}
 
   // What this place is; `opcode` was recorded. Without allocation.
   Place after(Opcode opcode) {
@@ -42,12 +51,12 @@ class Cuts {
     gear_ = (gear_ << 6) + mixed;
     hash_ = extended(hash_, mixed);
     ++records_;
-    if (planned_bits_[hash_ >> kShift] && is_planned()) return Place::kPlanned;
-    return records_ >= limits_.min_records && end_by_content() ? Place::kStretchEnds : Place::kNone;
+    if (plans_.planned_bits[hash_ >> CutPlans::kShift] && is_planned()) return Place::kPlanned;
+    return records_ >= plans_.limits.min_records && end_by_content() ? Place::kStretchEnds : Place::kNone;
   }
 
   // A good place to cut: between forward and backward, before an optimizer. True if there is enough to cut.
-  bool at_boundary() const { return records_ >= limits_.min_records; }
+  bool at_boundary() const { return records_ >= plans_.limits.min_records; }
 
   // The trace is about to be sent. `ends`: its stretch ends with it; `waits`: somebody waits for it.
   void trace_ends(const Trace& trace, bool ends, bool waits);
@@ -58,7 +67,6 @@ class Cuts {
  private:
   static constexpr uint64_t kMultiplier = 0x9FB21C651E98DF25;
   static constexpr uint64_t kSeed = 0xC2B2AE3D27D4EB4F;
-  static constexpr int kShift = 64 - 15;
 
   static uint64_t mix(uint64_t x) {
     x ^= x >> 32;
@@ -73,22 +81,18 @@ class Cuts {
     return hash ^ hash >> 29;
   }
 
-  bool is_planned() const { return limits_.plans && planned_.contains(hash_); }
+  bool is_planned() const { return plans_.limits.plans && plans_.planned.contains(hash_); }
   bool end_by_content() const;
   std::vector<uint64_t> hashes_of(const Trace& trace) const;
   void plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits);
 
-  CutLimits limits_;
+  CutPlans& plans_;
   // Of the stretch so far.
   uint64_t hash_ = kSeed;  // of its ops
   uint64_t gear_ = 0;      // of its last ones
   uint32_t records_ = 0;
   uint64_t began_ = kSeed;  // hash_ where the trace began
   bool idle_ = true;        // when it began the worker had nothing to do: the one before ended in a wait
-
-  std::vector<bool> planned_bits_ = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
-  std::unordered_set<uint64_t> planned_;                                            // hashes after which to cut
-  std::unordered_set<uint64_t> known_;  // hashes after every record that was ever seen, up to a limit
 };
 
 // What a plan knows of each record of a trace.

@@ -20,7 +20,7 @@ Opcode op(const char* name) {
 // `keep` names.
 class Script {
  public:
-  explicit Script(const CutLimits& limits = {}) { cuts_.set_limits(limits); }
+  explicit Script(const CutLimits& limits = {}) { plans_.limits = limits; }
 
   Cuts& cuts() { return cuts_; }
   // How many records there were at each cut since the last wait.
@@ -63,7 +63,8 @@ class Script {
     trace_.clear();
   }
 
-  Cuts cuts_;
+  CutPlans plans_;
+  Cuts cuts_{plans_};
   Trace trace_;
   uint32_t last_ = 0;
   uint32_t records_ = 0;

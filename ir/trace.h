@@ -88,7 +88,8 @@ struct TraceBuffer {
   void* owner = nullptr;  // the storage that holds it; null once the storage died
   uint64_t nbytes = 0;
   bool fresh = false;
-  uint32_t died = 0;  // how many records there were when the storage died
+  bool written = false;  // by a record; known only where several threads record
+  uint32_t died = 0;     // how many records there were when the storage died
 };
 
 struct TraceView {
@@ -149,7 +150,7 @@ class Trace {
   uint32_t new_buffer_view(uint64_t id, void* owner, uint64_t nbytes, DType dtype, std::span<const int64_t> sizes,
                            std::span<const int64_t> strides, int64_t offset) {
     const uint32_t ordinal = static_cast<uint32_t>(buffers.size());
-    buffers.push_back({id, owner, nbytes, id == 0, 0});
+    buffers.push_back({id, owner, nbytes, id == 0});
     return add_view(id == 0 ? ViewOrigin::kFreshBuffer : ViewOrigin::kInputBuffer, ordinal, dtype, sizes, strides,
                     offset);
   }
@@ -158,7 +159,7 @@ class Trace {
     code.push_back(kDynamicResult);
     views.push_back(
         {static_cast<uint32_t>(buffers.size()), DType::kFloat32, kDynamicRank, static_cast<uint32_t>(params.size())});
-    buffers.push_back({0, owner, 0, true, 0});
+    buffers.push_back({0, owner, 0, true});
   }
   // Hashes the record's words.
   void end_record();

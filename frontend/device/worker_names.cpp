@@ -74,7 +74,7 @@ c10::DeviceIndex add_device(const std::string& worker) {
       index < kMostWorkers, "remote: there are ", kMostWorkers,
       " devices, which is the most; stop a machine that is not needed (machine.stop(), torch_remote.machines())");
   all.given[index] = worker;
-  engine_lacks_devices();  // before anybody can use it
+  every_thread_runs_backward();  // before anybody can use it
   all.count.store(index + 1);
   return static_cast<c10::DeviceIndex>(index);
 }

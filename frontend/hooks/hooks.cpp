@@ -399,7 +399,7 @@ void register_device() {
   static RemoteHooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
   register_storage();
-  if (EngineState::has_counted(torch::autograd::Engine::get_default_engine())) engine_lacks_devices();
+  if (EngineState::has_counted(torch::autograd::Engine::get_default_engine())) every_thread_runs_backward();
 }
 
 }  // namespace torch_remote::frontend

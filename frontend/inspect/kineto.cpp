@@ -101,7 +101,7 @@ class Correlations {
     open.owner = this;
     open.id = id;
     for (int i = 0; i < device_count(); ++i) {
-      open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).records();
+      open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).numbers().next;
     }
   }
   void pop() {
@@ -109,10 +109,10 @@ class Correlations {
     const Open open = open_.back();
     open_.pop_back();
     for (int i = 0; i < device_count(); ++i) {
-      const uint64_t now = Recorder::get(static_cast<c10::DeviceIndex>(i)).records();
+      const auto [first, now] = Recorder::get(static_cast<c10::DeviceIndex>(i)).numbers();
       if (now == open.records[i]) continue;
       std::lock_guard lock(mutex_);
-      ids_[i].push_back({open.records[i], now, open.id});
+      ids_[i].push_back({open.records[i] == Recorder::kNoRecords ? first : open.records[i], now, open.id});
     }
   }
   // Of each record of a device from `first` on; 0: none.

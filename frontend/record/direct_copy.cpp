@@ -109,7 +109,7 @@ void record(const ir::OpDesc& op, const std::vector<IValue>& args) {
   Recorder::get(args[0].toTensor().device().index()).record(op, args.data(), {}, {}, std::nullopt);
 }
 
-void send_recorded(DeviceIndex device) { Recorder::get(device).flush("copy between devices"); }
+void send_recorded(DeviceIndex device) { Recorder::get(device).flush_own("copy between devices"); }
 
 std::string name_of(DeviceIndex device) { return "remote:" + std::to_string(device); }
 

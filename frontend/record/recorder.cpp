@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "frontend/device/backward_threads.h"
 #include "frontend/device/sync_debug.h"
 #include "frontend/record/flush_log.h"
 #include "frontend/record/wait_span.h"
@@ -48,6 +49,23 @@ bool has_math_modes(ir::Family family) {
   return family == kMatmul || family == kConv || family == kAttention || family == kNorm || family == kComposite;
 }
 
+// What the call reads and writes of the device.
+template <typename Visit>
+void for_each_operand(const ir::OpDesc& op, const c10::IValue* args, const Visit& visit) {
+  const auto visit_value = [&](const c10::IValue& value, bool writes) {
+    if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
+    visit(storage_of(value.toTensor()), writes);
+  };
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    if (op.args[i].role != ir::ArgRole::kOperand) continue;
+    if (args[i].isList()) {
+      for (const c10::IValue& item : args[i].toListRef()) visit_value(item, op.args[i].writes);
+    } else {
+      visit_value(args[i], op.args[i].writes);
+    }
+  }
+}
+
 // At exit, while another thread still records.
 Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
 
@@ -63,20 +81,109 @@ const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
   return all;
 }();
 
-bool Recorder::is_lost(const RemoteStorage* storage) {
-  std::lock_guard<FastMutex> lock(mutex_);
-  return encoder_.is_lost(storage);
+Recorder::Recorder(c10::DeviceIndex device) : device_(device) {
+  lanes_.push_back(std::make_unique<Lane>(encoders_, plans_, 0));
+  lane_ = lanes_.front().get();
 }
 
+bool Recorder::is_lost(const RemoteStorage* storage) {
+  std::lock_guard<FastMutex> lock(mutex_);
+  return encoders_.is_lost(storage);
+}
+
+// --- threads ---------------------------------------------------------------------------------------------------------
+
+Recorder::Lane* Recorder::existing_lane() const {
+  const auto found = std::ranges::find_if(lanes_, [](const auto& lane) { return lane->thread == this_thread(); });
+  return found != lanes_.end() ? found->get() : nullptr;
+}
+
+Recorder::Lane& Recorder::find_lane(std::unique_lock<FastMutex>& lock, Status* status) {
+  if (Lane* lane = existing_lane()) return *(lane_ = lane);
+  const bool first = !several_threads_ && lane_->thread == 0 && lane_->empty();
+  if (!first && !several_threads_) {
+    // What is recorded does not say what it writes: it goes first.
+    if (*status = connect_locked(lock); !status->ok()) return *lane_;
+    several_threads_ = true;
+    // The engine's thread would do the backward passes of all threads in turns.
+    every_thread_runs_backward();
+    if (*status = flush_locked(lock, *lane_, {"another thread"}); !status->ok()) return *lane_;
+  }
+  const auto ended = std::ranges::find(lanes_, uint64_t{0}, [](const auto& lane) { return lane->thread; });
+  if (ended != lanes_.end()) {
+    lane_ = ended->get();
+    (void)flush_locked(lock, *lane_, {"a thread ended"});  // what could not be sent is lost, and told so
+    lane_->first = lane_->sent;
+    lane_->pass = lane_->last_pass = Pass::kForward;
+  } else {
+    lane_ = lanes_.emplace_back(std::make_unique<Lane>(encoders_, plans_, lanes_.size())).get();
+  }
+  lane_->thread = this_thread();
+  static thread_local const struct Leaver {
+    ~Leaver() { thread_ends(); }
+  } leaver;
+  (void)&leaver;  // made where it is first reached
+  return *lane_;
+}
+
+void Recorder::thread_ends() noexcept {
+  if (in_bad_fork()) return;
+  for (Recorder* recorder : all_) {
+    const std::lock_guard<FastMutex> lock(recorder->mutex_);
+    if (Lane* lane = recorder->existing_lane()) lane->thread = 0;
+  }
+}
+
+Status Recorder::send_others_of(std::unique_lock<FastMutex>& lock, const Lane* own, const RemoteStorage* storage,
+                                bool writes, const Cause& cause, bool* flushed) {
+  Status status;
+  for (const auto& lane : lanes_) {
+    // (While one thread records nobody notes what it writes.)
+    if (lane.get() == own || !lane->encoder.precedes(storage, writes || !several_threads_)) continue;
+    const Status sent = flush_locked(lock, *lane, cause);
+    if (status.ok()) status = sent;
+    *flushed = true;
+  }
+  return status;
+}
+
+Status Recorder::send_before(std::unique_lock<FastMutex>& lock, const Lane& own, const ir::OpDesc& op,
+                             const c10::IValue* args, bool* flushed) {
+  Status status;
+  // Collectives and messages: all ranks do them in one order, that of the calls.
+  if (op.opcode >= ir::kFirstOpaque && op.name.starts_with("remote_c10d::")) {
+    for (const auto& lane : lanes_) {
+      if (lane.get() == &own || lane->empty()) continue;
+      const Status sent = flush_locked(lock, *lane, {"another thread"});
+      if (status.ok()) status = sent;
+      *flushed = true;
+    }
+    return status;
+  }
+  for_each_operand(op, args, [&](const RemoteStorage* storage, bool writes) {
+    const Status sent = send_others_of(lock, &own, storage, writes, {"another thread"}, flushed);
+    if (status.ok()) status = sent;
+  });
+  return status;
+}
+
+void Recorder::note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue* args) const {
+  for_each_operand(op, args, [&](const RemoteStorage* storage, bool writes) {
+    if (writes) lane.encoder.note_written(storage);
+  });
+}
+
+// --- recording -------------------------------------------------------------------------------------------------------
+
 // The trace will never run: what it would have made is lost.
-void Recorder::forget_trace() {
-  const ir::Trace& trace = encoder_.trace();
+void Recorder::forget_trace(Lane& lane) {
+  const ir::Trace& trace = lane.encoder.trace();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
-  sent_ += trace.records.size();
-  cuts_.trace_ends(trace, /*ends=*/true, /*waits=*/false);
-  encoder_.clear();
+  lane.sent += trace.records.size();
+  lane.cuts.trace_ends(trace, /*ends=*/true, /*waits=*/false);
+  lane.encoder.clear();
 }
 
 void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
@@ -87,27 +194,31 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   bool flushed = false;
   {
     std::unique_lock<FastMutex> lock(mutex_);
+    Lane& lane = this->lane(lock, &status);
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
-    const bool joins = op.family == ir::Family::kCopy && !tracing_ && encoder_.joins_inputs(op, args);
-    if (joins && !encoder_.trace().empty()) {
-      status = flush_locked(lock, {"join"});
+    if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
+    const bool joins = op.family == ir::Family::kCopy && !tracing_ && lane.encoder.joins_inputs(op, args);
+    if (joins && !lane.empty()) {
+      const Status sent = flush_locked(lock, lane, {"join"});
+      if (status.ok()) status = sent;
       flushed = true;
     }
-    if (pass != pass_) {
-      const Status entered = enter_pass(lock, pass, &flushed);
+    if (pass != lane.pass) {
+      const Status entered = enter_pass(lock, lane, pass, &flushed);
       if (status.ok()) status = entered;
     }
     if (has_math_modes(op.family) && !runs_on_cpu(device_)) {
-      const Status entered = enter_math(lock, math_modes(), &flushed);
+      const Status entered = enter_math(lock, lane, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }
     // What could not be sent is told by its own error, not by those of tensors that went with it.
     if (status.ok()) {
-      encoder_.append(op, args, results, list_lengths, source, random, joins);
+      lane.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
-      if (const ir::Cuts::Place place = cuts_.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
+      if (several_threads_) note_written(lane, op, args);
+      if (const ir::Cuts::Place place = lane.cuts.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
         const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
-        status = flush_locked(lock, {joins ? "join" : "cut", false, planned});
+        status = flush_locked(lock, lane, {joins ? "join" : "cut", false, planned});
         flushed = true;
       }
     }
@@ -117,32 +228,33 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
     check(status);
     throttle();
   }
+  check(status);
   if (sync_each_op()) synchronize();
 }
 
 // Between forward and backward, and between backward and optimizer.
-Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed) {
+Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed) {
   Status status;
-  if (pass != last_pass_ && cuts_.at_boundary()) {
-    status = flush_locked(lock, {"boundary"});
+  if (pass != lane.last_pass && lane.cuts.at_boundary()) {
+    status = flush_locked(lock, lane, {"boundary"});
     *flushed = true;
   }
-  if (encoder_.trace().empty() && EventLog::on()) {
-    trace_began_ = remote::monotonic_ns();
-    trace_thread_ = EventLog::this_thread();
+  if (lane.empty() && EventLog::on()) {
+    lane.trace_began = remote::monotonic_ns();
+    lane.trace_thread = EventLog::this_thread();
   }
-  pass_ = last_pass_ = pass;
+  lane.pass = lane.last_pass = pass;
   return status;
 }
 
-Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, ir::MathModes math, bool* flushed) {
+Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed) {
   Status status;
-  if (math_in_trace_ && math != math_) {
-    status = flush_locked(lock, {"math modes"});
+  if (lane.math_in_trace && math != lane.math) {
+    status = flush_locked(lock, lane, {"math modes"});
     *flushed = true;
   }
-  math_ = math;
-  math_in_trace_ = true;
+  lane.math = math;
+  lane.math_in_trace = true;
   return status;
 }
 
@@ -157,9 +269,14 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);  // before the record, which must be the trace's last one
     if (status.ok()) {
-      encoder_.append_dynamic(op, args, results, source, random);
-      (void)cuts_.after(op.opcode);
-      status = flush_locked(lock, {"dynamic", true}, &ticket);
+      Lane& lane = this->lane(lock, &status);
+      bool flushed = false;
+      if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
+      if (status.ok()) {
+        lane.encoder.append_dynamic(op, args, results, source, random);
+        (void)lane.cuts.after(op.opcode);
+        status = flush_locked(lock, lane, {"dynamic", true}, &ticket);
+      }
     }
   }
   records_.fetch_add(1, std::memory_order_relaxed);
@@ -185,19 +302,28 @@ Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
   return {};
 }
 
-Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, uint64_t* ticket,
+Status Recorder::flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line) {
+  Status status;
+  for (size_t i = 0; i < lanes_.size(); ++i) {  // others may come while a worker is being started
+    const Status sent = flush_locked(lock, *lanes_[i], cause, nullptr, line);
+    if (status.ok()) status = sent;
+  }
+  return status;
+}
+
+Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, const Cause& cause, uint64_t* ticket,
                               const ir::SourceRef& line) {
-  ir::Trace& trace = encoder_.trace();
+  ir::Trace& trace = lane.encoder.trace();
   Status status;
   if (!trace.empty()) status = connect_locked(lock);
-  cuts_.trace_ends(trace, !cause.planned, cause.waits);
+  lane.cuts.trace_ends(trace, !cause.planned, cause.waits);
   if (trace.empty()) return {};
   survivors_.clear();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
   }
   const ir::SourceRef last = trace.sources.back();
-  const uint64_t first_record = std::exchange(sent_, sent_ + trace.records.size());
+  const uint64_t first_record = std::exchange(lane.sent, lane.sent + trace.records.size());
   std::vector<ir::SourceRef> sources;
   std::vector<ir::Opcode> ops;
   const bool watch = expect_no_compile_ && !unexpected_compile_;
@@ -206,8 +332,8 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& ca
     for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
   if (tracing_) traced_.push_back({trace, trace.survivors(), nullptr});
-  trace.math = math_;
-  math_in_trace_ = false;
+  trace.math = lane.math;
+  lane.math_in_trace = false;
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = remote::monotonic_ns();
@@ -215,11 +341,11 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& ca
     remote::Client* worker = existing_client(device_);
     status = worker != nullptr ? worker->flush(trace, &base, &info, ticket) : worker_ended();
   }
-  encoder_.clear();
+  lane.encoder.clear();
   give_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
   note_flush({info, cause.name, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(cause.name, info, line.code != 0 ? line : last, started, first_record);
+  if (EventLog::on()) log_flush(lane, cause.name, info, line.code != 0 ? line : last, started, first_record);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -231,7 +357,7 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, const Cause& ca
 void Recorder::give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
   for (size_t i = 0; i < made.size(); ++i) {
     made[i]->id = sent ? base + i : RemoteStorage::kLost;
-    made[i]->session = encoder_.session();
+    made[i]->session = encoders_.session;
   }
 }
 
@@ -242,10 +368,18 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
   {
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);
-    if (status.ok()) status = flush_locked(lock, {"compiled graph"});
-    if (!runs_on_cpu(device_)) math_ = math_modes();
-    for (const RemoteStorage* storage : inputs) lost = lost || encoder_.is_lost(storage);
-    if (status.ok() && !lost) status = run_locked(graph, params, inputs, results);
+    if (status.ok()) {
+      Lane& lane = this->lane(lock, &status);
+      bool flushed = false;
+      if (status.ok()) status = flush_locked(lock, lane, {"compiled graph"});
+      for (const RemoteStorage* storage : inputs) {
+        if (!status.ok() || !others_record(lane)) break;
+        status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
+      }
+      if (!runs_on_cpu(device_)) lane.math = math_modes();
+      for (const RemoteStorage* storage : inputs) lost = lost || encoders_.is_lost(storage);
+      if (status.ok() && !lost) status = run_locked(lane, graph, params, inputs, results);
+    }
   }
   report_flushes();
   check(status);
@@ -255,16 +389,16 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
   return true;
 }
 
-Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> params,
+Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const int64_t> params,
                             std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results) {
   Status status;
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
-  if (!graph.program || graph.session != encoder_.session()) {
+  if (!graph.program || graph.session != encoders_.session) {
     if (status = worker->load(graph.graph, graph.sources, params, graph.options, &graph.program); !status)
       return status;
-    graph.session = encoder_.session();
+    graph.session = encoders_.session;
   }
   if (tracing_) {
     TracedRun& run = traced_.emplace_back();
@@ -276,12 +410,12 @@ Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> param
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
   uint64_t base = 0;
-  status = worker->run(graph.program, {params, graph.inputs, results.size(), math_}, &base, &info);
+  status = worker->run(graph.program, {params, graph.inputs, results.size(), lane.math}, &base, &info);
   give_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush("compiled graph", info, last, started, kNoRecords);
+  if (EventLog::on()) log_flush(lane, "compiled graph", info, last, started, kNoRecords);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
     unexpected_compile_->compiled_graph = true;
@@ -289,8 +423,8 @@ Status Recorder::run_locked(RunnableGraph& graph, std::span<const int64_t> param
   return {};
 }
 
-void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
-                         uint64_t first_record) {
+void Recorder::log_flush(Lane& lane, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
+                         uint64_t started, uint64_t first_record) {
   Event flush;
   flush.first_record = first_record;
   flush.kind = Event::Kind::kFlush;
@@ -302,36 +436,44 @@ void Recorder::log_flush(const char* reason, const remote::FlushInfo& info, cons
   flush.ops = static_cast<uint32_t>(info.ops);
   flush.source = line;
   if (const remote::Client* worker = existing_client(device_)) flush.session = worker->session();
-  if (trace_began_ != 0) {
+  if (lane.trace_began != 0) {
     Event recording = flush;
     recording.kind = Event::Kind::kRecording;
-    recording.thread = trace_thread_;
-    recording.begin = trace_began_;
+    recording.thread = lane.trace_thread;
+    recording.begin = lane.trace_began;
     recording.end = started;
     EventLog::add(std::move(recording));
   }
   EventLog::add(std::move(flush));
-  trace_began_ = 0;
-  pass_ = Pass::kUnknown;
+  lane.trace_began = 0;
+  lane.pass = Pass::kUnknown;
 }
 
 void Recorder::profile_starts() {
   std::lock_guard<FastMutex> lock(mutex_);
-  trace_began_ = 0;
-  pass_ = Pass::kUnknown;
+  for (const auto& lane : lanes_) {
+    lane->trace_began = 0;
+    lane->pass = Pass::kUnknown;
+  }
+}
+
+Recorder::Numbers Recorder::numbers() {
+  const std::lock_guard<FastMutex> lock(mutex_);
+  const Lane* lane = existing_lane();
+  return lane != nullptr ? Numbers{lane->first, lane->sent + lane->encoder.trace().records.size()} : Numbers();
 }
 
 void Recorder::profile_ends(const ir::SourceRef& line) {
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    (void)flush_locked(lock, {"profile ends"}, nullptr, line);
+    (void)flush_all_locked(lock, {"profile ends"}, line);
   }
   report_flushes();
 }
 
 void Recorder::set_limits(const ir::CutLimits& limits) {
   std::lock_guard<FastMutex> lock(mutex_);
-  cuts_.set_limits(limits);
+  plans_.limits = limits;
 }
 
 bool Recorder::is_tracing() {
@@ -344,15 +486,15 @@ void Recorder::start_tracing() {
   std::lock_guard<FastMutex> lock(mutex_);
   TORCH_CHECK(!tracing_, "remote: torch.remote.trace() is on already");
   tracing_ = true;
-  limits_before_ = cuts_.limits();
-  cuts_.set_limits({1u << 30, 1u << 30, false});
+  limits_before_ = plans_.limits;
+  plans_.limits = {1u << 30, 1u << 30, false};
 }
 
 std::vector<TracedRun> Recorder::stop_tracing() {
   flush("trace");
   std::lock_guard<FastMutex> lock(mutex_);
   tracing_ = false;
-  cuts_.set_limits(limits_before_);
+  plans_.limits = limits_before_;
   return std::exchange(traced_, {});
 }
 
@@ -395,7 +537,19 @@ void Recorder::flush(const char* reason, bool waits) {
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    status = flush_locked(lock, {reason, waits}, nullptr, line);
+    status = flush_all_locked(lock, {reason, waits}, line);
+  }
+  report_flushes();
+  check(status);
+  throttle();
+}
+
+void Recorder::flush_own(const char* reason) {
+  const ir::SourceRef line = wait_line();
+  Status status;
+  {
+    std::unique_lock<FastMutex> lock(mutex_);
+    if (Lane* lane = existing_lane()) status = flush_locked(lock, *lane, {reason}, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -417,10 +571,10 @@ std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    status = flush_locked(lock, {"function", true}, nullptr, line);
+    status = flush_all_locked(lock, {"function", true}, line);
     for (const at::Tensor& tensor : tensors) {
       RemoteStorage* storage = storage_of(tensor);
-      if (encoder_.is_lost(storage)) raise_lost();
+      if (encoders_.is_lost(storage)) raise_lost();
       inputs.push_back({storage->id, static_cast<uint32_t>(tensor.element_size()), tensor.sizes().vec(),
                         tensor.strides().vec(), tensor.storage_offset()});
     }
@@ -457,8 +611,8 @@ void Recorder::cancel() {
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    if (encoder_.trace().empty()) return;
-    status = flush_locked(lock, {"cancel"});
+    if (std::ranges::all_of(lanes_, [](const auto& lane) { return lane->empty(); })) return;
+    status = flush_all_locked(lock, {"cancel"});
   }
   report_flushes();
   check(status);
@@ -470,7 +624,7 @@ void Recorder::report_unseen() noexcept try {
   if (worker == nullptr || !worker->health()) return;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    if (!flush_locked(lock, {"exit"})) return;
+    if (!flush_all_locked(lock, {"exit"})) return;
   }
   report_flushes();
   remote::OpError error;
@@ -496,9 +650,15 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    status = flush_locked(lock, {reason, true}, nullptr, line);
+    Lane* own = existing_lane();
+    bool flushed = false;
+    status = send_others_of(lock, own, storage, /*writes=*/false, {reason, true}, &flushed);
+    if (own != nullptr) {
+      const Status sent = flush_locked(lock, *own, {reason, true}, nullptr, line);
+      if (status.ok()) status = sent;
+    }
     id = storage->id;
-    if (status.ok() && encoder_.is_lost(storage)) raise_lost();
+    if (status.ok() && encoders_.is_lost(storage)) raise_lost();
   }
   report_flushes();
   check(status);
@@ -543,25 +703,47 @@ void Recorder::give_buffer(RemoteStorage* storage, uint64_t id) {
   {
     std::lock_guard<FastMutex> lock(mutex_);
     storage->id = id;
-    storage->session = encoder_.session();
+    storage->session = encoders_.session;
   }
   throttle();
 }
 
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
-  std::lock_guard<FastMutex> lock(mutex_);
-  encoder_.swap_buffers(from, to);
+  Status status;
+  bool flushed = false;
+  {
+    std::unique_lock<FastMutex> lock(mutex_);
+    Lane& lane = this->lane(lock, &status);
+    for (const RemoteStorage* storage : {from, to}) {
+      if (status.ok()) status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
+    }
+    if (status.ok()) lane.encoder.swap_buffers(from, to);
+  }
+  if (flushed) report_flushes();
+  check(status);
 }
 
 bool Recorder::has_buffer(const RemoteStorage* storage) {
   std::lock_guard<FastMutex> lock(mutex_);
-  return storage->id != 0 || encoder_.holds(storage);
+  return storage->id != 0 ||
+         std::ranges::any_of(lanes_, [&](const auto& lane) { return lane->encoder.holds(storage); });
 }
 
 void Recorder::storage_died(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
-  std::lock_guard<FastMutex> lock(mutex_);
-  if (!encoder_.forget_storage(storage) && storage->id != 0 && !encoder_.is_lost(storage)) {
+  std::unique_lock<FastMutex> lock(mutex_);
+  Lane* holder = lane_;
+  if (several_threads_) {
+    holder = nullptr;
+    for (const auto& lane : lanes_) {
+      if (!lane->encoder.holds(storage)) continue;
+      // Only the last run that reads it frees it.
+      if (holder != nullptr) (void)flush_locked(lock, *holder, {"another thread"});
+      holder = lane.get();
+    }
+  }
+  const bool recorded = holder != nullptr && holder->encoder.forget_storage(storage);
+  if (!recorded && storage->id != 0 && !encoders_.is_lost(storage)) {
     if (remote::Client* worker = existing_client(device_)) worker->free(storage->id);
   }
   storage->id = 0;
@@ -570,8 +752,8 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 
 void Recorder::restart() {
   std::lock_guard<FastMutex> lock(mutex_);
-  forget_trace();
-  encoder_.next_session();
+  for (const auto& lane : lanes_) forget_trace(*lane);
+  ++encoders_.session;
   frontend::restart(device_);
 }
 

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -54,16 +56,18 @@ struct UnexpectedCompile {
   bool compiled_graph = false;  // torch.compile's, at its first run
 };
 
-// Records ops of one device into a trace, in program order, from any thread: one lock a device. Nothing in here needs
-// or waits for the GIL while the lock is held.
+// Records ops of one device, from any thread: one lock a device. Nothing in here needs or waits for the GIL while the
+// lock is held. Each thread's ops are a trace of their own, in its program order, and cut where that alone says so: how
+// threads take turns is chance, and not to be in keys. What one thread has recorded is sent when another one is about
+// to record what must come behind it: so the traces that there are at any time may run in any order.
 class Recorder {
  public:
   static Recorder& get(c10::DeviceIndex device) { return *all_[device < 0 ? 0 : device]; }
 
-  // Appends one record. `args` are the schema's arguments, in order; tensors on this device, or numbers as 0-dim CPU
-  // tensors; anything else must have been refused before. `results` the new tensors (undefined ones too) for the
-  // results that alias no argument, flattened; `list_lengths` the length of each list result. Cuts and sends the trace
-  // if this is a place to cut.
+  // Appends one record to this thread's trace. `args` are the schema's arguments, in order; tensors on this device, or
+  // numbers as 0-dim CPU tensors; anything else must have been refused before. `results` the new tensors (undefined
+  // ones too) for the results that alias no argument, flattened; `list_lengths` the length of each list result. Cuts
+  // and sends the trace if this is a place to cut.
   void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
 
@@ -77,9 +81,11 @@ class Recorder {
   [[nodiscard]] bool run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                          std::span<RemoteStorage* const> results);
 
-  // Sends what is recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`: and then
-  // waits for it.
+  // Sends what all threads have recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`:
+  // and then waits for it.
   void flush(const char* reason, bool waits = false);
+  // Sends what this thread has recorded.
+  void flush_own(const char* reason);
   // flush, then wait until the worker is done; raises what went wrong there.
   void synchronize();
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
@@ -113,10 +119,18 @@ class Recorder {
   // Called by a storage that goes away, from any thread, with or without the GIL.
   void storage_died(RemoteStorage* storage) noexcept;
 
-  uint64_t ops_recorded() const { return records() - reset_at_.load(std::memory_order_relaxed); }
-  void reset_counters() { reset_at_.store(records(), std::memory_order_relaxed); }
-  // How many records there have ever been: the next one's number (remote::Event::first_record).
-  uint64_t records() const { return records_.load(std::memory_order_relaxed); }
+  uint64_t ops_recorded() const {
+    return records_.load(std::memory_order_relaxed) - reset_at_.load(std::memory_order_relaxed);
+  }
+  void reset_counters() { reset_at_.store(records_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+  // remote::Event::first_record of what is no trace: a compiled graph's run. Of numbers: there are none.
+  static constexpr uint64_t kNoRecords = ~uint64_t{0};
+  // The numbers of this thread's records (remote::Event::first_record), which are consecutive: its first one's and the
+  // next one's.
+  struct Numbers {
+    uint64_t first = kNoRecords, next = kNoRecords;
+  };
+  Numbers numbers();
 
   // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
   void restart();
@@ -140,15 +154,10 @@ class Recorder {
 
   c10::DeviceIndex device() const { return device_; }
 
-  // remote::Event::first_record of what is no trace: a compiled graph's run.
-  static constexpr uint64_t kNoRecords = ~uint64_t{0};
-
  private:
   // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
   // trace begins, at no cost for other records.
   enum class Pass : uint8_t { kForward, kBackward, kUnknown };
-
-  explicit Recorder(c10::DeviceIndex device) : device_(device) {}
 
   // Why a trace is sent: for the log, and for where such a trace is cut the next time.
   struct Cause {
@@ -156,49 +165,100 @@ class Recorder {
     bool waits = false;    // the user's code waits for it
     bool planned = false;  // more of the same stretch comes
   };
+
+  // What one thread records.
+  struct Lane {
+    Lane(TraceEncoders& encoders, ir::CutPlans& plans, uint64_t number)
+        : encoder(encoders), cuts(plans), first(number << 40), sent(first) {}
+
+    uint64_t thread = 0;  // whose it is; 0: nobody's, as that thread has ended
+    TraceEncoder encoder;
+    ir::Cuts cuts;
+    Pass pass = Pass::kForward;       // the last record's, or kUnknown
+    Pass last_pass = Pass::kForward;  // the last record's
+    uint64_t trace_began = 0;         // ns, for a profile; 0: not known
+    uint32_t trace_thread = 0;        // that recorded the first op, as profiles number them
+    ir::MathModes math = 0;           // the last product's, convolution's or attention's
+    bool math_in_trace = false;       // and that is still to be sent
+    uint64_t first;                   // the number of the thread's first record
+    uint64_t sent;                    // and of the trace's: so many are sent or dropped
+
+    bool empty() const { return encoder.trace().empty(); }
+  };
+
+  explicit Recorder(c10::DeviceIndex device);
+
+  // Not 0, and another one for each thread that there is.
+  static uint64_t this_thread() noexcept { return static_cast<uint64_t>(pthread_self()); }
+  // This thread's. The lock is given back meanwhile if this is the second thread and there is no worker yet. Where
+  // *status is not good, the lane is not to be used.
+  Lane& lane(std::unique_lock<FastMutex>& lock, Status* status) {
+    if (lane_->thread == this_thread()) [[likely]]
+      return *lane_;
+    return find_lane(lock, status);
+  }
+  [[gnu::cold, gnu::noinline]] Lane& find_lane(std::unique_lock<FastMutex>& lock, Status* status);
+  // This thread's, or null.
+  Lane* existing_lane() const;
+  // The thread ends: whoever sends what next sends its trace, too, and a new thread takes its lane.
+  static void thread_ends() noexcept;
+
+  // Whether other threads have recorded what is not sent.
+  bool others_record(const Lane& own) const {
+    return several_threads_ &&
+           std::ranges::any_of(lanes_, [&](const auto& lane) { return lane.get() != &own && !lane->empty(); });
+  }
+  // Sends what other threads have recorded that a call must come behind.
+  [[gnu::cold, gnu::noinline]] Status send_before(std::unique_lock<FastMutex>& lock, const Lane& own,
+                                                  const ir::OpDesc& op, const c10::IValue* args, bool* flushed);
+  // Sends the others' traces that the storage is in: those that write it, and if it is to be written (`writes`) all.
+  [[gnu::cold, gnu::noinline]] Status send_others_of(std::unique_lock<FastMutex>& lock, const Lane* own,
+                                                     const RemoteStorage* storage, bool writes, const Cause& cause,
+                                                     bool* flushed);
+  // Notes what the last record writes, for who looks at it from other threads.
+  [[gnu::cold, gnu::noinline]] void note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue* args) const;
+
   // `lock` holds mutex_ and the worker is there, or the status says why not. While a worker is being started the lock
   // is free: other threads go on recording.
   Status connect_locked(std::unique_lock<FastMutex>& lock) const;
-  // Sends the trace; see connect_locked. Never raises: what went wrong must not be raised before the lock is given back
+  // Sends a trace; see connect_locked. Never raises: what went wrong must not be raised before the lock is given back
   // (that takes the GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the
   // last record's.
-  Status flush_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, uint64_t* ticket = nullptr,
+  Status flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, const Cause& cause, uint64_t* ticket = nullptr,
                       const ir::SourceRef& line = {});
+  // All traces.
+  Status flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line = {});
   // To what a run makes: consecutive ones from `base`, or none if it was not sent.
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
-  Status run_locked(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
-                    std::span<RemoteStorage* const> results);
-  void log_flush(const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line, uint64_t started,
-                 uint64_t first_record);
+  Status run_locked(Lane& lane, RunnableGraph& graph, std::span<const int64_t> params,
+                    std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results);
+  void log_flush(Lane& lane, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
+                 uint64_t started, uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
-  Status enter_pass(std::unique_lock<FastMutex>& lock, Pass pass, bool* flushed);
+  Status enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed);
   // A product or convolution comes, of which the user has said this. Sends what has one under other modes.
-  Status enter_math(std::unique_lock<FastMutex>& lock, ir::MathModes math, bool* flushed);
-  // Waits, interruptibly, while the worker is far behind. Without the lock.
+  Status enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed);
   // A storage whose buffer was asked for.
   void give_buffer(RemoteStorage* storage, uint64_t id);
+  // Waits, interruptibly, while the worker is far behind. Without the lock.
   void throttle();
-  void forget_trace();
+  void forget_trace(Lane& lane);
 
   static const std::array<Recorder*, kMaxDevices> all_;
 
   const c10::DeviceIndex device_;
   FastMutex mutex_;
-  TraceEncoder encoder_;
-  ir::Cuts cuts_;
-  std::vector<RemoteStorage*> survivors_;  // scratch of flush_locked
-  Pass pass_ = Pass::kForward;             // the last record's, or kUnknown
-  Pass last_pass_ = Pass::kForward;        // the last record's
-  uint64_t trace_began_ = 0;               // ns, for a profile; 0: not known
-  uint32_t trace_thread_ = 0;              // that recorded the first op
-  ir::MathModes math_ = 0;                 // the last product's, convolution's or attention's
-  bool math_in_trace_ = false;             // and that is still to be sent
+  TraceEncoders encoders_;
+  ir::CutPlans plans_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // the first is there from the beginning
+  Lane* lane_;                                // the one that recorded last
+  bool several_threads_ = false;              // have ever recorded
+  std::vector<RemoteStorage*> survivors_;     // scratch of flush_locked
   bool expect_no_compile_ = false;
   bool tracing_ = false;
   std::vector<TracedRun> traced_;
   ir::CutLimits limits_before_;  // tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
-  uint64_t sent_ = 0;  // records that were sent or dropped
   std::atomic<uint64_t> records_{0};
   std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
 };

@@ -6,12 +6,23 @@
 
 namespace torch_remote::frontend {
 
-void TraceEncoder::enter_buffer(RemoteStorage* storage) {
-  storage->buffer = {epoch_, static_cast<uint32_t>(trace_.buffers.size())};
+uint32_t TraceEncoder::find_apart(const Numbers& numbers, const void* object) {
+  const auto found = numbers.find(object);
+  return found != numbers.end() ? found->second : kNone;
+}
+
+bool TraceEncoder::enter_apart(const void* object, const TraceSlot& slot, uint32_t number, Numbers& apart) {
+  const bool of_another = std::ranges::any_of(shared_.all, [&](const TraceEncoder* other) {
+    return other != this && other->epoch_ == slot.epoch && !other->trace_.empty();
+  });
+  if (!of_another) return false;
+  apart[object] = number;
+  apart_ = true;
+  return true;
 }
 
 void TraceEncoder::check_not_lost(const RemoteStorage* storage) {
-  met_lost_ = is_lost(storage);
+  met_lost_ = shared_.is_lost(storage);
   if (met_lost_) raise_lost();
 }
 
@@ -29,7 +40,7 @@ std::vector<RemoteStorage*> TraceEncoder::forget_overwritten(const ir::OpDesc& o
       if (!value.isTensor() || !value.toTensor().defined() || !is_remote(value.toTensor())) return;
       const at::Tensor& tensor = value.toTensor();
       RemoteStorage* storage = storage_of(tensor);
-      const bool whole = op.args[i].overwrites && is_lost(storage) && tensor.storage_offset() == 0 &&
+      const bool whole = op.args[i].overwrites && shared_.is_lost(storage) && tensor.storage_offset() == 0 &&
                          tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage->nbytes();
       (whole ? overwritten : read).push_back(storage);
     };
@@ -52,19 +63,26 @@ void TraceEncoder::encode_view(const at::Tensor& tensor) {
   const auto strides = span_of(impl->strides());
   const int64_t offset = impl->storage_offset();
   TraceSlot& slot = view_slot(impl, storage);
-  const bool known = holds(storage) && !joining_;
-  if (known && slot.epoch == epoch_ && trace_.views[slot.number].buffer == storage->buffer.number &&
-      trace_.view_matches(slot.number, dtype, sizes, strides, offset)) {
-    trace_.use_view(slot.number);
+  uint32_t buffer = storage->buffer.number, view = slot.number;
+  bool known = storage->buffer.epoch == epoch_, seen = slot.epoch == epoch_;
+  if (apart_) [[unlikely]] {
+    if (!known) known = (buffer = find_apart(apart_buffers_, storage)) != kNone;
+    if (!seen) seen = (view = find_apart(apart_views_, impl)) != kNone;
+  }
+  known = known && !joining_;
+  if (known && seen && trace_.views[view].buffer == buffer &&
+      trace_.view_matches(view, dtype, sizes, strides, offset)) {
+    trace_.use_view(view);
     return;
   }
   if (known) {
-    slot = {epoch_, trace_.new_view(storage->buffer.number, dtype, sizes, strides, offset)};
+    view = trace_.new_view(buffer, dtype, sizes, strides, offset);
   } else {
     check_not_lost(storage);
     enter_buffer(storage);
-    slot = {epoch_, trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset)};
+    view = trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset);
   }
+  enter(impl, slot, view, apart_views_);
 }
 
 void TraceEncoder::encode_operand(const at::Tensor& tensor) {
@@ -307,7 +325,8 @@ void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir
     next_epoch();
     for (size_t i = 0; i < trace_.buffers.size(); ++i) {
       if (trace_.buffers[i].owner == nullptr) continue;
-      static_cast<RemoteStorage*>(trace_.buffers[i].owner)->buffer = {epoch_, static_cast<uint32_t>(i)};
+      auto* storage = static_cast<RemoteStorage*>(trace_.buffers[i].owner);
+      enter(storage, storage->buffer, static_cast<uint32_t>(i), apart_buffers_);
     }
     if (!std::exchange(met_lost_, false)) throw;
     const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
@@ -328,7 +347,7 @@ bool TraceEncoder::joins_inputs(const ir::OpDesc& op, const c10::IValue* args) c
   return items.size() >= kMany && std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
            if (!item.toTensor().defined() || !is_remote(item.toTensor())) return false;
            const RemoteStorage* storage = storage_of(item.toTensor());
-           return storage->id != 0 && (!holds(storage) || !trace_.buffers[storage->buffer.number].fresh);
+           return storage->id != 0 && (!holds(storage) || !trace_.buffers[find_buffer(storage)].fresh);
          });
 }
 
@@ -368,21 +387,29 @@ void TraceEncoder::append_dynamic(const ir::OpDesc& op, const c10::IValue* args,
 }
 
 bool TraceEncoder::forget_storage(RemoteStorage* storage) {
-  if (!holds(storage)) return false;
-  ir::TraceBuffer& buffer = trace_.buffers[storage->buffer.number];
+  const uint32_t number = find_buffer(storage);
+  if (number == kNone) return false;
+  ir::TraceBuffer& buffer = trace_.buffers[number];
   buffer.owner = nullptr;
   buffer.died = static_cast<uint32_t>(trace_.records.size());
+  if (apart_) apart_buffers_.erase(storage);
   return true;
 }
 
 void TraceEncoder::swap_buffers(RemoteStorage* a, RemoteStorage* b) {
   std::swap(a->id, b->id);
   std::swap(a->session, b->session);
-  std::swap(a->buffer, b->buffer);
-  for (RemoteStorage* storage : {a, b}) {
+  const uint32_t of_a = find_buffer(a), of_b = find_buffer(b);
+  const auto give = [&](RemoteStorage* storage, uint32_t buffer) {
     storage->stock_impl = nullptr;
-    if (holds(storage)) trace_.buffers[storage->buffer.number].owner = storage;
-  }
+    apart_buffers_.erase(storage);
+    storage->buffer = {};
+    if (buffer == kNone) return;
+    storage->buffer = {epoch_, buffer};
+    trace_.buffers[buffer].owner = storage;
+  };
+  give(a, of_b);
+  give(b, of_a);
 }
 
 }  // namespace torch_remote::frontend

@@ -45,7 +45,7 @@ class TraceEncoderTest : public testing::Test {
   at::Tensor uploaded(c10::IntArrayRef sizes, uint64_t id) const {
     at::Tensor made = tensor(sizes);
     storage_of(made)->id = id;
-    storage_of(made)->session = encoder.session();
+    storage_of(made)->session = shared.session;
     return made;
   }
 
@@ -58,7 +58,8 @@ class TraceEncoderTest : public testing::Test {
     return {from, to};
   }
 
-  TraceEncoder encoder;
+  TraceEncoders shared;
+  TraceEncoder encoder{shared};
 };
 
 const ir::Opcode kAdd = ir::find_op("aten::add.Tensor");
@@ -155,10 +156,10 @@ TEST_F(TraceEncoderTest, ALostTensorThatIsOverwrittenWholeIsFresh) {
 
 TEST_F(TraceEncoderTest, TensorsOfAnotherSessionAreLost) {
   const at::Tensor x = uploaded({2}, 7), never = tensor({2});
-  EXPECT_FALSE(encoder.is_lost(storage_of(x)));
-  encoder.next_session();
-  EXPECT_TRUE(encoder.is_lost(storage_of(x)));
-  EXPECT_FALSE(encoder.is_lost(storage_of(never)));
+  EXPECT_FALSE(shared.is_lost(storage_of(x)));
+  ++shared.session;
+  EXPECT_TRUE(shared.is_lost(storage_of(x)));
+  EXPECT_FALSE(shared.is_lost(storage_of(never)));
 }
 
 TEST_F(TraceEncoderTest, WhatDiesIsNoSurvivor) {
@@ -178,6 +179,64 @@ TEST_F(TraceEncoderTest, SwappedStoragesHaveEachOthersBuffers) {
   append("aten::neg", {x}, {y});
   encoder.swap_buffers(storage_of(x), storage_of(y));
   EXPECT_EQ(storage_of(y)->id, 7u);
+  EXPECT_EQ(encoder.trace().buffers[0].owner, storage_of(y));
+  EXPECT_EQ(encoder.trace().buffers[1].owner, storage_of(x));
+  append("aten::neg", {y}, {tensor({2})});
+  EXPECT_EQ(words(1)[1], new_view_word(ViewOrigin::kKnownBuffer, 1));
+  EXPECT_EQ(words(1)[2], 0u);
+}
+
+TEST_F(TraceEncoderTest, TwoThreadsTracesMayReadTheSame) {
+  TraceEncoder other{shared};
+  const auto append_to_other = [&](const at::Tensor& input, const at::Tensor& result) {
+    other.append(ir::op_desc(ir::find_op("aten::neg")), std::vector<IValue>{input}.data(), {result}, {}, {},
+                 std::nullopt, false);
+  };
+  const at::Tensor x = uploaded({2}, 7), y = tensor({2}), z = tensor({2});
+  append("aten::neg", {x}, {y});
+  append_to_other(x, z);
+  append("aten::neg", {x}, {tensor({2})});
+  append_to_other(x, tensor({2}));
+  // Each has described it once.
+  for (const ir::Trace* trace : {&encoder.trace(), &other.trace()}) {
+    EXPECT_EQ(trace->buffers.size(), 3u);
+    EXPECT_EQ(trace->views.size(), 3u);
+    EXPECT_EQ(trace->buffers[0].id, 7u);
+    EXPECT_EQ(trace->code[trace->records[1].code + 1], 0u);
+  }
+  EXPECT_EQ(encoder.trace().key(), other.trace().key());
+  // Reading it goes before or behind these, writing it and reading what they make does not.
+  const RemoteStorage* read = storage_of(x);
+  EXPECT_FALSE(encoder.precedes(read, false));
+  EXPECT_FALSE(other.precedes(read, false));
+  EXPECT_TRUE(encoder.precedes(read, true));
+  EXPECT_TRUE(other.precedes(read, true));
+  EXPECT_TRUE(encoder.precedes(storage_of(y), false));
+  EXPECT_FALSE(other.precedes(storage_of(y), true));
+  EXPECT_TRUE(other.precedes(storage_of(z), false));
+  other.note_written(read);
+  EXPECT_TRUE(other.precedes(read, false));
+  // The one that is sent takes nothing from the other one.
+  encoder.clear();
+  EXPECT_FALSE(encoder.holds(read));
+  EXPECT_TRUE(other.holds(read));
+  append("aten::neg", {x}, {tensor({2})});
+  append_to_other(x, tensor({2}));
+  EXPECT_EQ(encoder.trace().buffers.size(), 2u);
+  EXPECT_EQ(other.trace().buffers.size(), 4u);
+  EXPECT_TRUE(encoder.forget_storage(storage_of(x)));
+  EXPECT_TRUE(other.forget_storage(storage_of(x)));
+  EXPECT_EQ(other.trace().buffers[0].owner, nullptr);
+}
+
+TEST_F(TraceEncoderTest, SwappedStoragesThatAnotherTraceHad) {
+  TraceEncoder other{shared};
+  const at::Tensor x = uploaded({2}, 7), y = tensor({2});
+  other.append(ir::op_desc(ir::find_op("aten::neg")), std::vector<IValue>{x}.data(), {tensor({2})}, {}, {},
+               std::nullopt, false);
+  append("aten::neg", {x}, {y});
+  other.clear();
+  encoder.swap_buffers(storage_of(x), storage_of(y));
   EXPECT_EQ(encoder.trace().buffers[0].owner, storage_of(y));
   EXPECT_EQ(encoder.trace().buffers[1].owner, storage_of(x));
   append("aten::neg", {y}, {tensor({2})});
