@@ -17,7 +17,7 @@ namespace {
 using text::Token;
 using text::TokenKind;
 
-constexpr int64_t kMaxParams = 1 << 24;
+constexpr int64_t kMostSymbols = 1 << 24;
 constexpr int64_t kMaxSources = 1 << 20;
 
 // Words that name something else where a symbol can stand.
@@ -111,7 +111,7 @@ class Parser {
     advance();
     advance();
     const int64_t last = token_.kind == TokenKind::kName ? numbered(token_.text, 's') : -1;
-    if (last < first || last >= kMaxParams) return fail("the range must end with a later name, like s9");
+    if (last < first || last >= kMostSymbols) return fail("the range must end with a later name, like s9");
     graph_.params = static_cast<uint32_t>(last) + 1;
     advance();
     return true;

@@ -86,7 +86,7 @@ void find_updates(LoadedProgram& program) {
   }
 }
 
-Status no_memory(size_t size) {
+Status no_memory_to_load(size_t size) {
   return {ErrorCode::kOutOfMemory,
           "remote: the worker has no memory left for a program of " + std::to_string(size) + " bytes",
           "OutOfMemoryError"};
@@ -284,7 +284,7 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
   const uint64_t takes = footprint(graph, program.words) + (may_grow(program) ? bytes.size() : 0);
   if (!program.memory->charge(takes)) {
-    program.status = no_memory(bytes.size());
+    program.status = no_memory_to_load(bytes.size());
     graph = {};
     return;
   }
@@ -326,7 +326,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
   }
   if (!program) {
     program = make();
-    program->status = no_memory(bytes.size());
+    program->status = no_memory_to_load(bytes.size());
   }
   if (program->charged == 0) {  // not even decoded, but its number is taken
     program->charged = kNumber;

@@ -49,7 +49,7 @@ constexpr uint64_t kPerBuffer = 256;
 
 constexpr uint64_t kPiece = 32u << 20;  // bytes of a buffer that is filled
 
-Status no_memory(uint64_t nbytes) {
+Status no_memory_to_upload(uint64_t nbytes) {
   return {ErrorCode::kOutOfMemory,
           "remote: the worker has no memory left for an upload of " + std::to_string(nbytes) + " bytes",
           "OutOfMemoryError"};
@@ -123,7 +123,9 @@ Status Session::upload(uint64_t id, std::span<std::byte> bytes, std::shared_ptr<
   return {};
 }
 
-Status Session::upload_failed(uint64_t id, uint64_t nbytes) { return put_failed(id, nbytes, no_memory(nbytes), 0); }
+Status Session::upload_failed(uint64_t id, uint64_t nbytes) {
+  return put_failed(id, nbytes, no_memory_to_upload(nbytes), 0);
+}
 
 Status Session::put_failed(uint64_t id, uint64_t nbytes, Status why, uint64_t sequence) {
   put(id, {std::make_shared<Memory>(nbytes), note({std::move(why), 0, 0, sequence}), nullptr});
@@ -134,7 +136,7 @@ Status Session::make_buffer(uint64_t id, uint64_t nbytes, uint64_t sequence, con
   if (id == 0) return Status::invalid("remote: what is to be filled names no buffer");
   if (!refused.ok()) return put_failed(id, nbytes, refused, sequence);
   tr_buffer made{};
-  if (!memory_->allocate(nbytes, &made)) return put_failed(id, nbytes, no_memory(nbytes), sequence);
+  if (!memory_->allocate(nbytes, &made)) return put_failed(id, nbytes, no_memory_to_upload(nbytes), sequence);
   auto memory = std::make_shared<Memory>(made);
   auto* const data = static_cast<std::byte*>(made.data);
   Status status;

@@ -155,6 +155,8 @@ struct Format {
   double magic;   // 1.5 * 2^mantissa: adding it rounds to an integer, which stands in the low bits of the sum
   double least;   // smallest normal number
 };
+
+inline bool is_single(const Format& format) { return format.type == DType::kFloat32; }
 const Format& single_format();
 const Format& middle_format();
 const Format& double_format();

@@ -20,7 +20,6 @@ struct Ln2 {
 constexpr Ln2 kLn2Single{0x1.62e4p-1, 0x1.7f7d1cp-20};
 constexpr Ln2 kLn2Double{0x1.62e42fefap-1, 0x1.cf79abc9e3b3ap-40};
 
-bool is_single(const Format& format) { return format.type == DType::kFloat32; }
 const Ln2& ln2(const Format& format) { return is_single(format) ? kLn2Single : kLn2Double; }
 
 // x = n ln 2 + rest with |rest| <= ln 2 / 2. `half_power` is 2^(n - 1).

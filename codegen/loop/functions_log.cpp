@@ -15,7 +15,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 struct Constant {
   double high, low;
 };
-bool is_single(const Format& format) { return format.type == DType::kFloat32; }
 Constant log2_e(const Format& format) {
   return is_single(format) ? Constant{0x1.715476p+0, 0x1.4ae0cp-26}
                            : Constant{0x1.71547652b82fep+0, 0x1.777d0ffda0d24p-56};

@@ -20,8 +20,6 @@ constexpr double kQuarter1 = 0x1.921fb54442d18p+0;
 constexpr double kQuarter2 = 0x1.1a62633145c07p-54;
 constexpr double kQuarter3 = -0x1.f1976b7ed8fbcp-110;
 
-bool is_single(const Format& format) { return format.type == DType::kFloat32; }
-
 Term fraction(Term x) { return x - round(x); }
 
 struct Angle {

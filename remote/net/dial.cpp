@@ -20,7 +20,7 @@ constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
 // A worker's machine that answers, but has nobody at that port: its listener is gone, and the sessions with it.
 constexpr int kMissed = 3;  // heartbeats
 
-std::string setting(const char* name) {
+std::string setting_or_empty(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
 }
@@ -128,7 +128,8 @@ class Returning {
 }  // namespace
 
 TlsFiles tls_files_from_environment() {
-  return {setting("TORCH_REMOTE_TLS_CERT"), setting("TORCH_REMOTE_TLS_KEY"), setting("TORCH_REMOTE_TLS_CA")};
+  return {setting_or_empty("TORCH_REMOTE_TLS_CERT"), setting_or_empty("TORCH_REMOTE_TLS_KEY"),
+          setting_or_empty("TORCH_REMOTE_TLS_CA")};
 }
 
 Status dial_options_from_environment(DialOptions* options) {

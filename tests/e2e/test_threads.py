@@ -59,7 +59,7 @@ def test_each_thread_trains_its_model(remote, counted):
     in_threads(train)
     with counted() as c:
         found = in_threads(train)
-    # How they take turns is in no key. (Each thread is a new one: its first steps may be cut where the old one's were not.)
+    # How they take turns is in no key.
     assert c["programs_built"] == 0
     for number, losses in enumerate(found):
         on_cpu = Training(number, torch.device("cpu"))

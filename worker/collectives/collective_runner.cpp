@@ -87,10 +87,6 @@ bool sends_data(Op op) {
   return (op >= Op::kAllReduce && op <= Op::kSend && op != Op::kBarrier) || op == Op::kCopySend;
 }
 
-Status failed(std::string message, const char* kind = "RuntimeError") {
-  return {ErrorCode::kOpFailed, std::move(message), kind};
-}
-
 struct Group {
   std::unique_ptr<PeerListener> listener;
   std::unique_ptr<Lane> lane;  // once it was joined
@@ -235,7 +231,7 @@ Status CollectiveProgram::read_tensor(const tr_run& run, const ir::Arg& arg, Cal
     count *= size;
   }
   if (!dense && count != 0) {
-    return failed("remote: a tensor of a collective op is not contiguous; call .contiguous()", "ValueError");
+    return collective_failed("remote: a tensor of a collective op is not contiguous; call .contiguous()", "ValueError");
   }
   const uint64_t item_size = ir::item_size(view.dtype);
   tensor->dtype = view.dtype;
@@ -405,14 +401,14 @@ Group* CollectiveRunner::find_group(int64_t number) {
 }
 
 Status no_group() {
-  return failed(
+  return collective_failed(
       "remote: this worker is in no such process group; call torch.distributed.init_process_group again (after "
       "torch.remote.restart() a group of the worker before is gone)");
 }
 
 Status CollectiveRunner::listen(Call& call) {
   if (options_.host.empty()) {
-    return failed(
+    return collective_failed(
         "remote: this worker waits for no other workers; start it with --peer-host HOST, an address by which the "
         "workers of other ranks reach it");
   }
@@ -490,7 +486,7 @@ Status perform(Op op, const Call& call, Reduction reduction, Collectives&& colle
   const std::span<const std::byte> input = call.tensors.size() > 1 ? call.tensors[1].bytes : first;
   const int root = call.numbers.size() > 2 ? static_cast<int>(std::clamp<int64_t>(call.numbers[2], -1, kMostRanks)) : 0;
   if (call.tensors.size() > 1 && call.tensors[1].dtype != dtype) {
-    return failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
+    return collective_failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
   }
   switch (op) {
     case Op::kAllReduce:
@@ -516,15 +512,15 @@ Status perform(Op op, const Call& call, Reduction reduction, Collectives&& colle
   }
 }
 
-Status not_joined() { return failed("remote: the process group was not joined"); }
+Status not_joined() { return collective_failed("remote: the process group was not joined"); }
 
 Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
   Mesh& mesh = group.lane->mesh();
   if (sequence != group.sequence + 1) {
-    return mesh.fail(failed("remote: rank " + std::to_string(mesh.rank()) + " left out the collective op number " +
-                            std::to_string(group.sequence + 1) +
-                            " of the process group, as something that it needs had failed or was "
-                            "cancelled before; make a new process group when that is mended"));
+    return mesh.fail(collective_failed("remote: rank " + std::to_string(mesh.rank()) +
+                                       " left out the collective op number " + std::to_string(group.sequence + 1) +
+                                       " of the process group, as something that it needs had failed or was "
+                                       "cancelled before; make a new process group when that is mended"));
   }
   group.sequence = sequence;
   return {};
@@ -632,7 +628,8 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
                     : op == Op::kAllToAll      ? sends->size() == ranks && receives->size() == ranks &&
                                                 sum(*sends) == input.nbytes && sum(*receives) == output.nbytes
                                           : true;
-  if (!fits) return group.lane->mesh().fail(failed("remote: " + describe(label) + " has tensors of other sizes"));
+  if (!fits)
+    return group.lane->mesh().fail(collective_failed("remote: " + describe(label) + " has tensors of other sizes"));
   *work = group.lane->add(
       [made, label, sends, receives, devices = group.devices, limits = limits_of(group)](Mesh& mesh) mutable {
         made.sends = *sends;

@@ -10,10 +10,9 @@ namespace {
 // A copy takes as long as what comes before it: who is gone is noticed by the connection.
 constexpr std::chrono::hours kNoLimit{24 * 365};
 
-Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
 Status damaged() { return Status::invalid("remote: a damaged plan of direct copies"); }
 Status no_pair() {
-  return failed(
+  return collective_failed(
       "remote: the connection between the two workers of this copy was ended; the next copy makes another one");
 }
 

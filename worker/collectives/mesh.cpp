@@ -18,6 +18,16 @@
 #include "worker/collectives/label.h"
 
 namespace torch_remote::worker {
+// What goes before a message's bytes; little endian, as both ends are.
+struct MessageHeader {
+  uint32_t magic = 0;
+  uint8_t kind = 0, op = 0, dtype = 0, reduction = 0;
+  int32_t root = 0;
+  uint32_t reserved = 0;
+  uint64_t sequence = 0, count = 0, nbytes = 0;
+};
+static_assert(sizeof(MessageHeader) == 40);
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -27,26 +37,14 @@ constexpr size_t kDropped = size_t{1} << 16;        // bytes that are read at on
 constexpr std::chrono::milliseconds kTelling{500};  // the others why this rank failed
 constexpr std::chrono::milliseconds kLook{20};      // between two looks whether the op is to end
 
-// What goes before a message's bytes; little endian, as both ends are.
-struct Header {
-  uint32_t magic = kMagic;
-  uint8_t kind = 0, op = 0, dtype = 0, reduction = 0;
-  int32_t root = 0;
-  uint32_t reserved = 0;
-  uint64_t sequence = 0, count = 0, nbytes = 0;
-};
-static_assert(sizeof(Header) == 40);
-
-Header encode(const Label& label, size_t nbytes) {
+MessageHeader encode(const Label& label, size_t nbytes) {
   return {kMagic,     label.kind, label.op,       label.dtype, label.reduction,
           label.root, 0,          label.sequence, label.count, nbytes};
 }
 
-Label decode(const Header& header) {
+Label decode(const MessageHeader& header) {
   return {header.kind, header.op, header.dtype, header.reduction, header.root, header.sequence, header.count};
 }
-
-Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
 
 // Of a message: does it belong to what is asked for, as far as its place in the order says?
 bool belongs(const Label& come, const Label& asked) {
@@ -56,14 +54,15 @@ bool belongs(const Label& come, const Label& asked) {
 
 Status compare(const std::string& peer, const Label& come, size_t nbytes, const Incoming& asked) {
   if (come != asked.label) {
-    return failed("remote: " + peer + " is in " + describe(come) + ", and this rank in " + describe(asked.label) +
-                  "; all ranks of a group must call the same collectives in the same order, with tensors of the same "
-                  "size and dtype");
+    return collective_failed(
+        "remote: " + peer + " is in " + describe(come) + ", and this rank in " + describe(asked.label) +
+        "; all ranks of a group must call the same collectives in the same order, with tensors of the same "
+        "size and dtype");
   }
   if (nbytes != asked.nbytes()) {
-    return failed("remote: in " + describe(come) + " " + peer + " sends " + std::to_string(nbytes) +
-                  " bytes where this rank expects " + std::to_string(asked.nbytes()) +
-                  "; sizes, dtypes and splits must agree on both ranks");
+    return collective_failed("remote: in " + describe(come) + " " + peer + " sends " + std::to_string(nbytes) +
+                             " bytes where this rank expects " + std::to_string(asked.nbytes()) +
+                             "; sizes, dtypes and splits must agree on both ranks");
   }
   return {};
 }
@@ -116,7 +115,7 @@ struct Mesh::Peer {
   int socket = -1;
   int error = 0;  // why it is closed: an errno; 0: the other end closed it
   // What comes: a header, then bytes for `target` (null: for `kept`).
-  Header header;
+  MessageHeader header;
   size_t header_read = 0, bytes_read = 0;
   Incoming* target = nullptr;
   Exchange* target_of = nullptr;
@@ -125,7 +124,7 @@ struct Mesh::Peer {
   size_t kept_bytes = 0;
   // What goes.
   std::deque<Sent> queue;
-  Header sent_header;
+  MessageHeader sent_header;
   size_t header_sent = 0, bytes_sent = 0;
 };
 
@@ -178,12 +177,13 @@ void Mesh::wake() {
 void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) const {
   Label label;
   label.kind = Label::kFailure;
-  const Header header = encode(label, text.size());
+  const MessageHeader header = encode(label, text.size());
   std::string rest;
   const auto add = [&rest](const void* bytes, size_t size) { rest.append(static_cast<const char*>(bytes), size); };
   if (peer.header_sent != 0) {
     const std::span<const std::byte> sending = peer.queue.front().message->bytes;
-    add(reinterpret_cast<const std::byte*>(&peer.sent_header) + peer.header_sent, sizeof(Header) - peer.header_sent);
+    add(reinterpret_cast<const std::byte*>(&peer.sent_header) + peer.header_sent,
+        sizeof(MessageHeader) - peer.header_sent);
     add(sending.data() + peer.bytes_sent, sending.size() - peer.bytes_sent);
   }
   add(&header, sizeof(header));
@@ -235,10 +235,11 @@ Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
   for (const Incoming& receive : exchange.receives) {
     if (in.empty() && receive.peer == rank && !receive.done) in = describe(receive.label);
   }
-  return failed("remote: the worker of " + name_of(rank) + " is gone" +
-                (error != 0 ? " (" + std::string(std::strerror(error)) + ")" : "") + (in.empty() ? "" : ", in " + in) +
-                (options_.names.empty() ? "; look at what that process says, and start all ranks again"
-                                        : "; what it had not sent is lost"));
+  return collective_failed("remote: the worker of " + name_of(rank) + " is gone" +
+                           (error != 0 ? " (" + std::string(std::strerror(error)) + ")" : "") +
+                           (in.empty() ? "" : ", in " + in) +
+                           (options_.names.empty() ? "; look at what that process says, and start all ranks again"
+                                                   : "; what it had not sent is lost"));
 }
 
 // Not ok: somebody who is needed is gone.
@@ -250,7 +251,7 @@ Status Mesh::find_gone() const {
     for (const Incoming& receive : exchange->receives) {
       if (receive.done) continue;
       if (receive.peer == kAnyPeer && size() > 1 && std::ranges::none_of(peers_, is_left)) {
-        return failed("remote: the workers of all other ranks are gone, in recv");
+        return collective_failed("remote: the workers of all other ranks are gone, in recv");
       }
       if (receive.peer != kAnyPeer && is_gone(receive.peer)) {
         return gone(receive.peer, *exchange, peers_[receive.peer]->error);
@@ -282,15 +283,15 @@ Status Mesh::over(const Exchange& exchange) const {
     return "an op";
   };
   if (exchange.limits.interrupted && exchange.limits.interrupted()) {
-    return failed("remote: " + name_of(rank_) + " gave up waiting in " + label() +
-                  ": its process was interrupted or ended");
+    return collective_failed("remote: " + name_of(rank_) + " gave up waiting in " + label() +
+                             ": its process was interrupted or ended");
   }
   if (Clock::now() >= exchange.deadline) {
-    return failed("remote: " + name_of(rank_) + " waited " +
-                  std::to_string(std::chrono::duration<double>(exchange.limits.time).count()).substr(0, 6) + " s in " +
-                  label() +
-                  "; see that this rank calls the same collectives and is not much slower, or give "
-                  "init_process_group a longer timeout=");
+    return collective_failed("remote: " + name_of(rank_) + " waited " +
+                             std::to_string(std::chrono::duration<double>(exchange.limits.time).count()).substr(0, 6) +
+                             " s in " + label() +
+                             "; see that this rank calls the same collectives and is not much slower, or give "
+                             "init_process_group a longer timeout=");
   }
   return {};
 }
@@ -321,21 +322,22 @@ bool Mesh::is_awaited(int rank) const {
 // A header is there: finds out where its bytes belong.
 Status Mesh::take_label(int rank) {
   Peer& peer = *peers_[rank];
-  const Header& header = peer.header;
+  const MessageHeader& header = peer.header;
   if (header.magic != kMagic || header.kind < Label::kCollective || header.kind > Label::kFailure ||
       header.op > static_cast<uint8_t>(CollectiveOp::kLast)) {
-    return failed("remote: " + name_of(rank) + " sent what is no message of a group; its worker is of another version");
+    return collective_failed("remote: " + name_of(rank) +
+                             " sent what is no message of a group; its worker is of another version");
   }
   peer.target = nullptr;
   peer.bytes_read = 0;
   const Label label = decode(header);
   if (label.kind == Label::kFailure) {
-    if (header.nbytes > kMostText) return failed("remote: " + name_of(rank) + " failed");
+    if (header.nbytes > kMostText) return collective_failed("remote: " + name_of(rank) + " failed");
     peer.bytes.resize(header.nbytes);
     return {};
   }
   if (is_left_out(label)) {
-    if (header.nbytes > 2 * kMostText) return failed("remote: " + name_of(rank) + " sent a damaged message");
+    if (header.nbytes > 2 * kMostText) return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
     peer.bytes.resize(header.nbytes);
     return {};
   }
@@ -351,7 +353,8 @@ Status Mesh::take_label(int rank) {
       return {};
     }
   }
-  if (header.nbytes > uint64_t{1} << 40) return failed("remote: " + name_of(rank) + " sent a damaged message");
+  if (header.nbytes > uint64_t{1} << 40)
+    return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
   peer.bytes.resize(header.nbytes);
   return {};
 }
@@ -377,12 +380,12 @@ void Mesh::take_left_out(int rank) {
 Status Mesh::read(int rank) {
   Peer& peer = *peers_[rank];
   while (peer.socket >= 0 && (peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank))) {
-    const bool in_header = peer.header_read < sizeof(Header);
+    const bool in_header = peer.header_read < sizeof(MessageHeader);
     std::byte* to = nullptr;
     size_t left = 0;
     if (in_header) {
       to = reinterpret_cast<std::byte*>(&peer.header) + peer.header_read;
-      left = sizeof(Header) - peer.header_read;
+      left = sizeof(MessageHeader) - peer.header_read;
     } else if (peer.target != nullptr && peer.target->dropped != 0) {
       dropped_.resize(kDropped);
       to = dropped_.data();
@@ -403,15 +406,16 @@ Status Mesh::read(int rank) {
       }
       (in_header ? peer.header_read : peer.bytes_read) += static_cast<size_t>(got);
     }
-    if (peer.header_read == sizeof(Header) && in_header) {
+    if (peer.header_read == sizeof(MessageHeader) && in_header) {
       if (Status status = take_label(rank); !status.ok()) return status;
     }
-    if (peer.header_read < sizeof(Header) || peer.bytes_read < peer.header.nbytes) continue;
+    if (peer.header_read < sizeof(MessageHeader) || peer.bytes_read < peer.header.nbytes) continue;
     peer.header_read = 0;
     if (peer.header.kind == Label::kFailure) {
       const std::string why(reinterpret_cast<const char*>(peer.bytes.data()), peer.bytes.size());
-      return failed("remote: " + name_of(rank) +
-                    (options_.names.empty() ? " failed, and with it the group: " : " ended direct copies: ") + why);
+      return collective_failed(
+          "remote: " + name_of(rank) +
+          (options_.names.empty() ? " failed, and with it the group: " : " ended direct copies: ") + why);
     }
     if (is_left_out(decode(peer.header))) {
       take_left_out(rank);
@@ -435,9 +439,9 @@ Status Mesh::write(int rank) {
     if (peer.header_sent == 0) peer.sent_header = encode(send.label, send.bytes.size());
     std::array<iovec, 2> parts{};
     size_t count = 0;
-    if (peer.header_sent < sizeof(Header)) {
+    if (peer.header_sent < sizeof(MessageHeader)) {
       parts[count++] = {reinterpret_cast<std::byte*>(&peer.sent_header) + peer.header_sent,
-                        sizeof(Header) - peer.header_sent};
+                        sizeof(MessageHeader) - peer.header_sent};
     }
     if (peer.bytes_sent < send.bytes.size()) {
       parts[count++] = {const_cast<std::byte*>(send.bytes.data()) + peer.bytes_sent,
@@ -456,10 +460,10 @@ Status Mesh::write(int rank) {
       peer.close_socket();
       return {};
     }
-    const size_t of_header = std::min(static_cast<size_t>(sent), sizeof(Header) - peer.header_sent);
+    const size_t of_header = std::min(static_cast<size_t>(sent), sizeof(MessageHeader) - peer.header_sent);
     peer.header_sent += of_header;
     peer.bytes_sent += static_cast<size_t>(sent) - of_header;
-    if (peer.header_sent < sizeof(Header) || peer.bytes_sent < send.bytes.size()) continue;
+    if (peer.header_sent < sizeof(MessageHeader) || peer.bytes_sent < send.bytes.size()) continue;
     peer.header_sent = peer.bytes_sent = 0;
     --peer.queue.front().exchange->left;
     peer.queue.pop_front();
@@ -487,7 +491,7 @@ bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* st
     return true;
   }
   // One that is being read: it goes on into its own memory.
-  if (peer.header_read != sizeof(Header) || peer.target != nullptr || is_left_out(decode(peer.header)) ||
+  if (peer.header_read != sizeof(MessageHeader) || peer.target != nullptr || is_left_out(decode(peer.header)) ||
       !belongs(decode(peer.header), receive.label)) {
     return false;
   }
@@ -505,7 +509,7 @@ Status Mesh::queue(Exchange& exchange) {
   const auto missing = [this](int rank) { return rank < 0 || rank >= size() || !peers_[rank]; };
   const auto misses = [&](const Incoming& receive) { return receive.peer != kAnyPeer && missing(receive.peer); };
   if (std::ranges::any_of(exchange.sends, missing, &Outgoing::peer) || std::ranges::any_of(exchange.receives, misses)) {
-    return failed("remote: " + name_of(rank_) + " is not connected to all ranks that this op needs");
+    return collective_failed("remote: " + name_of(rank_) + " is not connected to all ranks that this op needs");
   }
   exchange.left = exchange.sends.size() + exchange.receives.size();
   for (const Outgoing& send : exchange.sends) peers_[send.peer]->queue.push_back({&exchange, &send});

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ir/status.h"
@@ -35,6 +36,11 @@ struct Incoming {
 };
 
 inline constexpr int kAnyPeer = -1;
+
+// What goes wrong in a collective op or a copy: `kind` is Python's exception.
+inline Status collective_failed(std::string message, const char* kind = "RuntimeError") {
+  return {ErrorCode::kOpFailed, std::move(message), kind};
+}
 
 // How long an op may take, and who may end it earlier.
 struct OpLimits {

@@ -101,8 +101,6 @@ Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeti
   return remote::hmac_sha256(plan.secret, message);
 }
 
-Status failed(std::string message) { return {ErrorCode::kOpFailed, std::move(message), "RuntimeError"}; }
-
 Patience patience_of(const OpLimits& limits, std::chrono::milliseconds time) {
   return Patience(time, limits.interrupted ? remote::KeepWaiting([asked = limits.interrupted] { return !asked(); })
                                            : remote::KeepWaiting());
@@ -113,7 +111,7 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   const std::string name = plan.name_of(to) + " at " + plan.addresses[to].text();
   Status status = remote::connect_tcp(plan.addresses[to], patience, &socket);
   if (!status.ok()) {
-    return failed(
+    return collective_failed(
         "remote: the worker of " + name + " is not reached from that of " + plan.name_of(plan.rank) + ": " +
         status.message() +
         "; workers on other machines need an address that the others reach (--peer-host, TORCH_REMOTE_PEER_HOST)");
@@ -131,11 +129,12 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, answer), patience);
   if (status.ok()) status = get(socket, &proof, patience);
   if (!status.ok()) {
-    return failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
-                  " in: " + status.message() + "; see that both are of one group and of one version");
+    return collective_failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
+                             " in: " + status.message() + "; see that both are of one group and of one version");
   }
   if (!remote::equal(proof, prove(plan, "accepts", greeting, to, answer))) {
-    return failed("remote: who answers for " + name + " does not know the group's secret; see what listens there");
+    return collective_failed("remote: who answers for " + name +
+                             " does not know the group's secret; see what listens there");
   }
   *offers = answer.offers;
   return {};
@@ -171,8 +170,8 @@ Status PeerListener::open(const std::string& host, std::unique_ptr<PeerListener>
   int socket = -1;
   bool loopback = false;
   if (Status status = remote::listen_tcp(&address, &socket, &loopback); !status.ok()) {
-    return failed(status.message() +
-                  " (where the worker waits for those of other ranks: --peer-host, TORCH_REMOTE_PEER_HOST)");
+    return collective_failed(status.message() +
+                             " (where the worker waits for those of other ranks: --peer-host, TORCH_REMOTE_PEER_HOST)");
   }
   listener->reset(new PeerListener(std::move(address), socket));
   return {};
@@ -232,10 +231,10 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     }
     if (missing.empty()) return {};
     if (Status status = patience_of(limits, left()).wait(listener.socket(), POLLIN); !status.ok()) {
-      return failed("remote: the worker of rank " + std::to_string(plan.rank) + " waits at " +
-                    listener.address().text() + " for those of ranks " + missing + ", which did not come" +
-                    (status.code() == ErrorCode::kTimeout ? " in time" : "") +
-                    "; see that these processes run and that their workers reach this address");
+      return collective_failed("remote: the worker of rank " + std::to_string(plan.rank) + " waits at " +
+                               listener.address().text() + " for those of ranks " + missing + ", which did not come" +
+                               (status.code() == ErrorCode::kTimeout ? " in time" : "") +
+                               "; see that these processes run and that their workers reach this address");
     }
     Socket socket(::accept4(listener.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) continue;

@@ -19,8 +19,6 @@ constexpr uint64_t kPart = 16;
 // How long `wait` looks again and again before it sleeps.
 constexpr auto kLooks = std::chrono::microseconds(50);
 
-DevicePointer to_pointer(const void* address) { return reinterpret_cast<DevicePointer>(address); }
-
 }  // namespace
 
 // Dims are outer ones first; those that lie behind each other are one.

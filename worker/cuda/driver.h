@@ -67,6 +67,8 @@ using DeviceNumber = int;        // CUdevice
 using DevicePointer = uint64_t;  // CUdeviceptr
 using HostFunction = void (*)(void* data);
 
+inline DevicePointer to_pointer(const void* address) { return reinterpret_cast<DevicePointer>(address); }
+
 struct Uuid {
   uint8_t bytes[16];
 };

@@ -165,10 +165,10 @@ class Attention {
 Status forward(OpPlanner& planner) { return Attention(planner).forward(); }
 Status backward(OpPlanner& planner) { return Attention(planner).backward(); }
 
-constexpr NamedPlan kPlans[] = {{"remote::attention", forward}, {"remote::attention_backward", backward}};
+constexpr NamedPlan kAttentionPlans[] = {{"remote::attention", forward}, {"remote::attention_backward", backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> attention_plans() { return kPlans; }
+std::span<const NamedPlan> attention_plans() { return kAttentionPlans; }
 
 }  // namespace torch_remote::worker::cuda

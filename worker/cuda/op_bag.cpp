@@ -212,15 +212,15 @@ Status embedding_backward(OpPlanner& planner) {
   return points.apply(grad->place, static_cast<int64_t>(rank), {.combine = Combine::kSum});
 }
 
-constexpr NamedPlan kPlans[] = {{"_embedding_bag", forward},
-                                {"_embedding_bag_forward_only", forward},
-                                {"_embedding_bag_backward", backward},
-                                {"_embedding_bag_dense_backward", backward},
-                                {"_embedding_bag_per_sample_weights_backward", scales_backward},
-                                {"embedding_dense_backward", embedding_backward}};
+constexpr NamedPlan kBagPlans[] = {{"_embedding_bag", forward},
+                                   {"_embedding_bag_forward_only", forward},
+                                   {"_embedding_bag_backward", backward},
+                                   {"_embedding_bag_dense_backward", backward},
+                                   {"_embedding_bag_per_sample_weights_backward", scales_backward},
+                                   {"embedding_dense_backward", embedding_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> bag_plans() { return kPlans; }
+std::span<const NamedPlan> bag_plans() { return kBagPlans; }
 
 }  // namespace torch_remote::worker::cuda

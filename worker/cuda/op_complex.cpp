@@ -212,35 +212,35 @@ Status fill(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"add", sum_of_both, true},
-                                {"sub", difference, true},
-                                {"mul", binary<ComplexOp::kMultiply>, true},
-                                {"div", divide, true},
-                                {"pow", power, true},
-                                {"eq", binary<ComplexOp::kEqual>, true},
-                                {"ne", binary<ComplexOp::kNotEqual>, true},
-                                {"neg", unary<ComplexOp::kNegative>, true},
-                                {"conj_physical", unary<ComplexOp::kConjugate>, true},
-                                {"_conj_physical", unary<ComplexOp::kConjugate>, true},
-                                {"reciprocal", unary<ComplexOp::kReciprocal>, true},
-                                {"square", unary<ComplexOp::kSquare>, true},
-                                {"sqrt", unary<ComplexOp::kSquareRoot>, true},
-                                {"exp", unary<ComplexOp::kExp>, true},
-                                {"log", unary<ComplexOp::kLog>, true},
-                                {"sin", unary<ComplexOp::kSine>, true},
-                                {"cos", unary<ComplexOp::kCosine>, true},
-                                {"sgn", unary<ComplexOp::kSign>, true},
-                                {"abs", unary<ComplexOp::kAbs>, true},
-                                {"angle", unary<ComplexOp::kAngle>, true},
-                                {"polar", polar, true},
-                                {"complex", of_parts, true},
-                                {"where", where, true},
-                                {"fill", fill, true},
-                                {"sum", sum_of_parts, true},
-                                {"mean", mean_of_parts, true}};
+constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
+                                       {"sub", difference, true},
+                                       {"mul", binary<ComplexOp::kMultiply>, true},
+                                       {"div", divide, true},
+                                       {"pow", power, true},
+                                       {"eq", binary<ComplexOp::kEqual>, true},
+                                       {"ne", binary<ComplexOp::kNotEqual>, true},
+                                       {"neg", unary<ComplexOp::kNegative>, true},
+                                       {"conj_physical", unary<ComplexOp::kConjugate>, true},
+                                       {"_conj_physical", unary<ComplexOp::kConjugate>, true},
+                                       {"reciprocal", unary<ComplexOp::kReciprocal>, true},
+                                       {"square", unary<ComplexOp::kSquare>, true},
+                                       {"sqrt", unary<ComplexOp::kSquareRoot>, true},
+                                       {"exp", unary<ComplexOp::kExp>, true},
+                                       {"log", unary<ComplexOp::kLog>, true},
+                                       {"sin", unary<ComplexOp::kSine>, true},
+                                       {"cos", unary<ComplexOp::kCosine>, true},
+                                       {"sgn", unary<ComplexOp::kSign>, true},
+                                       {"abs", unary<ComplexOp::kAbs>, true},
+                                       {"angle", unary<ComplexOp::kAngle>, true},
+                                       {"polar", polar, true},
+                                       {"complex", of_parts, true},
+                                       {"where", where, true},
+                                       {"fill", fill, true},
+                                       {"sum", sum_of_parts, true},
+                                       {"mean", mean_of_parts, true}};
 
 }  // namespace
 
-std::span<const NamedPlan> complex_plans() { return kPlans; }
+std::span<const NamedPlan> complex_plans() { return kComplexPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -110,10 +110,10 @@ Status backward(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"_ctc_loss", forward}, {"_ctc_loss_backward", backward}};
+constexpr NamedPlan kCtcPlans[] = {{"_ctc_loss", forward}, {"_ctc_loss_backward", backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> ctc_plans() { return kPlans; }
+std::span<const NamedPlan> ctc_plans() { return kCtcPlans; }
 
 }  // namespace torch_remote::worker::cuda

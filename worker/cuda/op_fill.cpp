@@ -415,33 +415,33 @@ Status triangle_indices(OpPlanner& planner, bool upper) {
 Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
 Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
 
-constexpr NamedPlan kPlans[] = {{"arange", arange},
-                                {"linspace", linspace},
-                                {"cat", cat, true},
-                                {"stack", stack, true},
-                                {"_stack", stack, true},
-                                {"slice_backward", slice_backward, true},
-                                {"select_backward", select_backward, true},
-                                {"slice_scatter", slice_scatter, true},
-                                {"select_scatter", select_scatter, true},
-                                {"constant_pad_nd", pad},
-                                {"flip", flip, true},
-                                {"roll", roll, true},
-                                {"tril", lower_triangle},
-                                {"triu", upper_triangle},
-                                {"copy", copy, true},
-                                {"zero", zero, true},
-                                {"_foreach_zero", zeros, true},
-                                {"eye", eye},
-                                {"diag_embed", embed_diagonal, true},
-                                {"diagonal_copy", copy_diagonal, true},
-                                {"diagonal_scatter", scatter_diagonal, true},
-                                {"diagonal_backward", diagonal_backward, true},
-                                {"tril_indices", lower_indices},
-                                {"triu_indices", upper_indices}};
+constexpr NamedPlan kFillPlans[] = {{"arange", arange},
+                                    {"linspace", linspace},
+                                    {"cat", cat, true},
+                                    {"stack", stack, true},
+                                    {"_stack", stack, true},
+                                    {"slice_backward", slice_backward, true},
+                                    {"select_backward", select_backward, true},
+                                    {"slice_scatter", slice_scatter, true},
+                                    {"select_scatter", select_scatter, true},
+                                    {"constant_pad_nd", pad},
+                                    {"flip", flip, true},
+                                    {"roll", roll, true},
+                                    {"tril", lower_triangle},
+                                    {"triu", upper_triangle},
+                                    {"copy", copy, true},
+                                    {"zero", zero, true},
+                                    {"_foreach_zero", zeros, true},
+                                    {"eye", eye},
+                                    {"diag_embed", embed_diagonal, true},
+                                    {"diagonal_copy", copy_diagonal, true},
+                                    {"diagonal_scatter", scatter_diagonal, true},
+                                    {"diagonal_backward", diagonal_backward, true},
+                                    {"tril_indices", lower_indices},
+                                    {"triu_indices", upper_indices}};
 
 }  // namespace
 
-std::span<const NamedPlan> fill_plans() { return kPlans; }
+std::span<const NamedPlan> fill_plans() { return kFillPlans; }
 
 }  // namespace torch_remote::worker::cuda

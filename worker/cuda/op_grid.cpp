@@ -118,13 +118,13 @@ Status backward(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"grid_sampler_2d", forward},
-                                {"grid_sampler_3d", forward},
-                                {"grid_sampler_2d_backward", backward},
-                                {"grid_sampler_3d_backward", backward}};
+constexpr NamedPlan kGridPlans[] = {{"grid_sampler_2d", forward},
+                                    {"grid_sampler_3d", forward},
+                                    {"grid_sampler_2d_backward", backward},
+                                    {"grid_sampler_3d_backward", backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> grid_plans() { return kPlans; }
+std::span<const NamedPlan> grid_plans() { return kGridPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -251,7 +251,7 @@ constexpr auto kReflect = plan_pad<Resample::kReflect, kBackward>;
 template <bool kBackward>
 constexpr auto kReplicate = plan_pad<Resample::kReplicate, kBackward>;
 
-constexpr NamedPlan kPlans[] = {
+constexpr NamedPlan kImagePlans[] = {
     {"max_pool2d_with_indices", kMax},
     {"max_pool2d_with_indices_backward", kMaxBackward},
     {"max_pool3d_with_indices", kMax},
@@ -312,6 +312,6 @@ constexpr NamedPlan kPlans[] = {
 
 }  // namespace
 
-std::span<const NamedPlan> image_plans() { return kPlans; }
+std::span<const NamedPlan> image_plans() { return kImagePlans; }
 
 }  // namespace torch_remote::worker::cuda

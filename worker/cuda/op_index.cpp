@@ -457,31 +457,31 @@ Status nll_loss_backward(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"gather", gather, true},
-                                {"take", take, true},
-                                {"put", put, true},
-                                {"scatter", scatter_set, true},
-                                {"scatter_add", scatter_add},
-                                {"scatter_reduce", scatter_set},
-                                {"max_unpool2d", max_unpool2d},
-                                {"max_unpool3d", max_unpool3d},
-                                {"index_select", index_select, true},
-                                {"index_add", index_add},
-                                {"index_copy", index_copy, true},
-                                {"index_fill", index_copy},
-                                {"index_reduce", index_copy},
-                                {"index", index, true},
-                                {"_unsafe_index", index, true},
-                                {"index_put", index_put, true},
-                                {"_index_put_impl", index_put, true},
-                                {"_unsafe_index_put", index_put, true},
-                                {"nll_loss_forward", nll_loss},
-                                {"nll_loss_backward", nll_loss_backward},
-                                {"nll_loss2d_forward", nll_loss},
-                                {"nll_loss2d_backward", nll_loss_backward}};
+constexpr NamedPlan kIndexPlans[] = {{"gather", gather, true},
+                                     {"take", take, true},
+                                     {"put", put, true},
+                                     {"scatter", scatter_set, true},
+                                     {"scatter_add", scatter_add},
+                                     {"scatter_reduce", scatter_set},
+                                     {"max_unpool2d", max_unpool2d},
+                                     {"max_unpool3d", max_unpool3d},
+                                     {"index_select", index_select, true},
+                                     {"index_add", index_add},
+                                     {"index_copy", index_copy, true},
+                                     {"index_fill", index_copy},
+                                     {"index_reduce", index_copy},
+                                     {"index", index, true},
+                                     {"_unsafe_index", index, true},
+                                     {"index_put", index_put, true},
+                                     {"_index_put_impl", index_put, true},
+                                     {"_unsafe_index_put", index_put, true},
+                                     {"nll_loss_forward", nll_loss},
+                                     {"nll_loss_backward", nll_loss_backward},
+                                     {"nll_loss2d_forward", nll_loss},
+                                     {"nll_loss2d_backward", nll_loss_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> index_plans() { return kPlans; }
+std::span<const NamedPlan> index_plans() { return kIndexPlans; }
 
 }  // namespace torch_remote::worker::cuda

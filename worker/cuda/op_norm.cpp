@@ -139,14 +139,14 @@ Status batch_norm(OpPlanner& planner, bool backward) {
 Status batch_norm(OpPlanner& planner) { return batch_norm(planner, false); }
 Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true); }
 
-constexpr NamedPlan kPlans[] = {{"native_group_norm_backward", group_norm_backward},
-                                {"native_batch_norm", batch_norm},
-                                {"_native_batch_norm_legit", batch_norm},
-                                {"_native_batch_norm_legit_no_training", batch_norm},
-                                {"native_batch_norm_backward", batch_norm_backward}};
+constexpr NamedPlan kNormPlans[] = {{"native_group_norm_backward", group_norm_backward},
+                                    {"native_batch_norm", batch_norm},
+                                    {"_native_batch_norm_legit", batch_norm},
+                                    {"_native_batch_norm_legit_no_training", batch_norm},
+                                    {"native_batch_norm_backward", batch_norm_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> norm_plans() { return kPlans; }
+std::span<const NamedPlan> norm_plans() { return kNormPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -172,21 +172,21 @@ Status distances(OpPlanner& planner, bool backward) {
 Status cdist(OpPlanner& planner) { return distances(planner, false); }
 Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
 
-constexpr NamedPlan kPlans[] = {{"mm", matrix_product},
-                                {"bmm", matrix_product},
-                                {"addmm", added_product},
-                                {"baddbmm", added_batch},
-                                {"addbmm", summed_batch},
-                                {"mv", vector_product},
-                                {"addmv", added_vector_product},
-                                {"addr", outer_product},
-                                {"dot", dot},
-                                {"vdot", vdot},
-                                {"_cdist_forward", cdist},
-                                {"_cdist_backward", cdist_backward}};
+constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
+                                    {"bmm", matrix_product},
+                                    {"addmm", added_product},
+                                    {"baddbmm", added_batch},
+                                    {"addbmm", summed_batch},
+                                    {"mv", vector_product},
+                                    {"addmv", added_vector_product},
+                                    {"addr", outer_product},
+                                    {"dot", dot},
+                                    {"vdot", vdot},
+                                    {"_cdist_forward", cdist},
+                                    {"_cdist_backward", cdist_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> pair_plans() { return kPlans; }
+std::span<const NamedPlan> pair_plans() { return kPairPlans; }
 
 }  // namespace torch_remote::worker::cuda

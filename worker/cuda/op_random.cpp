@@ -158,12 +158,12 @@ Status permutation(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"uniform", uniform, true}, {"normal", normal, true}, {"exponential", exponential},
-                                {"random", integers},       {"bernoulli", bernoulli}, {"randperm", permutation},
-                                {"geometric", geometric}};
+constexpr NamedPlan kRandomPlans[] = {
+    {"uniform", uniform, true}, {"normal", normal, true},  {"exponential", exponential}, {"random", integers},
+    {"bernoulli", bernoulli},   {"randperm", permutation}, {"geometric", geometric}};
 
 }  // namespace
 
-std::span<const NamedPlan> random_plans() { return kPlans; }
+std::span<const NamedPlan> random_plans() { return kRandomPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -371,36 +371,36 @@ Status layer_norm(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"sum", sum},
-                                {"nansum", sum_of_numbers},
-                                {"mean", mean},
-                                {"prod", product},
-                                {"amax", largest},
-                                {"amin", smallest},
-                                {"max", largest},
-                                {"min", smallest},
-                                {"argmax", place_of_largest},
-                                {"argmin", place_of_smallest},
-                                {"aminmax", both_extremes},
-                                {"_aminmax", both_extremes},
-                                {"any", any},
-                                {"all", all},
-                                {"count_nonzero", nonzero},
-                                {"var", variance},
-                                {"std", deviation},
-                                {"var_mean", variance},
-                                {"std_mean", deviation},
-                                {"norm", norm},
-                                {"trace", trace},
-                                {"linalg_vector_norm", norm},
-                                {"_foreach_norm", norms},
-                                {"logsumexp", log_sum_exp},
-                                {"_softmax", softmax},
-                                {"_log_softmax", log_softmax},
-                                {"_safe_softmax", safe_softmax},
-                                {"_softmax_backward_data", softmax_backward},
-                                {"_log_softmax_backward_data", log_softmax_backward},
-                                {"native_layer_norm", layer_norm}};
+constexpr NamedPlan kReducePlans[] = {{"sum", sum},
+                                      {"nansum", sum_of_numbers},
+                                      {"mean", mean},
+                                      {"prod", product},
+                                      {"amax", largest},
+                                      {"amin", smallest},
+                                      {"max", largest},
+                                      {"min", smallest},
+                                      {"argmax", place_of_largest},
+                                      {"argmin", place_of_smallest},
+                                      {"aminmax", both_extremes},
+                                      {"_aminmax", both_extremes},
+                                      {"any", any},
+                                      {"all", all},
+                                      {"count_nonzero", nonzero},
+                                      {"var", variance},
+                                      {"std", deviation},
+                                      {"var_mean", variance},
+                                      {"std_mean", deviation},
+                                      {"norm", norm},
+                                      {"trace", trace},
+                                      {"linalg_vector_norm", norm},
+                                      {"_foreach_norm", norms},
+                                      {"logsumexp", log_sum_exp},
+                                      {"_softmax", softmax},
+                                      {"_log_softmax", log_softmax},
+                                      {"_safe_softmax", safe_softmax},
+                                      {"_softmax_backward_data", softmax_backward},
+                                      {"_log_softmax_backward_data", log_softmax_backward},
+                                      {"native_layer_norm", layer_norm}};
 
 }  // namespace
 
@@ -419,6 +419,6 @@ void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const O
   launch_rows(planner, reduction, from.place, from.dtype, {1, from.count()}, planner.output(to), {}, {});
 }
 
-std::span<const NamedPlan> reduce_plans() { return kPlans; }
+std::span<const NamedPlan> reduce_plans() { return kReducePlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -337,10 +337,10 @@ void Layer::backward(const Direction& direction, const std::optional<Matrix>& gr
 Status plan_forward(OpPlanner& planner) { return Layer(planner).forward(); }
 Status plan_backward(OpPlanner& planner) { return Layer(planner).backward(); }
 
-constexpr NamedPlan kPlans[] = {{"remote::rnn", plan_forward}, {"remote::rnn_backward", plan_backward}};
+constexpr NamedPlan kRnnPlans[] = {{"remote::rnn", plan_forward}, {"remote::rnn_backward", plan_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> rnn_plans() { return kPlans; }
+std::span<const NamedPlan> rnn_plans() { return kRnnPlans; }
 
 }  // namespace torch_remote::worker::cuda

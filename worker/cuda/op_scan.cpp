@@ -63,11 +63,12 @@ Status log_sum_exp(OpPlanner& planner) {
   return scan(planner, {"scan_log_sum_exp_lines", "scan_log_sum_exp_columns"}, {nullptr, nullptr}, false, false);
 }
 
-constexpr NamedPlan kPlans[] = {{"cumsum", sum},      {"cumprod", product},          {"cummax", largest},
-                                {"cummin", smallest}, {"logcumsumexp", log_sum_exp}, {"_logcumsumexp", log_sum_exp}};
+constexpr NamedPlan kScanPlans[] = {
+    {"cumsum", sum},      {"cumprod", product},          {"cummax", largest},
+    {"cummin", smallest}, {"logcumsumexp", log_sum_exp}, {"_logcumsumexp", log_sum_exp}};
 
 }  // namespace
 
-std::span<const NamedPlan> scan_plans() { return kPlans; }
+std::span<const NamedPlan> scan_plans() { return kScanPlans; }
 
 }  // namespace torch_remote::worker::cuda

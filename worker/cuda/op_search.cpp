@@ -13,7 +13,7 @@ namespace {
 
 using ir::DType;
 
-bool holds_float(const ir::Arg& arg) {
+bool is_float_number(const ir::Arg& arg) {
   return arg.tag == ir::ArgTag::kFloat ||
          (arg.tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg.b & 0xFF)));
 }
@@ -27,7 +27,7 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
   if (self && self->dtype != dtype) {
     if (self->sizes.empty()) return refuse("of a number of another dtype");
     dtype = promote(dtype, self->dtype);
-  } else if (!self && holds_float(*given) && !ir::is_float(dtype)) {
+  } else if (!self && is_float_number(*given) && !ir::is_float(dtype)) {
     dtype = DType::kFloat32;
   }
   const auto sorter = planner.tensor("sorter");
@@ -42,7 +42,7 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
   }
   if (!self) {
     arguments.number = planner.number("self");
-    if (!holds_float(*given)) arguments.whole = planner.whole("self");
+    if (!is_float_number(*given)) arguments.whole = planner.whole("self");
   }
   const Place rows = planner.packed(*bounds, dtype), in = self ? planner.packed(*self, dtype) : Place();
   const Place order = sorter ? planner.packed(*sorter) : Place();
@@ -246,14 +246,14 @@ Status multinomial(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kPlans[] = {{"searchsorted", search_sorted},
-                                {"bucketize", bucketize},
-                                {"bincount", count_bins},
-                                {"histc", histogram},
-                                {"median", median},
-                                {"nanmedian", median_of_numbers},
-                                {"mode", mode},
-                                {"multinomial", multinomial}};
+constexpr NamedPlan kSearchPlans[] = {{"searchsorted", search_sorted},
+                                      {"bucketize", bucketize},
+                                      {"bincount", count_bins},
+                                      {"histc", histogram},
+                                      {"median", median},
+                                      {"nanmedian", median_of_numbers},
+                                      {"mode", mode},
+                                      {"multinomial", multinomial}};
 
 }  // namespace
 
@@ -283,6 +283,6 @@ Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, co
   return {};
 }
 
-std::span<const NamedPlan> search_plans() { return kPlans; }
+std::span<const NamedPlan> search_plans() { return kSearchPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -307,17 +307,17 @@ Status unique(OpPlanner& planner, bool sorts) {
 Status unique_sorted(OpPlanner& planner) { return unique(planner, true); }
 Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
-constexpr NamedPlan kPlans[] = {{"nonzero", nonzero},
-                                {"masked_select", masked_select, true},
-                                {"masked_scatter", masked_scatter, true},
-                                {"masked_scatter_backward", masked_scatter_backward, true},
-                                {"_unique2", unique_sorted},
-                                {"unique_consecutive", unique_runs}};
+constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero},
+                                      {"masked_select", masked_select, true},
+                                      {"masked_scatter", masked_scatter, true},
+                                      {"masked_scatter_backward", masked_scatter_backward, true},
+                                      {"_unique2", unique_sorted},
+                                      {"unique_consecutive", unique_runs}};
 
 }  // namespace
 
 Status plan_index_by_mask(OpPlanner& planner) { return index_by_mask(planner); }
 
-std::span<const NamedPlan> select_plans() { return kPlans; }
+std::span<const NamedPlan> select_plans() { return kSelectPlans; }
 
 }  // namespace torch_remote::worker::cuda

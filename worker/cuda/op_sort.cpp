@@ -95,10 +95,10 @@ Status sort(OpPlanner& planner) { return take(planner, planner.flag("descending"
 Status top(OpPlanner& planner) { return take(planner, planner.flag("largest", true), 0, planner.whole("k")); }
 Status kth(OpPlanner& planner) { return take(planner, false, planner.whole("k") - 1, 1); }
 
-constexpr NamedPlan kPlans[] = {{"sort", sort}, {"topk", top}, {"kthvalue", kth}};
+constexpr NamedPlan kSortPlans[] = {{"sort", sort}, {"topk", top}, {"kthvalue", kth}};
 
 }  // namespace
 
-std::span<const NamedPlan> sort_plans() { return kPlans; }
+std::span<const NamedPlan> sort_plans() { return kSortPlans; }
 
 }  // namespace torch_remote::worker::cuda

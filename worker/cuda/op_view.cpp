@@ -166,27 +166,27 @@ Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.who
 Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.wholes("split_sizes")); }
 Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
 
-constexpr NamedPlan kPlans[] = {{"alias_copy", copy_elements, true},
-                                {"detach_copy", copy_elements, true},
-                                {"view_copy", copy_elements, true},
-                                {"_reshape_alias_copy", copy_elements, true},
-                                {"squeeze_copy", copy_elements, true},
-                                {"unsqueeze_copy", copy_elements, true},
-                                {"expand_copy", copy_expanded, true},
-                                {"as_strided_copy", copy_strided, true},
-                                {"permute_copy", copy_permuted, true},
-                                {"transpose_copy", copy_transposed, true},
-                                {"t_copy", copy_matrix_transposed, true},
-                                {"narrow_copy", copy_narrow, true},
-                                {"slice_copy", copy_slice, true},
-                                {"select_copy", copy_selected, true},
-                                {"unfold_copy", copy_unfolded, true},
-                                {"split_copy", copy_split, true},
-                                {"split_with_sizes_copy", copy_split_with_sizes, true},
-                                {"unbind_copy", copy_unbound, true}};
+constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
+                                    {"detach_copy", copy_elements, true},
+                                    {"view_copy", copy_elements, true},
+                                    {"_reshape_alias_copy", copy_elements, true},
+                                    {"squeeze_copy", copy_elements, true},
+                                    {"unsqueeze_copy", copy_elements, true},
+                                    {"expand_copy", copy_expanded, true},
+                                    {"as_strided_copy", copy_strided, true},
+                                    {"permute_copy", copy_permuted, true},
+                                    {"transpose_copy", copy_transposed, true},
+                                    {"t_copy", copy_matrix_transposed, true},
+                                    {"narrow_copy", copy_narrow, true},
+                                    {"slice_copy", copy_slice, true},
+                                    {"select_copy", copy_selected, true},
+                                    {"unfold_copy", copy_unfolded, true},
+                                    {"split_copy", copy_split, true},
+                                    {"split_with_sizes_copy", copy_split_with_sizes, true},
+                                    {"unbind_copy", copy_unbound, true}};
 
 }  // namespace
 
-std::span<const NamedPlan> view_plans() { return kPlans; }
+std::span<const NamedPlan> view_plans() { return kViewPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -13,7 +13,6 @@ namespace {
 // As cuMemAlloc does: what is smaller would share its memory, and so its handle, with others.
 constexpr uint64_t kGrain = uint64_t{2} << 20;
 
-DevicePointer to_pointer(const void* address) { return reinterpret_cast<DevicePointer>(address); }
 // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
 std::byte* to_address(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
 
