@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 
+// NOLINTBEGIN(bugprone-reserved-identifier): glibc's names
 #define OWN extern "C" __attribute__((visibility("hidden")))
 
 extern "C" {
@@ -142,3 +143,4 @@ OWN uint32_t arc4random() noexcept {
   }
   return number;
 }
+// NOLINTEND(bugprone-reserved-identifier)

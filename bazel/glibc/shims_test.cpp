@@ -145,7 +145,8 @@ TEST_P(Waits, UntilTheDeadlineAndNotLonger) {
     pthread_mutex_unlock(&mutex);
     clock_gettime(clock, &end);
     EXPECT_EQ(error, ETIMEDOUT);
-    const double late = static_cast<double>(end.tv_sec - deadline.tv_sec) + 1e-9 * (end.tv_nsec - deadline.tv_nsec);
+    const double late =
+        static_cast<double>(end.tv_sec - deadline.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - deadline.tv_nsec);
     EXPECT_GE(late, 0);
     EXPECT_LT(late, 10);
   }
@@ -178,6 +179,7 @@ class Spawns : public testing::TestWithParam<Closes*> {};
 
 TEST_P(Spawns, WithoutWhatIsOpen) {
   const int null = open("/dev/null", O_RDONLY);
+  ASSERT_GE(null, 0);
   ASSERT_EQ(dup2(null, 40), 40);  // stays open at exec
   ASSERT_EQ(dup2(null, 41), 41);
   ASSERT_EQ(dup2(null, 300), 300);
