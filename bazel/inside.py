@@ -1,54 +1,51 @@
-"""Which software of others is in native files, or must lie beside them, and under which licences."""
+"""Which software of others is in native files, under which licences, and what they ask of machines where they run."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-# Every Linux with glibc has these, and they must be of one version.
-C_LIBRARY = re.compile(r"(ld-linux.*|linux-vdso|lib(c|m|dl|rt|pthread|resolv|util|nsl))\.so\b.*")
+# What a Linux has that is called manylinux_2_28 (PEP 600): libraries, and the newest versions of their names.
+LIBRARIES = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\.\d+")
+VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+GLIBC = ".".join(map(str, VERSIONS["GLIBC"]))
 TORCH = ("libtorch", "libc10")
 
-# Debian packages whose code is inside: linked into the files, or beside them. Their licences go in.
+# Debian packages whose code is linked into the files. Their licences go in.
 LINKED_IN = {
     "LLVM, MLIR": "llvm-19-dev",
     "OpenSSL": "libssl-dev",
     "FlatBuffers": "libflatbuffers-dev",
     "CLI11": "libcli11-dev",
     "Asio": "libasio-dev",
-}
-BESIDE = {
-    "libspdlog": ("spdlog", "libspdlog-dev"),
-    "libfmt": ("fmt", "libfmt-dev"),
-    "libz.": ("zlib", "zlib1g"),
-    "libzstd": ("Zstandard", "libzstd1"),
-    "libstdc++": ("GCC's C++ library", "libstdc++6"),
-    "libgcc_s": ("GCC's run-time library", "libgcc-s1"),
+    "spdlog": "libspdlog-dev",
+    "fmt": "libfmt-dev",
+    "zlib": "zlib1g-dev",
+    "Zstandard": "libzstd-dev",
+    "GCC's C++ library": "libstdc++-12-dev",
 }
 
 
-def needed(file: Path) -> dict[str, Path]:
-    """The shared libraries that a file needs: by name."""
-    output = subprocess.run(["ldd", file.resolve()], capture_output=True, text=True, check=True).stdout
-    found = {}
-    for name, where in re.findall(r"^\s*(\S+) => (.*?)(?: \(0x.*)?$", output, flags=re.MULTILINE):
-        if C_LIBRARY.fullmatch(name) or name.startswith(TORCH):
-            continue
-        if not where.startswith("/"):
-            sys.exit(f"{file} needs {name}, which is not here")
-        found[name] = Path(where)
+def asks_too_much(file: Path) -> list[str]:
+    """What a file wants, of torch's libraries apart, that machines may not have."""
+    said = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
+    libraries = re.findall(r"^\s*NEEDED\s+(\S+)", said, flags=re.MULTILINE)
+    found = [name for name in libraries if not LIBRARIES.fullmatch(name) and not name.startswith(TORCH)]
+    for version, family, number in re.findall(r"\b(([A-Z]+)_(\d+(?:\.\d+)*))$", said, flags=re.MULTILINE):
+        if family in VERSIONS and tuple(map(int, number.split("."))) > VERSIONS[family]:
+            found.append(version)
     return found
 
 
-def licences(libraries: list[str]) -> dict[str, Path]:
+def check(files: list[Path]) -> None:
+    for file in files:
+        if found := asks_too_much(file):
+            sys.exit(f"{file} is to run with glibc {GLIBC}, and asks for {', '.join(found)}: see bazel/glibc.bzl")
+
+
+def licences() -> dict[str, Path]:
     """By whose they are, or by their own names."""
-    packages = dict(LINKED_IN)
-    for library in libraries:
-        matching = [entry for start, entry in BESIDE.items() if library.startswith(start)]
-        if not matching:
-            sys.exit(f"{library} is in the bundle, and nothing says under which licence; add it to {__file__}")
-        packages.update(matching)
-    files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in packages.items()}
+    files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in LINKED_IN.items()}
     # Whole texts that those files only name.
     named = "".join(file.read_text() for file in files.values())
     texts = sorted(set(re.findall(r"/usr/share/common-licenses/([\w.-]*\w)", named)))
@@ -62,11 +59,10 @@ def version(package: str) -> str:
     return re.sub(r"^\d+:|[-~+](?:[^-]*)$", "", said)
 
 
-def components(libraries: list[str]) -> list[dict[str, object]]:
-    """Of a list of what is inside (CycloneDX). libraries: files that lie beside."""
+def components() -> list[dict[str, object]]:
+    """Of a list of what is inside (CycloneDX)."""
     found: list[dict[str, object]] = []
-    beside = [next(entry for start, entry in BESIDE.items() if library.startswith(start)) for library in libraries]
-    for name, package in sorted({*LINKED_IN.items(), *beside}):
+    for name, package in sorted(LINKED_IN.items()):
         known = version(package)
         identity = f"pkg:deb/debian/{package}@{known}"
         licence = {"license": {"name": f"licenses/{file_name(name)}"}}

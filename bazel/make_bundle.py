@@ -1,27 +1,17 @@
 """Writes the archive of a worker for machines without Python: make_bundle OUT VERSION README LICENSE NAME_IN_IT=FILE...
 
-Beside the files that are named it has the shared libraries of this machine that they need, but for the C library and
-torch's, and the licences of all that is inside. The oldest C library that it runs with is written into README.
+Beside the files that are named it has the licences of all that is inside. The oldest C library that it runs with is
+written into README.
 """
 
 import argparse
 import gzip
 import io
 import os
-import re
-import subprocess
 import tarfile
 from pathlib import Path
 
-from inside import file_name, licences, needed
-
-
-def needs_glibc(files: list[Path]) -> str:
-    versions = {(2, 17)}
-    for file in files:
-        output = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
-        versions.update((int(major), int(minor)) for major, minor in re.findall(r"\bGLIBC_(\d+)\.(\d+)", output))
-    return ".".join(map(str, max(versions)))
+from inside import GLIBC, check, file_name, licences
 
 
 def main() -> None:
@@ -34,16 +24,11 @@ def main() -> None:
     args = parser.parse_args()
 
     files = {name: Path(file) for name, _, file in (entry.partition("=") for entry in args.files)}
-    libraries: dict[str, Path] = {}
-    native = [file for name, file in files.items() if not name.endswith(".py")]
-    for file in native:
-        libraries.update(needed(file))
-    files.update({f"torch_remote/lib/system/{name}": file for name, file in libraries.items()})
-    glibc = needs_glibc([*native, *libraries.values()])
-    owners = licences(list(libraries))
+    check([file for name, file in files.items() if not name.endswith(".py")])
+    owners = licences()
     files.update({f"licenses/{file_name(name)}": file for name, file in owners.items()})
     files["LICENSE"] = args.license
-    readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", glibc)
+    readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", GLIBC)
     readme = readme.replace("{inside}", ", ".join(name for name, file in owners.items() if file.name == "copyright"))
 
     root = f"torch-remote-worker-{args.version}"

@@ -21,6 +21,7 @@ LIBRARIES = {
     "py_binary",
     "room",
     "flatbuffer_cc_library",
+    "portable_binary",
     "unity_library",
     "vector_loops",
     "wheel",

@@ -67,7 +67,7 @@ def test_all_that_is_needed_is_brought_once(server):
         (worker,) = workers(server)
         maps = Path(f"/proc/{worker}/maps").read_text()
     libraries = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
-    for name in ("libtorch_cpu.so", "libaten_plugin.so", "libspdlog", "libstdc++"):
+    for name in ("libtorch_cpu.so", "libaten_plugin.so", "libgomp"):
         (path,) = [library for library in libraries if name in library]
         assert path.startswith(str(server.home)), path
     assert os.path.dirname(sys.prefix) not in "".join(sorted(libraries)) or str(server.home).startswith(sys.prefix)
@@ -241,5 +241,4 @@ def test_archives_are_named_by_their_contents(tmp_path):
     assert bundle.Archive({"bin/b": tmp_path / "a"}).digest != first.digest
     (tmp_path / "c").write_bytes(b"two")
     assert bundle.Archive({"bin/a": tmp_path / "c"}).digest != first.digest
-    least, most = (2, 28), (2, 40)
-    assert least <= bundle.worker().needs_glibc() <= most
+    assert bundle.worker().needs_glibc() == (2, 28)

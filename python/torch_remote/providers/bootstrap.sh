@@ -54,7 +54,6 @@ while read -r word first rest; do
       read -r torch_lib
       export TORCH_REMOTE_PACKAGE="$bundle" TORCH_REMOTE_WORKER_LOG="$first"
       [ -n "$torch_lib" ] && export TORCH_REMOTE_TORCH_LIB="$torch_lib"
-      export LD_LIBRARY_PATH="$bundle/lib/system${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
       echo ok
       exec "$bundle/bin/torch-remote-worker" --stdio $rest ;;
     *) echo "failed $word is not known" ;;

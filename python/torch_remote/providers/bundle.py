@@ -1,8 +1,7 @@
 """What a machine without torch_remote needs to run a worker: the program and its libraries, named by their contents.
 
-Two archives: the *worker* (program, plugin, code generator, and the shared libraries of this machine that these need,
-but for the C library), and *libtorch* (what the plugin is linked against), which a machine that has the same torch does
-not need.
+Two archives: the *worker* (program, plugin, code generator), and *libtorch* (what the plugin is linked against), which
+a machine that has the same torch does not need.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import torch
 from torch_remote.providers.provider import MachineError
 
 _package = Path(__file__).parent.parent
-# Every Linux with glibc has these, and they must be of one version.
-_C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl))\.so\b.*")
+# Every Linux with glibc has these, and they must be of one version; the others each machine where C++ programs run.
+_OF_THE_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|stdc\+\+|gcc_s))\.so\b.*")
 _PIECE = 1 << 20
 
 
@@ -66,7 +65,7 @@ class Archive:
 
     def needs_glibc(self) -> tuple[int, int]:
         """The oldest C library that these files run with."""
-        versions = {(2, 17)}
+        versions = {(2, 28)}  # torch's own
         for file in self.files.values():
             for match in re.finditer(rb"GLIBC_(\d+)\.(\d+)\0", _dynamic_strings(file)):
                 versions.add((int(match[1]), int(match[2])))
@@ -74,7 +73,7 @@ class Archive:
 
 
 def worker() -> Archive:
-    """Program, plugin, code generator, and what they need."""
+    """Program, plugin, code generator."""
     files = {
         "bin/torch-remote-worker": Path(
             os.environ.get("TORCH_REMOTE_WORKER_BINARY") or _package / "bin/torch-remote-worker"
@@ -86,9 +85,6 @@ def worker() -> Archive:
     for file in list(files.values()):
         if not file.exists():
             raise MachineError(f"remote: {file} is missing; install torch_remote again")
-    for file in [file for name, file in files.items() if not name.endswith(".py")]:
-        for name, library in _needed(file, []).items():
-            files.setdefault(f"lib/system/{name}", library)
     return Archive({name: file.resolve() for name, file in files.items()})
 
 
@@ -96,10 +92,10 @@ def libtorch() -> Archive:
     """torch's own library and what lies beside it that this needs."""
     folder = Path(torch.__file__).parent / "lib"
     needed = {"libtorch_cpu.so": folder / "libtorch_cpu.so"}
-    for name, library in _needed(folder / "libtorch_cpu.so", [folder]).items():
+    for name, library in _needed(folder / "libtorch_cpu.so", folder).items():
         if library.parent == folder.resolve() or not library.is_relative_to("/lib"):
             needed.setdefault(name, library)
-    return Archive({name: file.resolve() for name, file in needed.items() if not _is_system(file)})
+    return Archive({name: file.resolve() for name, file in needed.items()})
 
 
 def torch_version() -> str:
@@ -107,13 +103,9 @@ def torch_version() -> str:
     return torch.__version__.partition("+")[0]
 
 
-def _is_system(file: Path) -> bool:
-    return file.name.startswith(("libstdc++", "libgcc_s"))  # in the worker's archive
-
-
-def _needed(file: Path, folders: list[Path]) -> dict[str, Path]:
-    """The shared libraries that a file of this machine needs, but for the C library and torch's: by name."""
-    path = os.pathsep.join(map(str, [*folders, os.environ.get("LD_LIBRARY_PATH", "")])).strip(os.pathsep)
+def _needed(file: Path, folder: Path) -> dict[str, Path]:
+    """The shared libraries that a file of this machine needs, but for the system's: by name."""
+    path = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep)
     try:
         output = subprocess.run(
             ["ldd", str(file.resolve())],
@@ -126,7 +118,7 @@ def _needed(file: Path, folders: list[Path]) -> dict[str, Path]:
         raise MachineError(f"remote: cannot find out which libraries {file} needs: {error}") from error
     found = {}
     for name, where in re.findall(r"^\s*(\S+) => (/\S+) ", output, flags=re.MULTILINE):
-        if not _C_LIBRARY.fullmatch(name) and (folders or not name.startswith(("libtorch", "libc10"))):
+        if not _OF_THE_SYSTEM.fullmatch(name):
             found[name] = Path(where).resolve()
     return found
 

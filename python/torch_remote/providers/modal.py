@@ -45,7 +45,7 @@ _SCRIPT = f"""umask 077
 printf %s "$TORCH_REMOTE_TOKEN" > /tmp/torch-remote.token
 unset TORCH_REMOTE_TOKEN
 cp {_FOLDER}/bin/torch-remote-worker /tmp/torch-remote-worker && chmod 700 /tmp/torch-remote-worker || exit
-export TORCH_REMOTE_PACKAGE={_FOLDER} LD_LIBRARY_PATH={_FOLDER}/lib/system
+export TORCH_REMOTE_PACKAGE={_FOLDER}
 : "${{TORCH_REMOTE_TORCH_LIB:=$(python3 -c '
 import importlib.util, os
 found = importlib.util.find_spec("torch")

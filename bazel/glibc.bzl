@@ -1,0 +1,42 @@
+"""Programs and libraries that run with older C libraries than that of the machine that links them (bazel/glibc)."""
+
+_STUBS = "$(GENDIR)/bazel/glibc/stubs"
+
+def _portable(rule, shares_cxx_library = False, additional_linker_inputs = [], deps = [], linkopts = [], **kwargs):
+    folder = "%s/%s" % (_STUBS, "shared" if shares_cxx_library else "static")
+    rule(
+        additional_linker_inputs = additional_linker_inputs + select({
+            "//bazel/glibc:machines_own": [],
+            "//conditions:default": ["//bazel/glibc:stubs"],
+        }),
+        linkopts = linkopts + ["-Wl,--exclude-libs,ALL"] + select({
+            "//bazel/glibc:machines_own": [],
+            "//conditions:default": ["-L" + _STUBS, "-L" + folder],
+        }),
+        deps = deps + select({
+            "//bazel/glibc:machines_own": [],
+            "//conditions:default": ["//bazel/glibc:shims"],
+        }),
+        **kwargs
+    )
+
+def portable_binary(name, **kwargs):
+    """A cc_binary that needs no glibc newer than 2.28.
+
+    Symbols of the archives linked in (libraries of the system) stay inside.
+
+    Args:
+      name: of the binary.
+      **kwargs: as cc_binary; and shares_cxx_library: whether exceptions and objects of the C++ library go to and from
+        others, torch above all. Else it has one of its own.
+    """
+    _portable(native.cc_binary, name = name, **kwargs)
+
+def portable_test(name, **kwargs):
+    """A cc_test that is linked likewise.
+
+    Args:
+      name: of the test.
+      **kwargs: as cc_test.
+    """
+    _portable(native.cc_test, name = name, **kwargs)

@@ -1,0 +1,146 @@
+// Functions that glibc has got since 2.28, for programs that are to run without them (make_stubs.py): what this tree,
+// the C++ library's archive and LLVM's ask for. Linked into a program or a library they are its own, and nobody else's.
+
+#include "bazel/glibc/shims.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <malloc.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+
+// NOLINTBEGIN(bugprone-reserved-identifier): glibc's names
+#define OWN extern "C" __attribute__((visibility("hidden")))
+
+extern "C" {
+// What stat and its like were until 2.32: macros around these. The number says what their struct is like.
+int __xstat(int version, const char* path, struct stat* out) noexcept;
+int __lxstat(int version, const char* path, struct stat* out) noexcept;
+int __fxstat(int version, int descriptor, struct stat* out) noexcept;
+
+using Constructor = void (*)(int, char**, char**);
+using Main = int (*)(int, char**, char**);
+// glibc's own: what is below has its name.
+int start_main(Main main, int argc, char** argv, Constructor init, void (*fini)(), void (*rtld_fini)(), void* stack);
+__asm__(".symver start_main, __libc_start_main@GLIBC_2.2.5");
+
+void _init();
+extern const Constructor __init_array_start[] __attribute__((visibility("hidden")));
+extern const Constructor __init_array_end[] __attribute__((visibility("hidden")));
+}
+
+namespace {
+
+constexpr int kStat = 1;  // as it is on x86-64
+
+// What the C library has under that name; null: nothing.
+template <typename Function>
+Function* librarys_own(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+// Until 2.33 this was part of every program, and handed to the C library, which now does it itself if it is given none.
+void run_constructors(int argc, char** argv, char** environment) {
+  _init();
+  for (const Constructor* next = __init_array_start; next != __init_array_end; ++next) (*next)(argc, argv, environment);
+}
+
+}  // namespace
+
+namespace torch_remote::glibc {
+
+int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* deadline) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const auto nanoseconds = [](const timespec& time) { return time.tv_sec * kSecond + time.tv_nsec; };
+  timespec now{}, today{};
+  clock_gettime(clock, &now);
+  clock_gettime(CLOCK_REALTIME, &today);
+  const int64_t until = nanoseconds(today) + nanoseconds(*deadline) - nanoseconds(now);
+  const timespec time{until / kSecond, until % kSecond};
+  const int error = pthread_cond_timedwait(condition, mutex, &time);
+  if (error != ETIMEDOUT) return error;
+  clock_gettime(clock, &now);
+  // Somebody set the time of the day: as if woken for nothing, and who waits waits again.
+  return nanoseconds(now) < nanoseconds(*deadline) ? 0 : ETIMEDOUT;
+}
+
+int close_what_is_open(posix_spawn_file_actions_t* actions, int from) {
+  DIR* folder = opendir("/proc/self/fd");
+  if (!folder) return errno;
+  int error = 0;
+  while (const dirent* entry = readdir(folder)) {
+    const int descriptor = std::atoi(entry->d_name);  // 0 of "." and ".."
+    // One that is closed by then is no error.
+    if (error == 0 && descriptor >= from) error = posix_spawn_file_actions_addclose(actions, descriptor);
+  }
+  closedir(folder);
+  return error;
+}
+
+}  // namespace torch_remote::glibc
+
+OWN int __libc_start_main(Main main, int argc, char** argv, Constructor, void (*)(), void (*rtld_fini)(), void* stack) {
+  return start_main(main, argc, argv, run_constructors, nullptr, rtld_fini, stack);
+}
+
+// 2.30
+OWN pid_t gettid() noexcept { return static_cast<pid_t>(syscall(SYS_gettid)); }
+
+OWN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                               const timespec* deadline) {
+  static auto* const own = librarys_own<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
+  return (own ? own : torch_remote::glibc::wait_by_time_of_day)(condition, mutex, clock, deadline);
+}
+
+// 2.32. Who finds it true may do without atomic instructions.
+extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
+char __libc_single_threaded = 0;
+
+// 2.33
+OWN int stat(const char* path, struct stat* out) noexcept { return __xstat(kStat, path, out); }
+OWN int lstat(const char* path, struct stat* out) noexcept { return __lxstat(kStat, path, out); }
+OWN int fstat(int descriptor, struct stat* out) noexcept { return __fxstat(kStat, descriptor, out); }
+OWN int fstat64(int descriptor, struct stat64* out) noexcept {
+  return __fxstat(kStat, descriptor, reinterpret_cast<struct stat*>(out));  // the same struct
+}
+
+OWN struct mallinfo2 mallinfo2() noexcept {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  const struct mallinfo old = mallinfo();
+#pragma GCC diagnostic pop
+  const auto size = [](int field) -> size_t { return static_cast<unsigned>(field); };  // up to 4 GiB it is right
+  return {.arena = size(old.arena),
+          .ordblks = size(old.ordblks),
+          .smblks = size(old.smblks),
+          .hblks = size(old.hblks),
+          .hblkhd = size(old.hblkhd),
+          .usmblks = size(old.usmblks),
+          .fsmblks = size(old.fsmblks),
+          .uordblks = size(old.uordblks),
+          .fordblks = size(old.fordblks),
+          .keepcost = size(old.keepcost)};
+}
+
+// 2.34
+OWN int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_actions_t* actions, int from) noexcept {
+  static auto* const own =
+      librarys_own<decltype(posix_spawn_file_actions_addclosefrom_np)>("posix_spawn_file_actions_addclosefrom_np");
+  return (own ? own : torch_remote::glibc::close_what_is_open)(actions, from);
+}
+
+// 2.36
+OWN uint32_t arc4random() noexcept {
+  uint32_t number;
+  while (getrandom(&number, sizeof number, 0) != sizeof number) {
+    if (errno != EINTR) abort();
+  }
+  return number;
+}
+// NOLINTEND(bugprone-reserved-identifier)
