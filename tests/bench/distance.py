@@ -80,6 +80,7 @@ def started(*command: str) -> tuple[subprocess.Popen[str], str]:
 
 def training(width: int, batch: int, device: str, steps: int = 40, read: int = 10, feed: bool = False) -> float:
     """Seconds a step of an MLP with Adam, the loss read every `read` steps, the batches of this process if `feed`."""
+    steps = min(steps, _most_steps)
     import torch
     from torch import nn
 
@@ -126,6 +127,7 @@ def decoding(device: str, tokens: int = 64) -> float:
 
 
 _models: dict[str, object] = {}
+_most_steps = 400
 
 WORK: dict[str, tuple[Callable[[str], float], float]] = {
     "MLP 256-256-1, batch 64, loss read every 10 steps: a step": (lambda d: training(256, 64, d), 1 / 0.95),
@@ -189,9 +191,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--delay", type=float, default=DELAY, help="milliseconds each way")
     parser.add_argument("--only", default="", help="part of a row's name")
+    parser.add_argument("--steps", type=int, default=400, help="no more of training in a sample")
     parser.add_argument("--near", action="store_true", help="no distance: tcp beside a local worker")
     parser.add_argument("--line", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    global _most_steps
+    _most_steps = args.steps
     if args.line:
         line(args.line, args.delay * MILLISECOND)
     table(args.rounds, args.delay, args.only, args.near)

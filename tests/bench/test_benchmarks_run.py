@@ -41,7 +41,7 @@ def test_distance(way):
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
     }
-    command = [sys.executable, distance.__file__, "--rounds", "1", *way, "--only", "batch 64"]
+    command = [sys.executable, distance.__file__, "--rounds", "1", "--steps", "20", *way, "--only", "batch 64"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0 and "| MLP 256-256-1" in result.stdout, result.stdout + result.stderr
 
