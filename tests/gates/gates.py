@@ -485,7 +485,7 @@ def soak(folder: Path, seconds: float) -> Row:
             last = resident("self"), resident(pid)
             print(steps, *(round(100 * (b - a) / a, 2) for a, b in zip(first, last)))
             """,
-            seconds, TORCH_REMOTE_WORKER=worker.url,
+            seconds, timeout=2 * seconds + 600, TORCH_REMOTE_WORKER=worker.url,
         ).split()  # fmt: skip
     steps, grown = int(out[0]), [float(text) for text in out[1:]]
     return (
