@@ -405,6 +405,17 @@ def test_complex_numbers(remote, dtype):
         same(function(*operands), function(x, y, real).resolve_conj(), strides=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_quotients_of_complex_numbers_that_are_none(remote, dtype):
+    inf, nan = float("inf"), float("nan")
+    parts = [0.0, 2.0, -3.0, 1e30, inf, -inf, nan]
+    numbers = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
+    x, y = numbers[:, None].expand(-1, len(numbers)).contiguous(), numbers.expand(len(numbers), -1).contiguous()
+    same(x.to(remote) / y.to(remote), x / y)
+    same(numbers.to(remote) / torch.tensor(0, dtype=torch.int8, device=remote), numbers / torch.tensor(0))
+    same(numbers.to(remote).reciprocal(), numbers.reciprocal())
+
+
 def test_complex_results_of_other_dtypes(remote):
     x, y = torch.randn(5, dtype=torch.complex64), torch.randn(5, dtype=torch.complex64)
     y[2] = x[2]

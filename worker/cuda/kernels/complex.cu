@@ -28,15 +28,16 @@ __device__ double size_of(Complex x) {
   return most * __builtin_sqrt(1 + ratio * ratio);
 }
 
+// Smith's way, as torch's own; by zero each part alone.
 __device__ Complex divided(Complex a, Complex b) {
-  const double c = magnitude(b.real), d = magnitude(b.imaginary), most = c > d ? c : d;
-  if (most == 0 || most == __builtin_inf() || most != most) {
-    const double square = b.real * b.real + b.imaginary * b.imaginary;
-    return {(a.real * b.real + a.imaginary * b.imaginary) / square,
-            (a.imaginary * b.real - a.real * b.imaginary) / square};
+  const double c = magnitude(b.real), d = magnitude(b.imaginary);
+  if (c == 0 && d == 0) return {a.real / c, a.imaginary / d};
+  if (c >= d) {
+    const double ratio = b.imaginary / b.real, scale = 1 / (b.real + b.imaginary * ratio);
+    return {(a.real + a.imaginary * ratio) * scale, (a.imaginary - a.real * ratio) * scale};
   }
-  const double x = b.real / most, y = b.imaginary / most, square = (x * x + y * y) * most;
-  return {(a.real * x + a.imaginary * y) / square, (a.imaginary * x - a.real * y) / square};
+  const double ratio = b.real / b.imaginary, scale = 1 / (b.real * ratio + b.imaginary);
+  return {(a.real * ratio + a.imaginary) * scale, (a.imaginary * ratio - a.real) * scale};
 }
 
 constexpr double kPi = 3.141592653589793;
