@@ -416,6 +416,14 @@ def test_quotients_of_complex_numbers_that_are_none(remote, dtype):
     same(numbers.to(remote).reciprocal(), numbers.reciprocal())
 
 
+def test_signs_of_bools(remote):
+    x = torch.tensor([[True, False, True], [False, False, True]])
+    for there, here in ((x.to(remote), x), (x.to(remote).t(), x.t())):
+        same(there.sign(), here.sign())
+        same(there.sgn(), here.sgn())
+        same(there.clone().sign_(), here.clone().sign_())
+
+
 def test_complex_results_of_other_dtypes(remote):
     x, y = torch.randn(5, dtype=torch.complex64), torch.randn(5, dtype=torch.complex64)
     y[2] = x[2]
