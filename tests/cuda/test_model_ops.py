@@ -406,7 +406,7 @@ def test_complex_numbers(remote, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-def test_quotients_of_complex_numbers_that_are_none(remote, dtype):
+def test_quotients_and_powers_of_complex_numbers_that_are_none(remote, dtype):
     inf, nan = float("inf"), float("nan")
     parts = [0.0, 2.0, -3.0, 1e30, inf, -inf, nan]
     numbers = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
@@ -414,6 +414,12 @@ def test_quotients_of_complex_numbers_that_are_none(remote, dtype):
     same(x.to(remote) / y.to(remote), x / y)
     same(numbers.to(remote) / torch.tensor(0, dtype=torch.int8, device=remote), numbers / torch.tensor(0))
     same(numbers.to(remote).reciprocal(), numbers.reciprocal())
+    for power in (0, 1, 2, 3, -1, -2, 0.5, -0.5, -0.75, 0.75, 1 + 1j, -1 - 1j, 1j):
+        few = torch.tensor([0, 2, -3j, 1 - 2j], dtype=dtype)  # of others the kernel's way counts
+        same(few.to(remote) ** power, few**power)
+        bases = numbers[(numbers.real != 1e30) & (numbers.imag != 1e30)]  # whose powers are too large for some
+        powers = torch.full((len(bases),), power, dtype=dtype)
+        same(bases.to(remote) ** powers.to(remote), bases**powers)
 
 
 def test_signs_of_bools(remote):

@@ -81,12 +81,34 @@ __device__ Complex square_root(Complex x) {
 
 __device__ double half_sum(double x, double sign) { return (exp(x) + sign * exp(-x)) / 2; }
 
+// As the C library's, of parts that are no numbers, too.
+__device__ Complex exponential(Complex x) {
+  const bool no_angle = x.imaginary - x.imaginary != 0;
+  if (no_angle && x.real == __builtin_inf()) return {x.real, __builtin_nan("")};
+  if (no_angle && x.real == -__builtin_inf()) return {0, 0};
+  return x.imaginary == 0 ? Complex{exp(x.real), x.imaginary} : polar(exp(x.real), x.imaginary);
+}
+
 __device__ Complex power(Complex a, Complex b) {
-  if (b.real == 0 && b.imaginary == 0) return {1, 0};
-  if (b.real == 2 && b.imaginary == 0) return a * a;
-  if (a.real == 0 && a.imaginary == 0) return {0, 0};
-  const Complex product = b * logarithm(a);
-  return polar(exp(product.real), product.imaginary);
+  const Complex log_a = logarithm(a);
+  Complex product = b * log_a;
+  if (product.real != product.real && product.imaginary != product.imaginary && magnitude(log_a.real) == __builtin_inf())
+    product = {b.real * log_a.real, b.imaginary * log_a.real};  // infinite all the same, as products are in C
+  return exponential(product);
+}
+
+// To a number of the call: torch does some of them in other ways.
+__device__ Complex power_of_number(Complex a, Complex b) {
+  if (b.imaginary != 0) return power(a, b);
+  if (b.real == 0) return {1, 0};
+  if (b.real == 1) return a;
+  if (b.real == 2) return a * a;
+  if (b.real == 3) return a * a * a;
+  if (b.real == 0.5) return square_root(a);
+  if (b.real == -0.5) return divided({1, 0}, square_root(a));
+  if (b.real == -1) return divided({1, 0}, a);
+  if (b.real == -2) return divided({1, 0}, a * a);
+  return power(a, b);
 }
 
 __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
@@ -99,6 +121,8 @@ __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
       return divided(a, b);
     case ComplexOp::kPower:
       return power(a, b);
+    case ComplexOp::kPowerOfNumber:
+      return power_of_number(a, b);
     case ComplexOp::kEqual:
       return {a.real == b.real && a.imaginary == b.imaginary ? 1.0 : 0.0, 0};
     case ComplexOp::kNotEqual:
