@@ -422,6 +422,16 @@ def test_quotients_and_powers_of_complex_numbers_that_are_none(remote, dtype):
         same(bases.to(remote) ** powers.to(remote), bases**powers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_windows(remote, dtype):
+    x = torch.randn(3, 7, 4).to(dtype)
+    for dim, size, step in ((1, 3, 1), (1, 3, 2), (-1, 2, 2), (0, 2, 3), (1, 7, 1), (2, 1, 3)):
+        both(lambda t, d=dim, n=size, s=step: t.unfold(d, n, s), remote, x)
+    both(lambda t: t.transpose(0, 2).unfold(0, 3, 1), remote, x)
+    both(lambda t: t.unfold(0, 1, 1), remote, torch.randn(()).to(dtype))
+    both(lambda t: t.unfold(1, 2, 1).unfold(2, 3, 1), remote, torch.randn(2, 5, 6).to(dtype))
+
+
 def test_signs_of_bools(remote):
     x = torch.tensor([[True, False, True], [False, False, True]])
     for there, here in ((x.to(remote), x), (x.to(remote).t(), x.t())):
