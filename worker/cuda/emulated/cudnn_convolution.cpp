@@ -126,6 +126,7 @@ Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
   if (operations.size() > 2 || !first_of(first.kind))
     return fail(Status::kNotSupportedGraphPattern, "no graph of a convolution");
   const Operation op = operation_of(first);
+  if (op.convolution == nullptr) return fail(Status::kBadParam, "an attribute is missing");
   graph->pass = first.kind;
   graph->image = op.image;
   graph->filter = op.filter;
