@@ -71,7 +71,7 @@ def targets() -> dict[str, Target]:
             name = "".join(strings(of["name"])) or f"line {call.lineno}"
             deps = [label(package, d) for key in ("deps", "data", "package") for d in strings(of.get(key))]
             test = call.func.id.endswith("_test") or "testonly" in of or call.func.id not in LIBRARIES
-            library = call.func.id == "cc_library"
+            library = call.func.id in ("cc_library", "unity_library")
             target = Target(package, name, strings(of.get("srcs")), strings(of.get("hdrs")), deps, test, library)
             found[f"//{package}:{name}"] = target
     return found
