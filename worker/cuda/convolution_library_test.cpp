@@ -269,7 +269,7 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   dnn::Descriptor graph = nullptr, raw = nullptr;
   ASSERT_EQ(table.descriptor_create(Kind::kGraph, &graph), dnn::Result::kSuccess);
   ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
-  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, &raw),
+  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, static_cast<const void*>(&raw)),
             dnn::Result::kBadParamNotFinalized);
   EXPECT_EQ(emulated::cudnn_left(), "1 handle, 3 descriptors");
   for (const dnn::Descriptor made : {tensor, graph, raw}) {
