@@ -5,6 +5,7 @@
 
 #include "codegen/emulator/runtime.h"
 #include "llvm/Bitcode/BitcodeReader.h"
+#include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/IR/Verifier.h"
 #include "llvm/Passes/PassBuilder.h"
@@ -91,12 +92,21 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
   }
   optimize(**module, **machine);
 
-  auto jit = llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(std::move(builder)).create();
+  // The JIT only links: one that compiles keeps a target machine, half a megabyte with what that knows of its CPU.
+  auto object = llvm::orc::SimpleCompiler(**machine)(**module);
+  if (!object) return failed("code generation", object.takeError());
+  auto jit = llvm::orc::LLJITBuilder()
+                 .setJITTargetMachineBuilder(std::move(builder))
+                 .setCompileFunctionCreator([](llvm::orc::JITTargetMachineBuilder made) {
+                   return std::make_unique<llvm::orc::ConcurrentIRCompiler>(std::move(made));
+                 })
+                 .setPlatformSetUp(llvm::orc::setUpInactivePlatform)
+                 .create();
   if (!jit) return failed("no JIT", jit.takeError());
   image->jit_ = std::move(*jit);
   if (Status status = define_runtime(*image->jit_); !status) return status;
-  if (llvm::Error error = image->jit_->addIRModule({std::move(*module), std::move(context)})) {
-    return failed("the module is not taken", std::move(error));
+  if (llvm::Error error = image->jit_->addObjectFile(std::move(*object))) {
+    return failed("the code is not taken", std::move(error));
   }
   for (KernelImage& kernel : image->rewritten_.kernels) {
     void* address = nullptr;
@@ -116,7 +126,7 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
 
 Status Image::find(const std::string& name, void** address) const {
   auto found = jit_->lookup(name);
-  if (!found) return failed("code generation", found.takeError());
+  if (!found) return failed("a symbol is missing", found.takeError());
   *address = found->toPtr<void*>();
   return {};
 }

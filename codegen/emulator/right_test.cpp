@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <bit>
@@ -264,6 +265,16 @@ TEST(Facts, AreThoseOfTheKernel) {
   EXPECT_EQ(facts.max_threads, 1024U);
   EXPECT_FALSE(facts.switches);
   EXPECT_FALSE(module().facts("nothing", &facts));
+}
+
+// A worker that is tested for hours has tens of thousands.
+TEST(Facts, AModuleKeepsNoCompiler) {
+  const auto load = [] { return testing::load_file(device(), "codegen/emulator/testing/right.bc"); };
+  std::vector<decltype(load())> modules(21);
+  modules[0] = load();
+  const size_t before = mallinfo2().uordblks;
+  for (size_t i = 1; i < modules.size(); ++i) modules[i] = load();
+  EXPECT_LT((mallinfo2().uordblks - before) / (modules.size() - 1), 256U << 10);
 }
 
 TEST(Launch, RefusesWhatAGpuCannotDo) {

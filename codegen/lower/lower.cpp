@@ -50,6 +50,19 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   return true;
 }
 
+// Nothing that is written of these tensors has elements.
+bool is_empty_item(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values, uint32_t item) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    ir::Form form;
+    if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
+    for (const ir::Part& part : form.parts) {
+      const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
+      if (part.writes && std::ranges::none_of(graph.views[part.view].sizes, is_zero)) return false;
+    }
+  }
+  return true;
+}
+
 // Whether columns may be done apart from each other.
 bool is_pointwise(const Kernel& kernel) {
   return std::ranges::none_of(kernel.values,
@@ -156,11 +169,14 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
 }  // namespace
 
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
-                   std::vector<Launch>* launches) {
+                   std::vector<Launch>* launches, bool in_order) {
   launches->clear();
   if (group.last - group.first >= kMostNodes) return unsupported("too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
-  if (items > 1 && !are_apart(graph, group, items)) return unsupported("tensors of one list share memory");
+  const bool takes_turns = in_order && group.first == group.last;
+  if (items > 1 && !takes_turns && !are_apart(graph, group, items)) {
+    return unsupported("tensors of one list share memory");
+  }
   bool joins = false;
   for (uint32_t n = group.first; n <= group.last; ++n) {
     if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
@@ -174,6 +190,7 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     if (Status status = lower_sections(graph, nodes, values, launches); !status.ok()) return status;
   }
   for (uint32_t item = 0; item < items && !joins; ++item) {
+    if (items > 1 && is_empty_item(graph, group, values, item)) continue;
     Launch launch;
     if (Status status = lower_nodes(graph, group.first, group.last, values, item, &launch); !status.ok()) return status;
     if (launch.kernel.stores.empty()) continue;

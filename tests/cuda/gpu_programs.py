@@ -1,4 +1,5 @@
-"""Random programs (tests/fuzz) on a worker that has no ATen: what it refuses by name is left out.
+"""Random programs (tests/fuzz) on a worker that has no ATen: what it refuses by name is left out, and what CPU alone
+shows is counted apart (own_programs.py).
 
 gpu_programs.py --seed 0 --count 10000
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import program as programs
 import torch
 from generator import generate
+from own_programs import OWN_PROGRAMS
 from program import Failure, Program, Session, Step, compare, minimise, run_program, with_variants, without_orphans
 
 programs.rounds_complex = True
@@ -104,18 +106,27 @@ def main() -> int:
     import torch_remote  # noqa: F401
 
     tally = Tally()
+    own: collections.Counter[str] = collections.Counter()
     begin = time.perf_counter()
     for seed in range(args.seed, args.seed + args.count):
-        failure = run(seed, "remote", tally, tuple(range(args.variants)), not args.no_minimise)
-        if failure is not None:
+        reason = OWN_PROGRAMS.get(seed)
+        failure = run(seed, "remote", tally, tuple(range(args.variants)), reason is None and not args.no_minimise)
+        if reason is not None and failure is None:
+            print(f"seed {seed} is as on CPU, and no longer to be among own_programs.py", flush=True)
+        elif failure is not None and reason is not None:
+            tally.failures.remove(failure)
+            own[reason] += 1
+        elif failure is not None:
             print(f"FAILED {failure.report()}", flush=True)
     for op, times in tally.refused.most_common():
         print(f"{times:6} {op}   e.g. {tally.examples.get(op)}")
+    for reason, times in own.most_common():
+        print(f"{times:6} CPU's own: {reason}")
     seconds = time.perf_counter() - begin
     print(
         f"{tally.programs} programs, {tally.steps} steps compared, {tally.refused.total()} refused, "
         f"{tally.complex_refused.total()} of complex numbers, "
-        f"{len(tally.failures)} failed, {seconds:.0f} s"
+        f"{own.total()} are CPU's own, {len(tally.failures)} failed, {seconds:.0f} s"
     )
     return min(len(tally.failures), 1)
 

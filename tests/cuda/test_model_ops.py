@@ -405,6 +405,41 @@ def test_complex_numbers(remote, dtype):
         same(function(*operands), function(x, y, real).resolve_conj(), strides=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_quotients_and_powers_of_complex_numbers_that_are_none(remote, dtype):
+    inf, nan = float("inf"), float("nan")
+    parts = [0.0, 2.0, -3.0, 1e30, inf, -inf, nan]
+    numbers = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
+    x, y = numbers[:, None].expand(-1, len(numbers)).contiguous(), numbers.expand(len(numbers), -1).contiguous()
+    same(x.to(remote) / y.to(remote), x / y)
+    same(numbers.to(remote) / torch.tensor(0, dtype=torch.int8, device=remote), numbers / torch.tensor(0))
+    same(numbers.to(remote).reciprocal(), numbers.reciprocal())
+    for power in (0, 1, 2, 3, -1, -2, 0.5, -0.5, -0.75, 0.75, 1 + 1j, -1 - 1j, 1j):
+        few = torch.tensor([0, 2, -3j, 1 - 2j], dtype=dtype)  # of others the kernel's way counts
+        same(few.to(remote) ** power, few**power)
+        bases = numbers[(numbers.real != 1e30) & (numbers.imag != 1e30)]  # whose powers are too large for some
+        powers = torch.full((len(bases),), power, dtype=dtype)
+        same(bases.to(remote) ** powers.to(remote), bases**powers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_windows(remote, dtype):
+    x = torch.randn(3, 7, 4).to(dtype)
+    for dim, size, step in ((1, 3, 1), (1, 3, 2), (-1, 2, 2), (0, 2, 3), (1, 7, 1), (2, 1, 3)):
+        both(lambda t, d=dim, n=size, s=step: t.unfold(d, n, s), remote, x)
+    both(lambda t: t.transpose(0, 2).unfold(0, 3, 1), remote, x)
+    both(lambda t: t.unfold(0, 1, 1), remote, torch.randn(()).to(dtype))
+    both(lambda t: t.unfold(1, 2, 1).unfold(2, 3, 1), remote, torch.randn(2, 5, 6).to(dtype))
+
+
+def test_signs_of_bools(remote):
+    x = torch.tensor([[True, False, True], [False, False, True]])
+    for there, here in ((x.to(remote), x), (x.to(remote).t(), x.t())):
+        same(there.sign(), here.sign())
+        same(there.sgn(), here.sgn())
+        same(there.clone().sign_(), here.clone().sign_())
+
+
 def test_complex_results_of_other_dtypes(remote):
     x, y = torch.randn(5, dtype=torch.complex64), torch.randn(5, dtype=torch.complex64)
     y[2] = x[2]

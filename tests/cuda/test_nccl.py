@@ -80,6 +80,12 @@ def by_nccl(rank, size):
     large = torch.full((300_000,), rank + 1, dtype=torch.int64, device="remote")
     dist.all_reduce(large, dist.ReduceOp.MAX)
     assert (large == size).all().item()
+    before = calls()["ncclAllReduce"]
+    for op, expected in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [True, False, False])):
+        seen = torch.tensor([True, rank == 0, False], device="remote")
+        dist.all_reduce(seen, op)
+        assert seen.tolist() == expected
+    assert calls()["ncclAllReduce"] == before + 2
     group = dist.new_group(range(2))  # a group of its own, of some of the ranks
     if rank < 2:
         y = torch.ones(1, dtype=torch.bfloat16, device="remote")

@@ -292,6 +292,26 @@ def test_lists_become_zeros(remote):
         same(t, expected)
 
 
+def test_lists_of_one_tensor_and_of_tensors_without_elements(remote):
+    def run(device):
+        x, y = torch.arange(6.0, device=device), torch.ones(2, 3, device=device)
+        none, half = torch.empty(3, 0, device=device), x[2:]
+        torch._foreach_add_([x, x], [x, x], alpha=0.5)
+        torch._foreach_mul_([half, x, half], 2)
+        torch._foreach_addcmul_([none, y], [none, y], [none, y], 0.5)
+        torch._foreach_lerp_([y, none, y], [y * 3, none, y], 0.25)
+        made = torch._foreach_neg([none, y, y])
+        parameters = [torch.nn.Parameter(t) for t in (y.clone(), none.clone())]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        for options in ({"foreach": True}, {"fused": True}):
+            torch.optim.AdamW(parameters, lr=0.1, **options).step()
+        return [x, y, *made, *(p.detach() for p in parameters)]
+
+    for there, expected in zip(run(remote), run("cpu"), strict=True):
+        same(there, expected)
+
+
 def test_numbers_of_trials(remote):
     torch.manual_seed(8)
     for dtype in (

@@ -15,7 +15,7 @@ using dnn::Type;
 using Sizes = std::array<int64_t, 4>;
 using Strides = AttentionProblem::Strides;
 
-constexpr int64_t kAlignment = 16, kFirstBetween = 32;
+constexpr int64_t kFirstBetween = 32;
 
 Sizes packed(const Sizes& sizes) { return packed_heads(sizes[1], sizes[2], sizes[3]); }
 // The last two dims the other way round.
@@ -49,7 +49,7 @@ class Maker {
         .set(Attribute::kTensorSizes, Is::kInt64, std::vector<int64_t>(sizes.begin(), sizes.end()))
         .set(Attribute::kTensorStrides, Is::kInt64, std::vector<int64_t>(strides.begin(), strides.end()))
         .set_one(Attribute::kTensorId, Is::kInt64, id)
-        .set_one(Attribute::kTensorAlignment, Is::kInt64, kAlignment);
+        .set_one(Attribute::kTensorAlignment, Is::kInt64, dnn::kAlignment);
     if (what != Attribute{}) builder_.set_one(what, Is::kBool, true);
     return {builder_.finish(), sizes};
   }

@@ -7,66 +7,35 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "codegen/loop/half.h"
-#include "worker/cuda/cuda_device.h"
 #include "worker/cuda/cudnn_descriptors.h"
-#include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
-#include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/emulated/library_fixture.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
 using emulated::Engine;
 using State = AttentionLibrary::State;
-namespace fs = std::filesystem;
 
 // Of the problem below: rows of queries, rows of keys, elements of a bias.
 constexpr size_t kRows = size_t{2} * 4 * 9, kKeys = size_t{2} * 2 * 12, kBias = size_t{4} * 9 * 16;
 constexpr Engine kAllEngines[] = {Engine::kBroken, Engine::kWorkspace, Engine::kPlain};
 
-class AttentionLibraryTest : public ::testing::Test {
+class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, PreparedAttention, dnn::Table> {
  protected:
-  void SetUp() override {
-    folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder);
-    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{.checked = true});
-    start();
-  }
+  AttentionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kBytes, /*checked=*/true) {}
+
   void TearDown() override {
-    stop();
     for (const Engine engine : kAllEngines) {
       emulated::slow_down(engine, std::chrono::microseconds(0));
       emulated::leave_out(engine, false);
     }
-    EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
-    EXPECT_EQ(emulated::cudnn_left(), "");
-  }
-  void start() {
-    Status status = CudaDevice::open(
-        {.driver = driver->driver(), .limit = uint64_t{1} << 28, .kernels = {.compile = emulated::compile}}, &device);
-    ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
-    status =
-        AttentionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table, .folder = folder}, &library);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(device->memory().allocate(kBytes, &memory));
-    device->fill(memory.data, std::byte{0}, kBytes);
-  }
-  void stop() {
-    prepared = nullptr;
-    library = nullptr;
-    if (memory.release != nullptr) memory.release(memory.owner);
-    memory = {};
-    device = nullptr;
+    LibraryTest::TearDown();
   }
 
   static AttentionProblem problem(AttentionPass pass = AttentionPass::kForward, int64_t keys = 12) {
@@ -139,23 +108,8 @@ class AttentionLibraryTest : public ::testing::Test {
     return values;
   }
   uint64_t calls(const char* name = "cudnnBackendExecute") { return driver->calls()[name]; }
-  std::string file() {
-    std::string text;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      std::ifstream stream(entry.path());
-      text += {std::istreambuf_iterator<char>(stream), {}};
-    }
-    return text;
-  }
 
   static constexpr uint64_t kPart = 8 << 10, kBytes = 10 * kPart;
-  fs::path folder;
-  const dnn::Table table = emulated::cudnn();
-  std::unique_ptr<emulated::EmulatedDriver> driver;
-  std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<AttentionLibrary> library;
-  std::shared_ptr<PreparedAttention> prepared;
-  tr_buffer memory{};
 };
 
 // Numbers that differ, and are exact in f16.

@@ -14,14 +14,7 @@ namespace {
 using ir::DType;
 using Strides = AttentionProblem::Strides;
 
-constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
-
-std::optional<dnn::Type> type_of(DType dtype) {
-  if (dtype == DType::kFloat16) return dnn::Type::kFloat16;
-  if (dtype == DType::kBFloat16) return dnn::Type::kBFloat16;
-  return std::nullopt;
-}
 
 Strides packed(const OpTensor& tensor) { return packed_heads(tensor.sizes[1], tensor.sizes[2], tensor.sizes[3]); }
 
@@ -35,7 +28,7 @@ bool lies(const OpTensor& tensor, Strides* strides) {
         d == 3 ? tensor.strides[d] == 1 : tensor.strides[d] > 0 && tensor.strides[d] % kAlignedElements == 0;
     if (!good) return false;
   }
-  return tensor.place.offset % kAlignment == 0;
+  return tensor.place.offset % dnn::kAlignment == 0;
 }
 
 class Planner {
@@ -92,7 +85,7 @@ Status Planner::find() {
                     query.sizes[3] == key.sizes[3] && query.sizes[1] % key.sizes[1] == 0;
   if (!fits) return refuse("of sizes that do not go together");
   if (query.sizes[2] < kFewestQueries) return refuse("of so few queries");
-  problem.type = *type_of(query.dtype);
+  problem.type = *dnn::type_of(query.dtype);
   problem.batch = query.sizes[0];
   problem.heads = query.sizes[1];
   problem.key_heads = key.sizes[1];
@@ -187,7 +180,7 @@ Status Planner::forward() {
   if (logsumexp) sums = *logsumexp;
   sums.sizes = {problem.batch, problem.heads, problem.queries};
   sums.strides = packed_strides(sums.sizes);
-  if (!logsumexp || !logsumexp->is_packed() || logsumexp->place.offset % kAlignment != 0) {
+  if (!logsumexp || !logsumexp->is_packed() || logsumexp->place.offset % dnn::kAlignment != 0) {
     sums.place = planner_.scratch(sums.nbytes());
     if (logsumexp) late_.push_back({sums, *logsumexp});
   }
@@ -235,7 +228,7 @@ Status Planner::backward() {
     planner_.launch(KernelFile::kAttention, "attention_sums", call, blocks_for(rows()))
         .at(&AttentionSumsArguments::logsumexp, logsumexp->place)
         .at(&AttentionSumsArguments::out, plan_.logsumexp);
-  } else if (!logsumexp->is_packed() || logsumexp->place.offset % kAlignment != 0) {
+  } else if (!logsumexp->is_packed() || logsumexp->place.offset % dnn::kAlignment != 0) {
     OpTensor made = *logsumexp;
     made.strides = packed_strides(made.sizes);
     made.place = plan_.logsumexp = planner_.scratch(made.nbytes());
@@ -263,7 +256,7 @@ bool is_attention(const ir::Graph& graph, const ir::Node& node) {
     const DType each = graph.views[view].dtype;
     good = good && !graph.views[view].dynamic;
     if (each == DType::kFloat32 || each == DType::kBool) return;  // sums, and masks
-    good = good && type_of(each) && dtype.value_or(each) == each;
+    good = good && dnn::narrow_type_of(each) && dtype.value_or(each) == each;
     dtype = each;
   });
   return good && dtype;

@@ -14,8 +14,6 @@ using dnn::Is;
 using dnn::Kind;
 using enum BatchNormId;
 
-constexpr int64_t kAlignment = 16;
-
 std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   strides[1] = 1;
@@ -42,7 +40,7 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
         .set(Attribute::kTensorSizes, Is::kInt64, sizes)
         .set(Attribute::kTensorStrides, Is::kInt64, channels_last(sizes))
         .set_one(Attribute::kTensorId, Is::kInt64, static_cast<int64_t>(id))
-        .set_one(Attribute::kTensorAlignment, Is::kInt64, kAlignment);
+        .set_one(Attribute::kTensorAlignment, Is::kInt64, dnn::kAlignment);
     if (is_number) builder.set_one(Attribute::kTensorIsNumber, Is::kBool, true);
     return builder.finish();
   };

@@ -10,10 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "worker/cuda/cuda_device.h"
-#include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
-#include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/emulated/library_fixture.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -23,28 +21,10 @@ using emulated::Engine;
 constexpr int64_t kBatch = 3, kChannels = 4, kSpace = 6;  // 2 by 3
 constexpr size_t kImage = size_t{kBatch} * kChannels * kSpace;
 
-class BatchNormLibraryTest : public ::testing::Test {
+class BatchNormLibraryTest
+    : public emulated::LibraryTest<BatchNormLibrary, BatchNormLibrary::Prepared::element_type, dnn::Table> {
  protected:
-  void SetUp() override {
-    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{.checked = true});
-    Status status = CudaDevice::open(
-        {.driver = driver->driver(), .limit = uint64_t{1} << 28, .kernels = {.compile = emulated::compile}}, &device);
-    ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
-    status = BatchNormLibrary::open(device->shared_gpu(), device->memory(), {.table = &table}, &library);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(device->memory().allocate(kParts * kPart, &memory));
-    device->fill(memory.data, std::byte{0}, kParts * kPart);
-  }
-  void TearDown() override {
-    prepared = nullptr;
-    library = nullptr;
-    if (memory.release != nullptr) memory.release(memory.owner);
-    device = nullptr;
-    EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
-    EXPECT_EQ(emulated::cudnn_left(), "");
-  }
+  BatchNormLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kParts * kPart, /*checked=*/true) {}
 
   // Each tensor in a part of its own.
   enum Part : uint8_t {
@@ -100,13 +80,6 @@ class BatchNormLibraryTest : public ::testing::Test {
     EXPECT_TRUE(device->wait(device->record()).ok());
     return values;
   }
-
-  const dnn::Table table = emulated::cudnn();
-  std::unique_ptr<emulated::EmulatedDriver> driver;
-  std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<BatchNormLibrary> library;
-  BatchNormLibrary::Prepared prepared;
-  tr_buffer memory{};
 };
 
 std::vector<float> numbers(size_t count, size_t seed) {

@@ -10,21 +10,6 @@ namespace {
 
 using ir::DType;
 
-constexpr uint64_t kAlignment = 16;
-
-std::optional<dnn::Type> type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return dnn::Type::kFloat32;
-    case DType::kFloat16:
-      return dnn::Type::kFloat16;
-    case DType::kBFloat16:
-      return dnn::Type::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
-
 std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   strides[1] = 1;
@@ -89,7 +74,7 @@ Status Planner::take_input() {
   // Of one point, or of one channel, both layouts are the same: kernels do that.
   if (!lies_channels_last(*input) || input->is_packed()) return refuse("of images that lie in another way");
   input_ = *input;
-  plan_.problem.type = *type_of(input_.dtype);
+  plan_.problem.type = *dnn::narrow_type_of(input_.dtype);
   plan_.problem.sizes = input_.sizes;
   plan_.input = read_image(input_);
   return {};
@@ -104,7 +89,7 @@ OpTensor Planner::image(const OpTensor& like) const {
 
 Place Planner::read_image(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
-  if (tensor.dtype == input_.dtype && lies_channels_last(tensor) && tensor.place.offset % kAlignment == 0) {
+  if (tensor.dtype == input_.dtype && lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0) {
     return tensor.place;
   }
   OpTensor made = image(tensor);
@@ -114,7 +99,7 @@ Place Planner::read_image(const OpTensor& tensor) {
 }
 
 Place Planner::write_image(const OpTensor& tensor) {
-  if (lies_channels_last(tensor) && tensor.place.offset % kAlignment == 0 && !is_read(tensor)) return tensor.place;
+  if (lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0 && !is_read(tensor)) return tensor.place;
   OpTensor made = image(tensor);
   made.place = planner_.scratch(made.nbytes());
   late_.push_back({made, tensor});
@@ -131,7 +116,7 @@ OpTensor Planner::channels() const {
 
 Place Planner::read_channels(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
-  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.place.offset % kAlignment == 0) {
+  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) {
     return tensor.place;
   }
   OpTensor made = channels();
@@ -142,8 +127,8 @@ Place Planner::read_channels(const OpTensor& tensor) {
 
 Place Planner::write_channels(const std::optional<OpTensor>& tensor) {
   const bool is_there = tensor && tensor->count() != 0;
-  if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() && tensor->place.offset % kAlignment == 0 &&
-      !is_read(*tensor)) {
+  if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
+      tensor->place.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
     return tensor->place;
   }
   OpTensor made = channels();
@@ -206,7 +191,7 @@ bool is_batch_norm(const ir::Graph& graph, const ir::Node& node) {
   if (!known) return false;
   bool good = true;
   ir::for_each_view(node, [&](uint32_t view, bool) {
-    good = good && !graph.views[view].dynamic && type_of(graph.views[view].dtype);
+    good = good && !graph.views[view].dynamic && dnn::narrow_type_of(graph.views[view].dtype);
   });
   return good;
 }

@@ -12,23 +12,7 @@ namespace {
 
 using ir::DType;
 
-constexpr uint64_t kAlignment = 16;
 constexpr size_t kMostSpace = 3;
-
-std::optional<dnn::Type> type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return dnn::Type::kFloat32;
-    case DType::kFloat64:
-      return dnn::Type::kFloat64;
-    case DType::kFloat16:
-      return dnn::Type::kFloat16;
-    case DType::kBFloat16:
-      return dnn::Type::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
 
 // Packed, channels behind all of space or before it.
 std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_last) {
@@ -47,7 +31,7 @@ bool lies(const OpTensor& tensor, bool channels_last) {
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
     if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
   }
-  return tensor.place.offset % kAlignment == 0;
+  return tensor.place.offset % dnn::kAlignment == 0;
 }
 
 class Planner {
@@ -147,7 +131,7 @@ Planner::Side Planner::write(const OpTensor& tensor, std::initializer_list<const
 Status Planner::add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output) {
   ConvolutionProblem problem;
   problem.pass = pass;
-  problem.type = *type_of(image.tensor.dtype);
+  problem.type = *dnn::type_of(image.tensor.dtype);
   problem.channels_last = channels_last();
   problem.image = image.tensor.sizes;
   problem.filter = filter.tensor.sizes;
@@ -283,7 +267,7 @@ bool is_convolution(const ir::Graph& graph, const ir::Node& node) {
     same = same && !graph.views[view].dynamic && dtype.value_or(graph.views[view].dtype) == graph.views[view].dtype;
     dtype = graph.views[view].dtype;
   });
-  return same && dtype && type_of(*dtype);
+  return same && dtype && dnn::type_of(*dtype);
 }
 
 Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,

@@ -16,7 +16,6 @@ using dnn::Kind;
 
 constexpr size_t kMostKnown = 1024;
 constexpr std::string_view kForWhat = "a convolution";
-constexpr int64_t kAlignment = 16;
 
 enum Id : int64_t { kImageId = 1, kFilterId, kOutputId, kBiasId, kBetweenId };
 
@@ -105,11 +104,12 @@ Status ConvolutionLibrary::describe(PreparedConvolution& prepared) {
     if (id == kBetweenId) builder.set_one(Attribute::kTensorIsVirtual, Is::kBool, true);
     return builder.finish();
   };
-  const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, kAlignment);
-  const dnn::Descriptor filter = tensor(kFilterId, problem.filter, problem.type, kAlignment);
-  const dnn::Descriptor output = tensor(kOutputId, problem.output, problem.type, kAlignment);
+  const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, dnn::kAlignment);
+  const dnn::Descriptor filter = tensor(kFilterId, problem.filter, problem.type, dnn::kAlignment);
+  const dnn::Descriptor output = tensor(kOutputId, problem.output, problem.type, dnn::kAlignment);
   // What the convolution makes, where that is not all.
-  const dnn::Descriptor made = problem.adds_bias ? tensor(kBetweenId, problem.output, precision, kAlignment) : output;
+  const dnn::Descriptor made =
+      problem.adds_bias ? tensor(kBetweenId, problem.output, precision, dnn::kAlignment) : output;
   builder.make(Kind::kConvolution)
       .set_one(Attribute::kConvolutionType, Is::kDataType, precision)
       .set_one(Attribute::kConvolutionMode, Is::kConvolutionMode, dnn::ConvolutionMode::kCrossCorrelation)

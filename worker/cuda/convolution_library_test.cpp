@@ -7,14 +7,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
-#include "worker/cuda/cuda_device.h"
-#include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cudnn.h"
-#include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/emulated/library_fixture.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -28,41 +25,16 @@ namespace fs = std::filesystem;
 constexpr Engine kAllEngines[] = {Engine::kLowPrecision, Engine::kUnordered, Engine::kBroken, Engine::kWorkspace,
                                   Engine::kPlain};
 
-class ConvolutionLibraryTest : public ::testing::Test {
+class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, PreparedConvolution, dnn::Table> {
  protected:
-  void SetUp() override {
-    folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder);
-    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
-    start(uint64_t{1} << 28);
-  }
+  ConvolutionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kBytes) {}
+
   void TearDown() override {
-    stop();
     for (const Engine engine : kAllEngines) {
       emulated::slow_down(engine, std::chrono::microseconds(0));
       emulated::leave_out(engine, false);
     }
-    EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
-    EXPECT_EQ(emulated::cudnn_left(), "");
-  }
-  void start(uint64_t limit) {
-    Status status = CudaDevice::open(
-        {.driver = driver->driver(), .limit = limit, .kernels = {.compile = emulated::compile}}, &device);
-    ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
-    status =
-        ConvolutionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table, .folder = folder}, &library);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(device->memory().allocate(kBytes, &memory));
-    device->fill(memory.data, std::byte{0}, kBytes);
-  }
-  void stop() {
-    prepared = nullptr;
-    library = nullptr;
-    if (memory.release != nullptr) memory.release(memory.owner);
-    memory = {};
-    device = nullptr;
+    LibraryTest::TearDown();
   }
 
   static ConvolutionProblem problem(ConvolutionPass pass = ConvolutionPass::kForward, int64_t size = 6) {
@@ -90,14 +62,6 @@ class ConvolutionLibraryTest : public ::testing::Test {
     return status;
   }
   uint64_t calls(const char* name = "cudnnBackendExecute") { return driver->calls()[name]; }
-  std::string file() {
-    std::string text;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      std::ifstream stream(entry.path());
-      text += {std::istreambuf_iterator<char>(stream), {}};
-    }
-    return text;
-  }
   static std::vector<uint64_t> runs() {
     std::vector<uint64_t> counts;
     for (const Engine engine : kAllEngines) counts.push_back(emulated::runs_of(engine));
@@ -105,13 +69,6 @@ class ConvolutionLibraryTest : public ::testing::Test {
   }
 
   static constexpr uint64_t kBytes = 256 << 10;
-  fs::path folder;
-  const dnn::Table table = emulated::cudnn();
-  std::unique_ptr<emulated::EmulatedDriver> driver;
-  std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<ConvolutionLibrary> library;
-  std::shared_ptr<PreparedConvolution> prepared;
-  tr_buffer memory{};
 };
 
 TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
@@ -160,7 +117,7 @@ TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
     EXPECT_EQ(runs()[3] - before[3], 3u);
     EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
     stop();
-    start(uint64_t{1} << 28);
+    start();
   }
 }
 
@@ -217,7 +174,7 @@ TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
   const std::string kept = file();
   EXPECT_EQ(std::ranges::count(kept, '\n'), 1) << kept;
   stop();
-  start(uint64_t{1} << 28);
+  start();
   ASSERT_TRUE(prepare(problem()).ok());
   EXPECT_EQ(prepared->plans(), 1u);
   EXPECT_EQ(library->found(), 1u);
@@ -235,7 +192,7 @@ TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
     text[text.find(' ') + 1] = 'F';
     std::ofstream(entry.path()) << text;
   }
-  start(uint64_t{1} << 28);
+  start();
   ASSERT_TRUE(prepare(problem()).ok());
   EXPECT_EQ(library->found(), 0u);
   EXPECT_EQ(library->asked(), 1u);
@@ -312,7 +269,7 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   dnn::Descriptor graph = nullptr, raw = nullptr;
   ASSERT_EQ(table.descriptor_create(Kind::kGraph, &graph), dnn::Result::kSuccess);
   ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
-  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, &raw),
+  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, static_cast<const void*>(&raw)),
             dnn::Result::kBadParamNotFinalized);
   EXPECT_EQ(emulated::cudnn_left(), "1 handle, 3 descriptors");
   for (const dnn::Descriptor made : {tensor, graph, raw}) {

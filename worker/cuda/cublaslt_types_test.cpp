@@ -3,30 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <type_traits>
 
 #include "cublasLt.h"
 #include "worker/cuda/cublaslt.h"
+#include "worker/cuda/testing/same_declarations.h"
 
 namespace torch_remote::worker::cuda::lt {
 namespace {
 
-// Functions are the same to a caller: as many parameters, each as large. (Addresses of the GPU's memory are numbers to
-// us.)
-template <typename R, typename... A, typename S, typename... B>
-constexpr bool same(R (*)(A...), S (*)(B...)) {
-  if constexpr (sizeof...(A) != sizeof...(B)) {
-    return false;
-  } else {
-    return sizeof(R) == sizeof(S) && ((sizeof(A) == sizeof(B)) && ...) &&
-           ((std::is_pointer_v<A> == std::is_pointer_v<B> || std::is_same_v<A, DevicePointer>) && ...);
-  }
-}
+// (Addresses of the GPU's memory are numbers to us.)
 #define TORCH_REMOTE_CUBLASLT_COMPARE(member, name, type, parameters) \
-  static_assert(same(decltype(Table::member){}, static_cast<decltype(&::name)>(nullptr)), #name);
+  TORCH_REMOTE_SAME_FUNCTION(DevicePointer, decltype(Table::member), name)
 TORCH_REMOTE_CUBLASLT_FUNCTIONS(TORCH_REMOTE_CUBLASLT_COMPARE)
 
-#define TORCH_REMOTE_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 TORCH_REMOTE_SAME(Result::kSuccess, CUBLAS_STATUS_SUCCESS);
 TORCH_REMOTE_SAME(Result::kNotInitialized, CUBLAS_STATUS_NOT_INITIALIZED);
 TORCH_REMOTE_SAME(Result::kAllocFailed, CUBLAS_STATUS_ALLOC_FAILED);

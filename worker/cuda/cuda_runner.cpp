@@ -48,15 +48,28 @@ bool has_kernel(ir::Opcode opcode) {
 // Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
 bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
   bool reads_none = false, makes_none = true;
-  ir::for_each_view(node, [&](uint32_t view, bool writes) {
+  const auto look_at = [&](uint32_t view, bool writes) {
     const bool none = std::ranges::any_of(graph.views[view].sizes, [&](ir::Sym size) {
       int64_t value = 1;
       return graph.is_constant(size, &value) && value == 0;
     });
     reads_none |= !writes && none;
     makes_none &= !writes || none;
-  });
-  return reads_none && !makes_none;
+  };
+  const uint32_t items = ir::count_items(node);
+  if (items == 1) {
+    ir::for_each_view(node, look_at);
+    return reads_none && !makes_none;
+  }
+  for (uint32_t item = 0; item < items; ++item) {  // some tensors of a list may have elements
+    ir::Form form;
+    if (!ir::find_form(graph, node, item, &form)) return false;
+    reads_none = false;
+    makes_none = true;
+    for (const ir::Part& part : form.parts) look_at(part.view, part.writes);
+    if (reads_none && !makes_none) return true;
+  }
+  return false;
 }
 
 // By kernels that are made for these nodes.

@@ -54,6 +54,24 @@ Status open(const LibraryPlaces& places, Table* table) {
                                        std::to_string(driver)};
 }
 
+std::optional<Type> type_of(ir::DType dtype) {
+  switch (dtype) {
+    case ir::DType::kFloat32:
+      return Type::kFloat32;
+    case ir::DType::kFloat64:
+      return Type::kFloat64;
+    case ir::DType::kFloat16:
+      return Type::kFloat16;
+    case ir::DType::kBFloat16:
+      return Type::kBFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+std::optional<Type> narrow_type_of(ir::DType dtype) {
+  return dtype == ir::DType::kFloat64 ? std::nullopt : type_of(dtype);
+}
+
 Status to_status(const Table& table, Result result, const char* what) {
   if (result == Result::kSuccess) return {};
   const int number = static_cast<int>(result);

@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "ir/dtype.h"
 #include "ir/status.h"
 #include "worker/cuda/driver.h"
 #include "worker/cuda/library.h"
@@ -44,6 +46,11 @@ enum class Result : int {
 enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kInt32 = 4, kBFloat16 = 9, kBool = 11 };
 // Bytes of an element.
 uint32_t item_size(Type type);
+// The type of a float dtype, and of one that is no f64, which only convolutions have.
+std::optional<Type> type_of(ir::DType dtype);
+std::optional<Type> narrow_type_of(ir::DType dtype);
+// What addresses are multiples of, as all graphs say: what lies elsewhere is copied.
+inline constexpr int64_t kAlignment = 16;
 
 // cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t, cudnnBackendHeurMode_t: of each what is used.
 enum class ConvolutionMode : int { kCrossCorrelation = 1 };

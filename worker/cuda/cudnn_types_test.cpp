@@ -4,32 +4,20 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <type_traits>
 
 #include "cudnn_adv.h"
 #include "cudnn_graph.h"
 #include "ir/rnn.h"
 #include "worker/cuda/cudnn.h"
+#include "worker/cuda/testing/same_declarations.h"
 
 namespace torch_remote::worker::cuda::dnn {
 namespace {
 
-// Functions are the same to a caller: as many parameters, each as large.
-template <typename R, typename... A, typename S, typename... B>
-constexpr bool same(R (*)(A...), S (*)(B...)) {
-  if constexpr (sizeof...(A) != sizeof...(B)) {
-    return false;
-  } else if constexpr (std::is_void_v<R> || std::is_void_v<S>) {
-    return std::is_void_v<R> && std::is_void_v<S> && ((sizeof(A) == sizeof(B)) && ...);
-  } else {
-    return sizeof(R) == sizeof(S) && ((sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>) && ...);
-  }
-}
 #define TORCH_REMOTE_CUDNN_COMPARE(member, name, type, parameters) \
-  static_assert(same(decltype(Table::member){}, static_cast<decltype(&::name)>(nullptr)), #name);
+  TORCH_REMOTE_SAME_FUNCTION(void, decltype(Table::member), name)
 TORCH_REMOTE_CUDNN_FUNCTIONS(TORCH_REMOTE_CUDNN_COMPARE)
 
-#define TORCH_REMOTE_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 TORCH_REMOTE_SAME(Result::kSuccess, CUDNN_STATUS_SUCCESS);
 TORCH_REMOTE_SAME(Result::kNotInitialized, CUDNN_STATUS_NOT_INITIALIZED);
 TORCH_REMOTE_SAME(Result::kBadParam, CUDNN_STATUS_BAD_PARAM);

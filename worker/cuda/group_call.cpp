@@ -108,7 +108,7 @@ bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int6
 Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
                       std::span<const int64_t> values) {
   prepared_.clear();
-  if (Status status = codegen::lower_group(graph, group, values, &launches_); !status.ok()) {
+  if (Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true); !status.ok()) {
     codegen::Launch copy;
     const bool is_copy = group.first == group.last && ir::count_items(graph.nodes[group.first]) == 1;
     if (!is_copy || !lower_copy_node(graph, group.first, values, &copy)) return status;

@@ -18,6 +18,7 @@ std::optional<Type> type_of(DType dtype) {
     case DType::kInt8:
       return Type::kInt8;
     case DType::kUInt8:
+    case DType::kBool:
       return Type::kUInt8;
     case DType::kInt32:
       return Type::kInt32;
@@ -36,7 +37,25 @@ std::optional<Type> type_of(DType dtype) {
   }
 }
 
-std::optional<nccl::Reduction> reduction_of(Reduction reduction, bool is_float) {
+// Bools are 0 and 1: the larger one is "or", the smaller one "and".
+std::optional<nccl::Reduction> reduction_of_bools(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum:
+    case Reduction::kMax:
+    case Reduction::kBor:
+      return nccl::Reduction::kMax;
+    case Reduction::kProduct:
+    case Reduction::kMin:
+    case Reduction::kBand:
+      return nccl::Reduction::kMin;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<nccl::Reduction> reduction_of(Reduction reduction, DType dtype) {
+  if (dtype == DType::kBool) return reduction_of_bools(reduction);
+  const bool is_float = ir::is_float(dtype);
   switch (reduction) {
     case Reduction::kSum:
       return nccl::Reduction::kSum;
@@ -82,7 +101,7 @@ class NcclGroup final : public DeviceCollectives::Group {
   }
 
   bool does(CollectiveOp op, DType dtype, Reduction reduction) const override {
-    return !reduces(op) || (type_of(dtype) && reduction_of(reduction, ir::is_float(dtype)));
+    return !reduces(op) || (type_of(dtype) && reduction_of(reduction, dtype));
   }
 
   Status run(const DeviceCollectives::Call& call, const DeviceCollectives::GoesOn& goes_on,
@@ -151,7 +170,7 @@ class NcclGroup final : public DeviceCollectives::Group {
   Status queue(const DeviceCollectives::Call& call, Stream stream, const DeviceCollectives::GoesOn& goes_on) {
     const uint64_t item = reduces(call.op) ? ir::item_size(call.dtype) : 1;
     const Type type = reduces(call.op) ? *type_of(call.dtype) : Type::kUInt8;
-    const auto reduction = reduction_of(call.reduction, ir::is_float(call.dtype)).value_or(nccl::Reduction::kSum);
+    const auto reduction = reduction_of(call.reduction, call.dtype).value_or(nccl::Reduction::kSum);
     const size_t given = call.input_bytes / item, made = call.output_bytes / item;
     const auto settled = [&](nccl::Result result, const char* what) { return settle(result, what, goes_on); };
     switch (call.op) {

@@ -5,27 +5,17 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <type_traits>
 
 #include "worker/cuda/nccl.h"
+#include "worker/cuda/testing/same_declarations.h"
 
 namespace torch_remote::worker::cuda::nccl {
 namespace {
 
-// Functions are the same to a caller: as many parameters, each as large.
-template <typename R, typename... A, typename S, typename... B>
-constexpr bool same(R (*)(A...), S (*)(B...)) {
-  if constexpr (sizeof...(A) != sizeof...(B)) {
-    return false;
-  } else {
-    return sizeof(R) == sizeof(S) && ((sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>) && ...);
-  }
-}
 #define TORCH_REMOTE_NCCL_COMPARE(member, name, type, parameters) \
-  static_assert(same(decltype(Table::member){}, static_cast<decltype(&::name)>(nullptr)), #name);
+  TORCH_REMOTE_SAME_FUNCTION(void, decltype(Table::member), name)
 TORCH_REMOTE_NCCL_FUNCTIONS(TORCH_REMOTE_NCCL_COMPARE)
 
-#define TORCH_REMOTE_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 TORCH_REMOTE_SAME(Result::kSuccess, ncclSuccess);
 TORCH_REMOTE_SAME(Result::kCudaError, ncclUnhandledCudaError);
 TORCH_REMOTE_SAME(Result::kSystemError, ncclSystemError);

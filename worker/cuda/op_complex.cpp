@@ -148,7 +148,12 @@ Status divide(OpPlanner& planner) {
   if (planner.has("rounding_mode")) return refuse("of complex numbers, rounded");
   return compute(planner, ComplexOp::kDivide, "other");
 }
-Status power(OpPlanner& planner) { return compute(planner, ComplexOp::kPower, "exponent"); }
+Status power(OpPlanner& planner) {
+  const ir::Arg* const exponent = planner.argument("exponent");
+  const bool of_tensor =
+      exponent != nullptr && (exponent->tag == ArgTag::kView || exponent->tag == ArgTag::kScalarTensor);
+  return compute(planner, of_tensor ? ComplexOp::kPower : ComplexOp::kPowerOfNumber, "exponent");
+}
 
 // A complex number of two real ones: its size and angle, or its parts.
 Status polar(OpPlanner& planner) {

@@ -415,7 +415,32 @@ Status triangle_indices(OpPlanner& planner, bool upper) {
 Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
 Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
 
+// Windows along a dim, whose elements are the last dim, back to where they come from.
+Status unfold_backward(OpPlanner& planner) {
+  const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
+  if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return refuse("without a result");
+  if (to->dtype == DType::kBool) return refuse("of bools");
+  UnfoldedArguments arguments{.count = to->count(),
+                              .length = 1,
+                              .inner = 1,
+                              .windows = 1,
+                              .size = planner.whole("size"),
+                              .step = planner.whole("step"),
+                              .dtype = static_cast<i64>(to->dtype)};
+  if (!to->sizes.empty()) {
+    const Split dims = split(to->sizes, planner.whole("dim"));
+    arguments.length = dims.length;
+    arguments.inner = dims.inner;
+    arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
+  }
+  planner.launch(KernelFile::kFill, "sum_windows", arguments, blocks_for(arguments.count))
+      .at(&UnfoldedArguments::in, planner.packed(*grad))
+      .at(&UnfoldedArguments::out, planner.output(*to));
+  return {};
+}
+
 constexpr NamedPlan kFillPlans[] = {{"arange", arange},
+                                    {"unfold_backward", unfold_backward},
                                     {"linspace", linspace},
                                     {"cat", cat, true},
                                     {"stack", stack, true},

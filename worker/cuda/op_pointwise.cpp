@@ -235,6 +235,11 @@ Status unary(OpPlanner& planner, Pointwise what) {
   const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
   return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.there = true, .tensor = self});
 }
+Status sign_of_bools(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  return same(planner, *self, *to);
+}
 Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
 Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
 Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamma); }
@@ -416,6 +421,8 @@ constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp},
                                          {"floor", round},
                                          {"trunc", round},
                                          {"pow", power},
+                                         {"sign", sign_of_bools},
+                                         {"sgn", sign_of_bools},
                                          {"signbit", sign_bit},
                                          {"angle", angle},
                                          {"erfinv", inverse_erf},

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ir/number.h"
 #include "ir/op_table_generated.h"
 
 namespace torch_remote::worker::cuda {
@@ -238,17 +239,10 @@ bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Product* prod
 
 Number number_of(const ir::Arg* arg, std::span<const int64_t> values) {
   if (arg == nullptr) return {};
-  switch (arg->tag) {
-    case ArgTag::kFloat:
-      return {std::bit_cast<double>(values[arg->a]), 0};
-    case ArgTag::kComplex:
-      return {std::bit_cast<double>(values[arg->a]), std::bit_cast<double>(values[arg->a + 1])};
-    case ArgTag::kInt:
-    case ArgTag::kBool:
-      return {static_cast<double>(values[arg->a]), 0};
-    default:
-      return {};
+  if (arg->tag == ArgTag::kComplex) {
+    return {std::bit_cast<double>(values[arg->a]), std::bit_cast<double>(values[arg->a + 1])};
   }
+  return {ir::number_of(*arg, values).value_or(1), 0};
 }
 
 ProductNumbers numbers_of(const Product& product, std::span<const int64_t> values) {

@@ -6,51 +6,24 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
-#include "worker/cuda/cuda_device.h"
-#include "worker/cuda/emulated/compile.h"
 #include "worker/cuda/emulated/emulated_cublaslt.h"
-#include "worker/cuda/emulated/emulated_driver.h"
+#include "worker/cuda/emulated/library_fixture.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
 namespace fs = std::filesystem;
 
-class ProductLibraryTest : public ::testing::Test {
+class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, PreparedProduct, lt::Table> {
  protected:
-  void SetUp() override {
-    folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder);
-    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
-    start();
-  }
+  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_left, kBytes) {}
+
   void TearDown() override {
-    stop();
     for (const auto way : {emulated::Way::kVectors, emulated::Way::kParts, emulated::Way::kPlain}) {
       emulated::slow_down(way, std::chrono::microseconds(0));
     }
-    EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
-    EXPECT_EQ(emulated::cublaslt_left(), "");
-  }
-  void start(uint64_t limit = uint64_t{1} << 28) {
-    Status status = CudaDevice::open(
-        {.driver = driver->driver(), .limit = limit, .kernels = {.compile = emulated::compile}}, &device);
-    ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
-    status =
-        ProductLibrary::open(device->shared_gpu(), device->memory(), {.table = &table, .folder = folder}, &library);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(device->memory().allocate(kBytes, &memory));
-    device->fill(memory.data, std::byte{0}, kBytes);
-  }
-  void stop() {
-    prepared = nullptr;
-    library = nullptr;
-    memory.release(memory.owner);
-    device = nullptr;
+    LibraryTest::TearDown();
   }
 
   // [m, 64] [64, 8], in one order.
@@ -79,23 +52,8 @@ class ProductLibraryTest : public ::testing::Test {
     }
   }
   uint64_t calls(const char* name = "cublasLtMatmul") { return driver->calls()[name]; }
-  std::string file() {
-    std::string text;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      std::ifstream stream(entry.path());
-      text += {std::istreambuf_iterator<char>(stream), {}};
-    }
-    return text;
-  }
 
   static constexpr uint64_t kBytes = 256 << 10;
-  fs::path folder;
-  const lt::Table table = emulated::cublaslt();
-  std::unique_ptr<emulated::EmulatedDriver> driver;
-  std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<ProductLibrary> library;
-  std::shared_ptr<PreparedProduct> prepared;
-  tr_buffer memory{};
 };
 
 TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {

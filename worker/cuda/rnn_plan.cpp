@@ -13,21 +13,6 @@ namespace {
 using ir::DType;
 using ir::RnnMode;
 
-constexpr uint64_t kAlignment = 16;
-
-std::optional<dnn::Type> type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return dnn::Type::kFloat32;
-    case DType::kFloat16:
-      return dnn::Type::kFloat16;
-    case DType::kBFloat16:
-      return dnn::Type::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
-
 class Planner {
  public:
   Planner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
@@ -70,7 +55,7 @@ class Planner {
 
 Place Planner::read(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
-  if (tensor.is_packed() && tensor.place.offset % kAlignment == 0) return tensor.place;
+  if (tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) return tensor.place;
   OpTensor made = tensor;
   made.strides = packed_strides(tensor.sizes);
   made.place = planner_.scratch(made.nbytes());
@@ -86,7 +71,7 @@ Place Planner::read_given(std::string_view name) {
 Place Planner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
   if (!tensor || tensor->count() == 0) return must ? planner_.scratch(nbytes) : Place();
   const bool is_read = std::ranges::count(read_, tensor->place.buffer) != 0;
-  if (tensor->is_packed() && tensor->place.offset % kAlignment == 0 && !is_read) return tensor->place;
+  if (tensor->is_packed() && tensor->place.offset % dnn::kAlignment == 0 && !is_read) return tensor->place;
   OpTensor made = *tensor;
   made.strides = packed_strides(tensor->sizes);
   made.place = planner_.scratch(made.nbytes());
@@ -197,7 +182,7 @@ bool is_rnn(const ir::Graph& graph, const ir::Node& node) {
     same = same && !graph.views[view].dynamic && dtype.value_or(graph.views[view].dtype) == graph.views[view].dtype;
     dtype = graph.views[view].dtype;
   });
-  return same && dtype && type_of(*dtype);
+  return same && dtype && dnn::narrow_type_of(*dtype);
 }
 
 Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, RnnProblem* problem,
@@ -210,7 +195,7 @@ Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const i
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr) {
     return refuse("without operands");
   }
-  problem->type = *type_of(input->dtype);
+  problem->type = *dnn::narrow_type_of(input->dtype);
   problem->steps = input->sizes[0];
   problem->batch = input->sizes[1];
   problem->inputs = input->sizes[2];

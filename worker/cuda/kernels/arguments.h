@@ -181,6 +181,12 @@ struct TriangleArguments {
   u64 in = 0, out = 0;  // packed
   i64 count = 0, rows = 0, columns = 0, diagonal = 0, upper = 0, item = 0;
 };
+// out[o, t, i] = the sum of in[o, w, i, k] where w * step + k is t: windows of `size` elements, all packed.
+struct UnfoldedArguments {
+  u64 in = 0, out = 0;
+  i64 count = 0, length = 0, inner = 0;  // of out
+  i64 windows = 0, size = 0, step = 1, dtype = 0;
+};
 // values[p] = value, of an item's bits
 struct FillArguments {
   u64 out = 0;

@@ -28,15 +28,16 @@ __device__ double size_of(Complex x) {
   return most * __builtin_sqrt(1 + ratio * ratio);
 }
 
+// Smith's way, as torch's own; by zero each part alone.
 __device__ Complex divided(Complex a, Complex b) {
-  const double c = magnitude(b.real), d = magnitude(b.imaginary), most = c > d ? c : d;
-  if (most == 0 || most == __builtin_inf() || most != most) {
-    const double square = b.real * b.real + b.imaginary * b.imaginary;
-    return {(a.real * b.real + a.imaginary * b.imaginary) / square,
-            (a.imaginary * b.real - a.real * b.imaginary) / square};
+  const double c = magnitude(b.real), d = magnitude(b.imaginary);
+  if (c == 0 && d == 0) return {a.real / c, a.imaginary / d};
+  if (c >= d) {
+    const double ratio = b.imaginary / b.real, scale = 1 / (b.real + b.imaginary * ratio);
+    return {(a.real + a.imaginary * ratio) * scale, (a.imaginary - a.real * ratio) * scale};
   }
-  const double x = b.real / most, y = b.imaginary / most, square = (x * x + y * y) * most;
-  return {(a.real * x + a.imaginary * y) / square, (a.imaginary * x - a.real * y) / square};
+  const double ratio = b.real / b.imaginary, scale = 1 / (b.real * ratio + b.imaginary);
+  return {(a.real * ratio + a.imaginary) * scale, (a.imaginary * ratio - a.real) * scale};
 }
 
 constexpr double kPi = 3.141592653589793;
@@ -80,12 +81,34 @@ __device__ Complex square_root(Complex x) {
 
 __device__ double half_sum(double x, double sign) { return (exp(x) + sign * exp(-x)) / 2; }
 
+// As the C library's, of parts that are no numbers, too.
+__device__ Complex exponential(Complex x) {
+  const bool no_angle = x.imaginary - x.imaginary != 0;
+  if (no_angle && x.real == __builtin_inf()) return {x.real, __builtin_nan("")};
+  if (no_angle && x.real == -__builtin_inf()) return {0, 0};
+  return x.imaginary == 0 ? Complex{exp(x.real), x.imaginary} : polar(exp(x.real), x.imaginary);
+}
+
 __device__ Complex power(Complex a, Complex b) {
-  if (b.real == 0 && b.imaginary == 0) return {1, 0};
-  if (b.real == 2 && b.imaginary == 0) return a * a;
-  if (a.real == 0 && a.imaginary == 0) return {0, 0};
-  const Complex product = b * logarithm(a);
-  return polar(exp(product.real), product.imaginary);
+  const Complex log_a = logarithm(a);
+  Complex product = b * log_a;
+  if (product.real != product.real && product.imaginary != product.imaginary && magnitude(log_a.real) == __builtin_inf())
+    product = {b.real * log_a.real, b.imaginary * log_a.real};  // infinite all the same, as products are in C
+  return exponential(product);
+}
+
+// To a number of the call: torch does some of them in other ways.
+__device__ Complex power_of_number(Complex a, Complex b) {
+  if (b.imaginary != 0) return power(a, b);
+  if (b.real == 0) return {1, 0};
+  if (b.real == 1) return a;
+  if (b.real == 2) return a * a;
+  if (b.real == 3) return a * a * a;
+  if (b.real == 0.5) return square_root(a);
+  if (b.real == -0.5) return divided({1, 0}, square_root(a));
+  if (b.real == -1) return divided({1, 0}, a);
+  if (b.real == -2) return divided({1, 0}, a * a);
+  return power(a, b);
 }
 
 __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
@@ -98,6 +121,8 @@ __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
       return divided(a, b);
     case ComplexOp::kPower:
       return power(a, b);
+    case ComplexOp::kPowerOfNumber:
+      return power_of_number(a, b);
     case ComplexOp::kEqual:
       return {a.real == b.real && a.imaginary == b.imaginary ? 1.0 : 0.0, 0};
     case ComplexOp::kNotEqual:

@@ -11,6 +11,7 @@ enum class ComplexOp : i64 {
   kMultiply,
   kDivide,
   kPower,
+  kPowerOfNumber,
   kEqual,  // the last of those with two operands
   kNotEqual,
   kNegative,

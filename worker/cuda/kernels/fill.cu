@@ -69,4 +69,29 @@ KERNEL(256) triangle(const TriangleArguments triangle) {
   }
 }
 
+KERNEL(256) sum_windows(const UnfoldedArguments f) {
+  const bool floats = is_float(f.dtype);
+  for (i64 at = first_item(); at < f.count; at += all_threads()) {
+    const i64 line = divide(at, f.inner), inner = at - line * f.inner;
+    const i64 outer = divide(line, f.length), t = line - outer * f.length;
+    const i64 begin = t < f.size ? 0 : divide(t - f.size, f.step) + 1;
+    const i64 end = divide(t, f.step) + 1 < f.windows ? divide(t, f.step) + 1 : f.windows;
+    double sum = 0;
+    i64 whole = 0;
+    for (i64 w = begin; w < end; ++w) {
+      const i64 from = ((outer * f.windows + w) * f.inner + inner) * f.size + t - w * f.step;
+      if (floats) {
+        sum += load_float(f.in, from, f.dtype);
+      } else {
+        whole += load_whole(f.in, from, f.dtype);
+      }
+    }
+    if (floats) {
+      store_float(f.out, at, f.dtype, sum);
+    } else {
+      store_whole(f.out, at, f.dtype, whole);
+    }
+  }
+}
+
 }  // namespace torch_remote::worker::cuda
