@@ -1,6 +1,6 @@
 """Libraries whose sources are compiled several at a time: most of the time of a file that includes torch goes into torch's headers."""
 
-def unity_library(name, srcs, most = 4, alone = [], **kwargs):
+def unity_library(name, srcs, most = 4, **kwargs):
     """A cc_library that compiles up to `most` of its sources as one; each by itself with --define=unity=off.
 
     Names in anonymous namespaces must be unique among the sources.
@@ -9,11 +9,10 @@ def unity_library(name, srcs, most = 4, alone = [], **kwargs):
       name: of the library.
       srcs: sources, and headers that other rooms do not include.
       most: sources that are compiled as one.
-      alone: those of the sources that are compiled by themselves.
       **kwargs: as cc_library.
     """
-    sources = [f for f in srcs if f.endswith(".cpp") and f not in alone]
-    headers = [f for f in srcs if not f.endswith(".cpp")] + alone
+    sources = [f for f in srcs if f.endswith(".cpp")]
+    headers = [f for f in srcs if not f.endswith(".cpp")]
     units = []
     count = (len(sources) + most - 1) // most
     for i in range(count):

@@ -31,10 +31,10 @@ bool lies(const OpTensor& tensor, Strides* strides) {
   return tensor.place.offset % dnn::kAlignment == 0;
 }
 
-class Planner {
+class AttentionPlanner {
  public:
-  Planner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, AttentionPlan* plan,
-          std::vector<ir::Sym>* symbols)
+  AttentionPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, AttentionPlan* plan,
+                   std::vector<ir::Sym>* symbols)
       : planner_(graph, node, values, &plan->steps, symbols), plan_(*plan) {}
 
   Status forward();
@@ -64,7 +64,7 @@ class Planner {
 };
 
 // What both passes have.
-Status Planner::find() {
+Status AttentionPlanner::find() {
   // Before anything is refused: who does it then depends on them, too.
   AttentionProblem& problem = plan_.problem;
   problem.causal = planner_.flag("is_causal");
@@ -107,7 +107,7 @@ Status Planner::find() {
   return {};
 }
 
-Place Planner::read(const OpTensor& tensor, Strides* strides) {
+Place AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
   read_.push_back(tensor);
   if (lies(tensor, strides)) return tensor.place;
   OpTensor made = tensor;
@@ -119,7 +119,7 @@ Place Planner::read(const OpTensor& tensor, Strides* strides) {
 }
 
 // Where it is not wanted, or cannot be written as it lies, there is other memory.
-Place Planner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
+Place AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
   const auto is_read = [&] {
     return std::ranges::any_of(read_, [&](const OpTensor& read) { return read.place.buffer == tensor->place.buffer; });
   };
@@ -134,7 +134,7 @@ Place Planner::write(const std::optional<OpTensor>& tensor, const OpTensor& like
 
 // As cuDNN takes it: of the same dtype, with rows at multiples of 16 bytes and all of their elements, and a score that
 // is far below all others where a key is not seen. (Rows that see none are looked at afterwards.)
-void Planner::add_bias(const OpTensor& given) {
+void AttentionPlanner::add_bias(const OpTensor& given) {
   AttentionProblem& problem = plan_.problem;
   AttentionBiasArguments call;
   OpTensor bias = given;
@@ -163,11 +163,11 @@ void Planner::add_bias(const OpTensor& given) {
       .at(&AttentionBiasArguments::seen, seen_);
 }
 
-void Planner::copy_late() {
+void AttentionPlanner::copy_late() {
   for (const Late& late : late_) planner_.copy(late.from, late.to);
 }
 
-Status Planner::forward() {
+Status AttentionPlanner::forward() {
   if (Status status = find(); !status.ok()) return status;
   AttentionProblem& problem = plan_.problem;
   problem.pass = AttentionPass::kForward;
@@ -204,7 +204,7 @@ Status Planner::forward() {
   return {};
 }
 
-Status Planner::backward() {
+Status AttentionPlanner::backward() {
   if (Status status = find(); !status.ok()) return status;
   AttentionProblem& problem = plan_.problem;
   problem.pass = AttentionPass::kBackward;
@@ -265,7 +265,7 @@ bool is_attention(const ir::Graph& graph, const ir::Node& node) {
 Status plan_attention(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, AttentionPlan* plan,
                       std::vector<ir::Sym>* symbols) {
   *plan = {};
-  Planner planner(graph, node, values, plan, symbols);
+  AttentionPlanner planner(graph, node, values, plan, symbols);
   Status status = graph.nodes[node].opcode == ir::ops::remote_attention ? planner.forward() : planner.backward();
   const Status finished = planner.finish();
   return status.ok() ? finished : status;

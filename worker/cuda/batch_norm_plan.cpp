@@ -27,10 +27,10 @@ bool lies_channels_last(const OpTensor& tensor) {
   return true;
 }
 
-class Planner {
+class BatchNormPlanner {
  public:
-  Planner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
-          std::vector<ir::Sym>* symbols)
+  BatchNormPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
+                   std::vector<ir::Sym>* symbols)
       : planner_(graph, node, values, &plan->steps, symbols), plan_(*plan) {
     plan_.epsilon = static_cast<float>(planner_.number("eps"));
     plan_.momentum = static_cast<float>(planner_.number("momentum"));
@@ -68,7 +68,7 @@ class Planner {
   std::vector<Late> late_;
 };
 
-Status Planner::take_input() {
+Status BatchNormPlanner::take_input() {
   const auto input = planner_.tensor("input");
   if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return refuse("of other than 4 or 5 dims");
   // Of one point, or of one channel, both layouts are the same: kernels do that.
@@ -80,14 +80,14 @@ Status Planner::take_input() {
   return {};
 }
 
-OpTensor Planner::image(const OpTensor& like) const {
+OpTensor BatchNormPlanner::image(const OpTensor& like) const {
   OpTensor made = like;
   made.dtype = input_.dtype;
   made.strides = channels_last(like.sizes);
   return made;
 }
 
-Place Planner::read_image(const OpTensor& tensor) {
+Place BatchNormPlanner::read_image(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
   if (tensor.dtype == input_.dtype && lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0) {
     return tensor.place;
@@ -98,7 +98,7 @@ Place Planner::read_image(const OpTensor& tensor) {
   return made.place;
 }
 
-Place Planner::write_image(const OpTensor& tensor) {
+Place BatchNormPlanner::write_image(const OpTensor& tensor) {
   if (lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0 && !is_read(tensor)) return tensor.place;
   OpTensor made = image(tensor);
   made.place = planner_.scratch(made.nbytes());
@@ -106,7 +106,7 @@ Place Planner::write_image(const OpTensor& tensor) {
   return made.place;
 }
 
-OpTensor Planner::channels() const {
+OpTensor BatchNormPlanner::channels() const {
   OpTensor made;
   made.dtype = DType::kFloat32;
   made.sizes = {input_.sizes[1]};
@@ -114,7 +114,7 @@ OpTensor Planner::channels() const {
   return made;
 }
 
-Place Planner::read_channels(const OpTensor& tensor) {
+Place BatchNormPlanner::read_channels(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
   if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) {
     return tensor.place;
@@ -125,7 +125,7 @@ Place Planner::read_channels(const OpTensor& tensor) {
   return made.place;
 }
 
-Place Planner::write_channels(const std::optional<OpTensor>& tensor) {
+Place BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
   const bool is_there = tensor && tensor->count() != 0;
   if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
       tensor->place.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
@@ -137,7 +137,7 @@ Place Planner::write_channels(const std::optional<OpTensor>& tensor) {
   return made.place;
 }
 
-Status Planner::forward() {
+Status BatchNormPlanner::forward() {
   if (!planner_.flag("training")) return refuse("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
   const auto weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
@@ -160,7 +160,7 @@ Status Planner::forward() {
   return {};
 }
 
-Status Planner::backward() {
+Status BatchNormPlanner::backward() {
   if (!planner_.flag("train")) return refuse("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
   plan_.problem.backward = true;
@@ -199,7 +199,7 @@ bool is_batch_norm(const ir::Graph& graph, const ir::Node& node) {
 Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
                        std::vector<ir::Sym>* symbols) {
   *plan = {};
-  Planner planner(graph, node, values, plan, symbols);
+  BatchNormPlanner planner(graph, node, values, plan, symbols);
   Status status =
       graph.nodes[node].opcode == ir::ops::aten_native_batch_norm_backward ? planner.backward() : planner.forward();
   const Status finished = planner.finish();

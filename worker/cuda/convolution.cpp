@@ -34,10 +34,10 @@ bool lies(const OpTensor& tensor, bool channels_last) {
   return tensor.place.offset % dnn::kAlignment == 0;
 }
 
-class Planner {
+class ConvolutionPlanner {
  public:
-  Planner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, ConvolutionLayout layout,
-          ConvolutionPlan* plan, std::vector<ir::Sym>* symbols)
+  ConvolutionPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, ConvolutionLayout layout,
+                     ConvolutionPlan* plan, std::vector<ir::Sym>* symbols)
       : planner_(graph, node, values, &plan->steps, symbols), layout_(layout), plan_(*plan) {}
 
   Status forward();
@@ -72,7 +72,7 @@ class Planner {
 };
 
 // A number for each dim of space; the space of one dim gets another one before it.
-Status Planner::take_lists(const OpTensor& image) {
+Status ConvolutionPlanner::take_lists(const OpTensor& image) {
   if (image.sizes.size() < 3 || image.sizes.size() > 2 + kMostSpace) return refuse("in more than 3 dims");
   const size_t space = image.sizes.size() - 2;
   const auto take = [&](std::string_view name, int64_t otherwise, std::vector<int64_t>* list) {
@@ -87,7 +87,7 @@ Status Planner::take_lists(const OpTensor& image) {
 }
 
 // As torch says it: of images without points there is no convolution, unless there are none, or no channels.
-Status Planner::check_space(const OpTensor& image) {
+Status ConvolutionPlanner::check_space(const OpTensor& image) {
   if (image.count() != 0 || image.sizes[0] == 0 || image.sizes[1] == 0) return {};
   std::vector<int64_t> sizes = image.sizes;
   if (sizes.size() == 3) sizes.insert(sizes.begin() + 2, 1);
@@ -97,7 +97,7 @@ Status Planner::check_space(const OpTensor& image) {
           "Only zero batch or zero channel inputs are supported, but got input shape: [" + text + "]", "RuntimeError"};
 }
 
-void Planner::choose_layout(const std::vector<const OpTensor*>& tensors) {
+void ConvolutionPlanner::choose_layout(const std::vector<const OpTensor*>& tensors) {
   std::array<uint64_t, 2> moved{};  // bytes
   for (const OpTensor* tensor : tensors) {
     for (const bool last : {false, true}) moved[last] += lies(*tensor, last) ? 0 : tensor->nbytes();
@@ -107,28 +107,29 @@ void Planner::choose_layout(const std::vector<const OpTensor*>& tensors) {
   if (layout_ == ConvolutionLayout::kOther && !only_first) channels_last_ = !channels_last_;
 }
 
-OpTensor Planner::laid(const OpTensor& tensor, Place place) const {
+OpTensor ConvolutionPlanner::laid(const OpTensor& tensor, Place place) const {
   OpTensor made = tensor;
   made.strides = strides_of(tensor.sizes, channels_last());
   made.place = place;
   return made;
 }
 
-Planner::Side Planner::read(const OpTensor& tensor) {
+ConvolutionPlanner::Side ConvolutionPlanner::read(const OpTensor& tensor) {
   if (lies(tensor, channels_last())) return {tensor, tensor.place};
   const OpTensor moved = laid(tensor, planner_.scratch(tensor.nbytes()));
   planner_.copy(tensor, moved);
   return {tensor, moved.place};
 }
 
-Planner::Side Planner::write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads) {
+ConvolutionPlanner::Side ConvolutionPlanner::write(const OpTensor& tensor,
+                                                   std::initializer_list<const OpTensor*> reads) {
   const bool is_read =
       std::ranges::any_of(reads, [&](const OpTensor* read) { return read->place.buffer == tensor.place.buffer; });
   if (lies(tensor, channels_last()) && !is_read) return {tensor, tensor.place};
   return written_.emplace_back(Side{tensor, planner_.scratch(tensor.nbytes())});
 }
 
-Status Planner::add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output) {
+Status ConvolutionPlanner::add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output) {
   ConvolutionProblem problem;
   problem.pass = pass;
   problem.type = *dnn::type_of(image.tensor.dtype);
@@ -157,7 +158,7 @@ Status Planner::add(ConvolutionPass pass, const Side& image, const Side& filter,
   return {};
 }
 
-void Planner::fill_with_zeros(const OpTensor& tensor) {
+void ConvolutionPlanner::fill_with_zeros(const OpTensor& tensor) {
   OpTensor zero = tensor;
   zero.place = planner_.scratch(ir::item_size(tensor.dtype));
   zero.sizes.assign(tensor.sizes.size(), 1);
@@ -166,7 +167,7 @@ void Planner::fill_with_zeros(const OpTensor& tensor) {
 }
 
 // Kernels add up channels of images that lie packed in one of the two layouts; others are packed first.
-OpTensor Planner::in_one_piece(const OpTensor& image) {
+OpTensor ConvolutionPlanner::in_one_piece(const OpTensor& image) {
   OpTensor last = image;
   std::rotate(last.sizes.begin() + 1, last.sizes.begin() + 2, last.sizes.end());
   std::rotate(last.strides.begin() + 1, last.strides.begin() + 2, last.strides.end());
@@ -178,12 +179,12 @@ OpTensor Planner::in_one_piece(const OpTensor& image) {
 }
 
 // What is moved after the calls.
-void Planner::finish() {
+void ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
   for (const Side& side : written_) planner_.copy(laid(side.tensor, side.place), side.tensor);
 }
 
-Status Planner::forward() {
+Status ConvolutionPlanner::forward() {
   const auto input = planner_.tensor("input"), weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
   const auto result = planner_.result(0);
   if (!input || !weight || !result) return refuse("without operands");
@@ -205,7 +206,7 @@ Status Planner::forward() {
   return status;
 }
 
-Status Planner::backward() {
+Status ConvolutionPlanner::backward() {
   const auto grad = planner_.tensor("grad_output"), input = planner_.tensor("input"),
              weight = planner_.tensor("weight");
   if (!grad || !input || !weight) return refuse("without operands");
@@ -273,7 +274,7 @@ bool is_convolution(const ir::Graph& graph, const ir::Node& node) {
 Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
                         ConvolutionLayout layout, ConvolutionPlan* plan, std::vector<ir::Sym>* symbols) {
   *plan = {};
-  Planner planner(graph, node, values, layout, plan, symbols);
+  ConvolutionPlanner planner(graph, node, values, layout, plan, symbols);
   return graph.nodes[node].opcode == ir::ops::aten_convolution ? planner.forward() : planner.backward();
 }
 

@@ -14,24 +14,24 @@ namespace {
 using ir::DType;
 
 // How a tensor's dims are those of [batch, rows, columns].
-enum class Lies : uint8_t { kMatrix, kColumn, kRow };
+enum class PairLies : uint8_t { kMatrix, kColumn, kRow };
 
-struct Matrix {
+struct PairMatrix {
   int64_t batch = 1, rows = 1, columns = 1;
   int64_t strides[3] = {};
 };
-bool read(const OpTensor& tensor, Lies lies, Matrix* matrix) {
-  const size_t rank = tensor.sizes.size(), wanted = lies == Lies::kMatrix ? 2 : 1;
-  if (rank < wanted || rank > wanted + 1 || (lies != Lies::kMatrix && rank != 1)) return false;
+bool read(const OpTensor& tensor, PairLies lies, PairMatrix* matrix) {
+  const size_t rank = tensor.sizes.size(), wanted = lies == PairLies::kMatrix ? 2 : 1;
+  if (rank < wanted || rank > wanted + 1 || (lies != PairLies::kMatrix && rank != 1)) return false;
   if (rank == 3) {
     matrix->batch = tensor.sizes[0];
     matrix->strides[0] = tensor.strides[0];
   }
-  if (lies != Lies::kRow) {
-    matrix->rows = tensor.sizes[lies == Lies::kColumn ? 0 : rank - 2];
-    matrix->strides[1] = tensor.strides[lies == Lies::kColumn ? 0 : rank - 2];
+  if (lies != PairLies::kRow) {
+    matrix->rows = tensor.sizes[lies == PairLies::kColumn ? 0 : rank - 2];
+    matrix->strides[1] = tensor.strides[lies == PairLies::kColumn ? 0 : rank - 2];
   }
-  if (lies != Lies::kColumn) {
+  if (lies != PairLies::kColumn) {
     matrix->columns = tensor.sizes[rank - 1];
     matrix->strides[2] = tensor.strides[rank - 1];
   }
@@ -40,7 +40,7 @@ bool read(const OpTensor& tensor, Lies lies, Matrix* matrix) {
 
 struct ProductForm {
   const char *left = "self", *right = "mat2";
-  Lies left_lies = Lies::kMatrix, right_lies = Lies::kMatrix;
+  PairLies left_lies = PairLies::kMatrix, right_lies = PairLies::kMatrix;
   bool adds = false, sums_batch = false;
 };
 
@@ -51,7 +51,7 @@ Status product(OpPlanner& planner, const ProductForm& form) {
   for (const OpTensor* const one : {&*left, &*right, &*to}) {
     if (ir::is_float(one->dtype) != floats || ir::is_complex(one->dtype)) return refuse("of these dtypes");
   }
-  Matrix a, b;
+  PairMatrix a, b;
   if (!read(*left, form.left_lies, &a) || !read(*right, form.right_lies, &b) || a.columns != b.rows ||
       a.batch != b.batch || left->dtype != right->dtype) {
     return refuse("of sizes that do not fit");
@@ -77,7 +77,7 @@ Status product(OpPlanner& planner, const ProductForm& form) {
     if (ir::is_float(added->dtype) != floats || added->sizes.size() > to->sizes.size()) {
       return refuse("with what is added");
     }
-    const size_t first = form.right_lies == Lies::kColumn ? 1 : 3 - to->sizes.size();
+    const size_t first = form.right_lies == PairLies::kColumn ? 1 : 3 - to->sizes.size();
     const size_t missing = to->sizes.size() - added->sizes.size();
     for (size_t d = 0; d < added->sizes.size(); ++d) {
       arguments.added_strides[first + missing + d] = added->sizes[d] == 1 ? 0 : added->strides[d];
@@ -101,17 +101,19 @@ Status summed_batch(OpPlanner& planner) {
   return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
 }
 Status vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "self", .right = "vec", .right_lies = Lies::kColumn});
+  return product(planner, {.left = "self", .right = "vec", .right_lies = PairLies::kColumn});
 }
 Status added_vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "mat", .right = "vec", .right_lies = Lies::kColumn, .adds = true});
+  return product(planner, {.left = "mat", .right = "vec", .right_lies = PairLies::kColumn, .adds = true});
 }
 Status outer_product(OpPlanner& planner) {
-  return product(planner,
-                 {.left = "vec1", .right = "vec2", .left_lies = Lies::kColumn, .right_lies = Lies::kRow, .adds = true});
+  return product(
+      planner,
+      {.left = "vec1", .right = "vec2", .left_lies = PairLies::kColumn, .right_lies = PairLies::kRow, .adds = true});
 }
 Status inner_product(OpPlanner& planner, const char* right) {
-  return product(planner, {.left = "self", .right = right, .left_lies = Lies::kRow, .right_lies = Lies::kColumn});
+  return product(planner,
+                 {.left = "self", .right = right, .left_lies = PairLies::kRow, .right_lies = PairLies::kColumn});
 }
 Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
 Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }

@@ -17,12 +17,12 @@ using ir::RnnMode;
 constexpr int64_t kTile = 16, kMostBlocks = 1 << 16;
 
 // Elements of a matrix: strides may be any.
-struct Matrix {
+struct GateMatrix {
   Place place;
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0, row = 0, column = 1;
 
-  Matrix transposed() const { return {place, dtype, columns, rows, column, row}; }
+  GateMatrix transposed() const { return {place, dtype, columns, rows, column, row}; }
 };
 
 Place behind(Place place, int64_t elements, DType dtype) {
@@ -50,15 +50,15 @@ class Layer {
   Status open();
   OpTensor wide_tensor(std::vector<int64_t> sizes);
   static OpTensor part_of(const OpTensor& whole, size_t dim, int64_t index);
-  Matrix matrix(Place place, DType dtype, int64_t rows, int64_t columns) const {
+  GateMatrix matrix(Place place, DType dtype, int64_t rows, int64_t columns) const {
     return {place, dtype, rows, columns, columns, 1};
   }
   // c = a b + biases, or added to what is there.
-  void product(const Matrix& a, const Matrix& b, const Matrix& c, Place bias = {}, Place more_bias = {},
+  void product(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Place bias = {}, Place more_bias = {},
                bool adds = false);
-  void sum(const Matrix& a, Place to);
+  void sum(const GateMatrix& a, Place to);
   void forward(const Direction& direction);
-  void backward(const Direction& direction, const std::optional<Matrix>& grad_input);
+  void backward(const Direction& direction, const std::optional<GateMatrix>& grad_input);
   std::optional<OpTensor> weight_gradient(const Direction& direction, int64_t which) const;
   // Elements of a tensor [steps, batch, directions * units].
   int64_t place_of(const OpTensor& tensor, const Direction& direction, int64_t t) const {
@@ -128,7 +128,8 @@ Status Layer::open() {
   return {};
 }
 
-void Layer::product(const Matrix& a, const Matrix& b, const Matrix& c, Place bias, Place more_bias, bool adds) {
+void Layer::product(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Place bias, Place more_bias,
+                    bool adds) {
   const RnnProductArguments arguments{.rows = a.rows,
                                       .columns = b.columns,
                                       .depth = a.columns,
@@ -152,7 +153,7 @@ void Layer::product(const Matrix& a, const Matrix& b, const Matrix& c, Place bia
       .at(&RnnProductArguments::more_bias, more_bias);
 }
 
-void Layer::sum(const Matrix& a, Place to) {
+void Layer::sum(const GateMatrix& a, Place to) {
   const RnnSumArguments arguments{.rows = a.rows,
                                   .columns = a.columns,
                                   .a_dtype = static_cast<i64>(a.dtype),
@@ -183,7 +184,7 @@ void Layer::forward(const Direction& direction) {
           matrix(gates.place, wide_, rows, width), direction.b_ih, is_gru ? Place() : direction.b_hh);
   planner_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
   if (mode_ == RnnMode::kLstm) planner_.copy(part_of(*cx_, 0, direction.index), cell);
-  const Matrix w_hh = matrix(direction.w_hh, dtype_, width, units_).transposed();
+  const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_).transposed();
   for (int64_t step = 0; step < steps_; ++step) {
     const int64_t t = direction.at(step, steps_);
     const Place before = behind(states.place, step * state_size(), wide_);
@@ -228,7 +229,7 @@ Status Layer::backward() {
   const bool keeps = ir::rnn_reserve(mode_) != 0;
   if (!output_ || (keeps && (!reserve_ || reserve_->count() == 0))) return refuse("without what was kept");
   const auto grad_input = planner_.result(0);
-  std::optional<Matrix> wide;
+  std::optional<GateMatrix> wide;
   if (grad_input) wide = matrix(wide_tensor({steps_, batch_, inputs_}).place, wide_, steps_ * batch_, inputs_);
   for (const Direction& direction : directions_) backward(direction, wide);
   if (grad_input) {
@@ -245,7 +246,7 @@ std::optional<OpTensor> Layer::weight_gradient(const Direction& direction, int64
   return planner_.listed_result(3, static_cast<size_t>(direction.index * stride_ + which));
 }
 
-void Layer::backward(const Direction& direction, const std::optional<Matrix>& grad_input) {
+void Layer::backward(const Direction& direction, const std::optional<GateMatrix>& grad_input) {
   const bool is_gru = mode_ == RnnMode::kGru, is_lstm = mode_ == RnnMode::kLstm;
   const int64_t width = gates_ * units_, rows = steps_ * batch_;
   const OpTensor gates = wide_tensor({steps_, batch_, width});
@@ -266,7 +267,7 @@ void Layer::backward(const Direction& direction, const std::optional<Matrix>& gr
   const OpTensor hx = part_of(hx_, 0, direction.index);
   const Place cx = is_lstm ? planner_.packed(part_of(*cx_, 0, direction.index)) : Place();
   const int64_t part = steps_ * state_size();
-  const Matrix w_hh = matrix(direction.w_hh, dtype_, width, units_);
+  const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_);
   for (int64_t step = steps_; step-- > 0;) {
     const int64_t t = direction.at(step, steps_), earlier = direction.at(step - 1, steps_);
     RnnCellBackwardArguments arguments{.batch = batch_,
@@ -305,7 +306,8 @@ void Layer::backward(const Direction& direction, const std::optional<Matrix>& gr
   if (const auto made = planner_.result(1)) planner_.copy(grad, part_of(*made, 0, direction.index));
   if (const auto made = planner_.result(2)) planner_.copy(grad_cell, part_of(*made, 0, direction.index));
 
-  const Matrix of_gates = matrix(gates.place, wide_, rows, width), of_hidden = matrix(hidden.place, wide_, rows, width);
+  const GateMatrix of_gates = matrix(gates.place, wide_, rows, width),
+                   of_hidden = matrix(hidden.place, wide_, rows, width);
   if (grad_input)
     product(of_gates, matrix(direction.w_ih, dtype_, width, inputs_), *grad_input, {}, {}, direction.index != 0);
   if (const auto made = weight_gradient(direction, 0)) {

@@ -289,9 +289,9 @@ struct Wants {
   bool transposed = false;
 };
 
-class Planner {
+class ProductPlanner {
  public:
-  Planner(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ProductPlan& plan)
+  ProductPlanner(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ProductPlan& plan)
       : graph_(graph), product_(product), values_(values), plan_(plan) {}
 
   Status run() {
@@ -652,7 +652,7 @@ class Planner {
 Status plan_product(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ir::MathModes math,
                     ProductPlan* plan) {
   *plan = {};
-  Status status = Planner(graph, product, values, *plan).run();
+  Status status = ProductPlanner(graph, product, values, *plan).run();
   for (Problem* const problem : {&plan->problem, &plan->problem_next}) {
     const bool is_f32 = problem->a.type == lt::Type::kFloat32 || problem->a.type == lt::Type::kComplex64;
     if (is_f32 && (math & ir::kTf32Products) != 0) problem->compute = lt::Compute::kTf32;

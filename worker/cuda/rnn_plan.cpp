@@ -13,10 +13,10 @@ namespace {
 using ir::DType;
 using ir::RnnMode;
 
-class Planner {
+class RnnPlanner {
  public:
-  Planner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
-          const RnnSpace& space, RnnPlan* plan, std::vector<ir::Sym>* symbols)
+  RnnPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
+             const RnnSpace& space, RnnPlan* plan, std::vector<ir::Sym>* symbols)
       : planner_(graph, node, values, &plan->steps, symbols), problem_(problem), space_(space), plan_(*plan) {}
 
   Status forward();
@@ -53,7 +53,7 @@ class Planner {
   std::vector<Late> late_;
 };
 
-Place Planner::read(const OpTensor& tensor) {
+Place RnnPlanner::read(const OpTensor& tensor) {
   read_.push_back(tensor.place.buffer);
   if (tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) return tensor.place;
   OpTensor made = tensor;
@@ -63,12 +63,12 @@ Place Planner::read(const OpTensor& tensor) {
   return made.place;
 }
 
-Place Planner::read_given(std::string_view name) {
+Place RnnPlanner::read_given(std::string_view name) {
   const auto tensor = planner_.tensor(name);
   return tensor && tensor->count() != 0 ? read(*tensor) : Place();
 }
 
-Place Planner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
+Place RnnPlanner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
   if (!tensor || tensor->count() == 0) return must ? planner_.scratch(nbytes) : Place();
   const bool is_read = std::ranges::count(read_, tensor->place.buffer) != 0;
   if (tensor->is_packed() && tensor->place.offset % dnn::kAlignment == 0 && !is_read) return tensor->place;
@@ -80,7 +80,7 @@ Place Planner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t 
 }
 
 template <typename Weight, typename F>
-void Planner::for_each_weight(Weight&& weight, F&& f) const {
+void RnnPlanner::for_each_weight(Weight&& weight, F&& f) const {
   const int64_t gates = ir::rnn_gates(problem_.mode), units = problem_.units;
   const uint64_t item = dnn::item_size(problem_.type);
   const int64_t each = problem_.biases ? 4 : 2;  // of a direction: w_ih, w_hh and the biases of both
@@ -108,7 +108,7 @@ void Planner::for_each_weight(Weight&& weight, F&& f) const {
   }
 }
 
-void Planner::read_layer() {
+void RnnPlanner::read_layer() {
   plan_.input = read_given("input");
   plan_.hx = read_given("hx");
   if (problem_.mode == RnnMode::kLstm) plan_.cx = read_given("cx");
@@ -124,7 +124,7 @@ void Planner::read_layer() {
       });
 }
 
-Status Planner::forward() {
+Status RnnPlanner::forward() {
   read_layer();
   plan_.workspace = planner_.scratch(space_.forward_workspace);
   plan_.output = write(planner_.result(0), true, output_bytes());
@@ -139,7 +139,7 @@ Status Planner::forward() {
   return planner_.finish();
 }
 
-Status Planner::backward() {
+Status RnnPlanner::backward() {
   plan_.backward = true;
   read_layer();
   plan_.workspace = planner_.scratch(space_.workspace);
@@ -214,7 +214,7 @@ Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const i
 Status plan_rnn(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
                 const RnnSpace& space, RnnPlan* plan, std::vector<ir::Sym>* symbols) {
   *plan = {};
-  Planner planner(graph, node, values, problem, space, plan, symbols);
+  RnnPlanner planner(graph, node, values, problem, space, plan, symbols);
   return graph.nodes[node].opcode == ir::ops::remote_rnn ? planner.forward() : planner.backward();
 }
 
