@@ -282,7 +282,7 @@ def test_distances(remote, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 def test_writes_where_masks_say(remote, dtype):
     x = torch.randint(0, 2 if dtype == torch.bool else 9, (4, 5, 3)).to(dtype)
-    for mask in (torch.rand(4) < 0.6, torch.rand(4, 5) < 0.5, torch.rand(4, 5, 3) < 0.5):
+    for mask in (torch.rand(4) < 0.6, torch.rand(4, 5) < 0.5, torch.rand(4, 5, 3) < 0.5, (torch.rand(5, 4) < 0.5).t()):
         count = int(mask.sum())
         rest = x.shape[mask.dim() :]
         for shape in ((count, *rest), (1, *rest), rest, ()):
@@ -430,6 +430,9 @@ def test_gradients_of_windows(remote, dtype):
     both(lambda t: t.transpose(0, 2).unfold(0, 3, 1), remote, x)
     both(lambda t: t.unfold(0, 1, 1), remote, torch.randn(()).to(dtype))
     both(lambda t: t.unfold(1, 2, 1).unfold(2, 3, 1), remote, torch.randn(2, 5, 6).to(dtype))
+    window = torch.rand(5).to(dtype)  # as torch.istft adds up windows
+    sums = [torch.ops.aten.unfold_backward(w.expand(1, 4, 5), [1, 11], 1, 5, 2) for w in (window.to(remote), window)]
+    same(*sums)
 
 
 def test_signs_of_bools(remote):

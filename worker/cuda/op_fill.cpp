@@ -433,8 +433,9 @@ Status unfold_backward(OpPlanner& planner) {
     arguments.inner = dims.inner;
     arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
   }
+  const Place in = planner.packed(*grad);
   planner.launch(KernelFile::kFill, "sum_windows", arguments, blocks_for(arguments.count))
-      .at(&UnfoldedArguments::in, planner.packed(*grad))
+      .at(&UnfoldedArguments::in, in)
       .at(&UnfoldedArguments::out, planner.output(*to));
   return {};
 }

@@ -339,13 +339,14 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
     index.bounds[1] = values.sizes[first - missing];
     write.last = mask.count() - 1;
     numbers = planner.scratch(8 * static_cast<uint64_t>(mask.count()));
+    const Place in = planner.packed(mask);
     planner
         .launch(KernelFile::kScan, "scan_sum_whole_lines",
                 ScanArguments{.length = mask.count(),
                               .in_dtype = static_cast<i64>(DType::kBool),
                               .out_dtype = static_cast<i64>(DType::kInt64)},
                 1)
-        .at(&ScanArguments::in, planner.packed(mask))
+        .at(&ScanArguments::in, in)
         .at(&ScanArguments::out, numbers);
     planner.add_operand(kMaskedCount);
   }
