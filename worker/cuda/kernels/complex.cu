@@ -92,23 +92,31 @@ __device__ Complex exponential(Complex x) {
 __device__ Complex power(Complex a, Complex b) {
   const Complex log_a = logarithm(a);
   Complex product = b * log_a;
-  if (product.real != product.real && product.imaginary != product.imaginary && magnitude(log_a.real) == __builtin_inf())
+  if (product.real != product.real && product.imaginary != product.imaginary &&
+      magnitude(log_a.real) == __builtin_inf())
     product = {b.real * log_a.real, b.imaginary * log_a.real};  // infinite all the same, as products are in C
   return exponential(product);
 }
 
-// To a number of the call: torch does some of them in other ways.
-__device__ Complex power_of_number(Complex a, Complex b) {
-  if (b.imaginary != 0) return power(a, b);
-  if (b.real == 0) return {1, 0};
-  if (b.real == 1) return a;
-  if (b.real == 2) return a * a;
-  if (b.real == 3) return a * a * a;
-  if (b.real == 0.5) return square_root(a);
-  if (b.real == -0.5) return divided({1, 0}, square_root(a));
-  if (b.real == -1) return divided({1, 0}, a);
-  if (b.real == -2) return divided({1, 0}, a * a);
-  return power(a, b);
+// To a number of the call: those that torch does in other ways. False: it is none of them.
+__device__ bool power_of_number(Complex a, Complex b, Complex* power) {
+  const double exponent = b.real;
+  if (b.imaginary != 0) return false;
+  if (exponent == 0) {
+    *power = {1, 0};
+  } else if (exponent == 1 || exponent == -1) {
+    *power = a;
+  } else if (exponent == 2 || exponent == -2) {
+    *power = a * a;
+  } else if (exponent == 0.5 || exponent == -0.5) {
+    *power = square_root(a);
+  } else if (exponent == 3) {
+    *power = a * a * a;
+  } else {
+    return false;
+  }
+  if (exponent < 0) *power = divided({1, 0}, *power);
+  return true;
 }
 
 __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
@@ -119,10 +127,11 @@ __device__ Complex compute(const ComplexArguments& f, Complex a, Complex b) {
       return a * b;
     case ComplexOp::kDivide:
       return divided(a, b);
-    case ComplexOp::kPower:
-      return power(a, b);
     case ComplexOp::kPowerOfNumber:
-      return power_of_number(a, b);
+      if (Complex known; power_of_number(a, b, &known)) return known;
+      [[fallthrough]];
+    case ComplexOp::kPower:  // (in one place, so that it is inlined: nothing is kept on a stack)
+      return power(a, b);
     case ComplexOp::kEqual:
       return {a.real == b.real && a.imaginary == b.imaginary ? 1.0 : 0.0, 0};
     case ComplexOp::kNotEqual:
