@@ -83,8 +83,6 @@ TEST(Functions, NoFunctionIsLeftForAnyType) {
       const Kernel kernel = testing::kernel_of(op, what.arity, type);
       const Status status = verify(kernel);
       EXPECT_TRUE(status.ok()) << what.name << " " << ir::name(type) << ": " << status.message();
-      for (const Value& value : kernel.values) {
-      }
       ++kernels;
     }
   }

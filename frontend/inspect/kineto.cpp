@@ -248,7 +248,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
           add(ActivityType::CONCURRENT_KERNEL, label.substr(0, label.find_first_of(".(")));
       op.startTime = ours(clock.ours(event.begin));
       op.endTime = std::max(op.startTime + 1, ours(clock.ours(event.end)));
-      op.device = worker.device;
+      op.device = static_cast<uint8_t>(worker.device);
       op.addMetadataQuoted("op", json_escaped(label));
       op.addMetadata("program", program.program);
       const auto flush = flushes.find(event.sequence);
@@ -354,7 +354,7 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
       const WithoutGil released;
       try {
         (void)Recorder::get(current).memory({});
-      } catch (const std::exception&) {
+      } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
         // It tells no op's failure, and a worker's is raised by whatever comes next.
       }
     }

@@ -332,13 +332,20 @@ TEST(Plugin, NoPointersLieInTheHostsMemory) {
   const CachingAllocator::Pointer allocator = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 30);
   memory = allocator.get();
   given.clear();
-  const tr_host host = {sizeof(tr_host), TR_RUNNER_ABI, nullptr,
+  const tr_host host = {sizeof(tr_host),
+                        TR_RUNNER_ABI,
+                        nullptr,
                         [](void*, uint64_t nbytes, tr_buffer* buffer) {
                           if (!memory->allocate(nbytes, buffer)) return 1;
                           std::memset(buffer->data, 0, nbytes);
                           given.push_back(*buffer);
                           return 0;
                         },
+                        nullptr,
+                        nullptr,
+                        0,
+                        0,
+                        nullptr,
                         nullptr};
   const tr_runner_api* api = TestRunner().api;
   tr_runner* runner = nullptr;

@@ -294,6 +294,10 @@ TestRunner::TestRunner(bool inproc, uint64_t limit, int threads)
              return static_cast<TestRunner*>(self)->memory->allocate(nbytes, buffer) ? 0 : 1;
            },
            [](void* self) { return static_cast<TestRunner*>(self)->client; },
+           nullptr,
+           0,
+           0,
+           nullptr,
            nullptr};
   tr_error error{};
   if (api->create(&host_, threads, inproc, &runner, &error) != 0) ADD_FAILURE() << error.message;

@@ -22,9 +22,9 @@ struct Library {
 // Where they may be, in the order in which they are looked for: what the process has open, `given`, NVIDIA's packages
 // beside ours, where the system finds libraries, CUDA's folders (CUDA_PATH, CUDA_HOME, /usr/local/cuda).
 struct LibraryPlaces {
-  std::string given;     // a folder; empty: none. If it has none of the libraries' versions, that is an error
-  std::string packages;  // the folder of Python packages ("site-packages"); empty: none
-  int driver = 0;        // the driver's version: 13000. Libraries of later versions of CUDA do not run on it
+  std::string given;          // a folder; empty: none. If it has none of the libraries' versions, that is an error
+  std::string packages = {};  // the folder of Python packages ("site-packages"); empty: none
+  int driver = 0;             // the driver's version: 13000. Libraries of later versions of CUDA do not run on it
 };
 
 struct OpenLibrary {

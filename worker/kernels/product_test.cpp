@@ -379,7 +379,9 @@ TEST(ProductChoices, OneDnnDoesWhatItIsFasterAt) {
       if (product.way == slow) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return can || product.way != TR_PRODUCT_ONEDNN;
     }));
-    if (choices.way(shape) == ProductChoices::Way::kUnknown) EXPECT_TRUE(choices.measure());
+    if (choices.way(shape) == ProductChoices::Way::kUnknown) {
+      EXPECT_TRUE(choices.measure());
+    }
     return choices.way(shape);
   };
   ProductShape batch = kLarge;
