@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 # "cpu" checks the tests themselves: what a test expects must hold there too.
 DEVICE = os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote")
@@ -115,20 +115,15 @@ Script = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Runs Python source in a fresh process; fails unless its exit status is the expected one."""
+    """Runs Python source in a process of its own; fails unless its exit status is the expected one. `fresh`: in one that
+    imports torch itself."""
 
     def run(
-        source: str, status: int | None = 0, timeout: float = 60, **environment: str
+        source: str, status: int | None = 0, timeout: float = 60, fresh: bool = False, **environment: str
     ) -> subprocess.CompletedProcess:
         file = tmp_path / "script.py"
         file.write_text(textwrap.dedent(source))
-        result = subprocess.run(
-            [sys.executable, str(file)],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        result = run_python(file, env={**os.environ, **environment}, timeout=timeout, fresh=fresh)
         if status is not None:
             assert result.returncode == status, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
         return result

@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-import subprocess
 import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+from processes import run_python
 import torch.nn.functional as F
 
 
@@ -256,11 +256,8 @@ def bits_of_all():
 def test_deterministic_ops_have_the_same_bits_for_any_order_of_threads(remote):
     found = {}
     for seed in ("1", "2", "3", "4"):
-        result = subprocess.run(
-            [sys.executable, __file__],
-            env={**os.environ, "TORCH_REMOTE_TEST_DELAYS": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
+        result = run_python(
+            __file__, env={**os.environ, "TORCH_REMOTE_TEST_DELAYS": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         )
         assert result.returncode == 0, result.stderr
         for line in result.stdout.splitlines():

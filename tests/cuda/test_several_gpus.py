@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 WORKER = Path("worker/cuda/emulated/worker").resolve()
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_REMOTE_WORKER", "CUDA"))}
@@ -86,8 +87,8 @@ def serving(url, devices, *options, **environment):
 
 
 def run(script, *addresses):
-    result = subprocess.run(
-        [sys.executable, "-c", script], text=True, capture_output=True, timeout=120,
+    result = run_python(
+        "-c", script, timeout=120,
         env={**CLEAN, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_REMOTE_WORKER": ",".join(addresses)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -1,13 +1,13 @@
 """Ops that have kernels written by hand, on a GPU in software, against CPU: all dtypes, edge sizes, views, errors."""
 
 import os
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 import torch.nn.functional as F
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -90,7 +90,7 @@ torch.save(draws(torch.device("remote")), {str(tmp_path / "draws.pt")!r})
 """
     env = {k: v for k, v in os.environ.items() if k != "TORCH_REMOTE_WORKER_BINARY"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=100)
+    run_python("-c", script, env=env, check=True, timeout=100)
     every, near = torch.load(tmp_path / "draws.pt")
     here, here_near = draws(remote)
     for i, (there, expected) in enumerate(zip(here, every, strict=True)):

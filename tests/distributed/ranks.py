@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from processes import Python
 
 SECONDS = 60
 
@@ -31,16 +33,16 @@ def run(
 ) -> list[str]:
     """What each rank printed. `test`: the file that has `function(rank, size, *arguments)`."""
     processes = [
-        subprocess.Popen(
+        Python(
             [sys.executable, __file__, test, function, backend, str(timeout), str(folder / "store"), *arguments],
             env=os.environ
             | {
                 "PYTHONPATH": python_path(),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(size),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONWARNINGS": "ignore",
+                "OMP_NUM_THREADS": "1",  # of its worker; its own: see main()
             },
+            ignores=("OMP_NUM_THREADS",),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,6 +66,7 @@ def main() -> None:
     import torch_remote  # noqa: F401
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     dist.init_process_group(

@@ -1,12 +1,12 @@
 """Copies between devices go from worker to worker: their bytes, their order, and what happens when something breaks."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import Python
 
 TWO = "local,local"
 
@@ -326,7 +326,7 @@ def test_ways_that_need_the_bytes_here(script, tmp_path, why, environment):
 def test_two_sessions_of_one_worker(script, tmp_path_factory, arguments, expected):
     path = Path(tmp_path_factory.mktemp("s")) / "w"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
-    worker = subprocess.Popen(
+    worker = Python(
         [sys.executable, "-m", "torch_remote.worker", "--listen", f"unix://{path}", *arguments], env=environment
     )
     try:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from processes import Python, run_python
 
 import torch_remote
 from torch_remote.errors import FunctionError
@@ -517,15 +518,13 @@ def test_a_worker_that_listens_calls_none_unless_told(remote, tmp_path):
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     for flag in ([], [f"--allow-python={sys.executable}"]):
         environment = {**os.environ, "PYTHONPATH": path}
-        worker = subprocess.Popen(
+        worker = Python(
             [sys.executable, "-m", "torch_remote.worker", "--listen", "tcp://127.0.0.1:0", *flag],
             env=environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
             environment["TORCH_REMOTE_WORKER"] = worker.stdout.readline().strip()
-            result = subprocess.run(
-                [sys.executable, "-c", FORBIDDEN], env=environment, capture_output=True, text=True, check=False
-            )
+            result = run_python("-c", FORBIDDEN, env=environment)
         finally:
             worker.kill()
             worker.wait()

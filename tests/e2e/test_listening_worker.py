@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import Python
 
 import torch_remote
 
@@ -23,7 +24,7 @@ def worker(remote, tmp_path_factory):
 
     def start(*arguments, url=None, command=COMMAND):
         url = url or f"unix://{tmp_path_factory.mktemp('s')}/w"
-        process = subprocess.Popen(
+        process = Python(
             [*command, "--listen", url, *arguments], env=environment(), stderr=subprocess.PIPE, text=True
         )
         processes.append(process)
@@ -97,7 +98,7 @@ def test_a_client_cannot_write_to_the_workers_memory(script, worker):
 
 def test_clients_at_the_same_time_have_a_session_each(script, worker):
     url, _ = worker()
-    client = subprocess.Popen(
+    client = Python(
         [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -118,7 +119,7 @@ print(x.sum().item())
 
 def test_a_full_worker_refuses_at_once_and_a_client_that_dies_makes_room(script, worker):
     url, _ = worker("--max-sessions", "1")
-    client = subprocess.Popen(
+    client = Python(
         [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -174,7 +175,7 @@ def test_clients_that_say_nothing_keep_no_process(worker):
 
 def test_a_session_that_dies_is_lost_to_its_client_only(script, worker):
     url, process = worker()
-    client = subprocess.Popen(
+    client = Python(
         [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -189,7 +190,7 @@ def test_a_session_that_dies_is_lost_to_its_client_only(script, worker):
 
 def test_sessions_end_with_their_worker(worker):
     url, process = worker()
-    client = subprocess.Popen(
+    client = Python(
         [sys.executable, "-c", CLIENT], env={**environment(), "TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import Python, run_python
 from safetensors.torch import save_file
 
 from torch_remote import weights
@@ -302,17 +303,16 @@ def test_a_worker_that_listens(remote, tmp_path, allowed):
     python = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     environment = {**os.environ, "PYTHONPATH": python}
     arguments = [f"--allow-files={tmp_path}/in"] if allowed else []
-    worker = subprocess.Popen(
+    worker = Python(
         [sys.executable, "-m", "torch_remote.worker", "--listen", "tcp://127.0.0.1:0", *arguments],
         env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         environment["TORCH_REMOTE_WORKER"] = worker.stdout.readline().strip()
         (tmp_path / "elsewhere").mkdir()
-        result = subprocess.run(
-            [sys.executable, "-c", OTHER_WORKER, tmp_path / "in/w.safetensors", "../secret.safetensors",
-             "yes" if allowed else ""],
-            env=environment, capture_output=True, text=True, cwd=tmp_path / "elsewhere",
+        result = run_python(
+            "-c", OTHER_WORKER, tmp_path / "in/w.safetensors", "../secret.safetensors", "yes" if allowed else "",
+            env=environment, cwd=tmp_path / "elsewhere",
         )  # fmt: skip
     finally:
         worker.kill()

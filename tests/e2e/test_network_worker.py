@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import Python
 
 import torch_remote
 
@@ -181,7 +182,7 @@ def test_strangers_end_neither_the_listener_nor_the_others_sessions(script, work
 
 def test_a_full_worker_says_who_uses_it(script, worker):
     url, _ = worker("--max-sessions", "1")
-    with subprocess.Popen(
+    with Python(
         [sys.executable, "-c", CLIENT], env=environment() | {"TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as client:  # fmt: skip
@@ -206,7 +207,7 @@ assert x.sum().item() == 6
 
 def test_a_client_that_dies_frees_its_session_with_the_lease(worker):
     url, process = worker("--lease", "0.5")
-    with subprocess.Popen(
+    with Python(
         [sys.executable, "-c", CLIENT], env=environment() | {"TORCH_REMOTE_WORKER": url},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as client:  # fmt: skip

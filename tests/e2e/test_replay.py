@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 # Of the difference and the product in the last line the pipeline of the tools in tools/testing makes something else.
 TRAIN = """
@@ -67,7 +67,7 @@ class Tools:
         script, path = self.folder / f"{name}.py", self.folder / f"{name}.rreplay"
         script.write_text(textwrap.dedent(TRAIN.format(blocks=blocks, cut=cut)))
         environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path)}
-        subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120, capture_output=True)
+        run_python(script, env=environment, check=True, timeout=120)
         return path
 
     def run(self, tool: str, *arguments: object, status: int = 0, **options: object) -> subprocess.CompletedProcess:
@@ -214,7 +214,7 @@ def gates(tools):
     script, path = tools.folder / "gates.py", tools.folder / "gates.rreplay"
     script.write_text(textwrap.dedent(GATES))
     environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path)}
-    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120, capture_output=True)
+    run_python(script, env=environment, check=True, timeout=120)
     return path
 
 

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+from processes import run_python
 from torch import nn
 
 
@@ -231,7 +230,7 @@ def test_by_the_environment(tmp_path):
         "print((x * 2).tolist(), torch.remote.restored())\n"
     )
     environment = {**os.environ, "TORCH_REMOTE_RESTORE": "replay", "TORCH_REMOTE_RESTORE_FOLDER": str(tmp_path / "log")}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=100)
+    done = run_python(script, env=environment, timeout=100)
     assert done.stdout.strip() == "[2.0, 4.0, 6.0, 8.0, 10.0] 1", done.stderr
     assert list((tmp_path / "log").iterdir()) == []
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from processes import Python
+
 KINDS = ("cut", "reset", "stall", "duplicate")
 
 
@@ -37,7 +39,7 @@ class Worker:
     def __init__(self, folder: Path, arguments: tuple[object, ...], url: str) -> None:
         self.log = folder / f"log-{random.randrange(1 << 40)}"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
+            self.process = Python(
                 [sys.executable, "-m", "torch_remote.worker", "--listen", url, *map(str, arguments)],
                 env=environment(TORCH_REMOTE_WORKER_LOG="debug"), stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip

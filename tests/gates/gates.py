@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from processes import Python, run_python
+
 from tests.gates.faults import Proxy, environment, listening
 
 TOKEN = "5c0ffee5c0ffee5c0ffee5c0ffee5c0ffee"
@@ -38,10 +40,7 @@ def within(seconds: float) -> float:
 
 
 def script(source: str, *arguments: object, timeout: float = 3000, **variables: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)], env=environment(**variables),
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+    done = run_python("-c", textwrap.dedent(source), *arguments, env=environment(**variables), timeout=timeout)
     if done.returncode != 0:
         raise AssertionError(done.stdout + done.stderr)
     return done.stdout
@@ -157,7 +156,7 @@ def killed_clients(folder: Path, count: int) -> Row:
                         x.sum().item()
                 os.waitpid(pid, 0)
         """
-        clients = subprocess.Popen(
+        clients = Python(
             [sys.executable, "-c", textwrap.dedent(source)], env=environment(TORCH_REMOTE_WORKER=worker.url),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -199,7 +198,7 @@ def resumed(folder: Path, count: int, outages: tuple[float, ...]) -> Row:
     with listening(folder, "--heartbeat", 5) as worker:
         proxy = Proxy(worker.port)
         url = f"tcp://127.0.0.1:{proxy.port}"
-        client = subprocess.Popen(
+        client = Python(
             [sys.executable, "-c", textwrap.dedent(TALK)], env=environment(TORCH_REMOTE_WORKER=url),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -300,7 +299,7 @@ def lost_messages(folder: Path, rounds: int) -> Row:
     allowed = (f"--allow-files={folder}", f"--allow-python={sys.executable}")
     with listening(folder, "--heartbeat", 1, *allowed) as worker:
         proxy = Proxy(worker.port)
-        client = subprocess.Popen(
+        client = Python(
             [sys.executable, "-c", textwrap.dedent(source), folder / "numbers.safetensors"],
             env=environment(TORCH_REMOTE_WORKER=f"tcp://127.0.0.1:{proxy.port}"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -13,6 +13,7 @@ import api_server
 import modal_standin
 import sshd as sshd_module
 import torch
+from processes import Python
 
 from torch_remote import _C, RemoteMachine
 
@@ -109,7 +110,7 @@ class Tcp(Place):
         self.token.write_text(TOKEN)
         self.token.chmod(0o600)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
-        self.process = subprocess.Popen(
+        self.process = Python(
             [sys.executable, "-m", "torch_remote.worker", "--listen", self.listens, "--token-file", self.token,
              "--lease", "1", *(argument.format(folder=folder) for argument in self.arguments)],
             stdout=subprocess.PIPE, text=True, env=environment,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import sshd as sshd_module
 import torch
+from processes import Python, run_python
 
 from torch_remote_cli import metrics, state, status_file
 
@@ -60,7 +61,7 @@ def ok(result):
 
 @contextlib.contextmanager
 def client(environment, url, **variables):
-    with subprocess.Popen(
+    with Python(
         [sys.executable, "-c", CLIENT], env={**environment, "TORCH_REMOTE_WORKER": url, **variables},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
@@ -329,7 +330,5 @@ def test_functions_of_a_worker_that_serves(command, environment):
     assert "--allow-python" in command("worker", "serve", "--python", "python3")[2]
     url = json.loads(ok(command("worker", "serve", "--background", "--allow-python", "--json")))["url"]
     script = "import torch, torch_remote; print(torch_remote.function(lambda x: x + 1)(torch.ones(1, device='remote')))"
-    result = subprocess.run(
-        [sys.executable, "-c", script], env={**environment, "TORCH_REMOTE_WORKER": url}, capture_output=True, text=True
-    )
+    result = run_python("-c", script, env={**environment, "TORCH_REMOTE_WORKER": url})
     assert result.stdout == "tensor([2.], device='remote:0')\n", result.stderr

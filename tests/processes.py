@@ -1,0 +1,115 @@
+"""Python processes for tests, which begin where `import torch` has ended: importing it takes longer than most of what they do.
+
+The first one starts a process that imports torch, and nothing of torch_remote; that one forks a process for each that is
+asked for. They are this process's own children, as any of subprocess's are, and run what `python` would run. Of an environment
+that is another one for Python or torch, and of any other program, subprocess makes a process as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+# What torch and Python do not look at when they begin. (The path is the forked process's own.)
+_LATER = ("TORCH_REMOTE_", "XDG_", "HOME", "PATH", "PYTHONPATH", "TMPDIR", "PYTEST_")
+_PR_SET_CHILD_SUBREAPER = 36
+
+_lock = threading.Lock()
+_parent: socket.socket | None = None  # of all others; it ends when this is closed
+_environment: dict[str, str] = {}  # its own
+
+
+def _looked_at(environment: dict[str, str], ignores: tuple[str, ...]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "TORCH_REMOTE_AUTOLOAD" or not name.startswith(_LATER + ignores)
+    }
+
+
+def _start_parent() -> socket.socket:
+    global _environment
+    ours, its = socket.socketpair()
+    with its:
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forked_python.py")), str(its.fileno())],
+            pass_fds=[its.fileno()],
+        )
+    _environment = dict(os.environ)
+    return ours
+
+
+def _forked(
+    arguments: list[str], cwd: str, environment: dict[str, str], files: list[int], ignores: tuple[str, ...]
+) -> int | None:
+    """The pid of a process; None: not one that can be forked."""
+    global _parent
+    with _lock:
+        if _parent is None:
+            _parent = _start_parent()
+        if _looked_at(environment, ignores) != _looked_at(_environment, ignores):
+            return None
+        request = pickle.dumps((arguments, cwd, environment))
+        prctl = ctypes.CDLL(None).prctl
+        # Its own parent ends at once, and so it becomes a child of this process.
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(_parent, [len(request).to_bytes(8, "little")], files)
+            _parent.sendall(request)
+            answer = b""
+            while len(answer) < 8 and (part := _parent.recv(8 - len(answer))):
+                answer += part
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    if len(answer) < 8:
+        raise RuntimeError("the process that forks others has ended; what it wrote to stderr says why")
+    return int.from_bytes(answer, "little")
+
+
+class Python(subprocess.Popen):
+    """subprocess.Popen for `[sys.executable, ...]`. `ignores`: beginnings of names of an environment's variables that may be
+    others for it than here, although torch looks at them when it is imported."""
+
+    def __init__(self, args: list[Any], ignores: tuple[str, ...] = (), **options: Any) -> None:
+        self._ignores = ignores
+        plain = options.keys() <= {"env", "cwd", "stdin", "stdout", "stderr", "text"}
+        self._forks = plain and args[0] == sys.executable and (args[1] in ("-c", "-m") or not args[1].startswith("-"))
+        super().__init__([str(arg) for arg in args], **options)
+
+    def _execute_child(self, args: list[str], *options: Any) -> None:  # of CPython 3.8 to 3.13
+        cwd, env, pipes = options[4], options[5], options[9:15]
+        environment = {name: os.fspath(value) for name, value in (os.environ if env is None else env).items()}
+        stdin, _, _, stdout, _, stderr = pipes
+        files = [mine if file == -1 else file for mine, file in enumerate((stdin, stdout, stderr))]
+        pid = _forked(args[1:], os.fspath(cwd or os.getcwd()), environment, files, self._ignores) if self._forks else None
+        if pid is None:
+            return super()._execute_child(args, *options)
+        self.pid = pid
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+def run_python(
+    *args: object, timeout: float | None = None, check: bool = False, fresh: bool = False, **options: Any
+) -> subprocess.CompletedProcess:
+    """subprocess.run([sys.executable, ...], text=True, capture_output=True). `fresh`: it imports torch itself."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, *map(str, args)]
+    kind = subprocess.Popen if fresh else Python
+    with kind(command, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check and done.returncode:
+        raise AssertionError(f"exit status {done.returncode}\n{out}\n{err}")
+    return done
