@@ -117,6 +117,7 @@ enum OpFacts : uint32_t {
   kFactKeepsIntegers = 1u << 6,      // in place, CPU leaves integers alone, and looks at nothing
   kFactKeepsReals = 1u << 7,         // the same of real numbers
   kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
+  kFactOfCpuAlone = 1u << 9,         // torch has a kernel of CPUs only: elsewhere it is other ops, as on CUDA
 };
 
 // How shapes of results follow from those of operands, as passes see it.

@@ -116,6 +116,8 @@ TEST(OpTable, WhatTheRecorderMustKnow) {
   EXPECT_TRUE(has(ops::aten_nan_to_num_, kFactKeepsIntegers));
   EXPECT_TRUE(has(ops::aten_conj_physical_, kFactKeepsReals));
   EXPECT_TRUE(has(ops::aten_index_add_, kFactMetaNeedsElements));
+  EXPECT_TRUE(has(ops::aten_ldexp_, kFactOfCpuAlone));
+  EXPECT_FALSE(has(ops::aten_hypot_, kFactOfCpuAlone));
   EXPECT_EQ(op_desc(ops::aten_replication_pad2d_backward).layout_of, 1);
   EXPECT_EQ(op_desc(ops::aten_replication_pad1d).layout_of, -1);
 }

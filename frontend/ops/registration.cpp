@@ -16,7 +16,6 @@
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
-#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -68,12 +67,8 @@ class CpuAloneKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
-bool is_of_cpu_alone(ir::Opcode opcode) {
-  return opcode == ir::ops::aten_ldexp_Tensor || opcode == ir::ops::aten_ldexp_out || opcode == ir::ops::aten_ldexp_;
-}
-
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
-  if (is_of_cpu_alone(entry->desc->opcode)) {
+  if (entry->has(ir::kFactOfCpuAlone)) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuAloneKernel>(entry));
   }
   const c10::FunctionSchema& schema = handle.schema();

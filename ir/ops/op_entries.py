@@ -17,7 +17,8 @@ _FILE_KEYS = {"title", "family", "shape", "op"}
 _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
-    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "layout_of", "into_first", "schema", "doc",
+    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
+    "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -281,6 +282,8 @@ class _Entry:
             facts.append(_KEEPS[data["keeps"]])
         if data.get("meta_needs_elements") and overload.kind is not SchemaKind.out:
             facts.append("MetaNeedsElements")
+        if data.get("of_cpu_alone"):
+            facts.append("OfCpuAlone")
         return facts
 
     def _rule(self, overload: Overload) -> str:
