@@ -50,12 +50,11 @@ void Points::count() {
 Status Points::launch(const char* kernel, Place values) {
   if (Status status = check(); !status.ok()) return status;
   count();
-  auto call = planner_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count));
-  call.at(&IndexArguments::self, self_.place).at(&IndexArguments::values, values);
-  for (size_t k = 0; k < static_cast<size_t>(arguments_.indices); ++k) {
-    call.at_word([k](const IndexArguments& words) { return &words.index[k]; }, places_[k]);
-  }
-  if (arguments_.indices != 0) call.failure([](const IndexArguments& words) { return &words.failure; });
+  planner_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count))
+      .at(&IndexArguments::self, self_.place)
+      .at(&IndexArguments::values, values)
+      .at_words([](const IndexArguments& words) { return &words.index[0]; }, places())
+      .failure([](const IndexArguments& words) { return &words.failure; }, arguments_.indices != 0);
   return {};
 }
 
@@ -70,12 +69,10 @@ Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) 
   if (arguments_.count == 0) return {};
   const IndexKeysArguments keys{.index = arguments_, .key_dims = key_dims, .key_count = apply.key_count};
   const Place place = planner_.scratch(8 * static_cast<uint64_t>(apply.key_count));
-  auto call = planner_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count));
-  call.at(&IndexKeysArguments::keys, place);
-  for (size_t k = 0; k < static_cast<size_t>(arguments_.indices); ++k) {
-    call.at_word([k](const IndexKeysArguments& words) { return &words.index.index[k]; }, places_[k]);
-  }
-  call.failure([](const IndexKeysArguments& words) { return &words.index.failure; });
+  planner_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count))
+      .at(&IndexKeysArguments::keys, place)
+      .at_words([](const IndexKeysArguments& words) { return &words.index.index[0]; }, places())
+      .failure([](const IndexKeysArguments& words) { return &words.index.failure; });
   const Sorted sorted = sort_rows(planner_, place, 1, apply.key_count);
   apply.index = arguments_;
   apply.dtype = static_cast<i64>(self_.dtype);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/op_plan.h"
@@ -35,6 +36,7 @@ class Points {
   Status check() const;
   void count();
   Status launch(const char* kernel, Place values);
+  std::span<const Place> places() const { return {places_, static_cast<size_t>(arguments_.indices)}; }
 
   OpPlanner& planner_;
   const OpTensor self_;

@@ -145,10 +145,12 @@ class Attention {
   }
   // Warps, four in a block.
   void launch(std::string_view kernel, int64_t warps) {
-    auto call = planner_.launch(KernelFile::kAttention, name_of(kernel, dtype_), call_,
-                                std::min<int64_t>((warps + 3) / 4, 1 << 20), 128);
-    for (const auto& [member, place] : places_) call.at(member, place);
-    call.at(&AttentionArguments::partial, partial_).at(&AttentionArguments::delta, delta_);
+    planner_
+        .launch(KernelFile::kAttention, name_of(kernel, dtype_), call_, std::min<int64_t>((warps + 3) / 4, 1 << 20),
+                128)
+        .at_each(places_)
+        .at(&AttentionArguments::partial, partial_)
+        .at(&AttentionArguments::delta, delta_);
   }
 
   OpPlanner& planner_;

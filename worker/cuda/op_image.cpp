@@ -95,10 +95,10 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
   }
   const char* const kernel =
       most ? (backward ? "image_max_backward" : "image_max") : (backward ? "image_mean_backward" : "image_mean");
-  auto call = planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()));
-  call.at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
-      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place);
-  if (most && places) call.at_word([](const PoolArguments& made) { return &made.places.address; }, places->place);
+  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
+      .at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
+      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place)
+      .at_word([](const PoolArguments& made) { return &made.places.address; }, most && places ? places->place : Place{});
   return {};
 }
 

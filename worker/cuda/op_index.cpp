@@ -350,12 +350,12 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
         .at(&ScanArguments::out, numbers);
     planner.add_operand(kMaskedCount);
   }
-  auto call = planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count));
-  call.at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.place)
+  planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count))
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.place)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.place)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.index[0]; }, mask.place)
-      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[1]; }, numbers);
-  if (each) call.failure([](const IndexMaskedArguments& words) { return &words.index.failure; });
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[1]; }, numbers)
+      .failure([](const IndexMaskedArguments& words) { return &words.index.failure; }, each);
   return {};
 }
 

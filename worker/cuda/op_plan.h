@@ -146,40 +146,65 @@ class OpPlanner {
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   uint32_t add_operand(int64_t dim);
 
-  // A launch of so many blocks (none: nothing is done), with words to fill in.
+  // A launch, with words to fill in. It becomes a step where its expression ends, and can only be used in that one: what
+  // its operands ask for (`packed`, `copy`) are steps before it, wherever they are written.
   template <typename T>
-  class Call {
+  class [[nodiscard]] Call {
    public:
-    Call(OpLaunch* launch, const T& given) : launch_(launch), given_(given) {}
+    Call(std::vector<OpStep>* steps, OpLaunch made, const T& given)
+        : steps_(steps), made_(std::move(made)), given_(given) {}
+    ~Call() {
+      if (made_.grid != 0) steps_->emplace_back(std::move(made_));
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
     template <typename U>
-    Call& at(U T::* member, const Place& place) {
-      if (launch_ != nullptr && place.buffer != kNowhere)
-        launch_->addresses.push_back({word(&(given_.*member)), place});
-      return *this;
+    Call&& at(U T::* member, const Place& place) && {
+      add(word(&(given_.*member)), place);
+      return std::move(*this);
     }
     template <typename F>
-    Call& at_word(F&& member, const Place& place) {
-      if (launch_ != nullptr && place.buffer != kNowhere) launch_->addresses.push_back({word(member(given_)), place});
-      return *this;
+    Call&& at_word(F&& member, const Place& place) && {
+      add(word(member(given_)), place);
+      return std::move(*this);
+    }
+    // Of an array.
+    template <typename F>
+    Call&& at_words(F&& first, std::span<const Place> places) && {
+      for (size_t i = 0; i < places.size(); ++i) add(word(first(given_)) + i, places[i]);
+      return std::move(*this);
+    }
+    // Members, and the place of each.
+    template <typename Members>
+    Call&& at_each(const Members& members) && {
+      for (const auto& [member, place] : members) add(word(&(given_.*member)), place);
+      return std::move(*this);
     }
     template <typename U>
-    Call& parameter(U T::* member, ir::Sym symbol) {
-      if (launch_ != nullptr) launch_->parameters.push_back({word(&(given_.*member)), symbol});
-      return *this;
+    Call&& parameter(U T::* member, ir::Sym symbol) && {
+      made_.parameters.push_back({word(&(given_.*member)), symbol});
+      return std::move(*this);
     }
     template <typename F>
-    Call& failure(F&& member) {
-      if (launch_ != nullptr) launch_->failure = word(member(given_));
-      return *this;
+    Call&& failure(F&& member, bool can_fail = true) && {
+      if (can_fail) made_.failure = word(member(given_));
+      return std::move(*this);
     }
 
    private:
     size_t word(const void* member) const {
       return static_cast<size_t>(static_cast<const char*>(member) - reinterpret_cast<const char*>(&given_)) / 8;
     }
-    OpLaunch* launch_;
+    void add(size_t word, const Place& place) {
+      if (place.buffer != kNowhere) made_.addresses.push_back({word, place});
+    }
+
+    std::vector<OpStep>* const steps_;
+    OpLaunch made_;
     const T given_;
   };
+  // Of so many blocks; none: nothing is done.
   template <typename T>
   Call<T> launch(KernelFile file, const char* kernel, const T& given, int64_t grid, unsigned block = 256) {
     return add_launch(&plan_->steps, file, kernel, given, grid, block);
@@ -189,15 +214,14 @@ class OpPlanner {
   static Call<T> add_launch(std::vector<OpStep>* steps, KernelFile file, const char* kernel, const T& given,
                             int64_t grid, unsigned block = 256) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
-    if (grid <= 0) return {nullptr, given};
-    OpLaunch& made = std::get<OpLaunch>(steps->emplace_back(OpLaunch{}));
+    OpLaunch made;
     made.file = file;
     made.kernel = kernel;
-    made.grid = static_cast<unsigned>(grid);
+    made.grid = grid <= 0 ? 0 : static_cast<unsigned>(grid);
     made.block = block;
     made.words.resize(sizeof(T) / 8);
     std::memcpy(made.words.data(), &given, sizeof(T));
-    return {&made, given};
+    return {steps, std::move(made), given};
   }
 
   // After the last step. kUnsupported: something is copied that cannot be.

@@ -147,19 +147,19 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
                                      .a_whole = a.whole,
                                      .b_whole = b.whole,
                                      .c_whole = c.whole};
-  auto call = planner.launch(KernelFile::kPointwise, floats ? "pointwise_float" : "pointwise_whole", arguments,
-                             blocks_for(arguments.count));
-  call.at(&PointwiseArguments::a, a.place)
-      .at(&PointwiseArguments::b, b.place)
-      .at(&PointwiseArguments::c, c.place)
-      .at(&PointwiseArguments::out, planner.output(to));
   const bool divides = what == Pointwise::kFmod || what == Pointwise::kRemainder || what == Pointwise::kFloorDivide ||
                        what == Pointwise::kTruncDivide;
   const bool divides_wholes = divides && !floats;
-  if (divides_wholes || what == Pointwise::kBinaryCrossEntropy) {
-    planner.add_operand(divides_wholes ? kDivision : -1);
-    call.failure([](const PointwiseArguments& words) { return &words.failure; });
-  }
+  const bool can_fail = divides_wholes || what == Pointwise::kBinaryCrossEntropy;
+  if (can_fail) planner.add_operand(divides_wholes ? kDivision : -1);
+  planner
+      .launch(KernelFile::kPointwise, floats ? "pointwise_float" : "pointwise_whole", arguments,
+              blocks_for(arguments.count))
+      .at(&PointwiseArguments::a, a.place)
+      .at(&PointwiseArguments::b, b.place)
+      .at(&PointwiseArguments::c, c.place)
+      .at(&PointwiseArguments::out, planner.output(to))
+      .failure([](const PointwiseArguments& words) { return &words.failure; }, can_fail);
   return {};
 }
 

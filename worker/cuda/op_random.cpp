@@ -58,13 +58,13 @@ Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) 
   }
   const Place place = planner.output(*to);
   // A thread has a block of words, of which it makes two numbers or four.
-  auto call = planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2));
-  call.at(&RandomArguments::out, place).at(&RandomArguments::probabilities, probabilities);
-  call.parameter(&RandomArguments::seed, generator->a).parameter(&RandomArguments::offset, generator->a + 1);
-  if (draw.draw == Draw::kBelowEach) {
-    planner.add_operand(-1);
-    call.failure([](const RandomArguments& words) { return &words.failure; });
-  }
+  planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
+      .at(&RandomArguments::out, place)
+      .at(&RandomArguments::probabilities, probabilities)
+      .parameter(&RandomArguments::seed, generator->a)
+      .parameter(&RandomArguments::offset, generator->a + 1)
+      .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBelowEach);
+  if (draw.draw == Draw::kBelowEach) planner.add_operand(-1);
   return {};
 }
 

@@ -204,10 +204,6 @@ Status multinomial(OpPlanner& planner) {
   planner.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
       .at(&MultinomialArguments::in, in)
       .failure([](const MultinomialArguments& words) { return &words.failure; });
-  const auto seeds = [&](auto call) {
-    call.parameter(&MultinomialArguments::seed, generator->a)
-        .parameter(&MultinomialArguments::offset, generator->a + 1);
-  };
   if (replaces || samples == 1) {
     const Place sums = planner.scratch(8 * static_cast<uint64_t>(rows * length)), out = planner.output(*to);
     planner
@@ -219,9 +215,11 @@ Status multinomial(OpPlanner& planner) {
                 std::min<int64_t>(rows, 1 << 16))
         .at(&ScanArguments::in, in)
         .at(&ScanArguments::out, sums);
-    seeds(planner.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
-              .at(&MultinomialArguments::sums, sums)
-              .at(&MultinomialArguments::out, out));
+    planner.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
+        .at(&MultinomialArguments::sums, sums)
+        .at(&MultinomialArguments::out, out)
+        .parameter(&MultinomialArguments::seed, generator->a)
+        .parameter(&MultinomialArguments::offset, generator->a + 1);
     return {};
   }
   OpTensor keys;
@@ -229,9 +227,11 @@ Status multinomial(OpPlanner& planner) {
   keys.sizes = {rows, length};
   keys.strides = {length, 1};
   keys.place = planner.scratch(keys.nbytes());
-  seeds(planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
-            .at(&MultinomialArguments::in, in)
-            .at(&MultinomialArguments::out, keys.place));
+  planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
+      .at(&MultinomialArguments::in, in)
+      .at(&MultinomialArguments::out, keys.place)
+      .parameter(&MultinomialArguments::seed, generator->a)
+      .parameter(&MultinomialArguments::offset, generator->a + 1);
   Sorted sorted;
   if (Status status = sort_tensor(planner, keys, keys.place, {rows, length, 1}, true, &sorted); !status.ok()) {
     return status;
