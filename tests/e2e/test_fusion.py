@@ -362,6 +362,26 @@ def test_numbers_that_a_dtype_does_not_hold_are_torchs_error(remote, dtype):
         torch.testing.assert_close(run(inside, number).cpu(), run(x, number))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, k: torch.add(x * 2, x, alpha=k) * 3,
+        lambda x, k: (x * 2) ** k + 1,
+        lambda x, k: (x * 2).clamp(1, k) + 1,
+    ],
+    ids=["alpha", "exponent", "bound"],
+)
+def test_numbers_that_integers_do_not_hold_are_torchs_error(remote, function):
+    x = torch.randint(0, 9, (64,), dtype=torch.uint8)
+    inside = x.to(remote)
+    for number in (2, 3, 255):
+        assert torch.equal(function(inside, number).cpu(), function(x, number))
+    for device in (x, inside):
+        with pytest.raises(RuntimeError, match="value cannot be converted to type uint8_t without overflow"):
+            function(device, 300).cpu()
+    assert torch.equal(function(inside, 3).cpu(), function(x, 3))
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gradients_of_slices_with_steps(remote, dim):
     x = torch.randn(13, 12, 11)

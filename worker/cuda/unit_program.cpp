@@ -27,7 +27,8 @@ void set_error(const Status& status, uint32_t node, tr_error* error) {
 
 // --- units -----------------------------------------------------------------------------------------------------------
 
-Unit::Unit(const ir::Graph& graph, const ir::Group& group) : graph_(graph), group_(group) {
+Unit::Unit(const ir::Graph& graph, const ir::Group& group)
+    : graph_(graph), group_(group), numbers_(graph, group, NumberChecks::Halves::kWide) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph.views[view].buffer;
@@ -39,6 +40,7 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group) : graph_(graph), grou
 }
 
 const Status& Unit::ask(std::span<const int64_t> values) {
+  held_ = numbers_.check(values);
   const auto is_same = [&] {
     for (size_t i = 0; i < symbols_.size(); ++i) {
       if (values_[i] != values[symbols_[i]]) return false;
@@ -107,6 +109,7 @@ bool Unit::has_complex_number() const {
 
 const Status& Unit::bind(std::span<const int64_t> values) {
   (void)ask(values);
+  if (!held_.ok()) return held_;
   if (status_.ok() && !bound_ && !empty_) status_ = finish();
   bound_ = status_.ok();
   if (bound_ && !empty_) set_numbers(values);
@@ -141,7 +144,9 @@ void UnitProgram::make_units(const LoadRequest& request) {
 
 bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> values) {
   const auto unit = units_.find(first);
-  return unit != units_.end() && unit->second->ask(values).ok();
+  if (unit == units_.end()) return false;
+  (void)unit->second->ask(values);
+  return unit->second->is_good();
 }
 
 bool UnitProgram::run(tr_run& run, tr_error* error) {

@@ -8,6 +8,7 @@
 
 #include "ir/graph.h"
 #include "worker/cuda/cuda_device.h"
+#include "worker/runner/number_checks.h"
 #include "worker/runner/runner.h"
 
 namespace torch_remote::worker::cuda {
@@ -21,10 +22,10 @@ class Unit {
   const ir::Group& group() const { return group_; }
   // Begins to make it anew if one of the values that it depends on is another, or if what went wrong may go right now.
   const Status& ask(std::span<const int64_t> values);
-  // Makes it, then: waits for its kernels.
+  // Makes it, then: waits for its kernels. kOpFailed: one of its numbers is none that torch takes.
   const Status& bind(std::span<const int64_t> values);
-  // It was asked for, and nothing says that it cannot be done.
-  bool is_good() const { return asked_ && status_.ok(); }
+  // It was asked for, and nothing says that it cannot be done with these values.
+  bool is_good() const { return asked_ && status_.ok() && held_.ok(); }
   // There is nothing to do: no result has elements.
   bool is_empty() const { return empty_; }
 
@@ -61,6 +62,8 @@ class Unit {
   std::vector<int64_t> values_;  // of these
   bool asked_ = false, bound_ = false, empty_ = false;
   Status status_;
+  const NumberChecks numbers_;
+  Status held_;  // whether the last values' numbers are
 };
 
 // A program whose nodes are done by units.

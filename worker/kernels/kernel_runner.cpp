@@ -4,10 +4,8 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +19,7 @@
 #include "worker/kernels/library_product.h"
 #include "worker/kernels/product.h"
 #include "worker/kernels/reuse.h"
+#include "worker/runner/number_checks.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -35,7 +34,11 @@ constexpr double kPointsWorthWaking = 1 << 20;
 
 // A group of a program, as the last run that looked at it had it.
 struct BoundGroup {
+  BoundGroup(const ir::Graph& graph, const ir::Group& made)
+      : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
+
   ir::Group group;
+  NumberChecks numbers;
   std::vector<ir::Sym> places;   // symbols of its views
   std::vector<ir::Sym> symbols;  // those and others that the launches depend on
   std::vector<int64_t> values;   // theirs
@@ -45,7 +48,6 @@ struct BoundGroup {
   bool refused = false;     // somebody was told that it is not, and why
   bool by_library = false;  // it is a product, and `library_product` does it
   std::vector<codegen::Launch> launches;
-  std::vector<double> largest;  // finite number that a launch's floats hold
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
     GroupWay way = GroupWay::kPlain;
@@ -134,8 +136,7 @@ class KernelProgram : public RunnerProgram {
   KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused, bool tunes)
       : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
-      groups_.emplace_back();
-      groups_.back().group = group;
+      groups_.emplace_back(graph, group);
       groups_.back().places = symbols_of_views(graph, group);
     }
   }
@@ -236,10 +237,10 @@ class KernelProgram : public RunnerProgram {
   bool takes(BoundGroup& group, std::span<const int64_t> values) {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
+    if (!group.numbers.check(values).ok()) return false;  // the op whose number it is says so
     if (group.is_product()) return takes_product(group);
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
-    if (!are_held(group)) return false;
     const BoundGroup::Kernels& plain = group.kernels.front();
     if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
       const auto failed = [](const CompiledKernel* kernel) { return kernel->state == CompiledKernel::State::kFailed; };
@@ -470,10 +471,8 @@ class KernelProgram : public RunnerProgram {
     }
     const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
     group.fits = lowered.ok();
-    group.largest.clear();
     for (const codegen::Launch& launch : group.launches) {
       group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
-      group.largest.push_back(largest_number(launch));
     }
     remember(group, values);
     if (!group.fits) return refuse(group, lowered.message());
@@ -542,33 +541,6 @@ class KernelProgram : public RunnerProgram {
         if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
       }
     }
-  }
-
-  // The largest finite number that the widest of a launch's floats holds.
-  static double largest_number(const codegen::Launch& launch) {
-    const auto has = [&](std::initializer_list<ir::DType> dtypes) {
-      return std::ranges::any_of(launch.kernel.operands, [&](const codegen::Operand& operand) {
-        return std::ranges::find(dtypes, operand.dtype) != dtypes.end();
-      });
-    };
-    using enum ir::DType;
-    if (has({kFloat64, kComplex128})) return std::numeric_limits<double>::max();
-    if (has({kFloat32, kBFloat16, kComplex64})) return std::numeric_limits<float>::max();
-    return has({kFloat16}) ? 65504 : std::numeric_limits<double>::max();
-  }
-
-  // Whether the numbers that are arguments are none that torch's kernels refuse to convert (finite, and more than their
-  // floats hold): only the ops themselves say which of them do.
-  static bool are_held(const BoundGroup& group) {
-    for (size_t l = 0; l < group.launches.size(); ++l) {
-      const codegen::Launch& launch = group.launches[l];
-      for (size_t i = 0; i < launch.scalars.size(); ++i) {
-        if (launch.kernel.scalars[i] != ir::DType::kFloat64) continue;
-        const double number = std::fabs(std::bit_cast<double>(launch.scalars[i]));
-        if (number > group.largest[l] && std::isfinite(number)) return false;
-      }
-    }
-    return true;
   }
 
   // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.
