@@ -399,17 +399,182 @@ def test_complex_elements_are_moved_or_refused(remote, dtype):
         lambda x, i: x.index_select(0, i),
         lambda x, i: x.gather(0, i[:, None]),
         lambda x, i: x.index_put((i[:2],), x[1]),
+        lambda x, i: x.index_fill(0, i[:1], 2 - 3j),
+        lambda x, i: x.scatter(0, i[:, None], 4j),
+        lambda x, i: x.masked_fill(x.real > 0, 1 + 2j),
+        lambda x, i: x.masked_fill(x.real[0] > 0, x[1, 1]),
+        lambda x, i: F.pad(x, (1, -1, 0, 2), value=3.0),
+        lambda x, i: x.tril(-1),
+        lambda x, i: x.triu(1),
+        lambda x, i: torch.eye(3, 4, dtype=dtype, device=x.device) * x,
+        lambda x, i: F.pixel_shuffle(x.reshape(4, 1, 3), 2),
+        lambda x, i: F.channel_shuffle(x.reshape(1, 4, 3, 1), 2),
     ):
         equal(do(there, places.to(remote)), do(x, places))
-    for refused in (
-        lambda x: x.cumprod(0),
-        lambda x: x.index_fill(0, torch.tensor([0]).to(remote), 2),
-        lambda x: x.index_add(0, torch.tensor([0]).to(remote), x[:1]),
-        lambda x: x[0, 0].all(-1),
-    ):
+    for refused in (lambda x: x.acos(), lambda x: x.logcumsumexp(0), lambda x: x.logsumexp(0)):
         with pytest.raises(NotImplementedError, match="complex"):
             refused(there).cpu()
     equal(there[0], x[0])
+
+
+def parts_of_numbers(dtype):
+    """Complex numbers of all sizes, and zero."""
+    torch.manual_seed(5)
+    x = torch.randn(3, 4, 5, dtype=dtype) * torch.tensor([1e-6, 0.3, 1, 3, 9])
+    x[0, 0, :3] = torch.tensor([0, 1, -2j], dtype=dtype)
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_functions_of_complex_numbers(remote, dtype):
+    x, y, z = parts_of_numbers(dtype), parts_of_numbers(dtype).flip(1), parts_of_numbers(dtype).flip(0) + 1
+    there = [t.to(remote) for t in (x, y, z)]
+    for name in ("tan", "sinh", "cosh", "tanh", "sin", "cos", "exp2", "expm1", "log2", "log10", "rsqrt", "sigmoid"):
+        of = (there[2], z) if name in ("log2", "log10", "rsqrt") else (there[0], x)
+        got, expected = (getattr(torch, name)(t) for t in of)
+        error = ((got.cpu() - expected).abs() / expected.abs()).nan_to_num(0)
+        assert error.max() < (3e-6 if dtype == torch.complex64 else 1e-12), (name, error.max())
+    for do in (
+        lambda x, y, z: torch.addcmul(x, y, z, value=2 - 1j),
+        lambda x, y, z: torch.addcmul(x, y[0], z),
+        lambda x, y, z: torch.addcdiv(x, y, z, value=0.5),
+        lambda x, y, z: torch.addcdiv(x.clone(), y, z[0, 0], value=1j),
+        lambda x, y, z: torch.lerp(x, y, 0.25),
+        lambda x, y, z: torch.lerp(x, y, 0.75),
+        lambda x, y, z: torch.lerp(x, y, z),
+        lambda x, y, z: torch.rsub(x, y, alpha=2j),
+        lambda x, y, z: torch.log1p(z / 100),
+        lambda x, y, z: F.silu(z),
+        lambda x, y, z: torch.sinc(z / 3),
+    ):
+        same(do(*there), do(x, y, z), rtol=1e-4 if dtype == torch.complex64 else 1e-11, atol=1e-6)
+    odd = x.clone()
+    nan, inf = float("nan"), float("inf")
+    odd[0, 1, :4] = torch.tensor([nan, complex(0, nan), complex(inf, 0), complex(1, -inf)])
+    for do in (
+        torch.isnan,
+        torch.isinf,
+        torch.isfinite,
+        torch.logical_not,
+        lambda x: torch.logical_and(x, x.flip(0)),
+        lambda x: torch.logical_or(x, x.real),
+        lambda x: torch.logical_xor(x, x[0]),
+        lambda x: x.bool(),
+        lambda x: x.transpose(0, 2).bool(),
+        lambda x: x.any(),
+        lambda x: x.all(0),
+        lambda x: x.any(1, keepdim=True),
+        lambda x: x.count_nonzero(2),
+        lambda x: x.nonzero(),
+    ):
+        equal(do(odd.to(remote)), do(odd))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_sums_and_products_of_complex_numbers(remote, dtype):
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.complex64 else {"rtol": 1e-11, "atol": 1e-11}
+    for shape in [(3, 4, 5), (40, 2), (2, 70), (7,), (), (0,), (2, 0, 3), (300, 3)]:
+        x = torch.randn(shape, dtype=dtype)
+        there = x.to(remote)
+        for do in (
+            lambda x: x.cumsum(0),
+            lambda x: x.cumsum(-1),
+            lambda x: x.mT.cumsum(-1) if x.dim() > 1 else x.cumsum(0),
+            lambda x: x.cumprod(0),
+            lambda x: x.cumprod(-1),
+            lambda x: x.prod(),
+            lambda x: x.prod(-1),
+            lambda x: x.prod(0, keepdim=True),
+            lambda x: x.var(),
+            lambda x: x.std(-1, correction=0),
+            lambda x: torch.var_mean(x, 0)[0],
+            lambda x: torch.std_mean(x, -1)[1],
+            lambda x: torch.linalg.vector_norm(x, 3),
+            lambda x: x.norm(p=1, dim=-1),
+            lambda x: x.norm(),
+        ):
+            same(do(there), do(x), **near)
+    x, index = torch.randn(4, 6, dtype=dtype), torch.tensor([1, 0, 1, 3, 3])
+    there, at = x.to(remote), index.to(remote)
+    for do in (
+        lambda x, i: x.index_add(0, i, x[:1].expand(5, 6), alpha=2),
+        lambda x, i: x.t().index_add(1, i, x.t()[:, :1].expand(6, 5)),
+        lambda x, i: x.scatter_add(0, i[:, None].expand(5, 4)[:4], x.t()[:4]),
+        lambda x, i: x.index_put((i,), x[:1], accumulate=True),
+        lambda x, i: x.clone().put_(i, x.view(-1)[:5], accumulate=True),
+        lambda x, i: torch.trace(x),
+        lambda x, i: torch.ops.aten.unfold_backward(x.unfold(1, 3, 2), [4, 6], 1, 3, 2),
+    ):
+        same(do(there, at), do(x, index), **near)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_neighbours_parts_and_decimals_of_floats(remote, dtype):
+    x = special(made((3, 40), dtype)) * 1.25
+    x[1, :6] = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max])
+    y = x.flip(1).contiguous()
+    there, other = x.to(remote), y.to(remote)
+    equal(torch.nextafter(there, other), torch.nextafter(x, y))
+    equal(torch.nextafter(there, other[0]), torch.nextafter(x, y[0]))
+    for got, expected in zip(torch.frexp(there), torch.frexp(x), strict=True):
+        equal(got, expected)
+    numbers = made((4, 30), dtype) * 7.31
+    for decimals in (0, 1, 2, -1):
+        equal(numbers.to(remote).round(decimals=decimals), numbers.round(decimals=decimals))
+    same(torch.sinc(numbers.to(remote)), torch.sinc(numbers), rtol=1e-2 if numbers.itemsize == 2 else 1e-5, atol=1e-3)
+    same(torch.special.entr(there.abs()[:, 6:]), torch.special.entr(x.abs()[:, 6:]))
+    same(torch.special.entr(there), torch.special.entr(x))
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_divisors_and_multiples(remote, dtype):
+    x, y = made((5, 60), dtype), made((5, 60), dtype).mul(3)
+    y[0, :3] = 0
+    x[0, 1] = 0
+    for do in (torch.gcd, torch.lcm):
+        equal(do(x.to(remote), y.to(remote)), do(x, y))
+        equal(do(x.to(remote), y[0].to(remote)), do(x, y[0]))
+    for ends in ((0, 100, 7), (90, 3, 12), (5, 9, 1), (0.9, 7.7, 5), (1, 2, 0)):
+        equal(torch.linspace(*ends, dtype=dtype, device=remote), torch.linspace(*ends, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.complex64], ids=str)
+def test_cross_products_and_limited_norms(remote, dtype):
+    x, y = torch.randn(4, 3, 5).mul(3), torch.randn(4, 3, 5).mul(3)
+    x, y = (t.abs().to(dtype) if dtype == torch.uint8 else t.to(dtype) for t in (x, y))
+    near = {"rtol": 2e-2, "atol": 0.1} if x.itemsize == 2 else {"rtol": 1e-5, "atol": 1e-5}
+    there, other = x.to(remote), y.to(remote)
+    same(torch.linalg.cross(there, other, dim=1), torch.linalg.cross(x, y, dim=1), **near)
+    same(torch.linalg.cross(there.mT, other.mT[:1]), torch.linalg.cross(x.mT, y.mT[:1]), **near)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return
+    for dim, p, most in ((0, 2, 5), (1, 1, 20), (-1, 3, 0.5), (2, float("inf"), 4)):
+        same(there.renorm(p, dim, most), x.renorm(p, dim, most), **near)
+
+
+def test_parts_of_memory_that_are_replaced(remote):
+    x, y = torch.randn(4, 5), torch.randn(2, 3)
+    for do in (
+        lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (5, 1), 6),
+        lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (1, 2)),
+    ):
+        equal(do(x.to(remote), y.to(remote)), do(x, y))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0), (0, 4, 3), (3, 4, 2, 0)], ids=str)
+def test_group_norm_of_nothing(remote, shape):
+    x = torch.empty(shape)
+    count = x[0, 0].numel() if shape[0] else 3
+    there = torch.native_group_norm(x.to(remote), None, None, shape[0], 4, count, 2, 1e-5)
+    for got, expected in zip(there, torch.native_group_norm(x, None, None, shape[0], 4, count, 2, 1e-5), strict=True):
+        equal(got, expected)
+
+
+def test_medians_of_nothing(remote):
+    """Those of integers are an error of torch for CUDA, too."""
+    equal(torch.empty(0).to(remote).median(), torch.tensor(float("nan")))
+    with pytest.raises(RuntimeError, match="value cannot be converted to type int64_t without overflow"):
+        torch.empty(0, dtype=torch.int64).to(remote).median().cpu()
 
 
 def test_gradients_of_parts(remote):
@@ -511,3 +676,46 @@ def test_complex_numbers_beside_real_tensors_are_refused(remote):
             call().cpu()
     assert (x.to(torch.complex64) == 1).tolist() == [False, True, False]
     assert (x * 1j).tolist() == [0j, 1j, 2j]
+
+
+UNHELD = {
+    "alpha": (torch.uint8, 300, lambda x, k: torch.add(x * 2, x, alpha=k)),
+    "alpha of floats": (torch.float32, 1e39, lambda x, k: torch.sub(x * 2, x, alpha=k)),
+    "bound": (torch.int8, -129, lambda x, k: (x * 2).clamp(k, 5) + 1),
+    "exponent": (torch.uint8, 256, lambda x, k: (x * 2) ** k),
+    "addcmul": (torch.int32, 2**31, lambda x, k: torch.addcmul(x, x, x, value=k)),
+    "threshold": (torch.float16, 1e5, lambda x, k: F.threshold(x, 1.0, k)),
+    "leaky_relu": (torch.float32, -1e39, F.leaky_relu),
+    "lerp": (torch.float32, 1e39, lambda x, k: torch.lerp(x, x * 2, k)),
+    "pad": (torch.uint8, 300, lambda x, k: F.pad(x, (1, 2), value=k)),
+    "index_fill": (torch.int16, 40000, lambda x, k: x.index_fill(0, torch.tensor([1, 2], device=x.device), k)),
+    "scatter": (torch.uint8, -256, lambda x, k: x.scatter(0, torch.tensor([1, 2], device=x.device), k)),
+    "masked_fill": (torch.float16, 70000, lambda x, k: x.masked_fill(x > 2, k)),
+    "addmm": (torch.float32, 1e39, lambda x, k: torch.addmm(x, x.expand(6, 6), x.expand(6, 6), alpha=k)),
+}
+
+
+@pytest.mark.parametrize("name", list(UNHELD))
+def test_numbers_that_a_dtype_does_not_hold_are_torchs_error(remote, name):
+    dtype, number, function = UNHELD[name]
+    x = torch.arange(6).to(dtype)
+    inside = x.to(remote)
+    good = [1, 2]
+    for few in good:
+        same(function(inside, few), function(x, few))
+    with pytest.raises(RuntimeError, match="without overflow") as expected:
+        function(x, number)
+    with pytest.raises(RuntimeError, match="without overflow") as raised:
+        function(inside, number).cpu()
+    assert str(raised.value).startswith(str(expected.value))
+    at_the_call = str(raised.value) == str(expected.value)
+    assert at_the_call or f"recorded at {__file__}" in str(raised.value).replace("\n", " ")
+    same(function(inside, good[0]), function(x, good[0]))
+
+
+def test_numbers_of_half_types_that_a_float_holds(remote):
+    """Torch's kernels for CUDA compute in float, and refuse what that does not hold; those for CPU refuse more."""
+    x = torch.arange(6).to(torch.float16).to(remote)
+    equal(x.clamp(-1e5, 1e5), x.cpu())
+    with pytest.raises(RuntimeError, match="value cannot be converted to type float without overflow"):
+        x.clamp(-1e39, 1e39).cpu()

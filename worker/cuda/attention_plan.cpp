@@ -39,7 +39,7 @@ class AttentionPlanner {
 
   Status forward();
   Status backward();
-  Status finish() { return planner_.finish(); }
+  void finish() { planner_.finish(); }
 
  private:
   Status find();
@@ -267,8 +267,8 @@ Status plan_attention(const ir::Graph& graph, uint32_t node, std::span<const int
   *plan = {};
   AttentionPlanner planner(graph, node, values, plan, symbols);
   Status status = graph.nodes[node].opcode == ir::ops::remote_attention ? planner.forward() : planner.backward();
-  const Status finished = planner.finish();
-  return status.ok() ? finished : status;
+  planner.finish();
+  return status;
 }
 
 }  // namespace torch_remote::worker::cuda

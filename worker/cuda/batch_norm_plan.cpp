@@ -38,7 +38,7 @@ class BatchNormPlanner {
 
   Status forward();
   Status backward();
-  Status finish() { return planner_.finish(); }
+  void finish() { planner_.finish(); }
 
  private:
   struct Late {
@@ -202,8 +202,8 @@ Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const in
   BatchNormPlanner planner(graph, node, values, plan, symbols);
   Status status =
       graph.nodes[node].opcode == ir::ops::aten_native_batch_norm_backward ? planner.backward() : planner.forward();
-  const Status finished = planner.finish();
-  return status.ok() ? finished : status;
+  planner.finish();
+  return status;
 }
 
 }  // namespace torch_remote::worker::cuda

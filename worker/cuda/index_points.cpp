@@ -42,6 +42,17 @@ Status Points::check() const {
   return {};
 }
 
+// Parts of complex numbers are one more dim.
+void Points::split_parts() {
+  for (i64& step : arguments_.steps) step *= 2;
+  for (size_t d = 0; d < static_cast<size_t>(arguments_.rank); ++d) {
+    arguments_.self_strides[d] *= 2;
+    arguments_.value_strides[d] *= 2;
+  }
+  arguments_.item /= 2;
+  add_dim(2, 1, 1);
+}
+
 void Points::count() {
   arguments_.count = 1;
   for (i64 d = 0; d < arguments_.rank; ++d) arguments_.count *= arguments_.sizes[d];
@@ -60,7 +71,12 @@ Status Points::launch(const char* kernel, Place values) {
 
 Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) {
   if (Status status = check(); !status.ok()) return status;
-  if (apply.combine != Combine::kSet && ir::is_complex(self_.dtype)) return refuse("sums of complex numbers");
+  const bool of_parts = apply.combine != Combine::kSet && ir::is_complex(self_.dtype);
+  if (of_parts) {
+    if (apply.combine != Combine::kSum) return refuse("of complex numbers, but for sums");
+    split_parts();
+    if (Status status = check(); !status.ok()) return status;
+  }
   count();
   apply.key_dims = key_dims;
   apply.key_count = 1;
@@ -75,7 +91,7 @@ Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) 
       .failure([](const IndexKeysArguments& words) { return &words.index.failure; });
   const Sorted sorted = sort_rows(planner_, place, 1, apply.key_count);
   apply.index = arguments_;
-  apply.dtype = static_cast<i64>(self_.dtype);
+  apply.dtype = static_cast<i64>(part_of(self_.dtype));
   planner_.launch(KernelFile::kIndex, "index_apply", apply, blocks_for(arguments_.count))
       .at(&IndexApplyArguments::keys, sorted.keys)
       .at(&IndexApplyArguments::places, sorted.places)

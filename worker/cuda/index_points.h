@@ -34,6 +34,7 @@ class Points {
 
  private:
   Status check() const;
+  void split_parts();
   void count();
   Status launch(const char* kernel, Place values);
   std::span<const Place> places() const { return {places_, static_cast<size_t>(arguments_.indices)}; }

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/kernels/complex_arguments.h"
+#include "worker/cuda/kernels/pointwise_arguments.h"
 #include "worker/cuda/op_plan.h"
 
 // Ops of complex numbers. Operands are brought to one dtype and one size; sums are sums of parts.
@@ -29,8 +31,8 @@ bool number_of(OpPlanner& planner, std::string_view name, Number* number) {
   return true;
 }
 
-// An element of that dtype, as often as `like` has elements.
-OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& like) {
+// An element of that dtype.
+OpTensor element(OpPlanner& planner, Number number, DType dtype) {
   const DType part = part_of(dtype);
   OpTensor one;
   one.dtype = dtype;
@@ -39,13 +41,16 @@ OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& 
     const double x = imaginary ? number.imaginary : number.real;
     Place place = one.place;
     if (imaginary) place.offset += ir::item_size(part);
-    const uint64_t bits =
-        part == DType::kFloat64 ? std::bit_cast<uint64_t>(x) : uint64_t{std::bit_cast<uint32_t>(static_cast<float>(x))};
     planner
-        .launch(KernelFile::kFill, "fill_bits", FillArguments{.count = 1, .item = ir::item_size(part), .bits = bits}, 1,
-                32)
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = 1, .item = ir::item_size(part), .bits = float_bits(x, part)}, 1, 32)
         .at(&FillArguments::out, place);
   }
+  return one;
+}
+// As often as `like` has elements.
+OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& like) {
+  const OpTensor one = element(planner, number, dtype);
   OpTensor all = like;
   all.dtype = dtype;
   all.strides = packed_strides(all.sizes);
@@ -75,7 +80,7 @@ std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtyp
 std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
   DType dtype = to.dtype;
   bool has_complex = false, has_wide = false;  // with dims
-  for (const std::string_view name : {"self", "other", "exponent"}) {
+  for (const std::string_view name : {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight"}) {
     const auto tensor = planner.tensor(name);
     if (!tensor) continue;
     if (ir::is_complex(tensor->dtype) && !ir::is_complex(dtype)) dtype = tensor->dtype;
@@ -91,18 +96,25 @@ std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
 
 // What the op makes of that; a result of another dtype (`out=`) gets a copy.
 DType made_of(ComplexOp what, DType dtype) {
-  if (what == ComplexOp::kEqual || what == ComplexOp::kNotEqual) return DType::kBool;
+  if (what <= ComplexOp::kIsInfinite) return DType::kBool;
   return what == ComplexOp::kAbs || what == ComplexOp::kAngle ? part_of(dtype) : dtype;
 }
 
-Status compute(OpPlanner& planner, ComplexOp what, std::string_view second = "", Number times = {1, 0}) {
+struct Names {
+  std::string_view a = "self", b = {}, c = {};
+};
+
+// Of the result's elements.
+Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number times = {1, 0}) {
   const auto to = planner.result(0);
   if (!to) return refuse("without a result");
   const auto dtype = dtype_of(planner, *to);
   if (!dtype) return refuse("of these complex numbers");
-  const auto a = bring(planner, "self", *dtype, *to);
-  const auto b = second.empty() ? Place() : bring(planner, second, *dtype, *to);
-  if (!a || !b) return refuse("of a number of the CPU");
+  const auto operand = [&](std::string_view name) {
+    return name.empty() ? Place() : bring(planner, name, *dtype, *to);
+  };
+  const std::optional<Place> a = operand(names.a), b = operand(names.b), c = operand(names.c);
+  if (!a || !b || !c) return refuse("of a number of the CPU");
   OpTensor made = *to;
   made.dtype = made_of(what, *dtype);
   if (made.dtype == to->dtype) {
@@ -122,6 +134,7 @@ Status compute(OpPlanner& planner, ComplexOp what, std::string_view second = "",
               blocks_for(to->count()))
       .at(&ComplexArguments::a, *a)
       .at(&ComplexArguments::b, *b)
+      .at(&ComplexArguments::c, *c)
       .at(&ComplexArguments::out, made.place);
   if (made.dtype != to->dtype) planner.copy(made, *to);
   return {};
@@ -133,26 +146,60 @@ Status unary(OpPlanner& planner) {
 }
 template <ComplexOp kWhat>
 Status binary(OpPlanner& planner) {
-  return compute(planner, kWhat, "other");
+  return compute(planner, kWhat, {.b = "other"});
 }
 
-Status add(OpPlanner& planner, double sign) {
+Status add(OpPlanner& planner, const Names& names, double sign) {
   Number alpha{1, 0};
   if (planner.has("alpha") && !number_of(planner, "alpha", &alpha)) return refuse("times a tensor");
-  return compute(planner, ComplexOp::kAdd, "other", {sign * alpha.real, sign * alpha.imaginary});
+  return compute(planner, ComplexOp::kAdd, names, {sign * alpha.real, sign * alpha.imaginary});
 }
-Status sum_of_both(OpPlanner& planner) { return add(planner, 1); }
-Status difference(OpPlanner& planner) { return add(planner, -1); }
+Status sum_of_both(OpPlanner& planner) { return add(planner, {.b = "other"}, 1); }
+Status difference(OpPlanner& planner) { return add(planner, {.b = "other"}, -1); }
+Status difference_from(OpPlanner& planner) { return add(planner, {.a = "other", .b = "self"}, -1); }
+
+template <ComplexOp kWhat>
+Status add_pair(OpPlanner& planner) {
+  Number times{1, 0};
+  if (planner.has("value") && !number_of(planner, "value", &times)) return refuse("times a tensor");
+  return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
+}
+
+Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
 
 Status divide(OpPlanner& planner) {
   if (planner.has("rounding_mode")) return refuse("of complex numbers, rounded");
-  return compute(planner, ComplexOp::kDivide, "other");
+  return compute(planner, ComplexOp::kDivide, {.b = "other"});
 }
 Status power(OpPlanner& planner) {
   const ir::Arg* const exponent = planner.argument("exponent");
   const bool of_tensor =
       exponent != nullptr && (exponent->tag == ArgTag::kView || exponent->tag == ArgTag::kScalarTensor);
-  return compute(planner, of_tensor ? ComplexOp::kPower : ComplexOp::kPowerOfNumber, "exponent");
+  return compute(planner, of_tensor ? ComplexOp::kPower : ComplexOp::kPowerOfNumber, {.b = "exponent"});
+}
+
+// NaN is what does not equal itself.
+Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
+
+// Of truth values: whether elements are not 0.
+template <Pointwise kWhat>
+Status logical(OpPlanner& planner) {
+  const auto to = planner.result(0);
+  if (!to || to->dtype != DType::kBool) return refuse("into another dtype");
+  const auto a = bring(planner, "self", DType::kBool, *to), b = bring(planner, "other", DType::kBool, *to);
+  if (!a || !b) return refuse("of a number of the CPU");
+  planner
+      .launch(KernelFile::kPointwise, "pointwise_whole",
+              PointwiseArguments{.count = to->count(),
+                                 .dtype = static_cast<i64>(DType::kBool),
+                                 .out_dtype = static_cast<i64>(DType::kBool),
+                                 .what = kWhat,
+                                 .has_b = 1},
+              blocks_for(to->count()))
+      .at(&PointwiseArguments::a, *a)
+      .at(&PointwiseArguments::b, *b)
+      .at(&PointwiseArguments::out, planner.output(*to));
+  return {};
 }
 
 // A complex number of two real ones: its size and angle, or its parts.
@@ -186,11 +233,40 @@ Status of_parts(OpPlanner& planner) {
   return {};
 }
 
-Status where(OpPlanner& planner) {
+// As of real numbers (op_pointwise.cpp).
+Status cross(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
+  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
+  if (!self || !other || !known || to->sizes.empty()) return refuse("of these dtypes");
+  const int64_t given = planner.whole("dim", -1);
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
+  if (to->sizes[dim] != 3) return refuse("along such a dim");
+  const auto side = [&](const OpTensor& from, int64_t by) {
+    return turned(planner, from, *to, to->dtype, dim, by).place;
+  };
+  const Place product = planner.scratch(to->nbytes());
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  ComplexArguments arguments{
+      .count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kMultiply, .real = -1};
+  planner.launch(KernelFile::kComplex, "complex_pointwise", arguments, blocks_for(arguments.count))
+      .at(&ComplexArguments::a, side(*self, 1))
+      .at(&ComplexArguments::b, side(*other, 2))
+      .at(&ComplexArguments::out, product);
+  arguments.what = ComplexOp::kAddProduct;
+  planner.launch(KernelFile::kComplex, "complex_pointwise", arguments, blocks_for(arguments.count))
+      .at(&ComplexArguments::a, product)
+      .at(&ComplexArguments::b, side(*self, 2))
+      .at(&ComplexArguments::c, side(*other, 1))
+      .at(&ComplexArguments::out, planner.output(*to));
+  return {};
+}
+
+// That one where the condition says so, else the other one.
+Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
   const auto to = planner.result(0);
   if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return refuse("of these dtypes");
-  const auto a = bring(planner, "self", to->dtype, *to), b = bring(planner, "other", to->dtype, *to),
-             c = bring(planner, "condition", DType::kBool, *to);
+  const auto a = bring(planner, there, to->dtype, *to), b = bring(planner, elsewhere, to->dtype, *to),
+             c = bring(planner, condition, DType::kBool, *to);
   if (!a || !b || !c) return refuse("of a number of the CPU");
   const auto part = static_cast<i64>(part_of(to->dtype));
   planner
@@ -202,6 +278,36 @@ Status where(OpPlanner& planner) {
       .at(&ComplexArguments::c, *c)
       .at(&ComplexArguments::out, planner.output(*to));
   return {};
+}
+Status where(OpPlanner& planner) { return choose(planner, "condition", "self", "other"); }
+Status masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
+
+// Products along a dim: all of them, or each so far.
+Status product_along(OpPlanner& planner, const char* kernel, const Split& dims, int64_t grid) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
+  if (!self || !known) return refuse("of these dtypes");
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  planner
+      .launch(KernelFile::kComplex, kernel,
+              ScanArguments{
+                  .outer = dims.outer, .length = dims.length, .inner = dims.inner, .in_dtype = part, .out_dtype = part},
+              grid)
+      .at(&ScanArguments::in, planner.packed(*self, to->dtype))
+      .at(&ScanArguments::out, planner.output(*to));
+  return {};
+}
+Status product(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  if (!self) return refuse("of a number");
+  const Split dims = planner.has("dim") ? split(self->sizes, planner.whole("dim")) : Split{1, self->count(), 1};
+  return product_along(planner, "complex_product", dims, std::min<int64_t>(dims.outer * dims.inner, 1 << 16));
+}
+Status running_product(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  if (!self) return refuse("of a number");
+  const Split dims = split(self->sizes, planner.whole("dim"));
+  return product_along(planner, "complex_running_product", dims, blocks_for(dims.outer * dims.inner));
 }
 
 Status fill(OpPlanner& planner) {
@@ -224,6 +330,16 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"pow", power, true},
                                        {"eq", binary<ComplexOp::kEqual>, true},
                                        {"ne", binary<ComplexOp::kNotEqual>, true},
+                                       {"rsub", difference_from, true},
+                                       {"addcmul", add_pair<ComplexOp::kAddProduct>, true},
+                                       {"addcdiv", add_pair<ComplexOp::kAddQuotient>, true},
+                                       {"lerp", lerp, true},
+                                       {"isnan", is_nan, true},
+                                       {"isinf", unary<ComplexOp::kIsInfinite>, true},
+                                       {"logical_not", unary<ComplexOp::kEqual>, true},
+                                       {"logical_and", logical<Pointwise::kFmin>, true},
+                                       {"logical_or", logical<Pointwise::kFmax>, true},
+                                       {"logical_xor", logical<Pointwise::kNotEqual>, true},
                                        {"neg", unary<ComplexOp::kNegative>, true},
                                        {"conj_physical", unary<ComplexOp::kConjugate>, true},
                                        {"_conj_physical", unary<ComplexOp::kConjugate>, true},
@@ -234,6 +350,19 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"log", unary<ComplexOp::kLog>, true},
                                        {"sin", unary<ComplexOp::kSine>, true},
                                        {"cos", unary<ComplexOp::kCosine>, true},
+                                       {"tan", unary<ComplexOp::kTangent>, true},
+                                       {"sinh", unary<ComplexOp::kSinh>, true},
+                                       {"cosh", unary<ComplexOp::kCosh>, true},
+                                       {"tanh", unary<ComplexOp::kTanh>, true},
+                                       {"exp2", unary<ComplexOp::kExp2>, true},
+                                       {"expm1", unary<ComplexOp::kExpm1>, true},
+                                       {"log2", unary<ComplexOp::kLog2>, true},
+                                       {"log10", unary<ComplexOp::kLog10>, true},
+                                       {"log1p", unary<ComplexOp::kLog1p>, true},
+                                       {"rsqrt", unary<ComplexOp::kReciprocalRoot>, true},
+                                       {"sigmoid", unary<ComplexOp::kSigmoid>, true},
+                                       {"silu", unary<ComplexOp::kSilu>, true},
+                                       {"sinc", unary<ComplexOp::kSinc>, true},
                                        {"sgn", unary<ComplexOp::kSign>, true},
                                        {"abs", unary<ComplexOp::kAbs>, true},
                                        {"angle", unary<ComplexOp::kAngle>, true},
@@ -241,10 +370,39 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"complex", of_parts, true},
                                        {"where", where, true},
                                        {"fill", fill, true},
+                                       {"masked_fill", masked_fill, true},
+                                       {"linalg_cross", cross, true},
+                                       {"prod", product, true},
+                                       {"cumprod", running_product, true},
                                        {"sum", sum_of_parts, true},
-                                       {"mean", mean_of_parts, true}};
+                                       {"mean", mean_of_parts, true},
+                                       {"var", variance_of_parts, true},
+                                       {"var_mean", variance_of_parts, true},
+                                       {"std", deviation_of_parts, true},
+                                       {"std_mean", deviation_of_parts, true}};
 
 }  // namespace
+
+std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, DType dtype) {
+  Number number;
+  if (dtype == DType::kComplex32 || !number_of(planner, name, &number)) return std::nullopt;
+  return element(planner, number, dtype);
+}
+
+OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor) {
+  OpTensor sizes = tensor;
+  sizes.dtype = part_of(tensor.dtype);
+  sizes.strides = packed_strides(sizes.sizes);
+  sizes.place = planner.scratch(sizes.nbytes());
+  const auto part = static_cast<i64>(sizes.dtype);
+  planner
+      .launch(KernelFile::kComplex, "complex_pointwise",
+              ComplexArguments{.count = sizes.count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kAbs},
+              blocks_for(sizes.count()))
+      .at(&ComplexArguments::a, planner.packed(tensor))
+      .at(&ComplexArguments::out, sizes.place);
+  return sizes;
+}
 
 std::span<const NamedPlan> complex_plans() { return kComplexPlans; }
 

@@ -33,13 +33,18 @@ Status arange(OpPlanner& planner) {
 
 Status linspace(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to || !ir::is_float(to->dtype) || planner.tensor("start") || planner.tensor("end")) return refuse("of integers");
+  if (!to || planner.tensor("start") || planner.tensor("end")) return refuse("of tensors");
   const int64_t count = to->count();
-  const double first = planner.number("start"), last = planner.number("end");
+  const bool is_float = ir::is_float(to->dtype);
+  const auto end = [&](std::string_view name) {
+    return is_float ? planner.number(name) : static_cast<double>(planner.whole(name));
+  };
+  const double first = end("start"), last = end("end");
   return range(planner,
                {.count = count,
                 .dtype = static_cast<i64>(to->dtype),
                 .first = first,
+                .whole_first = planner.whole("start"),
                 .half = count / 2,
                 .last = count > 1 ? last : first},
                *to);
@@ -150,12 +155,18 @@ Status pad(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
   const std::vector<int64_t> pads = planner.wholes("pad");
   if (!self || !to || self->sizes.size() != to->sizes.size()) return refuse("without a result");
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{
-                  .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
-              blocks_for(to->count()))
-      .at(&FillArguments::out, to->place);
+  if (ir::is_complex(to->dtype)) {
+    const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
+    if (!value) return refuse("without a number");
+    planner.copy(*value, *to);
+  } else {
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{
+                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
+                blocks_for(to->count()))
+        .at(&FillArguments::out, to->place);
+  }
   OpTensor from = *self, inner = *to;
   for (size_t i = 0; i + 1 < pads.size(); i += 2) {
     const size_t dim = self->sizes.size() - 1 - i / 2;
@@ -323,14 +334,7 @@ Status zeros(OpPlanner& planner) {
   return {};
 }
 
-// Bits of 1.
-uint64_t one_of(DType dtype) {
-  return dtype == DType::kFloat64    ? uint64_t{0x3FF} << 52
-         : dtype == DType::kFloat32  ? 0x3F800000
-         : dtype == DType::kFloat16  ? 0x3C00
-         : dtype == DType::kBFloat16 ? 0x3F80
-                                     : 1;
-}
+uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
 
 Status eye(OpPlanner& planner) {
   const std::optional<OpTensor> to = packed_result(planner);
@@ -338,11 +342,12 @@ Status eye(OpPlanner& planner) {
   planner.zero(to->place, to->nbytes());
   const OpTensor diagonal = diagonal_of(*to, 0);
   OpTensor ones = diagonal;
+  ones.dtype = part_of(to->dtype);
   ones.strides = {1};
   ones.place = planner.scratch(ones.nbytes());
   planner
       .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = ones.count(), .item = ir::item_size(to->dtype), .bits = one_of(to->dtype)},
+              FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
               blocks_for(ones.count()))
       .at(&FillArguments::out, ones.place);
   planner.copy(ones, diagonal);
@@ -420,20 +425,28 @@ Status unfold_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
   if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return refuse("without a result");
   if (to->dtype == DType::kBool) return refuse("of bools");
-  UnfoldedArguments arguments{.count = to->count(),
+  const bool is_complex = ir::is_complex(to->dtype);
+  UnfoldedArguments arguments{.count = to->count() * (is_complex ? 2 : 1),
                               .length = 1,
                               .inner = 1,
                               .windows = 1,
                               .size = planner.whole("size"),
                               .step = planner.whole("step"),
-                              .dtype = static_cast<i64>(to->dtype)};
+                              .dtype = static_cast<i64>(part_of(to->dtype))};
   if (!to->sizes.empty()) {
     const Split dims = split(to->sizes, planner.whole("dim"));
     arguments.length = dims.length;
     arguments.inner = dims.inner;
     arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
   }
-  const Place in = planner.packed(*grad);
+  OpTensor from = *grad;
+  if (is_complex) {  // parts are the last dim of those that stay
+    arguments.inner *= 2;
+    from = parts_of(*grad);
+    std::swap(from.sizes[from.sizes.size() - 2], from.sizes.back());
+    std::swap(from.strides[from.strides.size() - 2], from.strides.back());
+  }
+  const Place in = planner.packed(from);
   planner.launch(KernelFile::kFill, "sum_windows", arguments, blocks_for(arguments.count))
       .at(&UnfoldedArguments::in, in)
       .at(&UnfoldedArguments::out, planner.output(*to));
@@ -441,7 +454,7 @@ Status unfold_backward(OpPlanner& planner) {
 }
 
 constexpr NamedPlan kFillPlans[] = {{"arange", arange},
-                                    {"unfold_backward", unfold_backward},
+                                    {"unfold_backward", unfold_backward, true},
                                     {"linspace", linspace},
                                     {"cat", cat, true},
                                     {"stack", stack, true},
@@ -450,15 +463,15 @@ constexpr NamedPlan kFillPlans[] = {{"arange", arange},
                                     {"select_backward", select_backward, true},
                                     {"slice_scatter", slice_scatter, true},
                                     {"select_scatter", select_scatter, true},
-                                    {"constant_pad_nd", pad},
+                                    {"constant_pad_nd", pad, true},
                                     {"flip", flip, true},
                                     {"roll", roll, true},
-                                    {"tril", lower_triangle},
-                                    {"triu", upper_triangle},
+                                    {"tril", lower_triangle, true},
+                                    {"triu", upper_triangle, true},
                                     {"copy", copy, true},
                                     {"zero", zero, true},
                                     {"_foreach_zero", zeros, true},
-                                    {"eye", eye},
+                                    {"eye", eye, true},
                                     {"diag_embed", embed_diagonal, true},
                                     {"diagonal_copy", copy_diagonal, true},
                                     {"diagonal_scatter", scatter_diagonal, true},

@@ -98,7 +98,8 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
   planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
       .at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
       .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place)
-      .at_word([](const PoolArguments& made) { return &made.places.address; }, most && places ? places->place : Place{});
+      .at_word([](const PoolArguments& made) { return &made.places.address; },
+               most && places ? places->place : Place{});
   return {};
 }
 
@@ -304,10 +305,10 @@ constexpr NamedPlan kImagePlans[] = {
     {"replication_pad2d_backward", kReplicate<true>},
     {"replication_pad3d", kReplicate<false>},
     {"replication_pad3d_backward", kReplicate<true>},
-    {"pixel_shuffle", plan_pixels<true>},
-    {"pixel_unshuffle", plan_pixels<false>},
-    {"channel_shuffle", plan_channels},
-    {"native_channel_shuffle", plan_channels},
+    {"pixel_shuffle", plan_pixels<true>, true},
+    {"pixel_unshuffle", plan_pixels<false>, true},
+    {"channel_shuffle", plan_channels, true},
+    {"native_channel_shuffle", plan_channels, true},
 };
 
 }  // namespace

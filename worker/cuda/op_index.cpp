@@ -106,8 +106,9 @@ bool find_combine(std::string_view name, Combine* combine) {
   return false;
 }
 
-// An element that all points have.
-OpTensor number_of(OpPlanner& planner, std::string_view name, DType dtype) {
+// An element that all points have. None: it is no such number.
+std::optional<OpTensor> number_of(OpPlanner& planner, std::string_view name, DType dtype) {
+  if (ir::is_complex(dtype)) return complex_number(planner, name, dtype);
   OpTensor number;
   number.dtype = dtype;
   number.place = planner.scratch(8);
@@ -135,11 +136,11 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
     add_dims(points, *index, *to, &values, dim);
     return points.apply(values.place, static_cast<int64_t>(index->sizes.size()), apply);
   }
-  if (ir::is_complex(to->dtype)) return refuse("a complex number");
-  const OpTensor value = number_of(planner, "value", to->dtype);
+  const std::optional<OpTensor> value = number_of(planner, "value", to->dtype);
+  if (!value) return refuse("of such a number");
   add_dims(points, *index, *to, nullptr, dim);
-  if (apply.combine == Combine::kSet) return points.write(value.place);
-  return points.apply(value.place, static_cast<int64_t>(index->sizes.size()), apply);
+  if (apply.combine == Combine::kSet) return points.write(value->place);
+  return points.apply(value->place, static_cast<int64_t>(index->sizes.size()), apply);
 }
 Status scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
 Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
@@ -200,7 +201,9 @@ Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
     values = *value;
     values.place = planner.packed(*value, to->dtype);
   } else if (planner.has("value")) {
-    values = number_of(planner, "value", to->dtype);
+    const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
+    if (!number) return refuse("of such a number");
+    values = *number;
   } else {
     return refuse("without values");
   }
@@ -220,6 +223,8 @@ Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
   return points.apply(values.place, 1, apply);
 }
 Status index_add(OpPlanner& planner) {
+  const ir::Arg* const alpha = planner.argument("alpha");
+  if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return refuse("times a complex number");
   IndexApplyArguments apply{.combine = Combine::kSum};
   apply.alpha = planner.number("alpha", 1);
   apply.whole_alpha = planner.whole("alpha", 1);
@@ -314,7 +319,7 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
   index.item = ir::item_size(to.dtype);
   write.dtype = static_cast<i64>(to.dtype);
   write.adds = planner.flag("accumulate") ? 1 : 0;
-  if (write.adds != 0 && ir::is_complex(to.dtype)) return refuse("sums of complex numbers");
+  if (write.adds != 0 && ir::is_complex(to.dtype)) return refuse("sums of complex numbers where a mask says");
   // Values are as the result of reading: one dim is in the place of those that the mask covers.
   const size_t result_rank = rank - covered + 1;
   if (values.sizes.size() > result_rank) return refuse("values of more dims");
@@ -462,14 +467,14 @@ constexpr NamedPlan kIndexPlans[] = {{"gather", gather, true},
                                      {"take", take, true},
                                      {"put", put, true},
                                      {"scatter", scatter_set, true},
-                                     {"scatter_add", scatter_add},
+                                     {"scatter_add", scatter_add, true},
                                      {"scatter_reduce", scatter_set},
                                      {"max_unpool2d", max_unpool2d},
                                      {"max_unpool3d", max_unpool3d},
                                      {"index_select", index_select, true},
-                                     {"index_add", index_add},
+                                     {"index_add", index_add, true},
                                      {"index_copy", index_copy, true},
-                                     {"index_fill", index_copy},
+                                     {"index_fill", index_copy, true},
                                      {"index_reduce", index_copy},
                                      {"index", index, true},
                                      {"_unsafe_index", index, true},

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -12,6 +13,22 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 constexpr int64_t kMostBlocks = 1 << 16;
+
+// Without elements: means are 0, and nobody knows deviations. (Others are compiled.)
+Status group_norm_of_nothing(OpPlanner& planner) {
+  const auto input = planner.tensor("input"), mean = planner.result(1), rstd = planner.result(2);
+  if (!input || input->count() != 0) return refuse("of such an image");
+  if (mean) planner.zero(planner.output(*mean), mean->nbytes());
+  if (!rstd) return {};
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = rstd->count(),
+                            .item = ir::item_size(rstd->dtype),
+                            .bits = float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype)},
+              blocks_for(rstd->count()))
+      .at(&FillArguments::out, planner.output(*rstd));
+  return {};
+}
 
 Status group_norm_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_out"), input = planner.tensor("input"), mean = planner.tensor("mean"),
@@ -68,7 +85,7 @@ bool find_running(OpPlanner& planner, std::string_view name, Place* place, Batch
   return true;
 }
 
-Status batch_norm(OpPlanner& planner, bool backward) {
+Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false) {
   const auto input = planner.tensor("input"), weight = planner.tensor("weight"), bias = planner.tensor("bias");
   const auto grad = planner.tensor("grad_out");
   if (!input || input->sizes.size() < 2 || !ir::is_float(input->dtype) || (backward && !grad)) {
@@ -79,7 +96,7 @@ Status batch_norm(OpPlanner& planner, bool backward) {
                                .dtype = static_cast<i64>(input->dtype),
                                .epsilon = planner.number("eps")};
   for (size_t d = 2; d < input->sizes.size(); ++d) arguments.space *= input->sizes[d];
-  arguments.trains = planner.flag(backward ? "train" : "training") ? 1 : 0;
+  arguments.trains = planner.flag(backward ? "train" : "training", always_trains) ? 1 : 0;
   arguments.momentum = planner.number("momentum");
   if (const auto& of = weight ? weight : bias) arguments.weight_dtype = static_cast<i64>(of->dtype);
   if (weight && bias && weight->dtype != bias->dtype) return refuse("of two dtypes");
@@ -137,11 +154,14 @@ Status batch_norm(OpPlanner& planner, bool backward) {
   return {};
 }
 Status batch_norm(OpPlanner& planner) { return batch_norm(planner, false); }
+Status batch_norm_that_trains(OpPlanner& planner) { return batch_norm(planner, false, true); }
 Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true); }
 
-constexpr NamedPlan kNormPlans[] = {{"native_group_norm_backward", group_norm_backward},
+constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm_of_nothing},
+                                    {"native_group_norm_backward", group_norm_backward},
                                     {"native_batch_norm", batch_norm},
                                     {"_native_batch_norm_legit", batch_norm},
+                                    {"_batch_norm_with_update", batch_norm_that_trains},
                                     {"_native_batch_norm_legit_no_training", batch_norm},
                                     {"native_batch_norm_backward", batch_norm_backward}};
 

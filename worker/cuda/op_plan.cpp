@@ -6,6 +6,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "worker/cuda/kernels/arguments.h"
+#include "worker/cuda/kernels/complex_arguments.h"
+
 namespace torch_remote::worker::cuda {
 
 using ir::ArgTag;
@@ -42,6 +45,15 @@ std::vector<int64_t> packed_strides(std::span<const int64_t> sizes) {
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0; step *= sizes[d]) strides[d] = step;
   return strides;
+}
+
+uint64_t float_bits(double x, DType dtype) {
+  if (dtype == DType::kFloat64) return std::bit_cast<uint64_t>(x);
+  if (dtype == DType::kFloat16) return std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(x)));
+  const auto wide = std::bit_cast<uint32_t>(static_cast<float>(x));
+  if (dtype == DType::kFloat32) return wide;
+  if ((wide & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
+  return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;  // bfloat16
 }
 
 DType part_of(DType dtype) {
@@ -112,23 +124,9 @@ std::vector<int64_t> OpPlanner::wholes(std::string_view name) {
 }
 
 uint64_t OpPlanner::bits(std::string_view name, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return std::bit_cast<uint64_t>(number(name));
-    case DType::kFloat32:
-      return std::bit_cast<uint32_t>(static_cast<float>(number(name)));
-    case DType::kFloat16:
-      return std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(number(name))));
-    case DType::kBFloat16: {
-      const auto wide = std::bit_cast<uint32_t>(static_cast<float>(number(name)));
-      if ((wide & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
-      return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;
-    }
-    case DType::kBool:
-      return number(name) != 0 ? 1 : 0;
-    default:
-      return static_cast<uint64_t>(whole(name));
-  }
+  if (ir::is_float(dtype)) return float_bits(number(name), dtype);
+  if (dtype == DType::kBool) return number(name) != 0 ? 1 : 0;
+  return static_cast<uint64_t>(whole(name));
 }
 
 OpTensor OpPlanner::tensor_of(uint32_t index) const {
@@ -221,9 +219,22 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
 }
 
 void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
-  if (to.dtype == DType::kBool) {
-    status_ = refuse("copies of complex numbers to bools");
-    return;
+  if (to.dtype == DType::kBool) {  // whether they are not 0
+    OpTensor elements = to, truths = to;
+    elements.dtype = from_type;
+    elements.strides = truths.strides = packed_strides(to.sizes);
+    elements.place = scratch(elements.nbytes());
+    truths.place = scratch(truths.nbytes());
+    move(from, from_type, from_strides, elements);
+    launch(KernelFile::kComplex, "complex_pointwise",
+           ComplexArguments{.count = to.count(),
+                            .dtype = static_cast<i64>(part_of(from_type)),
+                            .out_dtype = static_cast<i64>(DType::kBool),
+                            .what = ComplexOp::kNotEqual},
+           blocks_for(to.count()))
+        .at(&ComplexArguments::a, elements.place)
+        .at(&ComplexArguments::out, truths.place);
+    return move(truths.place, DType::kBool, truths.strides, to);
   }
   std::vector<int64_t> strides(from_strides.begin(), from_strides.end());
   if (ir::is_complex(from_type)) {
@@ -287,10 +298,9 @@ Place OpPlanner::output(const OpTensor& to) {
   return place;
 }
 
-Status OpPlanner::finish() {
+void OpPlanner::finish() {
   for (const Late& late : late_) move(late.from, late.to.dtype, packed_strides(late.to.sizes), late.to);
   late_.clear();
-  return status_;
 }
 
 uint32_t OpPlanner::add_operand(int64_t dim) {

@@ -95,6 +95,9 @@ Split split(std::span<const int64_t> sizes, int64_t dim);
 
 std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 
+// A number as bits of a float.
+uint64_t float_bits(double x, ir::DType dtype);
+
 // The dtype of a complex number's parts; and the tensor of them, with a last dim of two.
 ir::DType part_of(ir::DType dtype);
 OpTensor parts_of(const OpTensor& tensor);
@@ -146,8 +149,8 @@ class OpPlanner {
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   uint32_t add_operand(int64_t dim);
 
-  // A launch, with words to fill in. It becomes a step where its expression ends, and can only be used in that one: what
-  // its operands ask for (`packed`, `copy`) are steps before it, wherever they are written.
+  // A launch, with words to fill in. It becomes a step where its expression ends, and can only be used in that one:
+  // what its operands ask for (`packed`, `copy`) are steps before it, wherever they are written.
   template <typename T>
   class [[nodiscard]] Call {
    public:
@@ -224,8 +227,8 @@ class OpPlanner {
     return {steps, std::move(made), given};
   }
 
-  // After the last step. kUnsupported: something is copied that cannot be.
-  Status finish();
+  // After the last step.
+  void finish();
 
   OpPlan& plan() { return *plan_; }
   const ir::Graph& graph() const { return graph_; }
@@ -247,7 +250,6 @@ class OpPlanner {
     OpTensor to;
   };
   std::vector<Late> late_;
-  Status status_;
 };
 
 // Blocks of 256 threads for so many items, each of which goes on to others.
@@ -289,12 +291,28 @@ std::span<const NamedPlan> grid_plans();
 std::span<const NamedPlan> ctc_plans();
 std::span<const NamedPlan> complex_plans();
 
+// The elements of `from` at all places of `to`, one behind another in that dtype; along `dim`, if it is given, each is
+// so many places earlier, and the first ones are the last.
+OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
+                std::optional<size_t> dim = std::nullopt, int64_t by = 0);
+
 // How many of so many packed elements are not 0, as an i64.
 void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
+
+// A number of the call as an element of a complex dtype, without dims. None: it is a tensor's, or not there.
+std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, ir::DType dtype);
+// How large each of complex numbers is, in a tensor of real ones.
+OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor);
 
 // Sums of complex numbers, part by part.
 Status sum_of_parts(OpPlanner& planner);
 Status mean_of_parts(OpPlanner& planner);
+// Variances and deviations: of both parts together.
+Status variance_of_parts(OpPlanner& planner);
+Status deviation_of_parts(OpPlanner& planner);
+
+// Norms over some dims, of floats or complex numbers, into packed floats.
+void norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<bool>& dims, double p, const OpTensor& to);
 
 // All elements of a packed tensor become one.
 enum class ReduceAll : uint8_t { kSum, kMean, kMax, kMin };

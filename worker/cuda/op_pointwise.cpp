@@ -214,8 +214,26 @@ Status nan_to_num(OpPlanner& planner) {
 // Integers are whole.
 Status round(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || ir::is_float(self->dtype) || self->dtype != to->dtype) return refuse("of these dtypes");
-  return same(planner, *self, *to);
+  if (!self || !to || self->dtype != to->dtype) return refuse("of these dtypes");
+  if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
+  if (!planner.has("decimals")) return refuse("of these dtypes");
+  const int64_t decimals = planner.whole("decimals");
+  const Operand to_decimals{.there = true, .number = static_cast<double>(decimals)},
+      ten{.there = true, .number = std::pow(10.0, static_cast<double>(std::abs(decimals)))};
+  return compute(planner, Pointwise::kRoundDecimals, self->dtype, *to, {.there = true, .tensor = self}, to_decimals,
+                 ten);
+}
+
+// Its mantissa and its exponent.
+Status parts_of_floats(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), mantissa = planner.result(0), exponent = planner.result(1);
+  if (!self || !ir::is_float(self->dtype)) return refuse("of integers");
+  const Operand a{.there = true, .tensor = self};
+  if (mantissa) {
+    Status status = compute(planner, Pointwise::kMantissa, self->dtype, *mantissa, a);
+    if (!status.ok()) return status;
+  }
+  return exponent ? compute(planner, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
 // Of bools torch does two powers, that to 0 and that to 1.
@@ -246,6 +264,9 @@ Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamm
 Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
+Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
+Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
+
 Status log_sigmoid(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0), kept = planner.result(1);
   if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
@@ -254,6 +275,53 @@ Status log_sigmoid(OpPlanner& planner) {
     if (Status status = compute(planner, Pointwise::kExpOfNegative, self->dtype, *kept, a); !status.ok()) return status;
   }
   return compute(planner, Pointwise::kLogSigmoid, self->dtype, *to, a);
+}
+
+// out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
+Status cross(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
+  if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return refuse("of these dtypes");
+  const int64_t given = planner.whole("dim", -1);
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
+  if (to->sizes[dim] != 3) return refuse("along such a dim");
+  const DType wide = ir::is_float(to->dtype) ? DType::kFloat64 : DType::kInt64;
+  const auto side = [&](const OpTensor& from, int64_t by) {
+    return Operand{.there = true, .tensor = turned(planner, from, *to, wide, dim, by)};
+  };
+  OpTensor product = *to;
+  product.dtype = wide;
+  product.strides = packed_strides(product.sizes);
+  product.place = planner.scratch(product.nbytes());
+  Status status = compute(planner, Pointwise::kTimes, wide, product, side(*self, 1), side(*other, 2));
+  if (!status.ok()) return status;
+  return compute(planner, Pointwise::kMinusProduct, wide, *to, side(*self, 2), side(*other, 1),
+                 {.there = true, .tensor = product});
+}
+
+// Slices along a dim whose norm is too large are made smaller.
+Status renorm(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return refuse("of these dtypes");
+  const int64_t given = planner.whole("dim");
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(self->sizes.size()) : given);
+  OpTensor norms;
+  norms.dtype = DType::kFloat64;
+  norms.sizes.assign(self->sizes.size(), 1);
+  norms.sizes[dim] = self->sizes[dim];
+  norms.strides = packed_strides(norms.sizes);
+  norms.place = planner.scratch(norms.nbytes());
+  std::vector<bool> dims(self->sizes.size(), true);
+  dims[dim] = false;
+  norm_over(planner, *self, dims, planner.number("p"), norms);
+  OpTensor from = *self, made = *to;
+  if (ir::is_complex(to->dtype)) {  // both parts alike
+    from = parts_of(from);
+    made = parts_of(made);
+    norms.sizes.push_back(1);
+    norms.strides.push_back(1);
+  }
+  return compute(planner, Pointwise::kRenorm, DType::kFloat64, made, {.there = true, .tensor = from},
+                 {.there = true, .tensor = norms}, {}, planner.number("maxnorm"));
 }
 
 // Halves of a dim: one is multiplied with the sigmoid of the other.
@@ -428,6 +496,14 @@ constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp},
                                          {"erfinv", inverse_erf},
                                          {"lgamma", log_gamma},
                                          {"digamma", digamma},
+                                         {"sinc", sinc},
+                                         {"special_entr", entropy},
+                                         {"frexp", parts_of_floats},
+                                         {"nextafter", binary<Pointwise::kNextAfter>},
+                                         {"gcd", binary<Pointwise::kGcd>},
+                                         {"lcm", binary<Pointwise::kLcm>},
+                                         {"linalg_cross", cross},
+                                         {"renorm", renorm, true},
                                          {"log_sigmoid_forward", log_sigmoid},
                                          {"glu", glu},
                                          {"glu_backward", glu_backward},

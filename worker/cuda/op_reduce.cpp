@@ -152,6 +152,7 @@ Status reduce(OpPlanner& planner, Reduce what, double p, const OpTensor& self, c
   } else {
     how.in_floats = ir::is_float(how.out_dtype);
     const bool counts = what == Reduce::kAny || what == Reduce::kAll || what == Reduce::kNonzero;
+    if (counts && ir::is_complex(dtype)) dtype = DType::kBool;
     if (counts) how.in_floats = ir::is_float(dtype);
     if (!how.in_floats && !counts && ir::is_float(dtype)) dtype = DType::kInt64;  // elements become integers first
   }
@@ -211,13 +212,16 @@ Status both_extremes(OpPlanner& planner) {
   return reduce(planner, Reduce::kMax, 0, *self, &*most, nullptr, nullptr);
 }
 
+// What is taken from the number of elements.
+double correction_of(OpPlanner& planner) {
+  if (planner.has("unbiased")) return planner.flag("unbiased") ? 1 : 0;
+  return planner.number("correction", 1);
+}
+
 Status variance(OpPlanner& planner, Reduce what) {
   const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
   if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
-  const double correction = planner.has("unbiased")     ? (planner.flag("unbiased") ? 1 : 0)
-                            : planner.has("correction") ? planner.number("correction")
-                                                        : 1;
-  return reduce(planner, what, correction, *self, &*to, nullptr, given(mean));
+  return reduce(planner, what, correction_of(planner), *self, &*to, nullptr, given(mean));
 }
 Status variance(OpPlanner& planner) { return variance(planner, Reduce::kVariance); }
 Status deviation(OpPlanner& planner) { return variance(planner, Reduce::kDeviation); }
@@ -225,7 +229,12 @@ Status deviation(OpPlanner& planner) { return variance(planner, Reduce::kDeviati
 // The order of a norm.
 double order_of(OpPlanner& planner) { return planner.has("ord") ? planner.number("ord") : planner.number("p", 2); }
 
-Status norm(OpPlanner& planner) { return reduce(planner, Reduce::kNorm, order_of(planner)); }
+Status norm(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return refuse("without a result");
+  const OpTensor sizes = ir::is_complex(self->dtype) ? sizes_of(planner, *self) : *self;
+  return reduce(planner, Reduce::kNorm, order_of(planner), sizes, &*to, nullptr, nullptr);
+}
 
 Status norms(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("self");
@@ -233,10 +242,10 @@ Status norms(OpPlanner& planner) {
   const double p = order_of(planner);
   for (size_t i = 0; i < list->items.size(); ++i) {
     if (list->items[i].tag != ir::ArgTag::kView) return refuse("of numbers");
-    const OpTensor self = planner.tensor_of(list->items[i].a);
+    OpTensor self = planner.tensor_of(list->items[i].a);
     const std::optional<OpTensor> to = planner.listed_result(0, i);
     if (!to) continue;
-    if (ir::is_complex(self.dtype)) return refuse("of complex numbers");
+    if (ir::is_complex(self.dtype)) self = sizes_of(planner, self);
     const Reduction how{.reduce = Reduce::kNorm, .p = p, .out_dtype = to->dtype};
     launch_rows(planner, how, planner.packed(self), self.dtype, {1, self.count()}, planner.output(*to), {}, {});
   }
@@ -246,12 +255,17 @@ Status norms(OpPlanner& planner) {
 // Of a matrix's diagonal.
 Status trace(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.size() != 2 || ir::is_float(self->dtype) != ir::is_float(to->dtype)) {
-    return refuse("of no matrix");
-  }
+  if (!self || !to || self->sizes.size() != 2) return refuse("of no matrix");
   OpTensor diagonal = *self;
   diagonal.sizes = {std::min(self->sizes[0], self->sizes[1])};
   diagonal.strides = {self->strides[0] + self->strides[1]};
+  if (ir::is_complex(to->dtype)) {
+    const OpTensor parts = with_dims_last(parts_of(diagonal), {true, false}), made = parts_of(*to);
+    launch_rows(planner, {.out_dtype = made.dtype}, planner.packed(parts), parts.dtype, {2, diagonal.count()},
+                planner.output(made), {}, {});
+    return {};
+  }
+  if (ir::is_float(self->dtype) != ir::is_float(to->dtype)) return refuse("of two dtypes");
   diagonal.place = planner.packed(diagonal);
   diagonal.strides = {1};
   reduce_all(planner, ReduceAll::kSum, diagonal, *to);
@@ -274,6 +288,26 @@ Status reduce_parts(OpPlanner& planner, Reduce what) {
   const Reduction how{.reduce = what, .out_dtype = made.dtype};
   launch_rows(planner, how, planner.packed(with_dims_last(parts, dims)), parts.dtype, rows_of(parts, dims),
               planner.output(made), {}, {});
+  return {};
+}
+
+// Of complex numbers it is that of both parts together.
+Status variance_of_parts(OpPlanner& planner, Reduce what) {
+  const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
+  if (!self || !to || self->dtype == DType::kComplex32) return refuse("of these dtypes");
+  std::vector<bool> dims = reduced_dims(planner, *self, &*to);
+  const OpTensor parts = parts_of(*self);
+  dims.push_back(false);
+  OpTensor of_mean;
+  if (mean) of_mean = parts_of(*mean);
+  const Rows rows = rows_of(parts, dims);
+  const Place each = planner.scratch(static_cast<uint64_t>(rows.rows) * ir::item_size(parts.dtype));
+  const Reduction how{.reduce = what, .p = correction_of(planner), .out_dtype = parts.dtype};
+  launch_rows(planner, how, planner.packed(with_dims_last(parts, dims)), parts.dtype, rows, each, {},
+              mean ? planner.output(of_mean) : Place());
+  const bool is_root = what == Reduce::kDeviation;
+  const Reduction both{.reduce = is_root ? Reduce::kNorm : Reduce::kSum, .p = 2, .out_dtype = to->dtype};
+  launch_rows(planner, both, each, parts.dtype, {rows.rows / 2, 2}, planner.output(*to), {}, {});
   return {};
 }
 
@@ -383,17 +417,17 @@ constexpr NamedPlan kReducePlans[] = {{"sum", sum},
                                       {"argmin", place_of_smallest},
                                       {"aminmax", both_extremes},
                                       {"_aminmax", both_extremes},
-                                      {"any", any},
-                                      {"all", all},
-                                      {"count_nonzero", nonzero},
+                                      {"any", any, true},
+                                      {"all", all, true},
+                                      {"count_nonzero", nonzero, true},
                                       {"var", variance},
                                       {"std", deviation},
                                       {"var_mean", variance},
                                       {"std_mean", deviation},
-                                      {"norm", norm},
-                                      {"trace", trace},
-                                      {"linalg_vector_norm", norm},
-                                      {"_foreach_norm", norms},
+                                      {"norm", norm, true},
+                                      {"trace", trace, true},
+                                      {"linalg_vector_norm", norm, true},
+                                      {"_foreach_norm", norms, true},
                                       {"logsumexp", log_sum_exp},
                                       {"_softmax", softmax},
                                       {"_log_softmax", log_softmax},
@@ -411,6 +445,15 @@ void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count,
 
 Status sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, Reduce::kSum); }
 Status mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, Reduce::kMean); }
+Status variance_of_parts(OpPlanner& planner) { return variance_of_parts(planner, Reduce::kVariance); }
+Status deviation_of_parts(OpPlanner& planner) { return variance_of_parts(planner, Reduce::kDeviation); }
+
+void norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<bool>& dims, double p, const OpTensor& to) {
+  const OpTensor sizes = ir::is_complex(from.dtype) ? sizes_of(planner, from) : from;
+  const Reduction how{.reduce = Reduce::kNorm, .p = p, .out_dtype = to.dtype};
+  launch_rows(planner, how, planner.packed(with_dims_last(sizes, dims)), sizes.dtype, rows_of(sizes, dims), to.place,
+              {}, {});
+}
 
 void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to) {
   constexpr Reduce kHow[] = {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin};

@@ -115,8 +115,7 @@ class OpUnit final : public Unit {
     if (has_complex && !make_.takes_complex) return refuse("of complex numbers");
     OpPlanner planner(graph(), group().first, values, &plan_, symbols);
     Status status = make_.plan(planner);
-    const Status finished = planner.finish();
-    if (status.ok()) status = finished;
+    planner.finish();
     operands_ = std::make_shared<const std::vector<IndexedOperand>>(plan_.operands);
     values_.clear();
     return status;

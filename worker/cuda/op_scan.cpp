@@ -17,12 +17,14 @@ struct Kernels {
 Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_integers, bool has_places, bool minimum) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return refuse("without a result");
-  const bool is_float = ir::is_float(to->dtype);
+  const bool is_complex = ir::is_complex(to->dtype), is_float = is_complex || ir::is_float(to->dtype);
   if (!is_float && of_integers.lines == nullptr) return refuse("of integers");
   // Torch has maxima of bools, and no sums.
   if (to->dtype == ir::DType::kBool && !has_places) return refuse("of bools");
-  const Split dims = split(self->sizes, planner.whole("dim"));
-  const Place in = planner.packed(*self), out = planner.output(*to);
+  Split dims = split(self->sizes, planner.whole("dim"));
+  if (is_complex) dims.inner *= 2;  // parts lie side by side
+  const bool changes = is_complex || ir::is_complex(self->dtype);
+  const Place in = planner.packed(*self, changes ? to->dtype : self->dtype), out = planner.output(*to);
   Place places;
   if (has_places) {
     const std::optional<OpTensor> indices = planner.result(1);
@@ -34,8 +36,8 @@ Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_inte
   const ScanArguments arguments{.outer = dims.outer,
                                 .length = dims.length,
                                 .inner = dims.inner,
-                                .in_dtype = static_cast<i64>(self->dtype),
-                                .out_dtype = static_cast<i64>(to->dtype),
+                                .in_dtype = static_cast<i64>(part_of(changes ? to->dtype : self->dtype)),
+                                .out_dtype = static_cast<i64>(part_of(to->dtype)),
                                 .minimum = minimum ? 1 : 0};
   const int64_t grid = beside ? blocks_for(lines) : std::min<int64_t>(lines, 1 << 16);
   planner.launch(KernelFile::kScan, beside ? kernels.columns : kernels.lines, arguments, grid)
@@ -63,9 +65,9 @@ Status log_sum_exp(OpPlanner& planner) {
   return scan(planner, {"scan_log_sum_exp_lines", "scan_log_sum_exp_columns"}, {nullptr, nullptr}, false, false);
 }
 
-constexpr NamedPlan kScanPlans[] = {
-    {"cumsum", sum},      {"cumprod", product},          {"cummax", largest},
-    {"cummin", smallest}, {"logcumsumexp", log_sum_exp}, {"_logcumsumexp", log_sum_exp}};
+constexpr NamedPlan kScanPlans[] = {{"cumsum", sum, true},         {"cumprod", product},
+                                    {"cummax", largest},           {"cummin", smallest},
+                                    {"logcumsumexp", log_sum_exp}, {"_logcumsumexp", log_sum_exp}};
 
 }  // namespace
 

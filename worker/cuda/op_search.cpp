@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/kernels/search_arguments.h"
 #include "worker/cuda/op_plan.h"
+#include "worker/runner/number_checks.h"
 
 // Searches in sorted rows, and what is counted or chosen of rows that are sorted first: bins, medians, modes; draws by
 // weight. Nothing is added up in an order that changes, so results are the same in each run.
@@ -147,11 +149,9 @@ Status middle(OpPlanner& planner, Middle what) {
   const int64_t rows = dims.outer * dims.inner;
   if (rows == 0) return {};
   if (dims.length == 0) {
-    if (!values || !ir::is_float(values->dtype)) return refuse("of nothing");
-    uint64_t nan = values->dtype == DType::kFloat64   ? 0x7FF8000000000000
-                   : values->dtype == DType::kFloat32 ? 0x7FC00000
-                   : values->dtype == DType::kFloat16 ? 0x7E00
-                                                      : 0x7FC0;
+    if (!values || what == Middle::kMode) return refuse("of nothing");
+    if (!ir::is_float(values->dtype)) return NumberChecks::overflow(values->dtype);  // it would be NaN
+    const uint64_t nan = float_bits(std::numeric_limits<double>::quiet_NaN(), values->dtype);
     planner
         .launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))

@@ -97,7 +97,9 @@ Status nonzero(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
   if (!self || !to) return refuse("of a known size");
-  return select(planner, planner.graph(), *to, *self, planner.packed(*self), nullptr, {});
+  OpTensor set = *self;
+  if (ir::is_complex(set.dtype)) set.dtype = DType::kBool;
+  return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
 }
 
 Status masked_select(OpPlanner& planner) {
@@ -307,7 +309,7 @@ Status unique(OpPlanner& planner, bool sorts) {
 Status unique_sorted(OpPlanner& planner) { return unique(planner, true); }
 Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
-constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero},
+constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero, true},
                                       {"masked_select", masked_select, true},
                                       {"masked_scatter", masked_scatter, true},
                                       {"masked_scatter_backward", masked_scatter_backward, true},

@@ -51,6 +51,22 @@ Status copy_strided(OpPlanner& planner) {
   return {};
 }
 
+// The same elements, with some that are another tensor's: those of a view of the memory that `self` is all of.
+Status scatter_strided(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
+  const std::vector<int64_t> strides = planner.wholes("stride");
+  if (!self || !from || !to || strides.size() != from->sizes.size()) return refuse("of other sizes");
+  const bool alike = self->place.offset == 0 && to->place.offset == 0 && self->strides == to->strides;
+  if (!alike || !to->is_packed()) return refuse("of parts of memory");
+  planner.copy(*self, *to);
+  OpTensor part = *to;
+  part.sizes = from->sizes;
+  part.strides = strides;
+  part.place.offset = static_cast<uint64_t>(planner.whole("storage_offset")) * ir::item_size(part.dtype);
+  planner.copy(*from, part);
+  return {};
+}
+
 Status copy_permuted(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const std::vector<int64_t> dims = planner.wholes("dims");
@@ -174,6 +190,7 @@ constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
                                     {"unsqueeze_copy", copy_elements, true},
                                     {"expand_copy", copy_expanded, true},
                                     {"as_strided_copy", copy_strided, true},
+                                    {"as_strided_scatter", scatter_strided, true},
                                     {"permute_copy", copy_permuted, true},
                                     {"transpose_copy", copy_transposed, true},
                                     {"t_copy", copy_matrix_transposed, true},
@@ -186,6 +203,28 @@ constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
                                     {"unbind_copy", copy_unbound, true}};
 
 }  // namespace
+
+OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
+                std::optional<size_t> dim, int64_t by) {
+  OpTensor all = from, made = to;
+  const size_t missing = to.sizes.size() - from.sizes.size();
+  all.sizes = to.sizes;
+  all.strides.assign(to.sizes.size(), 0);
+  for (size_t d = missing; d < to.sizes.size(); ++d) {
+    if (from.sizes[d - missing] != 1) all.strides[d] = from.strides[d - missing];
+  }
+  made.dtype = dtype;
+  made.strides = packed_strides(made.sizes);
+  made.place = planner.scratch(made.nbytes());
+  if (!dim || by == 0) {
+    planner.copy(all, made);
+    return made;
+  }
+  const int64_t size = to.sizes[*dim];
+  planner.copy(part(all, *dim, by, size - by), part(made, *dim, 0, size - by));
+  planner.copy(part(all, *dim, 0, by), part(made, *dim, size - by, by));
+  return made;
+}
 
 std::span<const NamedPlan> view_plans() { return kViewPlans; }
 

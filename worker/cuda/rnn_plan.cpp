@@ -136,7 +136,8 @@ Status RnnPlanner::forward() {
   }
   plan_.before = plan_.steps.steps.size();
   for (const Late& late : late_) planner_.copy(late.from, late.to);
-  return planner_.finish();
+  planner_.finish();
+  return {};
 }
 
 Status RnnPlanner::backward() {
@@ -169,7 +170,8 @@ Status RnnPlanner::backward() {
   for_each_weight(grad_weight, [&](const OpTensor& part, uint64_t from) {
     planner_.copy(in_weights(part, plan_.grad_weights, from), part);
   });
-  return planner_.finish();
+  planner_.finish();
+  return {};
 }
 
 }  // namespace

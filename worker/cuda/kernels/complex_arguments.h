@@ -7,24 +7,41 @@ using i64 = long;
 using u64 = unsigned long;
 
 enum class ComplexOp : i64 {
-  kAdd,  // a + c b
+  kEqual,  // these make bools
+  kNotEqual,
+  kIsInfinite,
+  kAdd,          // a + t b
+  kAddProduct,   // a + t b c
+  kAddQuotient,  // a + t b / c
+  kLerp,         // from a to b by c
   kMultiply,
   kDivide,
   kPower,
   kPowerOfNumber,
-  kEqual,  // the last of those with two operands
-  kNotEqual,
   kNegative,
   kConjugate,
   kReciprocal,
   kSquare,
   kSquareRoot,
+  kReciprocalRoot,
   kExp,
+  kExp2,
+  kExpm1,
   kLog,
+  kLog2,
+  kLog10,
+  kLog1p,
   kSine,
   kCosine,
+  kTangent,
+  kSinh,
+  kCosh,
+  kTanh,
+  kSigmoid,
+  kSilu,
+  kSinc,
   kSign,
-  kAbs,  // the last ones make real numbers
+  kAbs,  // these make real numbers
   kAngle,
   kPolar,  // of two real numbers
   kSelect  // b or a, as c (bools) says
@@ -34,7 +51,7 @@ struct ComplexArguments {
   u64 a = 0, b = 0, c = 0, out = 0;
   i64 count = 0, dtype = 0, out_dtype = 0;  // dtypes: of parts, or of real numbers
   ComplexOp what = ComplexOp::kAdd;
-  double real = 1, imaginary = 0;  // c of kAdd
+  double real = 1, imaginary = 0;  // t
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -21,7 +21,8 @@ KERNEL(256) fill_range(const RangeArguments range) {
       store_float(range.out, i, range.dtype,
                   range.half != 0 ? between(range, i) : range.first + range.step * static_cast<double>(i));
     } else {
-      store_whole(range.out, i, range.dtype, range.whole_first + range.whole_step * i);
+      store_whole(range.out, i, range.dtype,
+                  range.half != 0 ? static_cast<i64>(between(range, i)) : range.whole_first + range.whole_step * i);
     }
   }
 }
@@ -63,8 +64,12 @@ KERNEL(256) triangle(const TriangleArguments triangle) {
       case 4:
         pointer<u32>(triangle.out)[i] = 0;
         break;
-      default:
+      case 8:
         pointer<u64>(triangle.out)[i] = 0;
+        break;
+      default:
+        pointer<u64>(triangle.out)[2 * i] = 0;
+        pointer<u64>(triangle.out)[2 * i + 1] = 0;
     }
   }
 }

@@ -107,6 +107,65 @@ __device__ double digamma(double x) {
   return sum + log(x) - 0.5 / x - rest;
 }
 
+// frexp's; infinities and NaN are as they are.
+struct Scaled {
+  double mantissa;
+  i64 exponent;
+};
+__device__ Scaled mantissa_of(double x) {
+  if (x == 0 || x - x != 0) return {x, 0};
+  i64 exponent = 0;
+  if (magnitude(x) < 0x1p-1022) {
+    x *= 0x1p64;
+    exponent = -64;
+  }
+  const u64 bits = __builtin_bit_cast(u64, x);
+  exponent += static_cast<i64>(bits >> 52 & 0x7FF) - 1022;
+  return {__builtin_bit_cast(double, (bits & 0x800FFFFFFFFFFFFF) | 0x3FE0000000000000), exponent};
+}
+
+// The neighbour: bits of floats of one sign are in their order.
+__device__ double next_after(double a, double b, i64 dtype) {
+  if (a != a || b != b) return __builtin_nan("");
+  if (a == b) return b;
+  const i64 step = (a < b) == (a > 0) ? 1 : -1;
+  const double least = b > 0 ? 1 : -1;
+  switch (dtype) {
+    case kFloat16: {
+      if (a == 0) return least * 0x1p-24;
+      const auto bits = __builtin_bit_cast(u16, static_cast<_Float16>(static_cast<float>(a)));
+      return static_cast<double>(static_cast<float>(__builtin_bit_cast(_Float16, static_cast<u16>(bits + step))));
+    }
+    case kBFloat16:
+      if (a == 0) return least * 0x1p-133;
+      return static_cast<double>(from_bfloat16(static_cast<u16>(to_bfloat16(static_cast<float>(a)) + step)));
+    case kFloat32:
+      if (a == 0) return least * 0x1p-149;
+      return static_cast<double>(__builtin_bit_cast(
+          float, static_cast<u32>(__builtin_bit_cast(u32, static_cast<float>(a)) + static_cast<u32>(step))));
+    default:
+      if (a == 0) return least * 0x1p-1074;
+      return __builtin_bit_cast(double, __builtin_bit_cast(u64, a) + static_cast<u64>(step));
+  }
+}
+
+// Each step is rounded as torch does it, of half types to f32.
+__device__ double round_decimals(const PointwiseArguments& f, double a, double ten) {
+  const i64 wide = f.dtype == kFloat64 ? kFloat64 : kFloat32;
+  if (f.b_number < 0) return rounded(__builtin_rint(rounded(a / ten, wide)), wide) * ten;
+  return rounded(__builtin_rint(rounded(a * ten, wide)), wide) / ten;
+}
+
+__device__ u64 gcd(i64 a, i64 b) {
+  u64 x = a < 0 ? -static_cast<u64>(a) : static_cast<u64>(a), y = b < 0 ? -static_cast<u64>(b) : static_cast<u64>(b);
+  while (y != 0) {
+    const u64 rest = x % y;
+    x = y;
+    y = rest;
+  }
+  return x;
+}
+
 __device__ double compute(const PointwiseArguments& f, double a, double b, double c) {
   switch (f.what) {
     case Pointwise::kClamp:
@@ -165,6 +224,24 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return log_gamma(a);
     case Pointwise::kDigamma:
       return digamma(a);
+    case Pointwise::kSinc: {
+      if (a == 0) return 1;
+      const double product = rounded(kPi * a, f.dtype == kFloat64 ? kFloat64 : kFloat32);
+      if (product - product != 0) return __builtin_nan("");
+      double sine = 0, cosine = 0;
+      sine_cosine(product, &sine, &cosine);
+      return sine / product;
+    }
+    case Pointwise::kEntropy:
+      return a > 0 ? -a * log(a) : a == 0 ? 0 : a != a ? a : -__builtin_inf();
+    case Pointwise::kMantissa:
+      return mantissa_of(a).mantissa;
+    case Pointwise::kExponent:
+      return static_cast<double>(mantissa_of(a).exponent);
+    case Pointwise::kNextAfter:
+      return next_after(a, b, f.dtype);
+    case Pointwise::kRoundDecimals:
+      return round_decimals(f, a, c);
     case Pointwise::kGlu:
       return a / (1 + exp(-b));
     case Pointwise::kGluSlope: {
@@ -195,8 +272,13 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
     }
     case Pointwise::kTimes:
       return a * b;
+    case Pointwise::kMinusProduct:
+      return c - a * b;
+    case Pointwise::kRenorm:
+      return b > f.d_number ? a * (f.d_number / (b + 1e-7)) : a;
+    default:
+      return a;
   }
-  return a;
 }
 
 __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
@@ -240,6 +322,19 @@ __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
       return a >= b ? 1 : 0;
     case Pointwise::kSignBit:
       return a < 0 ? 1 : 0;
+    case Pointwise::kTimes:
+      return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
+    case Pointwise::kMinusProduct:
+      return static_cast<i64>(static_cast<u64>(c) - static_cast<u64>(a) * static_cast<u64>(b));
+    case Pointwise::kGcd:
+      return static_cast<i64>(gcd(a, b));
+    case Pointwise::kLcm: {
+      const u64 divisor = gcd(a, b);
+      if (divisor == 0) return 0;
+      const u64 bits = static_cast<u64>(a / static_cast<i64>(divisor)) * static_cast<u64>(b);
+      const i64 product = f.dtype == kInt32 ? static_cast<int>(bits) : static_cast<i64>(bits);  // as C++ computes it
+      return product < 0 ? static_cast<i64>(-static_cast<u64>(product)) : product;
+    }
     default:
       return a;
   }

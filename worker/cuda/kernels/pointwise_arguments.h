@@ -29,6 +29,14 @@ enum class Pointwise : i64 {
   kErfInv,
   kLogGamma,
   kDigamma,
+  kSinc,           // sin(pi a) / (pi a)
+  kEntropy,        // -a log(a)
+  kMantissa,       // of a = m * 2^e with m in [0.5, 1)
+  kExponent,       // of that
+  kNextAfter,      // a, towards b
+  kRoundDecimals,  // to b decimals, of which 10^b is c; b < 0: c is 10^-b
+  kGcd,            // these are of integers
+  kLcm,
   kGlu,                         // a sigmoid(b)
   kGluSlope,                    // c a sigmoid(b) (1 - sigmoid(b))
   kBinaryCrossEntropy,          // of a chance and a target, c times
@@ -38,6 +46,8 @@ enum class Pointwise : i64 {
   kHuber,       // d: delta
   kSoftMargin,  // log(1 + exp(-a b))
   kTimes,
+  kMinusProduct,  // c - a b
+  kRenorm,        // a, of a slice whose norm is b: at most d
 };
 // out[i] = f(a[i], b[i], c[i]) of packed elements of one dtype, computed in f64 or i64.
 struct PointwiseArguments {
