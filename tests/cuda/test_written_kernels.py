@@ -552,6 +552,22 @@ def test_cross_products_and_limited_norms(remote, dtype):
         same(there.renorm(p, dim, most), x.renorm(p, dim, most), **near)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool], ids=str)
+def test_fills_of_elements_that_lie_anywhere(remote, dtype):
+    for place in (
+        lambda x: x[::2, 1::3],
+        lambda x: x.as_strided((16, 5, 7), (1, 3, 2)),
+        lambda x: x.as_strided((2, 3, 4), (40, 0, 1)),
+        lambda x: x.t()[3:],
+    ):
+        x = made((20, 30), dtype)
+        there = x.to(remote)
+        for on in (x, there):
+            with torch.no_grad():
+                torch.ops.aten.fill_(place(on), 1)
+        equal(there, x)
+
+
 def test_parts_of_memory_that_are_replaced(remote):
     x, y = torch.randn(4, 5), torch.randn(2, 3)
     for do in (
@@ -573,6 +589,7 @@ def test_group_norm_of_nothing(remote, shape):
 def test_medians_of_nothing(remote):
     """Those of integers are an error of torch for CUDA, too."""
     equal(torch.empty(0).to(remote).median(), torch.tensor(float("nan")))
+    equal(torch.empty(0, dtype=torch.bool).to(remote).median(), torch.tensor(True))
     with pytest.raises(RuntimeError, match="value cannot be converted to type int64_t without overflow"):
         torch.empty(0, dtype=torch.int64).to(remote).median().cpu()
 

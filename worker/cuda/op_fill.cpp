@@ -316,6 +316,29 @@ void clear(OpPlanner& planner, const OpTensor& to) {
   if (!to.is_packed()) planner.copy(zeros, to);
 }
 
+// Elements that lie anywhere, also in the same memory. (Compiled kernels fill those that lie in order.)
+Status fill(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || planner.tensor("value")) return refuse("with what a tensor has");
+  if (to->sizes.size() > kMostDims) return refuse("of so many dims");
+  const int64_t item = ir::item_size(to->dtype);
+  const Place number = planner.scratch(static_cast<uint64_t>(item));
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
+      .at(&FillArguments::out, number);
+  IndexArguments write{.count = to->count(), .rank = static_cast<i64>(to->sizes.size())};
+  write.item = item;
+  for (size_t d = 0; d < to->sizes.size(); ++d) {
+    write.sizes[d] = to->sizes[d];
+    write.self_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
+      .at(&IndexArguments::self, to->place)
+      .at(&IndexArguments::values, number);
+  return {};
+}
+
 Status zero(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to) return refuse("without a result");
@@ -469,6 +492,7 @@ constexpr NamedPlan kFillPlans[] = {{"arange", arange},
                                     {"tril", lower_triangle, true},
                                     {"triu", upper_triangle, true},
                                     {"copy", copy, true},
+                                    {"fill", fill},
                                     {"zero", zero, true},
                                     {"_foreach_zero", zeros, true},
                                     {"eye", eye, true},

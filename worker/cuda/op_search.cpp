@@ -150,8 +150,10 @@ Status middle(OpPlanner& planner, Middle what) {
   if (rows == 0) return {};
   if (dims.length == 0) {
     if (!values || what == Middle::kMode) return refuse("of nothing");
-    if (!ir::is_float(values->dtype)) return NumberChecks::overflow(values->dtype);  // it would be NaN
-    const uint64_t nan = float_bits(std::numeric_limits<double>::quiet_NaN(), values->dtype);
+    // It is NaN, which is true.
+    const bool is_bool = values->dtype == DType::kBool;
+    if (!ir::is_float(values->dtype) && !is_bool) return NumberChecks::overflow(values->dtype);
+    const uint64_t nan = is_bool ? 1 : float_bits(std::numeric_limits<double>::quiet_NaN(), values->dtype);
     planner
         .launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
