@@ -22,7 +22,8 @@ Status BatchNormLibrary::describe(const BatchNormProblem& problem, dnn::Handle h
   return describe_batch_norm(table(), handle, problem, made, graph);
 }
 
-bool BatchNormLibrary::suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes) const {
+bool BatchNormLibrary::suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes,
+                             size_t /*level*/) const {
   return !problem.deterministic || std::ranges::count(notes, dnn::Note::kNondeterministic) == 0;
 }
 

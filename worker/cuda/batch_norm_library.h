@@ -32,7 +32,7 @@ class BatchNormLibrary final : public LatePlans<BatchNormProblem> {
 
   Status describe(const BatchNormProblem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                   dnn::Descriptor* graph) const override;
-  bool suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes) const override;
+  bool suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
   Status call(const BatchNormProblem& problem, const dnn::Plan& plan, const BatchNormPointers& pointers,
               DevicePointer memory, Stream stream) const;
 };

@@ -278,4 +278,15 @@ Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const i
   return graph.nodes[node].opcode == ir::ops::aten_convolution ? planner.forward() : planner.backward();
 }
 
+std::string ConvolutionProblem::key_of() const {
+  std::string key = std::to_string(static_cast<int>(pass)) + "t" + std::to_string(static_cast<int>(type)) +
+                    (channels_last ? "l" : "") + (adds_bias ? "b" : "") + (tf32 ? "x" : "");
+  for (const std::vector<int64_t>* const list :
+       {&image, &filter, &output, &padding, &padding_after, &stride, &dilation}) {
+    key += ":";
+    for (const int64_t number : *list) key += std::to_string(number) + ",";
+  }
+  return key;
+}
+
 }  // namespace torch_remote::worker::cuda

@@ -34,6 +34,9 @@ struct ConvolutionProblem {
   std::vector<int64_t> image, filter, output;
   std::vector<int64_t> padding, padding_after, stride, dilation;
   auto operator<=>(const ConvolutionProblem&) const = default;
+
+  // All that a plan depends on but for the machine, in a word.
+  std::string key_of() const;
 };
 
 struct ConvolutionCall {

@@ -9,41 +9,14 @@
 #include "worker/cuda/convolution.h"
 #include "worker/cuda/convolution_library.h"
 #include "worker/cuda/group_call.h"
+#include "worker/cuda/late_plan_unit.h"
 #include "worker/cuda/run_memory.h"
 #include "worker/cuda/unit_program.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
-// The library, as soon as somebody needs it.
-class Convolutions {
- public:
-  Convolutions(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
-      : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
-
-  CudaDevice& device() { return device_; }
-  // Null: *status says why.
-  ConvolutionLibrary* get(Status* status) {
-    if (library_ == nullptr && status_.ok()) {
-      const dnn::Table* const table = table_->get(&status_);
-      // What is missing is told like an op that nobody does.
-      if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
-      if (table != nullptr) {
-        status_ = ConvolutionLibrary::open(device_.shared_gpu(), device_.memory(), {.table = table, .folder = folder_},
-                                           &library_);
-      }
-    }
-    *status = status_;
-    return library_.get();
-  }
-
- private:
-  CudaDevice& device_;
-  const std::shared_ptr<CudnnTable> table_;
-  const std::string folder_;
-  Status status_;
-  std::unique_ptr<ConvolutionLibrary> library_;
-};
+using Convolutions = LateLibrary<ConvolutionLibrary>;
 
 std::string list(std::span<const int64_t> numbers) {
   std::string text;
@@ -129,9 +102,14 @@ Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::S
   bias_.reset();
   math_ = convolutions_.device().math();
   const Current current(convolutions_.device().gpu());
+  ConvolutionLibrary* const library = convolutions_.get();
+  if (library == nullptr) {
+    const Status& why = convolutions_.status();
+    // What is missing is told like an op that nobody does.
+    return why.code() == ErrorCode::kUnsupported ? Status(why.code(), "remote: " + why.message(), "NotImplementedError")
+                                                 : why;
+  }
   Status status;
-  ConvolutionLibrary* const library = convolutions_.get(&status);
-  if (library == nullptr) return status;
   for (const ConvolutionLayout layout : {ConvolutionLayout::kPreferred, ConvolutionLayout::kOther}) {
     Status tried = plan_convolution(graph(), group().first, values, layout, &plan_, symbols);
     if (!tried.ok()) return tried;
@@ -181,12 +159,12 @@ Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t number)
   if (Status status = memory.allocate(plan_.steps.scratch, "a convolution"); !status.ok()) return status;
   if (device.gpu().is_lost()) return {};
   Status status;
-  ConvolutionLibrary* const library = convolutions_.get(&status);
+  ConvolutionLibrary& library = *convolutions_.get();
   const auto at = [&](const Place& place) { return memory.address(place); };
   for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], memory);
   for (size_t i = 0; i < plan_.calls.size() && status.ok(); ++i) {
     const ConvolutionCall& call = plan_.calls[i];
-    status = library->run(
+    status = library.run(
         prepared_[i], {at(call.image), at(call.filter), at(call.output), call_adds_bias_ ? at(*plan_.call_bias) : 0});
   }
   for (size_t i = plan_.before; i < plan_.steps.steps.size() && status.ok(); ++i) {

@@ -26,7 +26,7 @@ class LateLibrary {
       : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
-  // Null: there is none. (Whoever wants to know why asks `--probe`.)
+  // Null: there is none, and `status` says why.
   Library* get() {
     if (library_ == nullptr && status_.ok()) {
       const dnn::Table* const table = table_->get(&status_);
@@ -39,6 +39,7 @@ class LateLibrary {
     }
     return library_.get();
   }
+  const Status& status() const { return status_; }
 
  private:
   CudaDevice& device_;

@@ -85,7 +85,8 @@ class LatePlans {
   // It was wanted, and done in another way. The second time the plans are asked for: what comes only once is not worth
   // their time.
   void note_use(const Prepared& prepared);
-  // Asks for the plans, and returns when they are there, or refused.
+  // Asks for the plans, and returns when they are there, or refused. What is wrong but not because of the problem may
+  // be gone by then.
   void wait(const Prepared& prepared);
 
   // How often proposals were asked for, and how often a file said which one to take.
@@ -116,8 +117,16 @@ class LatePlans {
   // The graph's descriptor, which is among those of `made` then, as is all that it is made of. By the thread.
   virtual Status describe(const Problem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                           dnn::Descriptor* graph) const = 0;
+  // Engines are asked for level by level, until one has a plan; a file's choice may be of any.
+  virtual size_t levels() const { return 1; }
   // Whether an engine does that says this of itself.
-  virtual bool suits(const Problem&, const std::vector<dnn::Note>&) const { return true; }
+  virtual bool suits(const Problem&, const std::vector<dnn::Note>&, size_t /*level*/) const { return true; }
+  // An error: plans of that level are not taken.
+  virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
+  // How many proposals are looked at.
+  virtual size_t most(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
+  // Nobody else does it: what one call refuses the next one may do.
+  virtual bool is_only_way() const { return false; }
 
   void ask(const Prepared& prepared);
   void serve();  // the thread
@@ -220,6 +229,13 @@ void LatePlans<Problem>::ask(const Prepared& prepared) {
 
 template <typename Problem>
 void LatePlans<Problem>::wait(const Prepared& prepared) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (prepared->is_made_ && !prepared->status_.ok() && prepared->status_.code() != ErrorCode::kUnsupported) {
+      prepared->is_asked_ = prepared->is_made_ = false;
+      prepared->choice_ = {};
+    }
+  }
   while (true) {
     ask(prepared);
     std::unique_lock lock(mutex_);
@@ -264,15 +280,15 @@ Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle)
   const Problem& problem = prepared.problem_;
   dnn::Descriptor graph = nullptr;
   if (Status status = describe(problem, handle, &prepared.made_, &graph); !status.ok()) return status;
-  const auto add = [&](dnn::HeuristicsMode mode, size_t most, const std::string* only) {
+  const auto add = [&](dnn::HeuristicsMode mode, size_t level, size_t most, const std::string* only) {
     return dnn::add_plans(
         table_, handle, graph, mode, options_.workspace, most,
-        [&](const std::vector<dnn::Note>& notes) { return suits(problem, notes); }, only, &prepared.made_,
+        [&](const std::vector<dnn::Note>& notes) { return suits(problem, notes, level); }, only, &prepared.made_,
         &prepared.choice_.plans());
   };
   if (!problem.deterministic && !prepared.distrusts_file_) {
     if (const std::string* const kept = file_.find(problem.key_of()); kept != nullptr) {
-      (void)add(dnn::mode_of(*kept), 1, kept);
+      (void)add(dnn::mode_of(*kept), levels() - 1, 1, kept);
       if (prepared.plans() != 0) {
         const std::lock_guard lock(mutex_);
         ++found_;
@@ -286,11 +302,16 @@ Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle)
     ++asked_;
   }
   Status status;
-  for (const dnn::HeuristicsMode mode : {dnn::HeuristicsMode::kA, dnn::HeuristicsMode::kFallback}) {
-    status = add(mode, problem.deterministic ? 1 : options_.timed, nullptr);
-    if (prepared.plans() == 0) continue;
-    if (problem.deterministic || prepared.plans() == 1) prepared.choice_.settle(false);
-    return {};
+  for (size_t level = 0; level < levels(); ++level) {
+    for (const dnn::HeuristicsMode mode : {dnn::HeuristicsMode::kA, dnn::HeuristicsMode::kFallback}) {
+      // One may know nothing of what the other one does.
+      const Status added = add(mode, level, most(problem), nullptr);
+      if (!added.ok()) status = added;
+      if (prepared.plans() == 0) continue;
+      if (Status good = check(problem, level); !good.ok()) return good;
+      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.settle(false);
+      return {};
+    }
   }
   return status.ok() ? dnn::to_status(table_, dnn::Result::kNotSupported, "cudnnBackendFinalize") : status;
 }
@@ -307,7 +328,7 @@ Status LatePlans<Problem>::run_plan(const Prepared& prepared, std::initializer_l
   if (!choice.is_proven()) {
     const bool kept = choice.is_kept();
     Status status = choice.first_run(*gpu_, memory_, call, problem.deterministic, what_, more);
-    if (status.ok() || (status.code() == ErrorCode::kOutOfMemory && !kept)) return status;
+    if (status.ok() || (!kept && (is_only_way() || status.code() == ErrorCode::kOutOfMemory))) return status;
     status = {ErrorCode::kUnsupported, status.message()};
     {
       const std::lock_guard lock(mutex_);
