@@ -16,6 +16,7 @@
 #include "remote/wire/message.h"
 #include "worker/collectives/collective_runner.h"
 #include "worker/device/machine.h"
+#include "worker/device/no_memory.h"
 #include "worker/inbox.h"
 #include "worker/profile.h"
 #include "worker/python.h"
@@ -372,12 +373,8 @@ Status Server::handle(Frame& frame) {
 // Of this process's own. Whoever waits for an answer gets the error; what else a message was to do is not done.
 Status Server::out_of_memory(const Frame& frame) {
   const Type type = static_cast<Type>(frame.header.type);
-  const std::string message = "remote: the worker has no memory left for a message of type ";
-  const auto failure = std::make_shared<Failure>(
-      Failure{{ErrorCode::kOutOfMemory, message + std::to_string(frame.header.type), "OutOfMemoryError"},
-              0,
-              0,
-              frame.header.sequence});
+  const std::string what = "a message of type " + std::to_string(frame.header.type);
+  const auto failure = std::make_shared<Failure>(Failure{no_memory_for(what), 0, 0, frame.header.sequence});
   spdlog::warn("{}", failure->status.message());
   builder_.Reset();
   if (type == Type::kUpload) {
@@ -586,13 +583,7 @@ Status Server::read(Frame& frame) {
     if (attachment) {
       queued = session_->copy_out(request, located, attachment->bytes(), attachment);
     } else {
-      failure = std::make_shared<Failure>(
-          Failure{{ErrorCode::kOutOfMemory,
-                   "remote: the worker has no memory left to send " + std::to_string(located.nbytes) + " bytes",
-                   "OutOfMemoryError"},
-                  0,
-                  0,
-                  sequence});
+      failure = std::make_shared<Failure>(Failure{no_memory_for("an answer", located.nbytes), 0, 0, sequence});
     }
   }
   return when_done(sequence, [this, sequence, ahead, failure, queued, attachment]() mutable {
@@ -695,8 +686,7 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     return refuse({ErrorCode::kOpFailed,
                    "remote: the worker calls no Python functions for its clients; start it with --allow-python"});
   }
-  const Status no_memory = {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a call",
-                            "OutOfMemoryError"};
+  const Status no_memory = no_memory_for("a call");
   const size_t count = message.inputs() ? message.inputs()->size() : 0;
   if (count >= kMostParts) return refuse(Status::invalid("remote: a call has too many tensors"));
   struct View {
@@ -791,7 +781,7 @@ Status Server::answer_call(PythonResult& result, const PendingCall& call) {
   } else if (result.status.ok()) {
     answer = allocate(result.parts.size(0));
     if (answer) result.status = result.parts.read(0, 0, answer->bytes().data(), answer->bytes().size());
-    if (!answer && result.parts.size(0) != 0) result.status = {ErrorCode::kOutOfMemory, "remote: no memory"};
+    if (!answer && result.parts.size(0) != 0) result.status = no_memory_for("a call's results");
   }
   for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
     sizes.push_back(result.parts.size(part));

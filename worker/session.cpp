@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "remote/wire/delta.h"
+#include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -50,9 +51,7 @@ constexpr uint64_t kPerBuffer = 256;
 constexpr uint64_t kPiece = 32u << 20;  // bytes of a buffer that is filled
 
 Status no_memory_to_upload(uint64_t nbytes) {
-  return {ErrorCode::kOutOfMemory,
-          "remote: the worker has no memory left for an upload of " + std::to_string(nbytes) + " bytes",
-          "OutOfMemoryError"};
+  return no_memory_for("an upload of " + std::to_string(nbytes) + " bytes");
 }
 
 }  // namespace

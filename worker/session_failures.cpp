@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "worker/device/no_memory.h"
 #include "worker/session_run.h"
 
 namespace torch_remote::worker {
@@ -10,11 +11,7 @@ constexpr size_t kMaxUntold = 64;
 
 }  // namespace
 
-Status out_of_memory(uint64_t nbytes) {
-  return {ErrorCode::kOutOfMemory,
-          "remote: the worker has no memory left; tried to allocate " + std::to_string(nbytes) + " bytes",
-          "OutOfMemoryError"};
-}
+Status out_of_memory(uint64_t nbytes) { return no_memory_for({}, nbytes); }
 
 // Counted against the limit as long as somebody has it.
 FailurePtr Session::make_failure(Failure failure) const {

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "worker/device/no_memory.h"
+
 namespace torch_remote::worker {
 namespace {
 
@@ -133,8 +135,7 @@ void Lane::perform(Lock& lock) {
   try {
     status = op->perform_(mesh_);
   } catch (const std::bad_alloc&) {
-    status = mesh_.fail(
-        {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for a collective op", "OutOfMemoryError"});
+    status = mesh_.fail(no_memory_for("a collective op"));
   }
   lock.lock();
   performing_ = false;

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "worker/collectives/label.h"
+#include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {
 // What goes before a message's bytes; little endian, as both ends are.
@@ -545,8 +546,7 @@ void Mesh::advance() {
   try {
     status = move();
   } catch (const std::bad_alloc&) {
-    status = {ErrorCode::kOutOfMemory, "remote: the worker has no memory left for what other ranks send",
-              "OutOfMemoryError"};
+    status = no_memory_for("what other ranks send");
   }
   if (!status.ok()) fail_all(status);
   finish_done();

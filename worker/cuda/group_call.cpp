@@ -6,6 +6,7 @@
 #include "codegen/lower/lower.h"
 #include "ir/fusion.h"
 #include "worker/cuda/copy_kernel.h"
+#include "worker/cuda/run_memory.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -167,11 +168,6 @@ Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, ui
 
 namespace {
 
-Status no_memory(uint64_t bytes) {
-  return {ErrorCode::kOutOfMemory, "remote: the GPU has no " + std::to_string(bytes) + " bytes left for a kernel",
-          "OutOfMemoryError"};
-}
-
 // To the next place of dims of these sizes, the last one first. False: that was the last place.
 bool next_place(std::vector<int64_t>& place, std::span<const int64_t> sizes) {
   for (size_t d = place.size(); d-- > 0;) {
@@ -196,7 +192,8 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   // Given back when the launch is queued: who has it next uses it behind that.
   tr_buffer scratch{};
   if (prepared.scratch != 0) {
-    if (!device.memory().allocate(prepared.scratch, &scratch, Reach::kOwn)) return no_memory(prepared.scratch);
+    if (!device.memory().allocate(prepared.scratch, &scratch, Reach::kOwn))
+      return no_memory(prepared.scratch, "a kernel");
     call.scratch = reinterpret_cast<uint64_t>(scratch.data);
   }
   bool good = true;
@@ -218,7 +215,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
     if (good && !device.gpu().is_lost()) (void)launch(device.gpu(), *prepared.kernel, call);
   } while (good && next_place(place, made.outer));
   if (scratch.release != nullptr) scratch.release(scratch.owner);
-  return good ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord));
+  return good ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), "a kernel");
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "worker/device/no_memory.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -107,12 +109,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
     const std::lock_guard lock(mutex_);
     parked_.push_back(region);
   }
-  static Status none(uint64_t size) {
-    return {ErrorCode::kOutOfMemory,
-            "remote: the worker has no memory left for a copy to another device; tried to allocate " +
-                std::to_string(size) + " bytes",
-            "OutOfMemoryError"};
-  }
+  static Status none(uint64_t size) { return no_memory_for("a copy to another device", size); }
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;

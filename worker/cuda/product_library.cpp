@@ -10,6 +10,8 @@
 #include <sstream>
 #include <utility>
 
+#include "worker/cuda/run_memory.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -329,10 +331,7 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
   if (!prepared->choice_->marks.empty()) decide(*prepared->choice_);
   const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
   if (chosen().workspace != 0 && !take_workspace()) {
-    if (prepared->problem_.deterministic)
-      return {ErrorCode::kOutOfMemory,
-              "remote: the GPU has no " + std::to_string(options_.workspace) + " bytes left for a product",
-              "OutOfMemoryError"};
+    if (prepared->problem_.deterministic) return no_memory(options_.workspace, "a product");
     // Another way, that needs none.
     choices_.erase(prepared->choice_->key);
     if (Status status = choose(*prepared); !status.ok()) return status;

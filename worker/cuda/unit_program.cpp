@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "worker/cuda/run_memory.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -216,8 +218,7 @@ Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
     if (run.buffers[buffer].data != nullptr) continue;
     const auto nbytes = static_cast<uint64_t>(run.symbols[graph_.buffers[buffer].nbytes]);
     if (device_.memory().allocate(nbytes, &run.buffers[buffer])) continue;
-    return {ErrorCode::kOutOfMemory, "remote: the GPU has no " + std::to_string(nbytes) + " bytes left",
-            "OutOfMemoryError"};
+    return no_memory(nbytes, "a result");
   }
   return {};
 }
