@@ -10,12 +10,14 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ir/op_table.h"
+#include "worker/collectives/collective_calls.h"
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/device_group.h"
 #include "worker/collectives/direct_copies.h"
@@ -25,67 +27,11 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr std::string_view kNamespace = "remote_c10d::";
-constexpr int64_t kMostRanks = 1024;
-
-enum class Op : uint8_t {
-  kListen,
-  kJoin,
-  kLeave,
-  kAllReduce,
-  kReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kBarrier,
-  kSend,
-  kReceive,
-  kReceiveAny,
-  kCopyListen,
-  kCopyAccept,
-  kCopyConnect,
-  kCopySend,
-  kCopyReceive,
-  kCopyLeave,
-};
-
-// A letter an argument: t, a tensor; i, a number; s, a text; l, a list of numbers. Tensors that are written are large.
-struct OpForm {
-  std::string_view name, args;
-};
-constexpr auto kOps = std::to_array<OpForm>({
-    {"listen", "TTi"},            // port, host, group
-    {"join", "tiiii"},            // plan, group, rank, size, timeout
-    {"leave", "ti"},              // unused, group
-    {"all_reduce_", "Tiis"},      // tensor, group, sequence, reduction
-    {"reduce_", "Tiisi"},         // tensor, group, sequence, reduction, root
-    {"broadcast_", "Tiii"},       // tensor, group, sequence, root
-    {"all_gather", "Ttii"},       // output, input, group, sequence
-    {"reduce_scatter", "Ttiis"},  // output, input, group, sequence, reduction
-    {"all_to_all", "Ttiill"},     // output, input, group, sequence, elements from and for each rank
-    {"gather", "Ttiii"},          // output, input, group, sequence, root
-    {"scatter", "Ttiii"},         // output, input, group, sequence, root
-    {"barrier", "Tii"},           // token, which is set to 0, group, sequence
-    {"send", "tiii"},             // tensor, group, to, tag
-    {"recv", "Tiii"},             // tensor, group, from, tag
-    {"recv_any", "TTii"},         // tensor, from (i64[1]), group, tag
-    {"copy_listen", "Ti"},        // answer (u8, text and zeros), pair
-    {"copy_accept", "ti"},        // plan, pair
-    {"copy_connect", "Tti"},      // answer, plan, pair
-    {"copy_send", "tii"},         // tensor, pair, number
-    {"copy_receive", "Tii"},      // tensor, pair, number
-    {"copy_leave", "tii"},        // unused, pair, whether at once
-});
-
-const OpForm& form_of(Op op) { return kOps[static_cast<size_t>(op)]; }
-
-// What it reads others get.
-bool sends_data(Op op) {
-  return (op >= Op::kAllReduce && op <= Op::kSend && op != Op::kBarrier) || op == Op::kCopySend;
-}
+using collective::bytes_of;
+using collective::Call;
+using collective::form_of;
+using collective::kMostRanks;
+using collective::Op;
 
 struct Group {
   std::unique_ptr<PeerListener> listener;
@@ -99,21 +45,6 @@ struct Group {
 
 using WorkPtr = std::shared_ptr<BackgroundWork>;
 
-// What a node says, with the values of a run.
-struct Call {
-  struct Tensor {
-    ir::DType dtype = ir::DType::kUInt8;
-    void* data = nullptr;  // on the device
-    uint64_t nbytes = 0;
-    std::span<std::byte> bytes;  // here
-    std::vector<std::byte> copy;
-  };
-  std::vector<Tensor> tensors;
-  std::vector<int64_t> numbers;
-  std::vector<std::vector<int64_t>> lists;
-  std::string_view text;
-};
-
 class CollectiveProgram;
 
 class CollectiveRunner final : public Runner {
@@ -123,9 +54,9 @@ class CollectiveRunner final : public Runner {
 
   std::string description() const override { return {}; }  // part of every worker
   bool accepts(const ir::Graph& graph, uint32_t node) override {
-    return ir::op_desc(graph.nodes[node].opcode).name.starts_with(kNamespace);
+    return ir::op_desc(graph.nodes[node].opcode).name.starts_with(collective::kNamespace);
   }
-  bool has_op(const char* name) override { return find(name) != nullptr; }
+  bool has_op(const char* name) override { return collective::find_op(name).has_value(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;
   bool works_in_background() const override { return true; }
   void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override;
@@ -140,14 +71,6 @@ class CollectiveRunner final : public Runner {
 
  private:
   friend class CollectiveProgram;
-  // Null: there is no such op.
-  static const OpForm* find(std::string_view name) {
-    if (!name.starts_with(kNamespace)) return nullptr;
-    name.remove_prefix(kNamespace.size());
-    const auto found = std::ranges::find(kOps, name, &OpForm::name);
-    return found == kOps.end() ? nullptr : &*found;
-  }
-
   Status listen(Call& call);
   Status join(Call& call, WorkPtr* work);
   Status collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
@@ -279,8 +202,8 @@ Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const
 
 Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, WorkPtr* work) {
   const ir::Node& node = graph_.nodes[number];
-  const OpForm& form = *CollectiveRunner::find(ir::op_desc(node.opcode).name);
-  const auto op = static_cast<Op>(&form - kOps.data());
+  const Op op = *collective::find_op(ir::op_desc(node.opcode).name);
+  const collective::OpForm& form = form_of(op);
   const auto shared = std::make_shared<Call>();
   Call& call = *shared;
   call.tensors.reserve(form.args.size());
@@ -356,40 +279,14 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   return {};
 }
 
-// Which arguments an op has was decided by the client's schema: none of it is to be trusted.
-Status check_node(const ir::Node& node, const OpForm& form) {
-  bool fits = node.args.size() == form.args.size() && node.results.empty();
-  for (size_t i = 0; fits && i < form.args.size(); ++i) {
-    const ir::Arg& arg = node.args[i];
-    switch (form.args[i]) {
-      case 'i':
-        fits = arg.tag == ir::ArgTag::kInt;
-        break;
-      case 's':
-        fits = arg.tag == ir::ArgTag::kString;
-        break;
-      case 'l':
-        fits = arg.tag == ir::ArgTag::kList &&
-               std::ranges::all_of(arg.items, [](const ir::Arg& item) { return item.tag == ir::ArgTag::kInt; });
-        break;
-      default:
-        fits = arg.tag == ir::ArgTag::kView;
-        if (form.args[i] == 'T') fits = fits && ir::op_desc(node.opcode).args[i].writes;
-    }
-  }
-  if (fits) return {};
-  return Status::invalid("remote: the collective op " + std::string(form.name) +
-                         " has other arguments in the client's version");
-}
-
 Status CollectiveRunner::load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) {
   for (uint32_t n = 0; n < request.graph.nodes.size(); ++n) {
     if (request.nodes[n] == 0 || !accepts(request.graph, n)) continue;
     const ir::Node& node = request.graph.nodes[n];
     const std::string_view name = ir::op_desc(node.opcode).name;
-    const OpForm* form = find(name);
-    if (form == nullptr) return {ErrorCode::kUnsupported, "remote: this worker has no op " + std::string(name)};
-    if (Status status = check_node(node, *form); !status.ok()) return status;
+    const std::optional<Op> op = collective::find_op(name);
+    if (!op) return {ErrorCode::kUnsupported, "remote: this worker has no op " + std::string(name)};
+    if (Status status = check_node(node, form_of(*op)); !status.ok()) return status;
   }
   *program = std::make_unique<CollectiveProgram>(*this, request.graph);
   return {};
@@ -471,47 +368,6 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
 }
 
 // Bytes for each rank.
-std::vector<uint64_t> bytes_of(const std::vector<int64_t>& counts, ir::DType dtype) {
-  std::vector<uint64_t> bytes;
-  bytes.reserve(counts.size());
-  for (const int64_t count : counts) {
-    bytes.push_back(std::min(static_cast<uint64_t>(count), uint64_t{1} << 40) * ir::item_size(dtype));
-  }
-  return bytes;
-}
-
-Status perform(Op op, const Call& call, Reduction reduction, Collectives&& collectives) {
-  const ir::DType dtype = call.tensors[0].dtype;
-  const auto first = call.tensors[0].bytes;
-  const std::span<const std::byte> input = call.tensors.size() > 1 ? call.tensors[1].bytes : first;
-  const int root = call.numbers.size() > 2 ? static_cast<int>(std::clamp<int64_t>(call.numbers[2], -1, kMostRanks)) : 0;
-  if (call.tensors.size() > 1 && call.tensors[1].dtype != dtype) {
-    return collective_failed("remote: " + std::string(form_of(op).name) + " needs tensors of one dtype", "ValueError");
-  }
-  switch (op) {
-    case Op::kAllReduce:
-      return collectives.all_reduce(dtype, reduction, first);
-    case Op::kReduce:
-      return collectives.reduce(dtype, reduction, root, first);
-    case Op::kBroadcast:
-      return collectives.broadcast(dtype, root, first);
-    case Op::kAllGather:
-      return collectives.all_gather(dtype, input, first);
-    case Op::kReduceScatter:
-      return collectives.reduce_scatter(dtype, reduction, input, first);
-    case Op::kAllToAll:
-      return collectives.all_to_all(dtype, input, bytes_of(call.lists[1], dtype), first,
-                                    bytes_of(call.lists[0], dtype));
-    case Op::kGather:
-      return collectives.gather(dtype, root, input, first);
-    case Op::kScatter:
-      return collectives.scatter(dtype, root, input, first);
-    default:
-      std::ranges::fill(first, std::byte{0});
-      return collectives.barrier();
-  }
-}
-
 Status not_joined() { return collective_failed("remote: the process group was not joined"); }
 
 Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
@@ -545,25 +401,6 @@ Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, Wo
     return status.ok() ? status : mesh.fail(status);
   });
   return {};
-}
-
-CollectiveOp name_of(Op op) {
-  switch (op) {
-    case Op::kAllReduce:
-      return CollectiveOp::kAllReduce;
-    case Op::kReduce:
-      return CollectiveOp::kReduce;
-    case Op::kBroadcast:
-      return CollectiveOp::kBroadcast;
-    case Op::kAllGather:
-      return CollectiveOp::kAllGather;
-    case Op::kReduceScatter:
-      return CollectiveOp::kReduceScatter;
-    case Op::kAllToAll:
-      return CollectiveOp::kAllToAll;
-    default:
-      return CollectiveOp::kNone;
-  }
 }
 
 // What is wrong with an op, too, is told by the hosts' way: whatever it is, all ranks decide alike.
@@ -708,13 +545,12 @@ Status CollectiveRunner::copy_between_devices(Op op, const Call& call) {
 // The other end of a copy is not to wait for what does not come, nor is what comes to wait for this one.
 void CollectiveRunner::leave_out(const ir::Graph& graph, uint32_t index, const int64_t* values, const Status& why) {
   const ir::Node& node = graph.nodes[index];
-  const OpForm* const form = find(ir::op_desc(node.opcode).name);
-  if (form == nullptr || !check_node(node, *form).ok()) return;
-  const auto op = static_cast<Op>(form - kOps.data());
-  if (op != Op::kCopySend && op != Op::kCopyReceive) return;
+  const std::optional<Op> op = collective::find_op(ir::op_desc(node.opcode).name);
+  if (!op || !check_node(node, form_of(*op)).ok()) return;
+  if (*op != Op::kCopySend && *op != Op::kCopyReceive) return;
   const ir::View& view = graph.views[node.args[0].a];
   const int64_t pair = values[node.args[1].a], number = values[node.args[2].a];
-  if (op == Op::kCopySend) return copies_.leave_out(pair, number, why);
+  if (*op == Op::kCopySend) return copies_.leave_out(pair, number, why);
   int64_t count = 1;
   for (const uint32_t size : view.sizes) count *= values[size];
   copies_.drop(pair, number, view.dtype, static_cast<uint64_t>(count) * ir::item_size(view.dtype));
