@@ -21,8 +21,11 @@ class Inbox {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}
 
-  // From now on the client's process is looked at, if it is known.
-  void watch_client() { client_load_ = ProcessLoad(transport_.peer_process()); }
+  // From now on the client's process is looked at, if it is on this machine. `says`: which one it says it is.
+  void watch_client(int says) {
+    const int known = transport_.peer_process();
+    client_load_ = ProcessLoad(known == 0 && transport_.is_peer(says) ? says : known);
+  }
 
   // The next message; none is a Cancel. kTimeout after `timeout`, or after wake().
   Status receive(remote::Frame* frame, std::chrono::nanoseconds timeout);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -157,7 +158,7 @@ TEST_F(InboxTest, AThreadThatWaitsIsWoken) {
 }
 
 TEST_F(InboxTest, OfAClientThatIsNoProcessNothingIsKnown) {
-  inbox->watch_client();
+  inbox->watch_client(getpid());
   send(1);
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(inbox->client_activity(), TR_CLIENT_RESTS);

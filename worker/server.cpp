@@ -56,7 +56,7 @@ class Server {
  private:
   Status hello();
   Status refuse(const Status& why);
-  Status open_device();
+  Status open_device(int client);
   Status next(Frame* frame);
   Status handle(Frame& frame);
   Status handle_message(Frame& frame);
@@ -203,8 +203,8 @@ Status Server::next(Frame* frame) {
 
 // --- hello -----------------------------------------------------------------------------------------------------------
 
-Status Server::open_device() {
-  inbox_.watch_client();
+Status Server::open_device(int client) {
+  inbox_.watch_client(client);
   // How many threads an op has must not depend on what a client happens to do, where bits are to come again.
   std::function<tr_client()> activity = [this] { return inbox_.client_activity(); };
   if (options_.repeatable) activity = [] { return TR_CLIENT_RESTS; };
@@ -253,7 +253,7 @@ Status Server::hello() {
   }
   if (!options_.unavailable.ok()) return refuse(options_.unavailable);
   options_.repeatable = hello->repeatable();
-  if (status = open_device(); !status.ok()) return refuse(status);
+  if (status = open_device(static_cast<int>(hello->process())); !status.ok()) return refuse(status);
   if (!options_.inproc) transport_.leave_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();

@@ -9,9 +9,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What was received is acknowledged after so much, and with each heartbeat.
+// What was received is acknowledged after so much, and with each heartbeat: seldom, as it wakes who sends.
 constexpr uint64_t kFrames = 64;
-constexpr size_t kBytes = 64 << 10;
+constexpr size_t kBytes = 256 << 10;
+// Likewise by an end that sends, or is about to wait: memory that the other one keeps should not be kept for long.
+constexpr size_t kBytesBeforeWaiting = 64 << 10;
 // How long a sender without room leaves receiving to another thread before it looks again.
 constexpr auto kOtherReceives = 2ms;
 constexpr int kMissed = 3;                                 // heartbeats
@@ -96,7 +98,11 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
   sends_ = false;
   changed_.notify_all();
   if (status.ok() || status.code() == ErrorCode::kLost) {
-    if (!status.ok()) suspect(connection);
+    if (!status.ok()) {
+      suspect(connection);
+    } else if (untold_bytes_ >= kBytesBeforeWaiting) {
+      acknowledge(lock, true);
+    }
     return {};
   }
   set_lost(status);
@@ -183,6 +189,7 @@ Status ResumingTransport::receive(Frame* frame, std::chrono::nanoseconds timeout
   *frame = Frame();  // lets an attachment go before anything is locked
   Lock lock(mutex_);
   Clock::time_point deadline;
+  bool confirmed = false;
   for (bool first = true;; first = false) {
     if (!queue_.empty()) {
       *frame = std::move(queue_.front());
@@ -202,6 +209,11 @@ Status ResumingTransport::receive(Frame* frame, std::chrono::nanoseconds timeout
     if (!connection_ || receives_) {
       if (left.count() <= 0) return timed_out();
       wait_for(lock, left);
+      continue;
+    }
+    if (left.count() > 0 && untold_bytes_ >= kBytesBeforeWaiting && !std::exchange(confirmed, true)) {
+      if (take(lock, 0ns, frame).ok()) return {};
+      if (queue_.empty() && lost_.ok()) acknowledge(lock, true);
       continue;
     }
     const Status status = take(lock, std::max<std::chrono::nanoseconds>(left, 0ns), frame);
@@ -225,6 +237,15 @@ void ResumingTransport::leave_busy_cores() {
   std::lock_guard lock(mutex_);
   leaves_busy_cores_ = true;
   if (connection_) connection_->leave_busy_cores();
+}
+
+bool ResumingTransport::is_peer(int process) const {
+  ConnectionPtr connection;
+  {
+    std::lock_guard lock(mutex_);
+    connection = connection_;
+  }
+  return connection && connection->is_peer(process);
 }
 
 void ResumingTransport::wake() {

@@ -63,6 +63,7 @@ class ResumingTransport : public Transport {
   void wake() override;
   void abandon() override;
   bool shares_memory() const override { return false; }
+  bool is_peer(int process) const override;
   std::string description() const override { return description_; }
 
   // Connections after the first one so far.
@@ -103,7 +104,7 @@ class ResumingTransport : public Transport {
   const std::string description_;
   const std::shared_ptr<HeapPool> pool_ = std::make_shared<HeapPool>();
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   // Apart: what others wait for changes with each message, and would wake the keeper each time.
   std::condition_variable keeper_changed_;

@@ -2,6 +2,9 @@
 #include "remote/net/resuming_transport.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <cstring>
@@ -273,6 +276,62 @@ TEST(ResumingTransport, MemoryIsKeptUntilTheOtherEndHasIt) {
   ASSERT_TRUE(session.worker->receive(&frame, kLong).ok());
   for (int i = 0; i < 1000 && !alive.expired(); ++i) (void)session.client->receive(&frame, 5ms);
   EXPECT_TRUE(alive.expired());
+}
+
+std::unique_ptr<StreamTransport> over(int socket) {
+  return std::make_unique<StreamTransport>(make_socket_stream(socket, "tcp"), StreamTransport::Options());
+}
+
+std::unique_ptr<ResumingTransport> with_one_connection(int socket) {
+  const auto gone = [](bool, std::chrono::milliseconds, const Freeze&, Connection*) {
+    return Status(ErrorCode::kUnsupported, "remote: it is gone");
+  };
+  return std::make_unique<ResumingTransport>(Connection{over(socket), 0}, ResumingTransport::Options(), gone);
+}
+
+// A batch of 64 KiB each step must not cost a frame back each time, which wakes who sends.
+TEST(ResumingTransport, UploadsAreConfirmedSeveralAtATime) {
+  constexpr int kFrames = 32;
+  const auto [a, b] = testing::tcp_sockets();
+  const auto end = with_one_connection(a);
+  const auto other = over(b);
+  wire::Header header;
+  header.type = static_cast<uint8_t>(wire::Type::kUpload);
+  Frame frame;
+  for (int i = 0; i < kFrames; ++i) {
+    ASSERT_TRUE(other->send(header, {}, other->allocate(64 << 10)).ok());
+    ASSERT_TRUE(end->receive(&frame, kLong).ok());
+  }
+  int confirmations = 0;
+  uint64_t confirmed = 0;
+  while (other->receive(&frame, 20ms).ok()) {
+    ASSERT_EQ(frame.header.type, static_cast<uint8_t>(wire::Type::kReceived));
+    confirmed = frame.header.sequence;
+    ++confirmations;
+  }
+  EXPECT_LE(confirmations, kFrames / 3);
+  EXPECT_GE(confirmed, static_cast<uint64_t>(kFrames) - 4);
+}
+
+TEST(ResumingTransport, TheOtherEndsProcessIsKnownByItsSocket) {
+  const auto [a, b] = testing::tcp_sockets();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    close(b);
+    pause();
+    _exit(0);
+  }
+  close(a);
+  const auto end = with_one_connection(b);
+  EXPECT_EQ(end->peer_process(), 0);
+  EXPECT_TRUE(end->is_peer(child));
+  EXPECT_FALSE(end->is_peer(0));
+  EXPECT_FALSE(end->is_peer(getpid()));
+  EXPECT_FALSE(end->is_peer(getppid()));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_FALSE(end->is_peer(child));
 }
 
 TEST(ResumingTransport, AnEndThatGoesTellsTheOtherOne) {

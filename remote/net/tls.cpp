@@ -233,6 +233,7 @@ class TlsStream : public ByteStream {
     return why(n);
   }
 
+  bool is_peer(int process) const override { return is_tcp_peer(socket_, process); }
   int input() const override { return socket_; }
   int output() const override { return socket_; }
   void shut_down() override { shutdown(socket_, SHUT_RDWR); }

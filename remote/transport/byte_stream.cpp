@@ -1,13 +1,18 @@
 #include "remote/transport/byte_stream.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <utility>
 
 namespace torch_remote::remote {
@@ -18,6 +23,60 @@ constexpr size_t kMaxDescriptors = 16;  // that come with one message; our own e
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 Status broken() { return {ErrorCode::kLost, std::strerror(errno)}; }
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+// As the kernel's table of connections has it: "0100007F:1F90".
+std::string table_name(const sockaddr_storage& address) {
+  char text[48] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(address);
+    std::snprintf(text, sizeof(text), "%08X:%04X", in.sin_addr.s_addr, ntohs(in.sin_port));
+  } else if (address.ss_family == AF_INET6) {
+    const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
+    uint32_t words[4];
+    std::memcpy(words, &in.sin6_addr, sizeof(words));
+    std::snprintf(text, sizeof(text), "%08X%08X%08X%08X:%04X", words[0], words[1], words[2], words[3],
+                  ntohs(in.sin6_port));
+  }
+  return text;
+}
+
+// "socket:[1234]", as /proc names the descriptors of the other end's socket; empty if it is not on this machine.
+std::string peers_socket(int socket) {
+  sockaddr_storage own{}, peer{};
+  socklen_t own_size = sizeof(own), peer_size = sizeof(peer);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) != 0 ||
+      getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) {
+    return "";
+  }
+  const std::string from = table_name(peer), to = table_name(own);
+  if (from.empty()) return "";
+  std::ifstream table(own.ss_family == AF_INET6 ? "/proc/net/tcp6" : "/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    char local[48] = "", remote[48] = "";
+    unsigned long inode = 0;
+    if (std::sscanf(line.c_str(), " %*d: %47s %47s %*s %*s %*s %*s %*s %*s %lu", local, remote, &inode) != 3) continue;
+    if (local == from && remote == to && inode != 0) return "socket:[" + std::to_string(inode) + "]";
+  }
+  return "";
+}
+
+}  // namespace
+
+bool is_tcp_peer(int socket, int process) {
+  const std::string theirs = process != getpid() ? peers_socket(socket) : "";
+  const std::string folder = "/proc/" + std::to_string(process) + "/fd/";
+  const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(theirs.empty() ? nullptr : opendir(folder.c_str()), closedir);
+  while (descriptors) {
+    const dirent* entry = readdir(descriptors.get());
+    if (entry == nullptr) break;
+    char target[64];
+    const ssize_t size = readlink((folder + entry->d_name).c_str(), target, sizeof(target));
+    if (size > 0 && theirs == std::string_view(target, static_cast<size_t>(size))) return true;
+  }
+  return false;
+}
+
+namespace {
 
 class SocketStream : public ByteStream {
  public:
@@ -95,6 +154,9 @@ class SocketStream : public ByteStream {
     const bool known =
         is_unix_ && getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid != getpid();
     return known && peer.pid > 0 ? peer.pid : 0;
+  }
+  bool is_peer(int process) const override {
+    return is_unix_ ? ByteStream::is_peer(process) : is_tcp_peer(socket_, process);
   }
   std::string description() const override {
     const int peer = peer_process();

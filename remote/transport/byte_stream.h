@@ -37,8 +37,14 @@ class ByteStream {
 
   // The process at the other end, if it is another one on this machine, else 0.
   virtual int peer_process() const { return 0; }
+  // As Transport's.
+  virtual bool is_peer(int process) const { return process != 0 && process == peer_process(); }
   virtual std::string description() const = 0;
 };
+
+// Whether that process is another one on this machine and has the other end of this TCP connection. False, too, if this
+// process may not look.
+bool is_tcp_peer(int socket, int process);
 
 // A connected stream socket: Unix or TCP. Owns the descriptor.
 std::unique_ptr<ByteStream> make_socket_stream(int socket, std::string description);

@@ -27,6 +27,7 @@ class ForwardingTransport : public Transport {
   void abandon() override { inner_->abandon(); }
   bool shares_memory() const override { return inner_->shares_memory(); }
   int peer_process() const override { return inner_->peer_process(); }
+  bool is_peer(int process) const override { return inner_->is_peer(process); }
   std::string description() const override { return inner_->description(); }
 
  protected:

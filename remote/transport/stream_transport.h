@@ -41,6 +41,7 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   void abandon() override;
   bool shares_memory() const override { return memory_ != nullptr; }
   int peer_process() const override { return stream_->peer_process(); }
+  bool is_peer(int process) const override { return stream_->is_peer(process); }
   std::string description() const override { return stream_->description(); }
 
   // A small frame without attachment, if it can go out whole without waiting: *sent.

@@ -94,6 +94,9 @@ class Transport {
 
   // The process at the other end, if it is another one on this machine, else 0.
   virtual int peer_process() const { return 0; }
+  // Whether the process at the other end, which says this number, is another one on this machine. May take a
+  // millisecond.
+  virtual bool is_peer(int process) const { return process != 0 && process == peer_process(); }
 
   virtual std::string description() const = 0;  // "unix (shared memory), pid 123"
 };
