@@ -11,6 +11,7 @@
 #include "frontend/device/worker_names.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/client/checkpoint.h"
+#include "remote/wire/environment.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -25,11 +26,6 @@ struct Given {
 Given& given() {
   static auto* instance = new Given;
   return *instance;
-}
-
-const char* setting(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 void tell(const std::string& what) { std::fprintf(stderr, "remote: %s\n", what.c_str()); }
@@ -52,9 +48,9 @@ Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
     }
   }
   *options = {};
-  options->replay = std::strcmp(setting("TORCH_REMOTE_RESTORE"), "replay") == 0;
-  options->folder = setting("TORCH_REMOTE_RESTORE_FOLDER");
-  const char* limit = setting("TORCH_REMOTE_RESTORE_LIMIT");
+  options->replay = std::strcmp(remote::setting("TORCH_REMOTE_RESTORE"), "replay") == 0;
+  options->folder = remote::setting("TORCH_REMOTE_RESTORE_FOLDER");
+  const char* limit = remote::setting("TORCH_REMOTE_RESTORE_LIMIT");
   if (*limit == '\0') return {};
   return remote::parse_bytes("TORCH_REMOTE_RESTORE_LIMIT", limit, &options->limit);
 }

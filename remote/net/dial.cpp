@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <utility>
 
 #include "remote/net/handshake.h"
 #include "remote/net/resuming_transport.h"
 #include "remote/net/tcp.h"
 #include "remote/net/token.h"
+#include "remote/wire/environment.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -19,11 +19,6 @@ constexpr std::string_view kTcp = "tcp://", kTls = "tls://";
 constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
 // A worker's machine that answers, but has nobody at that port: its listener is gone, and the sessions with it.
 constexpr int kMissed = 3;  // heartbeats
-
-std::string setting_or_empty(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 // Who connects to one worker.
 class Dialer {
@@ -128,8 +123,7 @@ class Returning {
 }  // namespace
 
 TlsFiles tls_files_from_environment() {
-  return {setting_or_empty("TORCH_REMOTE_TLS_CERT"), setting_or_empty("TORCH_REMOTE_TLS_KEY"),
-          setting_or_empty("TORCH_REMOTE_TLS_CA")};
+  return {setting("TORCH_REMOTE_TLS_CERT"), setting("TORCH_REMOTE_TLS_KEY"), setting("TORCH_REMOTE_TLS_CA")};
 }
 
 Status dial_options_from_environment(DialOptions* options) {

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "remote/wire/environment.h"
+
 namespace torch_remote::remote {
 namespace {
 
@@ -20,11 +22,6 @@ Status check(const std::string& token, const std::string& where) {
   return Status::invalid("remote: the token in " + where + " has " + std::to_string(token.size()) +
                          " bytes; it needs " + std::to_string(kLeastToken) + " to " + std::to_string(kMostToken) +
                          " (make one: openssl rand -hex 32 > token)");
-}
-
-const char* setting(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
 }  // namespace
@@ -49,15 +46,14 @@ Status read_token_file(const std::string& path, std::string* token, bool* readab
 }
 
 Status read_token_from_environment(std::string* token) {
-  const char* file = setting("TORCH_REMOTE_TOKEN_FILE");
-  const char* text = setting("TORCH_REMOTE_TOKEN");
-  if (file != nullptr && text != nullptr) {
+  const std::string file = setting("TORCH_REMOTE_TOKEN_FILE"), text = setting("TORCH_REMOTE_TOKEN");
+  if (!file.empty() && !text.empty()) {
     return Status::invalid("remote: TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN are both set; unset one of them");
   }
   token->clear();
   bool others = false;
-  if (file != nullptr) return read_token_file(file, token, &others);
-  if (text == nullptr) return {};
+  if (!file.empty()) return read_token_file(file, token, &others);
+  if (text.empty()) return {};
   *token = text;
   return check(*token, "TORCH_REMOTE_TOKEN");
 }

@@ -157,9 +157,14 @@ Status check_environment() {
   return {};
 }
 
-bool is_set(const char* name) {
+const char* setting(const char* name) {
   const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+  return value != nullptr ? value : "";
+}
+
+bool is_set(const char* name) {
+  const std::string_view value = setting(name);
+  return !value.empty() && value != "0";
 }
 
 std::filesystem::path package_folder() {

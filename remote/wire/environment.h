@@ -28,8 +28,8 @@ Status check_environment();
 // Whether a switch is on: set, and neither empty nor 0.
 bool is_set(const char* name);
 
-// Whether a switch is on: set, and neither empty nor 0.
-bool is_set(const char* name);
+// A variable's text; empty if it is not set, which is the same.
+const char* setting(const char* name);
 
 // The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the one that this program is in (bin/..).
 std::filesystem::path package_folder();
