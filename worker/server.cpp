@@ -64,6 +64,7 @@ class Server {
   Status handle_profiled(Frame& frame);
 
   Status load_program(Frame& frame);
+  Status unload(Frame& frame);
   Status run_program(Frame& frame);
   Status upload(Frame& frame);
   Status free(Frame& frame);
@@ -91,8 +92,8 @@ class Server {
   // Puts what was recorded since the last time into *events and builder_.
   using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
   Programs take_profile(Profile& profile, AttachmentPtr* events);
-  // Sends that to the client if it is time.
-  Status hand_over_profile();
+  // Sends that to the client if it is time, or `now`.
+  Status hand_over_profile(bool now = false);
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
   // Likewise; the client knows it then.
@@ -424,6 +425,8 @@ Status Server::handle_message(Frame& frame) {
   switch (static_cast<Type>(frame.header.type)) {
     case Type::kLoadProgram:
       return load_program(frame);
+    case Type::kUnload:
+      return unload(frame);
     case Type::kRun:
       return run_program(frame);
     case Type::kUpload:
@@ -472,6 +475,16 @@ Status Server::load_program(Frame& frame) {
   if (!message || !frame.attachment) return damaged("program");
   session_->load_program(message->program(), frame.attachment->bytes(), message->tune() && !options_.repeatable);
   if (message->low_latency()) transport_.busy_wait(remote::kBusyWait);
+  return {};
+}
+
+Status Server::unload(Frame& frame) {
+  const auto* message = wire::verify<wire::Unload>(frame.control);
+  if (!message || !message->programs()) return damaged("unload");
+  if (profile_) {  // what was recorded of them needs them
+    if (Status status = hand_over_profile(/*now=*/true); !status.ok()) return status;
+  }
+  for (const uint32_t program : *message->programs()) session_->unload_program(program);
   return {};
 }
 
@@ -849,9 +862,9 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   return programs;
 }
 
-Status Server::hand_over_profile() {
+Status Server::hand_over_profile(bool now) {
   const uint64_t begin = monotonic_ns();
-  if (profile_->due_in(begin) > 0) return {};
+  if (!now && profile_->due_in(begin) > 0) return {};
   builder_.Clear();
   AttachmentPtr events;
   const Programs programs = take_profile(*profile_, &events);

@@ -6,6 +6,31 @@
 namespace torch_remote::worker {
 namespace {
 
+TEST_F(ServerTest, WhatIsUnloadedTakesNothingAndCannotRun) {
+  ServerOptions options;
+  options.memory_limit = 4 << 20;
+  start(options);
+  ASSERT_EQ(hello(), "");
+  upload(1, {1, 2, 3});
+  const auto unload = [&](const std::vector<uint32_t>& programs) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateUnload(builder, builder.CreateVector(programs)));
+    send(Type::kUnload, builder);
+  };
+  for (uint32_t number = 1; number <= 2000; ++number) {
+    load(number, kDouble);
+    run(number, {3, 12}, {1}, 100);
+    if (number % 100 == 0) {
+      EXPECT_EQ(synchronize(), "");
+    }
+    unload({number, 5000});  // the second one was never sent
+  }
+  EXPECT_EQ(read(100, {3}, {1}), (Floats{2, 4, 6}));  // what it made stays
+  run(7, {3, 12}, {1}, 5000);
+  thread.join();
+  EXPECT_NE(result.message().find("program 7, which was not sent"), std::string::npos) << result.message();
+}
+
 TEST_F(ServerTest, RunsAProgram) {
   start();
   ASSERT_EQ(hello(), "");

@@ -102,6 +102,11 @@ void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bo
   program = worker::load_program(number, *runners_, memory_, bytes, tune);
 }
 
+void Session::unload_program(uint32_t number) {
+  if (profile_) profile_->forget(number);
+  programs_.erase(number);  // what a device or the background still does of it keeps it
+}
+
 const LoadedProgram* Session::find_program(uint32_t number) const {
   const auto found = programs_.find(number);
   return found != programs_.end() && found->second->decoded ? found->second.get() : nullptr;

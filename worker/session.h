@@ -103,6 +103,8 @@ class Session {
 
   // A program that cannot be loaded is no error of the session: its runs fail.
   void load_program(uint32_t number, std::span<const std::byte> bytes, bool tune = false);
+  // It is not run any more. Nothing, if there is no such program.
+  void unload_program(uint32_t number);
 
   // Only a message that does not make sense is an error; the session is then useless. `words`: the results of the last
   // node that the client wants to know; `failure`: why it must not have them, or null.

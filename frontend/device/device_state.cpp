@@ -19,6 +19,7 @@
 #include "frontend/device/restore.h"
 #include "frontend/device/worker_names.h"
 #include "frontend/source/source.h"
+#include "remote/capture/capture_writer.h"
 #include "remote/client/event_log.h"
 #include "remote/wire/environment.h"
 
@@ -104,7 +105,14 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
   };
+  uint64_t program_bytes = remote::kMostProgramBytes;
+  if (const char* limit = remote::setting("TORCH_REMOTE_PROGRAM_LIMIT"); *limit != '\0') {
+    if (Status status = remote::parse_bytes("TORCH_REMOTE_PROGRAM_LIMIT", limit, &program_bytes); !status) {
+      return status;
+    }
+  }
   Status status = remote::Client::connect(std::move(transport), build, go_on, &connection.client);
+  if (status.ok()) connection.client->limit_programs(program_bytes);
   if (!status) {
     connection.restore = nullptr;
   } else if (connection.restore) {

@@ -271,6 +271,10 @@ Status CaptureReader::next(std::optional<CaptureEvent>* event) {
       case wire::Type::kLoadProgram:
         status = load_program(chunk, &made);
         break;
+      case wire::Type::kUnload:
+        status = unload(chunk);
+        is_event = false;
+        break;
       case wire::Type::kRun:
         status = run(chunk, header.sequence, header.flags & wire::kWantsReply, &made);
         break;
@@ -330,6 +334,13 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
   state = {program, std::vector<int64_t>(program->graph.params), {}};
   state.bindings.ids.assign(program->inputs.size(), 0);
   event->what = ProgramEvent{program};
+  return {};
+}
+
+Status CaptureReader::unload(const Chunk& chunk) {
+  const auto* message = wire::verify<wire::Unload>(message_of(chunk.control));
+  if (!message || !message->programs()) return damaged(chunk.offset, "programs that are dropped, which are none");
+  for (const uint32_t program : *message->programs()) programs_.erase(program);
   return {};
 }
 

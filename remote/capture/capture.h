@@ -155,6 +155,7 @@ class CaptureReader {
   Status upload(const Chunk& chunk, CaptureEvent* event);
   Status read(const Chunk& chunk, uint64_t sequence, CaptureEvent* event);
   Status free(const Chunk& chunk, CaptureEvent* event);
+  Status unload(const Chunk& chunk);
   Status synchronize(const Chunk& chunk, uint64_t sequence, CaptureEvent* event);
   Status progress(const Chunk& chunk, CaptureEvent* event, bool* is_event);
   // The answer to a message: null if there is none.

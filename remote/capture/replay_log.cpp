@@ -23,6 +23,12 @@ Status damaged(uint64_t offset) {
   return Status::invalid("remote: the log of the session is damaged at byte " + std::to_string(offset));
 }
 
+// Of a LoadProgram.
+uint32_t program_of(const LoggedFrame& frame) {
+  const auto* message = wire::verify<wire::LoadProgram>(frame.control);
+  return message != nullptr ? message->program() : 0;
+}
+
 // A file's bytes up to `size`.
 class Mapped {
  public:
@@ -83,9 +89,15 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
   std::lock_guard lock(mutex_);
   if (header.type == static_cast<uint8_t>(wire::Type::kLoadProgram)) {
     programs_->writer->sent(header, control, attachment);
+    ++program_count_;
     if (programs_->writer->is_open()) return {};
     spoiled_ = spoiled_since_cut_ = "its programs could not be written to disk in '" + folder_ + "'";
     return Status::invalid(spoiled_);
+  }
+  if (header.type == static_cast<uint8_t>(wire::Type::kUnload)) {
+    const auto* message = wire::verify<wire::Unload>(control);
+    std::vector<uint32_t>& dropped = cutting_ ? dropped_since_cut_ : dropped_;
+    if (message != nullptr) dropped.insert(dropped.end(), message->programs()->begin(), message->programs()->end());
   }
   std::string& spoiled = cutting_ ? spoiled_since_cut_ : spoiled_;
   if (!spoiled.empty()) return Status::invalid(spoiled);
@@ -171,7 +183,28 @@ Status ReplayLog::commit_checkpoint() {
   cut_at_ = 0;
   cutting_ = false;
   spoiled_ = std::exchange(spoiled_since_cut_, {});
+  gone_.insert(dropped_.begin(), dropped_.end());
+  dropped_ = std::exchange(dropped_since_cut_, {});
+  compact();
   return {};
+}
+
+void ReplayLog::compact() {
+  constexpr size_t kFew = 64;
+  FilePtr file;
+  if (gone_.size() < kFew + program_count_ / 2 || !make(&file)) return;
+  uint64_t offset = 0;
+  size_t count = 0;
+  const Status copied = visit_file(*programs_, &offset, [&](const LoggedFrame& frame) {
+    if (gone_.contains(program_of(frame))) return Status();
+    ++count;
+    file->writer->sent(frame.header, frame.control, frame.attachment);
+    return Status();
+  });
+  if (!copied || !file->writer->is_open()) return;  // as it was, it is as good
+  programs_ = std::move(file);
+  program_count_ = count;
+  gone_.clear();
 }
 
 void ReplayLog::abandon_checkpoint() {
@@ -179,6 +212,8 @@ void ReplayLog::abandon_checkpoint() {
   next_state_ = nullptr;
   cutting_ = false;
   if (spoiled_.empty()) spoiled_ = std::exchange(spoiled_since_cut_, {});
+  dropped_.insert(dropped_.end(), dropped_since_cut_.begin(), dropped_since_cut_.end());
+  dropped_since_cut_.clear();
 }
 
 // --- reading ---------------------------------------------------------------------------------------------------------
@@ -213,18 +248,21 @@ Status ReplayLog::visit_file(const File& file, uint64_t* offset, const Visit& vi
 }
 
 Status ReplayLog::visit_state(const Visit& visit) const {
-  FilePtr files[2];
+  FilePtr programs, state;
+  std::set<uint32_t> gone;
   {
     std::lock_guard lock(mutex_);
-    files[0] = programs_;
-    files[1] = state_;
+    programs = programs_;
+    state = state_;
+    gone = gone_;
   }
-  for (const FilePtr& file : files) {
-    uint64_t offset = 0;
-    if (!file) continue;
-    if (Status status = visit_file(*file, &offset, visit); !status) return status;
-  }
-  return {};
+  uint64_t offset = 0;
+  Status status = visit_file(*programs, &offset, [&](const LoggedFrame& frame) {
+    return gone.contains(program_of(frame)) ? Status() : visit(frame);
+  });
+  if (!status || !state) return status;
+  offset = 0;
+  return visit_file(*state, &offset, visit);
 }
 
 Status ReplayLog::visit_messages(Place* place, const Visit& visit) const {

@@ -54,7 +54,7 @@ class ReplayLog {
     uint64_t offset = 0;
   };
   using Visit = std::function<Status(const LoggedFrame&)>;
-  // All programs, then the last checkpoint's buffers.
+  // All programs that a message since the last checkpoint may run, then that checkpoint's buffers.
   Status visit_state(const Visit& visit) const;
   // The messages from `place` on, which is moved behind those that were visited.
   Status visit_messages(Place* place, const Visit& visit) const;
@@ -72,6 +72,8 @@ class ReplayLog {
   using FilePtr = std::shared_ptr<File>;
   ReplayLog(std::string folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
   Status make(FilePtr* file) const;
+  // With mutex_ held: programs that were dropped before the last checkpoint go, if they are most of what is there.
+  void compact();
   static Status visit_file(const File& file, uint64_t* offset, const Visit& visit);
 
   const std::string folder_;
@@ -82,6 +84,10 @@ class ReplayLog {
   std::vector<FilePtr> messages_;
   size_t cut_at_ = 0;  // index of the file that begins behind the checkpoint that is being made
   std::set<uint64_t> forgotten_;
+  // Programs that were dropped: since the last checkpoint, behind the one that is being made, before the last one.
+  std::vector<uint32_t> dropped_, dropped_since_cut_;
+  std::set<uint32_t> gone_;
+  size_t program_count_ = 0;  // in programs_
   std::string spoiled_, spoiled_since_cut_;
   bool cutting_ = false;
 };

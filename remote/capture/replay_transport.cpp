@@ -37,6 +37,7 @@ bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTime
 bool repeats(Type type) {
   switch (type) {
     case Type::kLoadProgram:
+    case Type::kUnload:
     case Type::kRun:
     case Type::kUpload:
     case Type::kFree:

@@ -97,6 +97,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     return client->synchronize({}, &error);
   }
   void load() {
+    program = nullptr;
     auto graph = std::make_shared<ir::Graph>();
     graph->params = 1;
     graph->buffers.resize(2);
@@ -161,6 +162,35 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, ReplayTest, testing::Values(make_inproc_transport, unix_pair));
+
+// Another worker gets the programs that may still run, and those that a message since the checkpoint runs.
+TEST_P(ReplayTest, ProgramsThatWereDroppedAreNotSentAgain) {
+  begin();
+  const uint64_t buffer = upload("data");
+  for (int i = 0; i < 200; ++i) {
+    load();
+    run(i, buffer);
+  }
+  ASSERT_TRUE(synchronize().ok());
+  load();  // drops all before
+  run(200, buffer);
+  ASSERT_TRUE(synchronize().ok());
+  checkpoint();
+  run(200, buffer);
+  load();  // drops the one before, which ran since
+  run(201, buffer);
+  ASSERT_TRUE(synchronize().ok());
+  lose();
+  EXPECT_EQ(of(*workers.back(), wire::Type::kLoadProgram).size(), 2u);
+  EXPECT_EQ(of(*workers.back(), wire::Type::kRun).size(), 2u);
+  run(202, buffer);
+  EXPECT_TRUE(synchronize().ok());
+  checkpoint();
+  lose();
+  EXPECT_EQ(of(*workers.back(), wire::Type::kLoadProgram).size(), 1u);
+  run(203, buffer);
+  EXPECT_TRUE(synchronize().ok());
+}
 
 TEST_P(ReplayTest, AnotherWorkerHearsTheSame) {
   begin();

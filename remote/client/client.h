@@ -24,6 +24,8 @@ struct Counters {
   uint64_t flushes = 0;
   uint64_t programs_built = 0;
   uint64_t program_hits = 0;
+  uint64_t programs_dropped = 0;  // by this client and its worker, as there were too many
+  uint64_t programs_kept = 0;
   uint64_t kernels_compiled = 0;
   uint64_t groups_refused = 0;       // of programs, that no kernel of the worker does
   uint64_t round_trips = 0;          // waits for an answer
@@ -50,6 +52,8 @@ inline constexpr CounterField kCounterFields[] = {
     {"flushes", &Counters::flushes},
     {"programs_built", &Counters::programs_built},
     {"program_hits", &Counters::program_hits},
+    {"programs_dropped", &Counters::programs_dropped},
+    {"programs_kept", &Counters::programs_kept, true},
     {"kernels_compiled", &Counters::kernels_compiled},
     {"groups_refused", &Counters::groups_refused},
     {"round_trips", &Counters::round_trips},
@@ -112,6 +116,10 @@ class Client {
   // name; `sample` has the parameters of a run as most will be. The graph must verify.
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
                       std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) = 0;
+  // What programs may take on the worker: kMostProgramBytes until this says otherwise. Beyond that, those of traces
+  // that were not used for longest are dropped, here and there, and are built again when they come back. Programs that
+  // were loaded go when nobody has them any more.
+  virtual void limit_programs(uint64_t bytes) = 0;
   // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
   virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
                      uint64_t* ticket = nullptr) = 0;

@@ -103,6 +103,22 @@ void ClientImpl::take_frees() {
   read_ahead_.unwanted().clear();
 }
 
+void ClientImpl::limit_programs(uint64_t bytes) {
+  std::lock_guard order(order_);
+  most_program_bytes_ = bytes;
+}
+
+Status ClientImpl::drop_programs() {
+  dropped_.clear();
+  programs_.trim(most_program_bytes_, &dropped_);
+  if (dropped_.empty()) return {};
+  counters_.programs_dropped.fetch_add(dropped_.size(), std::memory_order_relaxed);
+  if (Status status = replies_.reserve(3, 0); !status) return status;  // and what goes out behind it
+  builder_.Clear();
+  builder_.Finish(wire::CreateUnload(builder_, builder_.CreateVector(dropped_)));
+  return send(wire::Type::kUnload, false, nullptr, nullptr);
+}
+
 void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trace) {
   copies_.clear();
   if (!program.facts_known.load(std::memory_order_acquire)) return;
@@ -188,8 +204,10 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   const bool hit = program != nullptr;
   if (!hit) {
     info->first_difference = programs_.first_difference(trace);
+    if (Status status = drop_programs(); !status) return status;
     program = programs_.add(key, trace, survivors_);
   }
+  program->used = ++uses_;
   find_copies(*program, trace);
   read_ahead_.runs(*program, inputs_, *base, made_, copies_);
   const std::span<const uint8_t> control = encode_run(*program, trace.params, *base, trace.math);
@@ -219,6 +237,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
+  if (Status status = drop_programs(); !status) return status;
   *program = programs_.add(*graph, std::move(sources), options);
   if (options.low_latency) transport_->busy_wait(kBusyWait);
   auto job = std::make_unique<BuildJob>();
@@ -482,6 +501,8 @@ Counters ClientImpl::all_counters() const {
   return {.flushes = counters_.flushes,
           .programs_built = counters_.programs_built,
           .program_hits = counters_.program_hits,
+          .programs_dropped = counters_.programs_dropped,
+          .programs_kept = programs_.size(),
           .kernels_compiled = totals.kernels_compiled,
           .groups_refused = totals.groups_refused,
           .round_trips = counters_.round_trips,

@@ -21,8 +21,8 @@
 namespace torch_remote::remote {
 
 struct AtomicCounters {
-  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, round_trips{0}, connections{0}, bytes_sent{0},
-      bytes_uploaded{0}, bytes_downloaded{0};
+  std::atomic<uint64_t> flushes{0}, programs_built{0}, program_hits{0}, programs_dropped{0}, round_trips{0},
+      connections{0}, bytes_sent{0}, bytes_uploaded{0}, bytes_downloaded{0};
 };
 
 // Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list
@@ -42,6 +42,7 @@ class ClientImpl final : public Client {
   Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
   Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
               std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) override;
+  void limit_programs(uint64_t bytes) override;
   Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
              uint64_t* ticket) override;
   Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
@@ -112,6 +113,8 @@ class ClientImpl final : public Client {
   Status send_frees();
   // Sends what builder_ holds. `wants_reply`: it will be waited for.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
+  // Before a program is added: drops what there is no room for, here and on the worker.
+  Status drop_programs();
   // Into copies_: which buffers the trace that runs next makes as copies of its inputs.
   void find_copies(const CachedProgram& program, const ir::Trace& trace);
   // A Run message: of inputs_ and what is to be freed.
@@ -173,9 +176,12 @@ class ClientImpl final : public Client {
   uint64_t sequence_ = 0;
   uint64_t next_id_ = 1;
   uint64_t checkpoints_ = 0;
+  uint64_t uses_ = 0;  // of programs
+  uint64_t most_program_bytes_ = kMostProgramBytes;
   // Kept for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
   ReadAhead read_ahead_;
+  std::vector<uint32_t> dropped_;
   std::vector<uint64_t> survivors_, inputs_, made_, frees_now_;
   std::vector<ReadAhead::Copy> copies_;
   std::vector<uint8_t> params_, bindings_, frees_bytes_;

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "ir/op_table.h"
@@ -141,6 +143,70 @@ TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
   release_builds();
   ASSERT_TRUE(client->wait_mark(ticket, {}, &mark).ok());
   EXPECT_EQ(mark.reached, ticket * 1000);
+}
+
+// Structures without end: what is kept of them is bounded, and what is used stays.
+TEST_P(ClientTest, ProgramsThatWereNotUsedForLongestAreDropped) {
+  constexpr uint32_t kStructures = 2000;
+  client->limit_programs(uint64_t{50} * 4096);
+  const auto structure = [&](uint32_t n) {
+    for (uint32_t digits = n + 1; digits > 0; digits /= 8) TraceWriter(trace).op(digits % 8, 5, 10, false);
+    return flush();
+  };
+  const auto used = [&] {
+    TraceWriter(trace).op(9, 5, 10, false);
+    return flush();
+  };
+  EXPECT_FALSE(used().hit);
+  ASSERT_TRUE(synchronize().ok());
+  uint64_t most = 0;
+  for (uint32_t n = 0; n < kStructures; ++n) {
+    EXPECT_FALSE(structure(n).hit) << n;
+    EXPECT_TRUE(used().hit) << n;
+    if (n % 16 == 0) {
+      ASSERT_TRUE(synchronize().ok());  // built by now, so that it counts
+    }
+    most = std::max(most, client->counters().programs_kept);
+  }
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_LE(most, 50u + 17u);
+  EXPECT_TRUE(structure(kStructures - 1).hit);
+  EXPECT_FALSE(structure(0).hit);  // built and sent again
+  ASSERT_TRUE(synchronize().ok());
+  EXPECT_EQ(builds, static_cast<int>(kStructures) + 2);
+  std::set<uint32_t> there;
+  uint64_t dropped = 0;
+  for (const auto& message : worker->messages()) {
+    EXPECT_TRUE(message.type != Type::kLoadProgram || there.insert(message.program).second);
+    EXPECT_TRUE(message.type != Type::kRun || there.contains(message.program));
+    for (const uint32_t program : message.unloaded) dropped += there.erase(program);
+  }
+  EXPECT_EQ(there.size(), client->counters().programs_kept);
+  EXPECT_EQ(dropped, client->counters().programs_dropped);
+  EXPECT_EQ(dropped + there.size(), kStructures + 2u);
+}
+
+TEST_P(ClientTest, AProgramThatWasLoadedGoesWithWhoeverHadIt) {
+  const int64_t sample[] = {1};
+  ProgramPtr kept, given_up;
+  ASSERT_TRUE(client->load(small_graph(), {}, sample, {}, &kept).ok());
+  ASSERT_TRUE(client->load(small_graph(), {}, sample, {}, &given_up).ok());
+  ASSERT_TRUE(synchronize().ok());
+  given_up = nullptr;
+  client->limit_programs(1);  // which is not said of programs that somebody has
+  ProgramPtr last;
+  ASSERT_TRUE(client->load(small_graph(), {}, sample, {}, &last).ok());
+  ASSERT_TRUE(synchronize().ok());
+  std::vector<uint32_t> unloaded;
+  for (const auto& message : worker->messages()) {
+    unloaded.insert(unloaded.end(), message.unloaded.begin(), message.unloaded.end());
+  }
+  EXPECT_EQ(unloaded, std::vector<uint32_t>{2});
+  const uint64_t inputs[] = {5};
+  uint64_t base;
+  FlushInfo info;
+  EXPECT_TRUE(client->run(kept, {sample, inputs, 1}, &base, &info).ok());
+  EXPECT_TRUE(synchronize().ok());
 }
 
 TEST_P(ClientTest, FreesGoWithTheNextMessage) {

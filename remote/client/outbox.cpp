@@ -184,6 +184,7 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
   } catch (const std::exception& error) {
     return Status::internal(std::string("remote: building a program failed: ") + error.what());
   }
+  run.program->takes = bytes_on_worker(program.size());
   AttachmentPtr attachment = transport_.allocate(program.size());
   if (!attachment)
     return {ErrorCode::kOutOfMemory,

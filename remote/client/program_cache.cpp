@@ -82,6 +82,7 @@ ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std
 ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> sources,
                              const ProgramOptions& options) {
   auto program = std::make_shared<CachedProgram>();
+  program->of_graph = true;
   program->options = options;
   program->sources = std::move(sources);
   program->ops.assign(program->sources.size(), ir::kInvalidOpcode);
@@ -94,18 +95,68 @@ ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> 
 
 void ProgramCache::number(const ProgramPtr& program) {
   std::lock_guard lock(mutex_);
-  by_number_.push_back(program);
-  program->number = static_cast<uint32_t>(by_number_.size());
+  program->number = ++last_number_;
+  by_number_.emplace(program->number, program);
 }
 
 void ProgramCache::remove(const ProgramPtr& program) {
+  std::lock_guard lock(mutex_);
+  drop(program);
+}
+
+// With mutex_ held.
+void ProgramCache::drop(const ProgramPtr& program) {
+  constexpr size_t kDescribed = 256;
   const auto [begin, end] = by_key_.equal_range(program->key.lo);
   for (auto i = begin; i != end; ++i) {
-    if (i->second == program) {
-      by_key_.erase(i);
-      return;
+    if (i->second != program) continue;
+    by_key_.erase(i);
+    break;
+  }
+  program->code = {};
+  program->survivors = {};
+  program->last = {};
+  dropped_.push_back(program);
+  if (dropped_.size() > kDescribed) dropped_.pop_front();
+  by_number_.erase(program->number);
+}
+
+void ProgramCache::trim(uint64_t most, std::vector<uint32_t>* dropped) {
+  std::lock_guard lock(mutex_);
+  uint64_t taken = 0;
+  std::vector<ProgramPtr> old, traces;
+  for (const auto& [number, program] : by_number_) {
+    if (program->of_graph && program.use_count() == 1) {
+      old.push_back(program);
+      continue;
+    }
+    taken += program->takes.load(std::memory_order_relaxed);
+    if (!program->of_graph) traces.push_back(program);
+  }
+  if (taken > most) {
+    std::ranges::sort(traces, {}, [](const ProgramPtr& program) { return program->used; });
+    for (const ProgramPtr& program : traces) {
+      if (taken <= most - most / 8) break;
+      taken -= std::min(taken, program->takes.load(std::memory_order_relaxed));
+      old.push_back(program);
     }
   }
+  for (const ProgramPtr& program : old) {
+    dropped->push_back(program->number);
+    drop(program);
+  }
+}
+
+size_t ProgramCache::size() const {
+  std::lock_guard lock(mutex_);
+  return by_number_.size();
+}
+
+// With mutex_ held.
+const CachedProgram* ProgramCache::numbered(uint32_t number) const {
+  if (const auto found = by_number_.find(number); found != by_number_.end()) return found->second.get();
+  const auto found = std::ranges::find(dropped_, number, [](const ProgramPtr& program) { return program->number; });
+  return found == dropped_.end() ? nullptr : found->get();
 }
 
 size_t ProgramCache::first_difference(const ir::Trace& trace) const {
@@ -141,8 +192,9 @@ void ProgramCache::set_sources(CachedProgram& program, uint64_t sequence, std::v
 bool ProgramCache::describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source,
                             std::string* op) const {
   std::lock_guard lock(mutex_);
-  if (program == 0 || program > by_number_.size()) return false;
-  const CachedProgram& found = *by_number_[program - 1];
+  const CachedProgram* const known = numbered(program);
+  if (known == nullptr) return false;
+  const CachedProgram& found = *known;
   if (record >= found.ops.size() || found.ops[record] == ir::kInvalidOpcode) return false;
   const std::vector<ir::SourceRef>* sources = sequence >= found.sources_since ? &found.sources : nullptr;
   for (auto old = earlier_.rbegin(); sources == nullptr && old != earlier_.rend(); ++old) {

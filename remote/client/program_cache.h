@@ -30,6 +30,9 @@ struct ProgramFacts {
 };
 ProgramFacts facts_of(const ir::Graph& graph);
 
+// What a program of so many encoded bytes takes on a worker, with its nodes' forms for the runners and their kernels.
+inline uint64_t bytes_on_worker(size_t encoded) { return 4096 + 16 * uint64_t{encoded}; }
+
 // A program that the worker has, or is being built for it.
 struct CachedProgram {
   uint32_t number = 0;  // from 1
@@ -38,6 +41,13 @@ struct CachedProgram {
   std::vector<uint64_t> survivors;  // bit i: buffer i outlives the trace
   std::vector<ir::Opcode> ops;      // of each record
   ProgramOptions options;
+
+  bool of_graph = false;  // whoever runs it has it, and nobody finds it
+
+  // For those of traces: grows with each use. Guarded by whoever orders the messages.
+  uint64_t used = 0;
+  // What it takes on the worker, about: set by the builder.
+  std::atomic<uint64_t> takes = 0;
 
   // What the worker's end of the delta coding holds, too. Guarded by whoever orders the messages.
   LastRun last;
@@ -68,6 +78,11 @@ class ProgramCache {
   ProgramPtr add(const ir::Graph& graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options);
   // Forgets one that could not be built, so that the next such trace is built again.
   void remove(const ProgramPtr& program);
+  // Forgets those of graphs that nobody has any more, and, if the rest take more than `most` bytes on the worker, those
+  // of traces that were not used for longest: an eighth more than needed, so that this is seldom. Their numbers are
+  // added to *dropped: the worker is to forget them, too. What they were is still described for a while.
+  void trim(uint64_t most, std::vector<uint32_t>* dropped);
+  size_t size() const;
 
   // FlushInfo::first_difference of a trace that is not there.
   size_t first_difference(const ir::Trace& trace) const;
@@ -80,10 +95,14 @@ class ProgramCache {
 
  private:
   void number(const ProgramPtr& program);
+  void drop(const ProgramPtr& program);
+  const CachedProgram* numbered(uint32_t number) const;
 
   std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
   mutable std::mutex mutex_;                              // for what follows and CachedProgram::sources
-  std::vector<ProgramPtr> by_number_;                     // number - 1
+  uint32_t last_number_ = 0;
+  std::unordered_map<uint32_t, ProgramPtr> by_number_;
+  std::deque<ProgramPtr> dropped_;  // lately; without what finds them
   // Of earlier runs: a failure may be told long after.
   struct Earlier {
     uint32_t program;

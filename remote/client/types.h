@@ -23,6 +23,9 @@ inline constexpr size_t kMaxUnacknowledged = 64;
 // Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
 
+// What programs may take on a worker, unless the user says otherwise: hundreds of the largest traces.
+inline constexpr uint64_t kMostProgramBytes = uint64_t{512} << 20;
+
 // A failure on the worker, with where it was recorded.
 struct OpError {
   Status status;

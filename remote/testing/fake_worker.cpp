@@ -217,6 +217,12 @@ bool FakeWorker::handle(Frame& frame) {
       last.bindings.ids.assign(counts[1], 0);
       break;
     }
+    case wire::Type::kUnload:
+      for (const uint32_t program : *wire::verify<wire::Unload>(frame.control)->programs()) {
+        message.unloaded.push_back(program);
+        last_runs_.erase(program);
+      }
+      break;
     case wire::Type::kRun:
       run(frame, message);
       break;

@@ -31,6 +31,7 @@ class FakeWorker {
     std::vector<int64_t> params;
     std::vector<uint64_t> inputs;
     std::vector<uint64_t> frees;
+    std::vector<uint32_t> unloaded;
     size_t bytes = 0;  // of the control message
   };
   struct Failure {
@@ -125,7 +126,7 @@ class FakeWorker {
   std::vector<Message> messages_;
 
   // The thread's own.
-  std::map<uint32_t, LastRun> last_runs_;  // by program
+  std::map<uint32_t, LastRun> last_runs_;  // by program; those that it has
   std::map<uint64_t, std::vector<std::byte>> buffers_, checkpoint_;
   std::vector<std::function<void()>> held_;
   std::function<void()> answer_;

@@ -58,6 +58,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_CUDA_LIB", "",
      "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
      "them by itself"},
+    {"TORCH_REMOTE_PROGRAM_LIMIT", "",
+     "bytes that programs may take on a worker, about: `100M`, `512M` (default); beyond that those that were not used "
+     "for longest are dropped, and built again when they come back ([above](workers.md#programs))"},
     {"TORCH_REMOTE_CAPTURE", "",
      "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},

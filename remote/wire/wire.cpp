@@ -96,6 +96,8 @@ const char* name(Type type) {
       return "call";
     case Type::kReadFile:
       return "read file";
+    case Type::kUnload:
+      return "unload";
     case Type::kReceived:
     case Type::kEnd:
     case Type::kTransport:

@@ -39,6 +39,7 @@ enum class Type : uint8_t {
   kCall,
   kCallReply,
   kEndCall,
+  kUnload,
   kReceived = 190,   // of a session that can be resumed: how many messages the other end has (header's sequence)
   kEnd,              // likewise: it is over
   kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)

@@ -8,7 +8,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 KEYS = {
-    "ops_recorded", "flushes", "programs_built", "program_hits", "kernels_compiled", "groups_refused",
+    "ops_recorded", "flushes", "programs_built", "program_hits", "programs_dropped", "programs_kept",
+    "kernels_compiled", "groups_refused",
     "client_fallbacks", "round_trips", "back_pressure_waits", "connections", "compiled_graphs", "compiled_graph_splits",
     "direct_copies", "relayed_copies",
     "bytes_sent", "bytes_received", "bytes_uploaded", "bytes_downloaded", "worker_bytes", "worker_peak_bytes",
@@ -44,7 +45,7 @@ def test_reset(remote):
     torch.ones(4, device=remote).sum().item()
     torch.remote.reset_stats()
     stats = torch.remote.stats()
-    assert all(stats[key] == 0 for key in KEYS - {"worker_bytes", "worker_peak_bytes"})
+    assert all(stats[key] == 0 for key in KEYS - {"programs_kept", "worker_bytes", "worker_peak_bytes"})
 
 
 def test_worker_bytes(remote):

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -75,27 +76,41 @@ KernelCache::~KernelCache() {
   if (thread_.joinable()) thread_.join();
 }
 
-CompiledKernel* KernelCache::get(const std::string& text, const codegen::Kernel& kernel,
-                                 const codegen::cpu::Variant& variant) {
+void KernelCache::sweep() {
+  if (kernels_.size() < sweep_at_) return;
+  // Beside this table, only a job that waits.
+  std::erase_if(jobs_, [&](const Job& job) { return job.kernel.use_count() == 2; });
+  std::erase_if(kernels_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  sweep_at_ = std::max(kFirstSweep, 2 * kernels_.size());
+}
+
+size_t KernelCache::size() const {
+  const std::lock_guard lock(mutex_);
+  return kernels_.size();
+}
+
+std::shared_ptr<CompiledKernel> KernelCache::get(const std::string& text, const codegen::Kernel& kernel,
+                                                 const codegen::cpu::Variant& variant) {
   const std::string key = key_of(text, variant);
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = kernels_.find(key); found != kernels_.end()) return found->second.get();
+    if (const auto found = kernels_.find(key); found != kernels_.end()) return found->second;
+    sweep();
     if (kernels_.size() >= kMostKernels) return nullptr;
   }
   if (kernel.values.size() > kMostValues) return nullptr;
-  auto made = std::make_unique<CompiledKernel>();
+  auto made = std::make_shared<CompiledKernel>();
   describe(kernel, *made);
   made->variant = variant;
   const bool on_disk = read(key, *made);
   const std::lock_guard lock(mutex_);
   const auto [found, inserted] = kernels_.emplace(key, std::move(made));
   if (inserted && !on_disk) {
-    jobs_.push_back({key, text, found->second.get()});
+    jobs_.push_back({key, text, found->second});
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     wake_.notify_one();
   }
-  return found->second.get();
+  return found->second;
 }
 
 void KernelCache::wait(const CompiledKernel& kernel) {

@@ -30,7 +30,7 @@ struct Line {
   uint64_t neutral = 0;  // bits of what a reduction begins with
 };
 
-// Code, and what who calls it must know. Never moves and is never freed while the cache lives.
+// Code, and what who calls it must know. Never moves; goes some time after everybody who asked for it let it go.
 struct CompiledKernel {
   enum class State : uint8_t { kWaits, kReady, kFailed };
   std::atomic<State> state = State::kWaits;
@@ -71,8 +71,8 @@ class KernelCache {
 
   // The kernel, ready or not; asks for it if nobody has. `text` is that of `kernel`. Null for one that is too large, or
   // if there are too many: a client decides what is asked for.
-  CompiledKernel* get(const std::string& text, const codegen::Kernel& kernel,
-                      const codegen::cpu::Variant& variant = {});
+  std::shared_ptr<CompiledKernel> get(const std::string& text, const codegen::Kernel& kernel,
+                                      const codegen::cpu::Variant& variant = {});
   // Returns when it is ready, or has failed.
   void wait(const CompiledKernel& kernel);
 
@@ -81,12 +81,17 @@ class KernelCache {
   uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
   // Kernels that could not be compiled: their groups are done node by node.
   uint64_t failed() const { return failed_.load(std::memory_order_relaxed); }
+  // In memory.
+  size_t size() const;
 
  private:
+  static constexpr size_t kFirstSweep = 256;
   struct Job {
     std::string key, text;
-    CompiledKernel* kernel = nullptr;
+    std::shared_ptr<CompiledKernel> kernel;
   };
+  // Lets go of kernels that nobody else has; those that were not compiled yet will not be. With mutex_ held.
+  void sweep();
   void work();
   void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
   void fail(CompiledKernel& kernel, const Status& why);
@@ -96,8 +101,9 @@ class KernelCache {
   const CacheOptions options_;
   const KernelFiles files_;
   std::atomic<uint64_t> generation_{0}, compiled_{0}, failed_{0};
-  std::mutex mutex_;                                                          // of what follows
-  std::unordered_map<std::string, std::unique_ptr<CompiledKernel>> kernels_;  // by key: text and variant
+  mutable std::mutex mutex_;                                                  // of what follows
+  std::unordered_map<std::string, std::shared_ptr<CompiledKernel>> kernels_;  // by key: text and variant
+  size_t sweep_at_ = kFirstSweep;                                             // so many kernels
   std::deque<Job> jobs_;
   std::condition_variable wake_, done_;
   bool ends_ = false;

@@ -86,8 +86,8 @@ class KernelCacheTest : public ::testing::Test {
     return made;
   }
 
-  CompiledKernel* get(KernelCache& cache, const char* text) {
-    CompiledKernel* kernel = cache.get(text, parsed(text));
+  std::shared_ptr<CompiledKernel> get(KernelCache& cache, const char* text) {
+    std::shared_ptr<CompiledKernel> kernel = cache.get(text, parsed(text));
     cache.wait(*kernel);
     return kernel;
   }
@@ -99,7 +99,7 @@ class KernelCacheTest : public ::testing::Test {
 
 TEST_F(KernelCacheTest, CompilesOnceAndKeepsIt) {
   KernelCache cache(options());
-  CompiledKernel* first = get(cache, kSoftmax);
+  std::shared_ptr<CompiledKernel> first = get(cache, kSoftmax);
   EXPECT_TRUE(first->ready());
   ASSERT_NE(first->rows, nullptr);
   first->rows(nullptr, 0, 0);  // returns
@@ -119,7 +119,7 @@ TEST_F(KernelCacheTest, WhoAsksDoesNotWait) {
     return compile(text, variant, bytes, rows, finish);
   };
   KernelCache cache(std::move(slow));
-  CompiledKernel* kernel = cache.get(kSoftmax, parsed(kSoftmax));
+  std::shared_ptr<CompiledKernel> kernel = cache.get(kSoftmax, parsed(kSoftmax));
   EXPECT_FALSE(kernel->ready());
   EXPECT_EQ(cache.generation(), 0u);
   may_go = true;
@@ -132,17 +132,36 @@ TEST_F(KernelCacheTest, AnotherProcessFindsItOnDisk) {
     get(*std::make_unique<KernelCache>(options()), kSoftmax);
   }
   KernelCache again(options());
-  CompiledKernel* kernel = again.get(kSoftmax, parsed(kSoftmax));
+  std::shared_ptr<CompiledKernel> kernel = again.get(kSoftmax, parsed(kSoftmax));
   EXPECT_TRUE(kernel->ready());  // at once
   EXPECT_EQ(compiled_, 1);
   KernelCache newer(options("2"));
   EXPECT_FALSE(newer.get(kSoftmax, parsed(kSoftmax))->ready() && compiled_ == 1);
 }
 
+TEST_F(KernelCacheTest, KernelsThatNobodyHasGoAndComeBackFromDisk) {
+  constexpr int kMany = 3000;
+  KernelCache cache(options());
+  const codegen::Kernel kernel = parsed(kSoftmax);
+  const std::shared_ptr<CompiledKernel> held = get(cache, kNegate);
+  for (int i = 1; i <= kMany; ++i) {
+    const std::shared_ptr<CompiledKernel> one = cache.get(kSoftmax, kernel, {.columns = i});
+    ASSERT_NE(one, nullptr);
+    if (i % 3 == 0) cache.wait(*one);  // others may not be compiled yet when they go
+    ASSERT_LE(cache.size(), 257u);
+  }
+  EXPECT_TRUE(held->ready());
+  EXPECT_EQ(get(cache, kNegate), held);
+  const int before = compiled_;
+  EXPECT_TRUE(get(cache, kNegate)->ready());
+  EXPECT_TRUE(cache.get(kSoftmax, kernel, {.columns = 3})->ready());
+  EXPECT_EQ(compiled_, before);
+}
+
 TEST_F(KernelCacheTest, VariantsAreKernelsOfTheirOwn) {
   const codegen::Kernel kernel = parsed(kSoftmax);
   const auto all = [&](KernelCache& cache) {
-    std::vector<CompiledKernel*> got;
+    std::vector<std::shared_ptr<CompiledKernel>> got;
     for (const codegen::cpu::Variant& variant :
          {codegen::cpu::Variant{}, codegen::cpu::Variant{.streams = true}, codegen::cpu::Variant{.columns = 10},
           codegen::cpu::Variant{.columns = 11}, codegen::cpu::Variant{.streams = true, .columns = 10}}) {
@@ -154,8 +173,8 @@ TEST_F(KernelCacheTest, VariantsAreKernelsOfTheirOwn) {
   };
   {
     KernelCache cache(options());
-    const std::vector<CompiledKernel*> got = all(cache);
-    EXPECT_EQ(std::set<CompiledKernel*>(got.begin(), got.end()).size(), got.size());
+    const std::vector<std::shared_ptr<CompiledKernel>> got = all(cache);
+    EXPECT_EQ(std::set<std::shared_ptr<CompiledKernel>>(got.begin(), got.end()).size(), got.size());
     EXPECT_EQ(all(cache), got);
   }
   EXPECT_EQ(compiled_, 5);
@@ -219,7 +238,7 @@ TEST_F(KernelCacheTest, OthersMustNotPutCodeThere) {
 TEST_F(KernelCacheTest, AKernelThatDoesNotCompileIsNoKernel) {
   refuse_ = true;
   KernelCache cache(options());
-  CompiledKernel* kernel = get(cache, kColumnMax);
+  std::shared_ptr<CompiledKernel> kernel = get(cache, kColumnMax);
   EXPECT_FALSE(kernel->ready());
   EXPECT_EQ(kernel->status.message(), "no");
   EXPECT_EQ(cache.failed(), 1u);
@@ -253,19 +272,19 @@ TEST_F(KernelCacheTest, WhatIsTooLargeIsNotCompiled) {
 
 TEST_F(KernelCacheTest, SaysWhatCallersMustKnow) {
   KernelCache cache(options());
-  const CompiledKernel* softmax = get(cache, kSoftmax);
+  const std::shared_ptr<CompiledKernel> softmax = get(cache, kSoftmax);
   EXPECT_TRUE(softmax->has_rows);
   EXPECT_FALSE(softmax->splits_columns);
   ASSERT_EQ(softmax->kept.size(), 1u);  // exp
   EXPECT_EQ(softmax->kept[0].item_size, 4u);
-  const CompiledKernel* max = get(cache, kColumnMax);
+  const std::shared_ptr<CompiledKernel> max = get(cache, kColumnMax);
   ASSERT_EQ(max->totals.size(), 1u);
   EXPECT_EQ(max->totals[0].columns, 0b1u);
   EXPECT_EQ(max->totals[0].neutral, 0xFF800000u);
-  const CompiledKernel* lines = get(cache, kLineSums);
+  const std::shared_ptr<CompiledKernel> lines = get(cache, kLineSums);
   ASSERT_EQ(lines->totals.size(), 1u);
   EXPECT_EQ(lines->totals[0].columns, 0b1u);  // of two
-  const CompiledKernel* negate = get(cache, kNegate);
+  const std::shared_ptr<CompiledKernel> negate = get(cache, kNegate);
   EXPECT_FALSE(negate->has_rows);
   EXPECT_TRUE(negate->splits_columns);
 }

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +53,7 @@ struct BoundGroup {
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
     GroupWay way = GroupWay::kPlain;
-    std::vector<CompiledKernel*> of;  // each launch
+    std::vector<std::shared_ptr<CompiledKernel>> of;  // each launch
     Launches prepared;
   };
   std::vector<Kernels> kernels;  // the plain ones first; empty: there are none
@@ -243,7 +245,7 @@ class KernelProgram : public RunnerProgram {
     set_scalars(group, values);
     const BoundGroup::Kernels& plain = group.kernels.front();
     if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
-      const auto failed = [](const CompiledKernel* kernel) { return kernel->state == CompiledKernel::State::kFailed; };
+      const auto failed = [](const auto& kernel) { return kernel->state == CompiledKernel::State::kFailed; };
       if (state == CompiledKernel::State::kFailed)
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
@@ -276,7 +278,7 @@ class KernelProgram : public RunnerProgram {
   // That of all of them.
   CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
     auto all = CompiledKernel::State::kReady;
-    for (CompiledKernel* kernel : kernels.of) {
+    for (const std::shared_ptr<CompiledKernel>& kernel : kernels.of) {
       if (options_.waits) options_.cache->wait(*kernel);
       const auto state = kernel->state.load(std::memory_order_acquire);
       if (state == CompiledKernel::State::kFailed) return state;
@@ -318,9 +320,10 @@ class KernelProgram : public RunnerProgram {
   bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
     BoundGroup::Kernels kernels{way, {}, {}};
     for (const codegen::Launch& launch : group.launches) {
-      CompiledKernel* const kernel =
+      const std::shared_ptr<CompiledKernel> kernel =
           options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
       if (kernel == nullptr) return false;
+      used_.insert(kernel);
       kernels.of.push_back(kernel);
       kernels.prepared.add(launch, *kernel);
     }
@@ -478,9 +481,10 @@ class KernelProgram : public RunnerProgram {
     if (!group.fits) return refuse(group, lowered.message());
     BoundGroup::Kernels& kernels = group.kernels.emplace_back();
     for (const codegen::Launch& launch : group.launches) {
-      CompiledKernel* kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
+      const std::shared_ptr<CompiledKernel> kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
       group.fits &= kernel != nullptr;
       if (kernel == nullptr) continue;
+      used_.insert(kernel);
       kernels.of.push_back(kernel);
       kernels.prepared.add(launch, *kernel);
     }
@@ -565,6 +569,8 @@ class KernelProgram : public RunnerProgram {
   std::atomic<uint64_t>& refused_;
   const bool tunes_;
   std::vector<BoundGroup> groups_;
+  // All that it had with any sizes, which may come back: the cache keeps what some program has.
+  std::set<std::shared_ptr<CompiledKernel>> used_;
   bool summed_ = false;  // what follows is of those that are taken now
   uint32_t first_taken_ = ir::kNoNode;
   double points_ = 0;

@@ -245,7 +245,8 @@ def load_file(
 def stats() -> dict[str, int]:
     """Counters since start or `reset_stats()`, over all devices and all the workers that they had.
 
-    ops_recorded; flushes (traces sent), programs_built (misses), program_hits; kernels_compiled, groups_refused
+    ops_recorded; flushes (traces sent), programs_built (misses), program_hits, programs_dropped
+    (as there were too many) and programs_kept (that there are now); kernels_compiled, groups_refused
     (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks
     (ops that ran in this process instead); direct_copies, relayed_copies (between devices: from worker to worker, and
     through this process, `copy_paths()` says why); compiled_graphs and compiled_graph_splits (programs and ops outside
