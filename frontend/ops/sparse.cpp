@@ -116,6 +116,8 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   products(library);
   library.impl("addmm_", &sparse::product_in_place);
   library.impl("_sparse_sparse_matmul", &sparse::sparse_product);
+  library.impl("hspmm", &sparse::rows_of_product);
+  library.impl("sspaddmm.out", &sparse::sparse_sum_with_product_out);
   library.impl("sparse_mask", &sparse::mask);
   library.impl("_sparse_mask_projection", &sparse::project);
   library.impl("index_select", &sparse::select_index);
@@ -127,15 +129,34 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
 }
 
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
-  all_as_on_cpu<DispatchKey::SparseCsrCPU>(
-      library, {"_nnz", "_to_sparse", "_to_sparse.sparse_dim", "ccol_indices", "clone", "col_indices", "copy_",
-                "crow_indices", "dense_dim", "empty.memory_format", "empty_like", "resize_as_sparse_", "row_indices",
-                "select.int", "sparse_dim", "sparse_mask", "sum", "values", "zero_"});
+  all_as_on_cpu<DispatchKey::SparseCsrCPU>(library, {"_nnz",
+                                                     "_to_sparse",
+                                                     "_to_sparse.sparse_dim",
+                                                     "ccol_indices",
+                                                     "clone",
+                                                     "col_indices",
+                                                     "copy_",
+                                                     "crow_indices",
+                                                     "dense_dim",
+                                                     "empty.memory_format",
+                                                     "empty_like",
+                                                     "fill_.Scalar",
+                                                     "resize_as_sparse_",
+                                                     "row_indices",
+                                                     "select.int",
+                                                     "sparse_dim",
+                                                     "sparse_mask",
+                                                     "sum",
+                                                     "values",
+                                                     "zero_"});
   values_as_on_cpu<DispatchKey::SparseCsrCPU>(library);
   library.impl("add.Tensor", &sparse::compressed_sum);
   library.impl("mul.Tensor", &sparse::compressed_multiplied);
   library.impl("mul.Scalar", &sparse::compressed_multiplied_by_number);
   library.impl("mm", &sparse::compressed_product);
+  library.impl("sparse_sampled_addmm", &sparse::sampled_product);
+  library.impl("_sparse_mm_reduce_impl", &sparse::reduced_product);
+  library.impl("_sparse_mm_reduce_impl_backward", &sparse::reduced_product_backward);
   library.impl("_to_dense", &sparse::compressed_to_dense);
   library.impl("_to_sparse_csr", &sparse::to_compressed<at::kSparseCsr>);
   library.impl("_to_sparse_csc", &sparse::to_compressed<at::kSparseCsc>);

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/string_view.h>
 
 #include <array>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 // Sparse tensors: torch's own classes, whose indices and values are tensors of this device. Most of torch's kernels for
@@ -24,6 +26,8 @@ Tensor places(const Tensor& indices, IntArrayRef sizes);
 // rows[index[i]] += values[i], `count` of them. Of bool it is `or`, as addition is there.
 Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count);
 Tensor coalesce(const Tensor& self);
+// A sparse tensor becomes another one: its indices and values are exchanged.
+Tensor& become(Tensor& self, const Tensor& other);
 Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out);
@@ -54,6 +58,8 @@ struct Places {
   int64_t batches = 1;
 };
 Places places_of(const Tensor& matrix);
+// A compressed tensor with other values at the same places.
+Tensor with_values(const Tensor& self, const Tensor& values);
 // beta * self + alpha * (one sparse @ the other one): of matrices, of batches of these.
 Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
 Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
@@ -67,6 +73,20 @@ Tensor matrix_vector(const Tensor& self, const Tensor& vector);
 Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
                            const Scalar& alpha, Tensor& out);
 Tensor sparse_product(const Tensor& self, const Tensor& other);
+// A sparse matrix times a strided one: of the rows that have elements, whole rows.
+Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2);
+// beta * self + alpha * that, all of it sparse.
+Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                                    const Scalar& alpha, Tensor& out);
+// beta * self + alpha * (mat1 @ mat2), where `self` has elements.
+Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                       const Scalar& alpha);
+// A product whose terms are not added up but reduced in another way; and of maxima and minima, where somebody may want
+// gradients, which element each came from (as many as there are: none).
+std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& other, c10::string_view reduce);
+std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
+                                                    c10::string_view reduce, const Tensor& from,
+                                                    std::array<bool, 2> wanted);
 Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool> masked_grad);
 template <at::Layout layout>
 Tensor to_compressed(const Tensor& self, std::optional<int64_t> dense_dim);

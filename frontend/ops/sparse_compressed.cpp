@@ -160,7 +160,7 @@ static Tensor like(const Tensor& matrix, const Tensor& coo) {
                                        : coo.to_sparse(matrix.layout());
 }
 
-static Tensor with_values(const Tensor& self, const Tensor& values) {
+Tensor with_values(const Tensor& self, const Tensor& values) {
   const auto [compressed, plain] = getCompressedPlainIndices(self);
   return at::_sparse_compressed_tensor_unsafe(compressed.clone(), plain.clone(), values, self.sizes(),
                                               values.options().layout(self.layout()));

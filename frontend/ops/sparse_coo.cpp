@@ -104,8 +104,7 @@ Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   return add_to_dense(sum, other, alpha);
 }
 
-// A sparse tensor becomes another one: its indices and values are exchanged.
-static Tensor& become(Tensor& self, const Tensor& other) {
+Tensor& become(Tensor& self, const Tensor& other) {
   TORCH_CHECK(at::can_cast(other.scalar_type(), self.scalar_type()), "Can't convert result type ", other.scalar_type(),
               " to output ", self.scalar_type());
   auto* impl = static_cast<at::SparseTensorImpl*>(self.unsafeGetTensorImpl());

@@ -1,7 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/native/ReductionType.h>
 
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "frontend/ops/sparse.h"
@@ -158,6 +161,144 @@ Tensor sparse_product(const Tensor& self, const Tensor& other) {
   const Tensor indices = at::stack({left.rows.index_select(0, which), right.columns.index_select(0, at)});
   return coalesce(at::_sparse_coo_tensor_with_dims_and_tensors(2, 0, {self.size(0), other.size(1)}, indices, values,
                                                                values.options().layout(at::kSparse), false));
+}
+
+// The rows of a product that have elements, and their numbers.
+static std::pair<Tensor, Tensor> filled_rows(const Tensor& mat1, const Tensor& mat2) {
+  const Places of = places_of(coalesce(mat1));
+  const auto [rows, which, counts] = at::_unique2(of.rows, true, true);
+  const Tensor terms = mat2.index_select(0, of.columns).mul(of.values.view({-1, 1}));
+  return {rows, sums_of(terms, which, rows.size(0))};
+}
+
+Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2) {
+  TORCH_CHECK(mat1.is_sparse() && mat1.sparse_dim() == 2, "hspmm: Argument #2: matrix expected, got ",
+              mat1.sparse_dim(), "D tensor");
+  TORCH_CHECK(mat2.layout() == at::kStrided && mat2.dim() == 2, "hspmm: Argument #3: matrix expected, got ", mat2.dim(),
+              "D tensor");
+  TORCH_CHECK(mat2.size(0) == mat1.size(1), "hspmm: Argument #3: Expected dim 0 size ", mat1.size(1), ", got ",
+              mat2.size(0));
+  const auto [rows, values] = filled_rows(mat1, mat2);
+  return at::_sparse_coo_tensor_with_dims_and_tensors(1, 1, {mat1.size(0), mat2.size(1)}, rows.unsqueeze(0), values,
+                                                      values.options().layout(at::kSparse), false);
+}
+
+Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                                    const Scalar& alpha, Tensor& out) {
+  TORCH_CHECK(self.is_sparse() && mat1.is_sparse() && mat2.layout() == at::kStrided,
+              "remote: sspaddmm wants two sparse matrices (COO) and a strided one");
+  TORCH_CHECK(mat1.sparse_dim() == 2, "sspaddmm: Argument #2: matrix expected, got ", mat1.sparse_dim(), "D tensor");
+  TORCH_CHECK(mat1.dense_dim() == 0, "sspaddmm: Argument #2: scalar values expected, got ", mat1.dense_dim(),
+              "D values");
+  TORCH_CHECK(mat2.dim() == 2, "sspaddmm: Argument #2: matrix expected, got ", mat2.dim(), "D tensor");
+  TORCH_CHECK(self.size(0) == mat1.size(0), "sspaddmm: Argument #1: Expected dim 0 size ", mat1.size(0), ", got ",
+              self.size(0));
+  TORCH_CHECK(self.size(1) == mat2.size(1), "sspaddmm: Argument #1: Expected dim 1 size ", mat2.size(1), ", got ",
+              self.size(1));
+  TORCH_CHECK(mat2.size(0) == mat1.size(1), "sspaddmm: Argument #3: Expected dim 0 size ", mat1.size(1), ", got ",
+              mat2.size(0));
+  const auto [rows, values] = filled_rows(mat1, mat2);
+  const int64_t columns = mat2.size(1);
+  const Tensor column = at::arange(columns, rows.options());
+  const Tensor indices = at::stack({rows.unsqueeze(1).expand({-1, columns}).reshape({-1}),
+                                    column.unsqueeze(0).expand({rows.size(0), -1}).reshape({-1})});
+  return become(out, at::_sparse_coo_tensor_with_dims_and_tensors(
+                         2, 0, self.sizes(), at::cat({self._indices(), indices}, 1),
+                         at::cat({self._values().mul(beta), values.mul(alpha).reshape({-1})}), self.options(), false));
+}
+
+Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                       const Scalar& alpha) {
+  TORCH_CHECK(self.layout() == at::kSparseCsr, "sampled_addmm: Expected result to have sparse csr layout, but got ",
+              self.layout());
+  TORCH_CHECK(mat1.layout() == at::kStrided && mat2.layout() == at::kStrided,
+              "sampled_addmm: Expected mat1 and mat2 to have strided layout, but got ", mat1.layout(), " and ",
+              mat2.layout());
+  TORCH_CHECK(mat1.scalar_type() == mat2.scalar_type() && mat1.scalar_type() == self.scalar_type(),
+              "sampled_addmm: Expected self, mat1 and mat2 to have the same dtype, but got ", self.scalar_type(), ", ",
+              mat1.scalar_type(), " and ", mat2.scalar_type());
+  TORCH_CHECK(mat1.dim() == self.dim() && mat2.dim() == self.dim() &&
+                  self.sizes().slice(0, self.dim() - 2) == mat1.sizes().slice(0, self.dim() - 2) &&
+                  self.sizes().slice(0, self.dim() - 2) == mat2.sizes().slice(0, self.dim() - 2),
+              "sampled_addmm: Expected self, mat1 and mat2 to have the same batch dims, but got ", self.sizes(), ", ",
+              mat1.sizes(), " and ", mat2.sizes());
+  TORCH_CHECK(mat1.size(-1) == mat2.size(-2), "sampled_addmm: mat1 and mat2 shapes cannot be multiplied (",
+              mat1.size(-2), "x", mat1.size(-1), " and ", mat2.size(-2), "x", mat2.size(-1), ")");
+  TORCH_CHECK(self.size(-2) == mat1.size(-2), "sampled_addmm: self.shape[-2] must match mat1.shape[-2]");
+  TORCH_CHECK(self.size(-1) == mat2.size(-1), "sampled_addmm: self.shape[-1] must match mat2.shape[-1]");
+  const Places of = places_of(self);
+  const Tensor values = self.values();
+  const Tensor left = mat1.reshape({-1, mat1.size(-1)}).index_select(0, of.rows);
+  const Tensor right = mat2.transpose(-2, -1).reshape({-1, mat1.size(-1)}).index_select(0, of.columns);
+  return with_values(self, scaled_sum(values, left.mul(right).sum(-1).view(values.sizes()), beta, alpha));
+}
+
+// -- products that are reduced in other ways --------------------------------------------------------------------------
+
+using at::native::ReductionType;
+
+static bool is_added_up(ReductionType kind) { return kind == ReductionType::SUM || kind == ReductionType::MEAN; }
+
+// How many elements each row has, at least 1; a column.
+static Tensor counts_of(const Tensor& self) {
+  const Tensor ends = self.crow_indices();
+  return ends.slice(0, 1).sub(ends.slice(0, 0, -1)).clamp_min(1).unsqueeze(1);
+}
+
+std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& other, c10::string_view reduce) {
+  TORCH_CHECK(self.layout() == at::kSparseCsr, "sparse_mm_reduce: expect self to be SparseCsr, got ", self.layout());
+  TORCH_CHECK(other.layout() == at::kStrided, "sparse_mm_reduce: expect other to be Strided, got ", other.layout());
+  const ReductionType kind = at::native::get_reduction_enum(reduce);
+  TORCH_CHECK(kind != ReductionType::PROD, "sparse_mm_reduce: reduce type of ", reduce, " has not been enabled.");
+  TORCH_CHECK(self.dim() == 2 && other.dim() == 2 && self.size(1) == other.size(0),
+              "sparse_mm_reduce: mat1 and mat2 shapes cannot be multiplied (", self.sizes(), " and ", other.sizes(),
+              ")");
+  Tensor from = at::empty({0}, other.options().dtype(at::kLong));
+  if (is_added_up(kind)) {
+    const Tensor sum = times(self, other).squeeze(0);
+    return {kind == ReductionType::SUM ? sum : sum.div(counts_of(self)), from};
+  }
+  const Places of = places_of(self);
+  const Tensor terms = other.index_select(0, of.columns).mul(of.values.view({-1, 1}));
+  const Tensor row = of.rows.unsqueeze(1).expand_as(terms);
+  const Tensor found =
+      at::zeros({self.size(0), other.size(1)}, terms.options()).scatter_reduce_(0, row, terms, reduce, false);
+  if (self.requires_grad() || other.requires_grad()) {
+    const int64_t count = terms.size(0);
+    const Tensor is_it = terms.eq(found.index_select(0, of.rows)).logical_or_(terms.isnan());
+    const Tensor number = at::arange(count, of.rows.options()).unsqueeze(1);
+    const Tensor numbers = at::where(is_it, number, at::full({}, count, number.options()));
+    from = at::full(found.sizes(), count, number.options()).scatter_reduce_(0, row, numbers, "amin");
+  }
+  return {found, from};
+}
+
+std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
+                                                    c10::string_view reduce, const Tensor& from,
+                                                    std::array<bool, 2> wanted) {
+  const Places of = places_of(self);
+  const Tensor values = of.values.view({-1});
+  Tensor of_self, of_other;
+  if (const ReductionType kind = at::native::get_reduction_enum(reduce); is_added_up(kind)) {
+    const Tensor each = kind == ReductionType::SUM ? grad : grad.div(counts_of(self));
+    const Tensor terms = each.index_select(0, of.rows);
+    if (wanted[0]) of_self = with_values(self, terms.mul(other.index_select(0, of.columns)).sum(1));
+    if (wanted[1]) of_other = at::zeros_like(other).index_add_(0, of.columns, terms.mul(values.unsqueeze(1)));
+    return {of_self, of_other};
+  }
+  // One element of none, for rows that have none.
+  const auto with_none = [](const Tensor& each) { return at::cat({each, at::zeros({1}, each.options())}); };
+  const Tensor place = from.reshape({-1});
+  const Tensor column = with_none(of.columns).index_select(0, place).view(from.sizes());
+  if (wanted[0]) {
+    const Tensor terms = grad.mul(other.gather(0, column)).reshape({-1});
+    of_self = with_values(self, with_none(at::zeros_like(values)).index_add_(0, place, terms).slice(0, 0, -1).clone());
+  }
+  if (wanted[1]) {
+    const Tensor terms = grad.mul(with_none(values).index_select(0, place).view(from.sizes()));
+    of_other = at::zeros_like(other).scatter_add_(0, column, terms);
+  }
+  return {of_self, of_other};
 }
 
 }  // namespace torch_remote::frontend::sparse

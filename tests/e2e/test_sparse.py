@@ -120,6 +120,20 @@ CASES = {
     "matmul": lambda d: coo(d) @ grid(d, 6, 2),
     "product with a vector": lambda d: coo(d) @ grid(d, 6),
     "addmm": lambda d: torch.sparse.addmm(torch.ones(5, 2).to(d), coo(d), grid(d, 6, 2), beta=2, alpha=0.5),
+    "product of whole rows": lambda d: torch.hspmm(coo(d), grid(d, 6, 2)),
+    "sum with a product": lambda d: torch.sspaddmm(
+        coo(d, sizes=(5, 2)), coo(d), grid(d, 6, 2), beta=2, alpha=0.5
+    ).to_dense(),
+    "sampled product": lambda d: torch.sparse.sampled_addmm(
+        plain(d, 6, 8).to_sparse_csr(), grid(d, 6, 3), grid(d, 3, 8), beta=0.5, alpha=2
+    ),
+    "sampled products": lambda d: torch.sparse.sampled_addmm(
+        torch.stack([plain(d, 6, 8)] * 2).to_sparse_csr(), grid(d, 2, 6, 3), grid(d, 2, 3, 8)
+    ),
+    **{
+        f"{reduce} of products": lambda d, reduce=reduce: torch.sparse.mm(csr(d), grid(d, 4, 2), reduce)
+        for reduce in ("sum", "mean", "amax", "amin")
+    },
     "product of two": lambda d: torch.sparse.mm(coo(d), coo(d, 8, sizes=(6, 4))),
     "transposed": lambda d: coo(d).t(),
     "permuted": lambda d: coo(d, sizes=(2, 3, 4)).permute(2, 0, 1),
@@ -346,6 +360,18 @@ GRADIENTS = {
     "of softmax": lambda d: [
         g.to_dense() for g in gradients(lambda x: torch.sparse.softmax(x, 1).to_dense(), coo(d, coalesced=True))
     ],
+    "of a sampled product": lambda d: gradients(
+        lambda x, a, b: torch.sparse.sampled_addmm(x, a, b, beta=0.5, alpha=2).to_dense(),
+        plain(d, 6, 8).to_sparse_csr(),
+        grid(d, 6, 3),
+        grid(d, 3, 8),
+    ),
+    **{
+        f"of {reduce} of products": lambda d, reduce=reduce: gradients(
+            lambda x, y: torch.sparse.mm(x, y, reduce), csr(d), grid(d, 4, 2)
+        )
+        for reduce in ("sum", "mean", "amax", "amin")
+    },
     "through csr": lambda d: gradients(lambda x: csr(d) @ x, grid(d, 4, 2)),
     "of bmm": lambda d: gradients(torch.bmm, coo(d, 30, sizes=(3, 4, 5), coalesced=True), grid(d, 3, 5, 2)),
     "through blocks": lambda d: gradients(lambda x: x.to_sparse_bsr((2, 4)).to_dense(), plain(d, 6, 8)),
@@ -403,6 +429,10 @@ BAD = {
     "rows that begin late": lambda d: csr(d, (1, 2, 3, 3)),
     "rows that end early": lambda d: csr(d, (0, 2, 2, 2)),
     "sizes of a product": lambda d: coo(d) @ grid(d, 5, 2),
+    "sizes of a product of rows": lambda d: torch.hspmm(coo(d), grid(d, 5, 2)),
+    "sizes of a sum with a product": lambda d: torch.sspaddmm(coo(d), coo(d), grid(d, 6, 2)),
+    "sizes of a sampled product": lambda d: torch.sparse.sampled_addmm(csr(d), grid(d, 3, 2), grid(d, 3, 4)),
+    "a reduction that is none": lambda d: torch.sparse.mm(csr(d), grid(d, 4, 2), "prod"),
     "sizes of a sum": lambda d: coo(d) + coo(d, sizes=(6, 5)),
     "sparse and strided": lambda d: coo(d) + grid(d, 5, 6),
     "mask of other sizes": lambda d: grid(d, 6, 5).sparse_mask(coo(d)),
