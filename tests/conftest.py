@@ -115,8 +115,8 @@ Script = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Runs Python source in a process of its own; fails unless its exit status is the expected one. `fresh`: in one that
-    imports torch itself."""
+    """Runs Python source in a process of its own; fails unless its exit status is the expected one. `fresh`: in one
+    that imports torch itself."""
 
     def run(
         source: str, status: int | None = 0, timeout: float = 60, fresh: bool = False, **environment: str

@@ -1,8 +1,9 @@
-"""Python processes for tests, which begin where `import torch` has ended: importing it takes longer than most of what they do.
+"""Python processes for tests, which begin where `import torch` has ended: importing it takes longer than most of what
+they do.
 
-The first one starts a process that imports torch, and nothing of torch_remote; that one forks a process for each that is
-asked for. They are this process's own children, as any of subprocess's are, and run what `python` would run. Of an environment
-that is another one for Python or torch, and of any other program, subprocess makes a process as ever.
+The first one starts a process that imports torch, and nothing of torch_remote; that one forks a process for each that
+is asked for. They are this process's own children, as any of subprocess's are, and run what `python` would run. Of an
+environment that is another one for Python or torch, and of any other program, subprocess makes a process as ever.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def _forked(
 
 
 class Python(subprocess.Popen):
-    """subprocess.Popen for `[sys.executable, ...]`. `ignores`: beginnings of names of an environment's variables that may be
-    others for it than here, although torch looks at them when it is imported."""
+    """subprocess.Popen for `[sys.executable, ...]`. `ignores`: beginnings of names of an environment's variables that
+    may be others for it than here, although torch looks at them when it is imported."""
 
     def __init__(self, args: list[Any], ignores: tuple[str, ...] = (), **options: Any) -> None:
         self._ignores = ignores
@@ -88,7 +89,9 @@ class Python(subprocess.Popen):
         environment = {name: os.fspath(value) for name, value in (os.environ if env is None else env).items()}
         stdin, _, _, stdout, _, stderr = pipes
         files = [mine if file == -1 else file for mine, file in enumerate((stdin, stdout, stderr))]
-        pid = _forked(args[1:], os.fspath(cwd or os.getcwd()), environment, files, self._ignores) if self._forks else None
+        pid = (
+            _forked(args[1:], os.fspath(cwd or os.getcwd()), environment, files, self._ignores) if self._forks else None
+        )
         if pid is None:
             return super()._execute_child(args, *options)
         self.pid = pid

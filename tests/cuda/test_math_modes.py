@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from processes import run_python
 import torch.nn.functional as F
+from processes import run_python
 
 
 @contextmanager

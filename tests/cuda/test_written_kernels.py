@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_python
 import torch.nn.functional as F
+from processes import run_python
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]

@@ -24,9 +24,7 @@ def worker(remote, tmp_path_factory):
 
     def start(*arguments, url=None, command=COMMAND):
         url = url or f"unix://{tmp_path_factory.mktemp('s')}/w"
-        process = Python(
-            [*command, "--listen", url, *arguments], env=environment(), stderr=subprocess.PIPE, text=True
-        )
+        process = Python([*command, "--listen", url, *arguments], env=environment(), stderr=subprocess.PIPE, text=True)
         processes.append(process)
         path = Path(url.removeprefix("unix://"))
         deadline = time.monotonic() + 60
