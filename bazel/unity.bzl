@@ -1,6 +1,6 @@
 """Libraries whose sources are compiled several at a time: most of the time of a file that includes torch goes into torch's headers."""
 
-def unity_library(name, srcs, most = 4, **kwargs):
+def unity_library(name, srcs, most = 4, alone = [], **kwargs):
     """A cc_library that compiles up to `most` of its sources as one; each by itself with --define=unity=off.
 
     Names in anonymous namespaces must be unique among the sources.
@@ -9,11 +9,12 @@ def unity_library(name, srcs, most = 4, **kwargs):
       name: of the library.
       srcs: sources, and headers that other rooms do not include.
       most: sources that are compiled as one.
+      alone: sources that are compiled by themselves. What is inlined depends on all that is in a unit, and so does the speed of hot code.
       **kwargs: as cc_library.
     """
-    sources = [f for f in srcs if f.endswith(".cpp")]
+    sources = [f for f in srcs if f.endswith(".cpp") and f not in alone]
     headers = [f for f in srcs if not f.endswith(".cpp")]
-    units = []
+    units = list(alone)
     count = (len(sources) + most - 1) // most
     for i in range(count):
         # As many in each, and neighbours apart: of a long file and those that go with it not all are in one.
@@ -31,7 +32,7 @@ def unity_library(name, srcs, most = 4, **kwargs):
     native.cc_library(
         name = name,
         srcs = headers + select({
-            "//bazel:separate_units": sources,
+            "//bazel:separate_units": sources + alone,
             "//conditions:default": units,
         }),
         textual_hdrs = [f for f in sources if f not in units],
