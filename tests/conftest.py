@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_python
+from python_processes import run_python
 
 # "cpu" checks the tests themselves: what a test expects must hold there too.
 DEVICE = os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote")

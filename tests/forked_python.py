@@ -1,4 +1,4 @@
-"""The process that tests/processes.py starts: imports torch, and forks a process for each request."""
+"""The process that tests/python_processes.py starts: imports torch, and forks a process for each request."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def become(cwd: str, environment: dict[str, str], files: list[int]) -> None:
     sys.path[1 : 1 + len(own_path)] = [os.path.abspath(entry) for entry in path if entry]
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def run(command: list[str]) -> None:

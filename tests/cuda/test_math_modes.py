@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import run_python
+from python_processes import run_python
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from processes import run_python
+from python_processes import run_python
 
 WORKER = Path("worker/cuda/emulated/worker").resolve()
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_REMOTE_WORKER", "CUDA"))}

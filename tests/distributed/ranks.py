@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from processes import Python
+from python_processes import Python
 
 SECONDS = 60
 

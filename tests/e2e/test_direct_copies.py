@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import Python
+from python_processes import Python
 
 TWO = "local,local"
 

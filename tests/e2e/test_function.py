@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from processes import Python, run_python
+from python_processes import Python, run_python
 
 import torch_remote
 from torch_remote.errors import FunctionError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Python
+from python_processes import Python
 
 import torch_remote
 

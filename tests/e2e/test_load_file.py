@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Python, run_python
+from python_processes import Python, run_python
 from safetensors.torch import save_file
 
 from torch_remote import weights

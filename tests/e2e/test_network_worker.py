@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import Python
+from python_processes import Python
 
 import torch_remote
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_python
+from python_processes import run_python
 
 # Of the difference and the product in the last line the pipeline of the tools in tools/testing makes something else.
 TRAIN = """

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from processes import run_python
+from python_processes import run_python
 from torch import nn
 
 

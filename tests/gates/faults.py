@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import Python
+from python_processes import Python
 
 KINDS = ("cut", "reset", "stall", "duplicate")
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from processes import Python, run_python
+from python_processes import Python, run_python
 
 from tests.gates.faults import Proxy, environment, listening
 

@@ -13,7 +13,7 @@ import api_server
 import modal_standin
 import sshd as sshd_module
 import torch
-from processes import Python
+from python_processes import Python
 
 from torch_remote import _C, RemoteMachine
 

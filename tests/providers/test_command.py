@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sshd as sshd_module
 import torch
-from processes import Python, run_python
+from python_processes import Python, run_python
 
 from torch_remote_cli import metrics, state, status_file
 
