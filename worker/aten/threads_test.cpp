@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "ir/work.h"
@@ -124,17 +125,21 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
   std::thread([] {
     Threads threads(2, /*fixed=*/false);
     threads.set(true);
-    const Region before = run_region();
-    EXPECT_EQ(before.threads, 2);
-    threads.rest();
-    EXPECT_EQ(run_region().threads, 1);  // what comes meanwhile is done all the same
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    threads.expect();
-    threads.set(true);
-    EXPECT_EQ(at::get_num_threads(), 2);
-    const Region after = run_region();
-    EXPECT_EQ(after.threads, 2);
-    EXPECT_LT(after.last_used - before.last_used, 10'000'000);  // left alone, they spin for longer
+    int64_t used = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 3; ++i) {  // others use the machine, too
+      const Region before = run_region();
+      EXPECT_EQ(before.threads, 2);
+      threads.rest();
+      EXPECT_EQ(run_region().threads, 1);  // what comes meanwhile is done all the same
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      threads.expect();
+      threads.set(true);
+      EXPECT_EQ(at::get_num_threads(), 2);
+      const Region after = run_region();
+      EXPECT_EQ(after.threads, 2);
+      used = std::min(used, after.last_used - before.last_used);
+    }
+    EXPECT_LT(used, 10'000'000);  // left alone, they spin for longer
     threads.set(false);
     threads.rest();
     threads.set(false);
