@@ -73,6 +73,7 @@ struct Call {
   std::string_view text;
 };
 
+// Bytes for each rank.
 std::vector<uint64_t> bytes_of(const std::vector<int64_t>& counts, ir::DType dtype);
 
 // By this process and those of the other ranks.

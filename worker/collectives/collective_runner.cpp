@@ -367,7 +367,6 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
   return {};
 }
 
-// Bytes for each rank.
 Status not_joined() { return collective_failed("remote: the process group was not joined"); }
 
 Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
