@@ -290,7 +290,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   } else if (!is_remote(self)) {
     copy_to_host(self, source);
   } else {
-    at::assert_no_partial_overlap(self, source);
+    at::assert_no_partial_overlap(self, given);
     if (self.device() == source.device()) {
       record_copy(self, source);
     } else {

@@ -143,7 +143,7 @@ at::Tensor nonzero_static(const at::Tensor& self, int64_t size, int64_t) {
 }
 
 // CPU has a kernel for whole exponents, which it gives its operands as they are; for others it multiplies by a power of
-// two, made from a number or from a tensor.
+// two, made from a number (then it lies packed) or from a tensor.
 at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
   const auto dtype = self.scalar_type();
   if (c10::isFloatingType(dtype) && c10::isIntegralType(other.scalar_type(), /*includeBool=*/true)) {
@@ -153,12 +153,13 @@ at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
                                       .add_owned_const_input(self)
                                       .add_owned_const_input(other)
                                       .check_all_same_dtype(false)
+                                      .allow_cpu_scalars(true)
                                       .declare_static_dtype(dtype)
                                       .build();
     return iterator.output();
   }
   const bool number = dtype == at::kFloat || c10::isIntegralType(dtype, /*includeBool=*/true);
-  return at::mul(self, number ? at::pow(2.0, other) : at::pow(at::full({}, 2.0, self.options()), other));
+  return at::mul(self, number ? at::pow(2.0, other).contiguous() : at::pow(at::full({}, 2.0, self.options()), other));
 }
 
 // CPU subtracts with `other` as its first operand, whose order of dims it is that counts first.

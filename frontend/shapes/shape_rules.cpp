@@ -172,10 +172,9 @@ int dtype_category(ScalarType t) {
   return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
 }
 
-// A Python bool beside numbers: subtraction refuses it, and who computes with one means a number.
+// A bool of rank 0 beside numbers: subtraction refuses it.
 bool is_odd_bool(const at::Tensor& t, ScalarType dtype) {
-  return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool &&
-         t.unsafeGetTensorImpl()->is_wrapped_number();
+  return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool;
 }
 
 // Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of

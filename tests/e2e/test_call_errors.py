@@ -175,7 +175,29 @@ INDICES = {
     "masked_select, out": lambda d: torch.masked_select(floats(d, 3), bools(d, 3), out=overlapping(d, 3)),
 }
 
-GROUPS = {"products": MATRIX_PRODUCTS, "dtypes": DTYPES, "numbers": NUMBERS, "layers": LAYERS, "indices": INDICES}
+
+def copy_within(d, to, source):
+    x = torch.zeros(2, 2, dtype=torch.complex64, device=d)
+    return to(x).copy_(source(x))
+
+
+COPIES = {
+    "shifted": lambda d: copy_within(d, lambda x: x[1:], lambda x: x.flatten()[1:3]),
+    "transposed": lambda d: copy_within(d, lambda x: x, lambda x: x.t()),
+    "conjugate, shifted": lambda d: copy_within(d, lambda x: x[1:], lambda x: x.conj().flatten()[1:3]),
+    "conjugate, transposed": lambda d: copy_within(d, lambda x: x, lambda x: x.t().conj()),
+    "to a conjugate": lambda d: copy_within(d, lambda x: x.conj(), lambda x: x.t()),
+    "conjugate of another rank": lambda d: copy_within(d, lambda x: x[:1, 0], lambda x: x[0, 0].conj()),
+}
+
+GROUPS = {
+    "products": MATRIX_PRODUCTS,
+    "dtypes": DTYPES,
+    "numbers": NUMBERS,
+    "layers": LAYERS,
+    "indices": INDICES,
+    "copies": COPIES,
+}
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, calls in GROUPS.items() for name in calls])

@@ -34,9 +34,21 @@ def test_numbers_of_the_cpu(device, equal):
         lambda x: x.masked_fill(x > 0.5, number),
         lambda x: x[:, ::2].masked_fill_(x[:, ::2] > 0.5, torch.tensor(7)),
         lambda x: x.index_fill(0, torch.tensor([0, 2], device=x.device), number),
+        lambda x: torch.ldexp(x, torch.tensor(2)),
+        lambda x: torch.ldexp(number, x),
     )
     for function in functions:
         equal(function(x.to(device)), function(x.clone()))
+
+
+def test_bools_are_not_subtracted(device):
+    x, on_device = torch.ones(3, device=device), torch.tensor(True, device=device)
+    for other in (torch.tensor(True), on_device, True):
+        assert (x - 1).tolist() == [0, 0, 0]  # what numbers may do before
+        for function in (torch.sub, torch.rsub, lambda x, other: other - x, lambda x, other: x.clone().sub_(other)):
+            with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
+                function(x, other)
+    assert (x * on_device).tolist() == [1, 1, 1]
 
 
 SHAPE_ERRORS = {

@@ -58,7 +58,7 @@ def function_of(seed: int) -> tuple[str, list[str], list[bool]]:
     for name in [*names, *leaves]:
         value = session.variables.get(name)
         if isinstance(value, torch.Tensor):
-            exact.append(session._is_exact(value))
+            exact.append(session.is_exact(value))
         elif name in leaves and name not in names:
             exact.append(False)
     return "\n    ".join(lines), list(leaves.values()), exact

@@ -691,8 +691,8 @@ class Generator:
                 self.assign(f"F.one_hot(index({i}, 4), 5)", i)
             case 9:
                 self.assign(f"torch.scatter({v}, {d}, index({v}, {limit}), {self.rng.randint(0, 3)})", v)
-            case 10:
-                self.assign(f"torch.unique({v})", v)
+            case 10:  # of numbers that are rounded otherwise there may be more
+                self.assign(f"torch.unique({v})" if self.session.is_exact(t) else f"torch.unique(index({v}, 7))", v)
             case 11:
                 self.assign(f"torch.take_along_dim({v}, index({v}, {limit}), {d})", v)
             case 12:

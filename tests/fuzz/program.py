@@ -56,7 +56,9 @@ class TensorState:
     values: torch.Tensor
 
     @staticmethod
-    def of(t: torch.Tensor, first_version: int, home: torch.device, exact: bool, coarse: bool) -> TensorState:
+    def of(
+        t: torch.Tensor, first_version: int, home: torch.device, exact: bool, coarse: bool, crossed: bool
+    ) -> TensorState:
         return TensorState(
             t.dtype,
             tuple(t.shape),
@@ -64,7 +66,7 @@ class TensorState:
             t.storage_offset() if t.numel() else 0,
             t.untyped_storage().nbytes() if t.numel() else 0,
             t._version - first_version,
-            t._base is not None,
+            t._base is not None and not crossed,
             t.requires_grad,
             t.device.type == home.type,
             exact,
@@ -243,6 +245,9 @@ class Session:
         # Those whose values went through a half type.
         self.coarse: set[int] = set()
         self.step_is_coarse = False
+        # Gradients that came from another device where the program has one: a copy, and on CPU perhaps a view.
+        self.crosses = False
+        self.crossed: dict[int, torch.Tensor] = {}
         self.draws: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         # How often an op wrote its own result before returning it is its own affair.
         self.first_versions: dict[int, tuple[torch.Tensor, int]] = {}
@@ -330,14 +335,19 @@ class Session:
                 t,
                 self.first_versions.get(id(t), (t, t._version))[1],
                 self.device,
-                self._is_exact(t),
+                self.is_exact(t),
                 self._is_coarse(t),
+                id(t) in self.crossed,
             )
             for t in tensors
         ]
         self.observations.append(("check", states))
 
-    def _is_exact(self, t: torch.Tensor) -> bool:
+    def _are_all_the_same(self, t: torch.Tensor) -> bool:
+        """Then what a norm makes of them is the rounding of their mean, times the root of its epsilon. Asked of CPU."""
+        return self.device.type == "cpu" and t.numel() > 0 and bool((t == t.flatten()[0]).all())
+
+    def is_exact(self, t: torch.Tensor) -> bool:
         return t.untyped_storage()._cdata not in self.inexact
 
     def _is_coarse(self, t: torch.Tensor) -> bool:
@@ -373,20 +383,24 @@ class Session:
     def run(self, step: Step, wait: bool = False) -> Exception | None:
         """Runs one step; a Python exception of it is an observation, and returned. `wait` for those of the worker."""
         used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
-        self.step_is_inexact = step.inexact or not all(map(self._is_exact, used))
+        self.step_is_inexact = step.inexact or not all(map(self.is_exact, used))
         self.step_is_inexact |= rounds_complex and any(t.is_complex() for t in used)
         self.step_is_coarse = any(map(self._is_coarse, used))
         self.step_is_coarse |= FUSED and self.step_is_inexact and JUMPS.search(step.code) is not None
+        self.step_is_coarse |= FUSED and "_norm(" in step.code and self._are_all_the_same(used[0])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 exec(compile(step.code, "<program>", "exec"), self.variables)
             if wait:
                 self.synchronize()
+            self.crosses |= "to('cpu')" in step.code
             for name in step.defines:
                 value = self.variables.get(name)
                 if isinstance(value, torch.Tensor) and id(value) not in self.first_versions:
                     self.first_versions[id(value)] = (value, value._version)
+                if isinstance(value, torch.Tensor) and self.crosses and "autograd.grad(" in step.code:
+                    self.crossed[id(value)] = value
             self._spread(step, used)
         except Exception as error:
             for name in step.defines:

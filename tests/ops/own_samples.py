@@ -223,6 +223,7 @@ def ldexp(make: Make) -> Iterator[SampleInput]:
     yield SampleInput(make((5, 1, 4, 1)), args=(lying,))
     yield SampleInput(make((3, 5)).t(), args=(lying.reshape(3, 5).t(),))
     yield SampleInput(make((5, 3)), args=(make((1, 3)).detach().double(),))
+    yield SampleInput(make(()), args=(make((3, 7)).detach().t(),))
 
 
 def rsub(make: Make) -> Iterator[SampleInput]:
