@@ -477,7 +477,7 @@ def soak(folder: Path, seconds: float) -> Row:
                 if steps % 20 == 0:
                     loss.item()
                 if kernels != (kernels := torch.remote.stats()["kernels_compiled"]):
-                    settled = passed
+                    settled, first = passed, None
                 if first is None and passed > seconds / 4 + settled:
                     pid = int(re.search(r"pid (\\d+)", torch.remote.get_device_properties().worker)[1])
                     first, end = (resident("self"), resident(pid)), max(seconds, passed + seconds / 2)
