@@ -25,6 +25,7 @@
 #include "frontend/inspect/profile.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/registration.h"
+#include "frontend/ops/transformer.h"
 #include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
@@ -417,6 +418,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("restored", wrap_pybind_function(f::restored));
   module.def("is_program_op", wrap_pybind_function(f::is_program_op));
   module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
+  module.def("multi_head_attention", wrap_pybind_function(f::multi_head_attention));
+  module.def("transformer_encoder_layer", wrap_pybind_function(f::transformer_encoder_layer));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));
   module.def("set_cut_limits", wrap_pybind_function(f::set_cut_limits));
   f::bind_profile(module);

@@ -163,6 +163,36 @@ bool resize_out(const OpEntry& op, const IValue* args) {
   return true;
 }
 
+bool converts_result(const OpEntry& op, const IValue* args) {
+  const OpEntry* functional = op.functional;
+  if (functional == nullptr || op.desc->family != ir::Family::kPointwise)
+    return false;     // (sums are made in out's dtype)
+  bool alike = true;  // as what is given to `out` is: then so is the result
+  for (uint32_t i = functional->arg_count; i < op.arg_count; ++i) {
+    if (!args[i].isTensor()) return false;
+    const c10::ScalarType dtype = args[i].toTensor().scalar_type();
+    for (uint32_t j = 0; j < functional->arg_count; ++j) {
+      alike = alike &&
+              (!args[j].isTensor() || !args[j].toTensor().defined() || args[j].toTensor().scalar_type() == dtype) &&
+              !args[j].isList();
+    }
+    alike = alike && c10::isFloatingType(dtype);
+  }
+  Inferred inferred;
+  if (alike || infer(*functional, args, inferred) == Tier::kDynamic ||
+      inferred.results.size() != op.arg_count - functional->arg_count) {
+    return false;
+  }
+  for (size_t i = 0; i < inferred.results.size(); ++i) {
+    const ResultMeta& result = inferred.results[i];
+    if (result.state == ResultMeta::State::kDefined &&
+        result.dtype != args[functional->arg_count + i].toTensor().scalar_type()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) {
   if (op.functional == nullptr) return false;
   const size_t base = stack.size() - op.arg_count;

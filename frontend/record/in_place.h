@@ -17,8 +17,12 @@ bool resize_out(const OpEntry& op, const c10::IValue* args);
 // record_kernel.h
 using RecordCall = void (*)(const OpEntry& op, torch::jit::Stack& stack);
 
-// An out overload whose shapes cannot be told beforehand: the functional one, and a copy. Replaces the arguments on the
-// stack. False if there is none.
+// Whether a pointwise op's result has another dtype than what an out overload writes: kernels that are generated would
+// compute in the latter, where integers wrap elsewhere.
+bool converts_result(const OpEntry& op, const c10::IValue* args);
+
+// An out overload whose shapes cannot be told beforehand, or that converts its result: the functional one, and a copy.
+// Replaces the arguments on the stack. False if there is none.
 bool run_through_functional(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
 // An in-place op that gives `self` the size of the functional overload's result: that one, and a copy. False if the

@@ -186,6 +186,28 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
   }
 }
 
+// CPU's kernels bring operands to one dtype first, and the copies lie dense, which may decide how the result lies;
+// torch's meta does not.
+void convert_operands(const OpEntry& op, torch::jit::Stack& stack) {
+  if (op.desc->family != ir::Family::kPointwise) return;
+  at::native::ResultTypeState state = {};
+  bool lie_apart = false;
+  for (const IValue& value : stack) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor& t = value.toTensor();
+    state = at::native::update_result_type_state(t, state);
+    lie_apart |= !t.is_non_overlapping_and_dense();
+  }
+  if (!lie_apart) return;
+  const c10::ScalarType common = at::native::result_type(state);
+  for (const IValue& value : stack) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor& t = value.toTensor();
+    if (!t.is_meta() || t.scalar_type() == common || t.is_non_overlapping_and_dense()) continue;
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), at::infer_dense_strides(t.sizes(), t.strides()));
+  }
+}
+
 // A kernel that says there is no meta; other kernels use this type of error for dtypes that they do not take.
 bool is_missing_meta(const c10::NotImplementedError& error) {
   const std::string_view message = error.what_without_backtrace();
@@ -310,6 +332,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   torch::jit::Stack stack;
   if (calls_structured(op, args)) {
     call_meta(op, args, stack);
+    convert_operands(op, stack);
     op.structured->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     take_results(op, args, stack, out);
     return Tier::kStructured;

@@ -156,3 +156,18 @@ def test_becomes_part_of_a_graph(remote):
     before = executed()
     while (calls := steps())["cuGraphLaunch"] < 8 or calls["cudnnBackendExecute"] != 0 or executed() == before:
         assert time.monotonic() < deadline, calls
+
+
+def test_modules_at_rest(remote):
+    """nn.Transformer's parts call one op of torch's each, which is taken apart."""
+    torch.manual_seed(9)
+    encoder = torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True).eval()
+    decoder = torch.nn.TransformerDecoderLayer(32, 4, 64, 0.0, batch_first=True).eval()
+    x, padding = torch.randn(2, 6, 32), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+
+    def run(device):
+        memory = encoder.to(device)(x.to(device), src_key_padding_mask=padding.to(device))
+        return decoder.to(device)(x[:, :4].to(device), memory)
+
+    with torch.no_grad():
+        torch.testing.assert_close(run(remote).cpu(), run("cpu"), rtol=1e-4, atol=1e-4)

@@ -189,6 +189,95 @@ def test_gradients_of_each_sample(device):
     as_on_cpu(each, device, rtol=1e-3, atol=1e-4)
 
 
+# -- what nn.Transformer's modules call at rest -----------------------------------------------------------------------
+
+PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]], dtype=torch.bool)
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+
+def encoder(device, **options):
+    torch.manual_seed(4)
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options).to(device).eval()
+
+
+def multi_head(device):
+    torch.manual_seed(4)
+    return nn.MultiheadAttention(8, 2, batch_first=True).to(device).eval()
+
+
+def decoder(device):
+    torch.manual_seed(4)
+    return nn.TransformerDecoderLayer(8, 2, 16, batch_first=True).to(device).eval()
+
+
+def attended(device, **options):
+    (x,) = tensors(device, (3, 5, 8))
+    masks = {name: mask.to(device) if torch.is_tensor(mask) else mask for name, mask in options.items()}
+    results = multi_head(device)(x, x, x, **masks)
+    return [t for t in results if t is not None]
+
+
+AT_REST = {
+    "layer": lambda d: encoder(d)(*tensors(d, (3, 5, 8))),
+    "layer, padded": lambda d: encoder(d)(*tensors(d, (3, 5, 8)), src_key_padding_mask=PADDING.to(d)),
+    "layer, masked": lambda d: encoder(d)(*tensors(d, (3, 5, 8)), src_mask=CAUSAL.to(d)),
+    "layer, both": lambda d: encoder(d)(
+        *tensors(d, (3, 5, 8)), src_mask=CAUSAL.to(d), src_key_padding_mask=PADDING.to(d)
+    ),
+    "layer, norms first": lambda d: encoder(d, norm_first=True, activation="gelu")(*tensors(d, (3, 5, 8))),
+    "decoder": lambda d: decoder(d)(*tensors(d, (3, 4, 8), (3, 5, 8))),
+    "weights": attended,
+    "weights of each head": lambda d: attended(d, average_attn_weights=False),
+    "no weights": lambda d: attended(d, need_weights=False),
+    "no weights, padded": lambda d: attended(d, need_weights=False, key_padding_mask=PADDING),
+    "weights, both": lambda d: attended(d, attn_mask=CAUSAL, key_padding_mask=PADDING),
+    "others": lambda d: multi_head(d)(*tensors(d, (3, 5, 8), (3, 5, 8), (3, 5, 8)), need_weights=False)[0],
+    "empty": lambda d: (
+        attended(d, need_weights=False) and multi_head(d)(*tensors(d, (0, 5, 8), (0, 5, 8), (0, 5, 8)))[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_REST)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_modules_at_rest(device, name, compiled):
+    """Torch has one op for a layer, and one for attention; here they are taken apart."""
+
+    def run(device):
+        function = AT_REST[name]
+        if compiled and device.type == "remote":
+            function = torch.compile(function, backend="remote")
+        with torch.no_grad():
+            return function(device)
+
+    as_on_cpu(run, device)
+
+
+def test_who_has_nothing_to_attend_to(remote):
+    """Gets NaN, as on CPU."""
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1] = True
+    with torch.no_grad():
+        (got,) = attended(remote, need_weights=False, key_padding_mask=padding)
+        (want,) = attended(torch.device("cpu"), need_weights=False, key_padding_mask=padding)
+    assert want[1].isnan().all() and not want[0].isnan().any()
+    torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+
+
+def test_wrong_calls_of_modules_at_rest(device):
+    """Checked as on CPU."""
+    module, (x, y) = multi_head(device), tensors(device, (3, 5, 8), (3, 4, 8))
+    weights = (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias)
+    attention = torch._native_multi_head_attention
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="shapes to match"):
+            attention(x, y, y, 8, 2, *weights)
+        with pytest.raises(RuntimeError, match="didn't match last dim of query"):
+            attention(x, x, x, 6, 2, *weights)
+        with pytest.raises(RuntimeError, match="Mask Type should be defined"):
+            attention(x, x, x, 8, 2, *weights, PADDING.to(device))
+
+
 # -- jagged tensors --------------------------------------------------------------------------------------------------
 
 

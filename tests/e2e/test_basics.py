@@ -266,3 +266,15 @@ def test_angle_of_permuted_complex_numbers_is_contiguous_as_on_cpu(remote, equal
     x = torch.randn(2, 3, 4, dtype=torch.complex64).permute(2, 1, 0)
     equal(torch.angle(x.to(remote)), torch.angle(x), rtol=1e-6, atol=1e-6)
     equal(torch.angle(x.real.to(remote)), torch.angle(x.real))
+
+
+def test_operands_of_other_dtypes_lie_dense(device, equal):
+    """CPU brings them to one dtype first, and how the copy lies decides how the result does."""
+    for function in (torch.add, torch.maximum, torch.eq, lambda a, b: torch._foreach_mul([a], [b])[0]):
+        results = []
+        for place in (device, torch.device("cpu")):
+            lying = torch.arange(14.0).reshape(7, 2).t().to(place)
+            number = torch.tensor(3, device=place).expand(2, 7)
+            results.append((function(number, lying), function(lying, number), function(number.float(), lying)))
+        for got, want in zip(*results, strict=True):
+            equal(got, want)

@@ -696,3 +696,29 @@ def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
     assert dict(line.split(") is done by ") for line in again) == {
         ops: f"{way}, as was found before" for ops, way in chosen.items()
     }
+
+
+def test_results_of_another_dtype(device):
+    """What is given to `out` may be wider than the result, which wraps as on CPU."""
+
+    def full(device, value, dtype):
+        return torch.full((70,), value, dtype=dtype, device=device)
+
+    functions = {
+        "add": lambda d: torch.add(full(d, 100, torch.int8), full(d, 100, torch.int8), out=full(d, 0.0, torch.float32)),
+        "mul": lambda d: torch.mul(full(d, 100, torch.uint8), 100, out=full(d, 0, torch.float32)),
+        "bools": lambda d: torch.add(full(d, True, torch.bool), True, out=full(d, 0, torch.int16)),
+        "bools that are added": lambda d: (full(d, True, torch.bool) + full(d, True, torch.bool)).to(torch.int16),
+        "square": lambda d: torch.square(full(d, 100, torch.int8), out=full(d, 0, torch.int64)),
+        "where": lambda d: torch.where(
+            full(d, 1, torch.bool), full(d, 7, torch.int8), full(d, 1, torch.int8), out=full(d, 0, torch.int64)
+        ),
+        "pow": lambda d: torch.pow(full(d, 3, torch.int8), 5, out=full(d, 0, torch.int64)),
+        "a sum, which is not": lambda d: torch.sum(
+            full(d, 2.0**24, torch.float32) + torch.arange(70, device=d), 0, out=full(d, 0.0, torch.float64)[0]
+        ),
+        "clamp": lambda d: torch.clamp(full(d, 100, torch.uint8), max=50, out=full(d, 0.0, torch.float64)),
+    }
+    for name, function in functions.items():
+        for _ in range(3):
+            assert torch.equal(function(device).cpu(), function("cpu")), name

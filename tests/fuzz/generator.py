@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 import torch
-from program import DRAWS, FUSED, OPTIMIZERS, Program, Session, Step
+from program import DRAWS, FUSED, OPTIMIZERS, Program, Session, Step, is_leaf
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from vocabulary import (
     ACTIVATIONS,
@@ -84,11 +84,7 @@ class Generator:
         return error is None
 
     def is_leaf(self, name: str) -> bool | None:
-        """None: torch cannot tell, of a view of something that was written since."""
-        try:
-            return self.tensor(name).is_leaf
-        except RuntimeError:
-            return None
+        return is_leaf(self.tensor(name))
 
     def too_large(self, code: str, uses: tuple[str, ...]) -> bool:
         """Whether a step would make far more of large tensors."""
@@ -280,7 +276,9 @@ class Generator:
                 c = self.pick(lambda o: o.dtype.is_complex)
                 self.assign(f"{c}.{self.rng.choice(('real', 'imag', 'conj()', 'mH'))}", c)
             case 21:
-                i = ", ".join(self.index_item(s) for s in t.shape[: self.rng.randint(1, max(rank, 1))])
+                items = [self.index_item(s) for s in t.shape[: self.rng.randint(1, max(rank, 1))]]
+                # At a second ellipsis torch looks for sizes behind the last one on CPU, and says so on other devices.
+                i = ", ".join(":" if item == "..." in items[:n] else item for n, item in enumerate(items))
                 self.assign(f"{v}[{i}]", v)
             case 22:
                 self.assign(

@@ -91,6 +91,14 @@ JUMPS = re.compile(
 SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
 
 
+def is_leaf(t: torch.Tensor) -> bool | None:
+    """None: torch cannot tell, of a view of something that was written since."""
+    try:
+        return t.is_leaf
+    except RuntimeError:
+        return None
+
+
 @dataclass(frozen=True)
 class Raised:
     """A step raised. The message does not count: it names devices, and of two errors either may be found first."""
@@ -370,7 +378,7 @@ class Session:
             made += used
         if "backward(" in step.code:
             tensors = [t for t in self.variables.values() if isinstance(t, torch.Tensor)]
-            made += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+            made += [t.grad for t in tensors if is_leaf(t) and t.grad is not None]
         storages.update(t.untyped_storage()._cdata for t in made)
 
     def _same_storage(self, *tensors: torch.Tensor) -> None:
@@ -403,6 +411,8 @@ class Session:
                     self.crossed[id(value)] = value
             self._spread(step, used)
         except Exception as error:
+            if "backward(" in step.code:  # which may have got to some gradients
+                self._spread(step, used)
             for name in step.defines:
                 self.variables.pop(name, None)
             self.observations.append(("raised", Raised.by(error)))

@@ -2,7 +2,8 @@
 
 These are the interpolations, which would become index arithmetic and gathers, with an accumulation into gathered places
 as their gradient, and attention with grouped queries, which would become products and a softmax. Of the other ops that
-torch takes apart so, all but a few pointwise ones are composed in eager code too.
+torch takes apart so, all but a few pointwise ones are composed in eager code too. The other way round two that torch
+leaves whole are taken apart here, as in eager code: attention and a layer of nn.TransformerEncoder at rest.
 """
 
 from __future__ import annotations
@@ -82,6 +83,30 @@ def _attention(
     )
 
 
+def _multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    inputs = (query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias)
+    return _C.multi_head_attention(*inputs, mask, need_weights, average_attn_weights, mask_type)
+
+
+def _encoder_layer(*arguments: Any) -> torch.Tensor:
+    # All but the mask and its type are always given.
+    return _C.transformer_encoder_layer(*arguments, *[None] * (20 - len(arguments)))
+
+
 def _backward_meta(name: str) -> Callable[..., Any]:
     """For sizes that are symbolic, which most of C++'s shape functions do not take."""
 
@@ -95,7 +120,11 @@ def _backward_meta(name: str) -> Callable[..., Any]:
 @functools.cache
 def _replaced() -> dict[OpOverload, Kernels]:
     """By op: the Python kernels that are to be in place of those for composition."""
-    kernels: dict[OpOverload, Kernels] = {_ATTENTION: dict.fromkeys(_COMPOSED, _attention)}
+    kernels: dict[OpOverload, Kernels] = {
+        _ATTENTION: dict.fromkeys(_COMPOSED, _attention),
+        torch.ops.aten._native_multi_head_attention.default: dict.fromkeys(_COMPOSED, _multi_head_attention),
+        torch.ops.aten._transformer_encoder_layer_fwd.default: dict.fromkeys(_COMPOSED, _encoder_layer),
+    }
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
             forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
