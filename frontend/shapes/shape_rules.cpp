@@ -1,11 +1,13 @@
 #include "frontend/shapes/shape_rules.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/MemoryFormat.h>
 
 #include <cmath>
+#include <span>
 
 #include "ir/op_table_generated.h"
 
@@ -273,6 +275,18 @@ bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
          add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
+// CPU's kernels bring operands to one dtype first, and the copies lie dense, which may decide how the result lies:
+// `copies` stand for those that would be others.
+template <class Operands>
+void convert_operands(Operands& operands, ScalarType dtype, c10::SmallVector<at::Tensor, 2>& copies) {
+  copies.reserve(operands.size());
+  for (const at::Tensor*& t : operands) {
+    if (t->scalar_type() == dtype || t->dim() == 0 || t->is_non_overlapping_and_dense()) continue;
+    t = &copies.emplace_back(
+        at::detail::empty_strided_meta(t->sizes(), at::infer_dense_strides(t->sizes(), t->strides()), dtype));
+  }
+}
+
 // Like torch for operands of several dtypes, for ops without a structured meta.
 bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   if (pointwise_any(op, args, out)) return true;
@@ -294,7 +308,10 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   for (size_t i = 2; i < op.desc->args.size(); ++i) {
     if (op.desc->args[i].kind == ArgKind::kScalar && scalar_category(args[i]) > dtype_category(dtype)) return false;
   }
-  return all_remote_or_scalar(operands) && add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
+  if (!all_remote_or_scalar(operands)) return false;
+  c10::SmallVector<at::Tensor, 2> copies;
+  convert_operands(operands, dtype, copies);
+  return add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
 // Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
@@ -351,9 +368,13 @@ bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   for (size_t i = 0; i < op.desc->args.size(); ++i) {
     if (op.desc->args[i].kind == ArgKind::kTensor) operands.push_back(&args[i].toTensor());
   }
+  bool alike = true;
   for (const at::Tensor* t : operands) {
     if (!kComplex && c10::isComplexType(t->scalar_type())) return false;
+    alike = alike && t->scalar_type() == operands[0]->scalar_type();
   }
+  c10::SmallVector<at::Tensor, 2> copies;
+  if (!alike && operands.size() == 2) convert_operands(operands, at::result_type(*operands[0], *operands[1]), copies);
   return !operands.empty() && add_broadcast(operands, ScalarType::Bool, out, op.has(ir::kFactWrapsNumber));
 }
 
@@ -364,9 +385,9 @@ bool where(const OpEntry&, const IValue* args, Inferred& out) {
   const ScalarType dtype = operands[1]->scalar_type() == operands[2]->scalar_type()
                                ? operands[1]->scalar_type()
                                : at::result_type(*operands[1], *operands[2]);
-  for (const at::Tensor* t : {operands[1], operands[2]}) {  // CPU converts it first, and the copy is dense
-    if (t->scalar_type() != dtype && t->dim() > 0 && !t->is_non_overlapping_and_dense()) return false;
-  }
+  std::span<const at::Tensor*, 2> values(&operands[1], 2);
+  c10::SmallVector<at::Tensor, 2> copies;
+  convert_operands(values, dtype, copies);
   return add_broadcast(operands, dtype, out);
 }
 

@@ -270,7 +270,15 @@ def test_angle_of_permuted_complex_numbers_is_contiguous_as_on_cpu(remote, equal
 
 def test_operands_of_other_dtypes_lie_dense(device, equal):
     """CPU brings them to one dtype first, and how the copy lies decides how the result does."""
-    for function in (torch.add, torch.maximum, torch.eq, lambda a, b: torch._foreach_mul([a], [b])[0]):
+    for function in (
+        torch.add,
+        torch.maximum,
+        torch.eq,
+        torch.logical_and,
+        torch.floor_divide,
+        lambda a, b: torch.where(b > 0, a, b),
+        lambda a, b: torch._foreach_mul([a], [b])[0],
+    ):
         results = []
         for place in (device, torch.device("cpu")):
             lying = torch.arange(14.0).reshape(7, 2).t().to(place)

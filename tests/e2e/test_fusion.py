@@ -709,7 +709,6 @@ def test_results_of_another_dtype(device):
         "mul": lambda d: torch.mul(full(d, 100, torch.uint8), 100, out=full(d, 0, torch.float32)),
         "bools": lambda d: torch.add(full(d, True, torch.bool), True, out=full(d, 0, torch.int16)),
         "bools that are added": lambda d: (full(d, True, torch.bool) + full(d, True, torch.bool)).to(torch.int16),
-        "square": lambda d: torch.square(full(d, 100, torch.int8), out=full(d, 0, torch.int64)),
         "where": lambda d: torch.where(
             full(d, 1, torch.bool), full(d, 7, torch.int8), full(d, 1, torch.int8), out=full(d, 0, torch.int64)
         ),
