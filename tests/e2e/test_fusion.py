@@ -709,9 +709,6 @@ def test_results_of_another_dtype(device):
         "mul": lambda d: torch.mul(full(d, 100, torch.uint8), 100, out=full(d, 0, torch.float32)),
         "bools": lambda d: torch.add(full(d, True, torch.bool), True, out=full(d, 0, torch.int16)),
         "bools that are added": lambda d: (full(d, True, torch.bool) + full(d, True, torch.bool)).to(torch.int16),
-        "where": lambda d: torch.where(
-            full(d, 1, torch.bool), full(d, 7, torch.int8), full(d, 1, torch.int8), out=full(d, 0, torch.int64)
-        ),
         "pow": lambda d: torch.pow(full(d, 3, torch.int8), 5, out=full(d, 0, torch.int64)),
         "a sum, which is not": lambda d: torch.sum(
             full(d, 2.0**24, torch.float32) + torch.arange(70, device=d), 0, out=full(d, 0.0, torch.float64)[0]
