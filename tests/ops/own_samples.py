@@ -233,6 +233,13 @@ def rsub(make: Make) -> Iterator[SampleInput]:
     yield SampleInput(make((4, 3)).t(), args=(make((3, 4)),))
 
 
+def multilabel_margin_loss(make: Make) -> Iterator[SampleInput]:
+    """Of one vector the loss is a number, however it is reduced."""
+    for reduction, target in product(("none", "mean", "sum"), ([1, 4, -1, 0, 2], [[1, 4, -1, 0, 2], [3, 2, 1, 0, -1]])):
+        labels = torch.tensor(target)
+        yield SampleInput(make(labels.shape), args=(labels,), kwargs={"reduction": reduction})
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -240,6 +247,7 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.multi_head_attention_forward": multi_head_attention,
     "nn.functional.embedding": embedding,
     "nn.functional.embedding_bag": embedding_bag,
+    "nn.functional.multilabel_margin_loss": multilabel_margin_loss,
     "nn.functional.layer_norm": layer_norm,
     "nn.functional.rms_norm": rms_norm,
     "nn.functional.group_norm": group_norm,
