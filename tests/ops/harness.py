@@ -155,6 +155,22 @@ def difference(
     return None
 
 
+def too_far(got: Any, want: Any, rounding: dict[torch.dtype, float]) -> str | None:
+    """Which tensor is further from CPU's than roundings explain, in words; `rounding`: by dtype, of a tensor's largest
+    element. For results between which difference() finds none in structure."""
+    pairs = zip(tree_flatten(got)[0], tree_flatten(want)[0], strict=True)
+    for i, (mine, its) in enumerate(pairs):
+        if not isinstance(its, torch.Tensor) or not its.numel() or its.layout != torch.strided:
+            continue
+        wide = torch.complex128 if its.is_complex() else torch.float64
+        allowed = rounding.get(its.dtype, 0.0)
+        mine, its = mine.detach().cpu().to(wide), its.detach().to(wide)
+        largest = its[its.isfinite()].abs().max().item() if its.isfinite().any() else 0.0
+        if not torch.allclose(mine, its, rtol=0, atol=allowed * largest, equal_nan=True):
+            return f"result {i}: off by {(mine - its).abs().max().item()}, of {largest} at most"
+    return None
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit for bit; any NaN is as good as another one."""
     if a.is_complex():
