@@ -240,6 +240,14 @@ def multilabel_margin_loss(make: Make) -> Iterator[SampleInput]:
         yield SampleInput(make(labels.shape), args=(labels,), kwargs={"reduction": reduction})
 
 
+def multi_margin_loss(make: Make) -> Iterator[SampleInput]:
+    for reduction, target in product(("none", "mean", "sum"), (3, [3], [1, 4])):
+        labels = torch.tensor(target)
+        shape = (5,) if labels.numel() == 1 else (2, 5)
+        yield SampleInput(make(shape), args=(labels,), kwargs={"reduction": reduction})
+    yield SampleInput(make((1, 5)), args=(torch.tensor([2]),), kwargs={"reduction": "none"})
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -247,6 +255,7 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.multi_head_attention_forward": multi_head_attention,
     "nn.functional.embedding": embedding,
     "nn.functional.embedding_bag": embedding_bag,
+    "nn.functional.multi_margin_loss": multi_margin_loss,
     "nn.functional.multilabel_margin_loss": multilabel_margin_loss,
     "nn.functional.layer_norm": layer_norm,
     "nn.functional.rms_norm": rms_norm,
