@@ -20,10 +20,10 @@
 // `remote::rnn`.
 //
 // Cells, packed sequences and projections go torch's way, as does all under torch.func and
-// torch.backends.cudnn.flags(enabled=False), and, once more, a layer whose gradient is differentiated itself. Torch's way
-// has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are spelled
-// out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after their
-// activations.
+// torch.backends.cudnn.flags(enabled=False), and, once more, a layer whose gradient is differentiated itself. Torch's
+// way has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are
+// spelled out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after
+// their activations.
 namespace torch_remote::frontend {
 namespace {
 

@@ -69,7 +69,8 @@ class Case:
 
 @contextmanager
 def as_on_devices() -> Iterator[None]:
-    """CPU with what torch does on devices alone: steps that are tensors there, lists of tensors unless told otherwise."""
+    """CPU with what torch does on devices alone: steps that are tensors there, and lists of tensors unless told
+    otherwise."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             for function in ("_get_capturable_supported_devices", "_get_foreach_kernels_supported_devices"):
