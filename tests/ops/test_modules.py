@@ -11,8 +11,8 @@ from harness import difference, too_far
 
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
 # Of so many units one is run; kernels and compiled graphs take longer.
-EVERY = 1 if ALL else 80 if module_cases.FUSED else 40
-EVERY_COMPILED = 1 if ALL else 120
+EVERY = 1 if ALL else 160 if module_cases.FUSED else 80
+EVERY_COMPILED = 1 if ALL else 250
 UNITS = module_cases.units()
 LEAST = module_cases.least()
 # Samples in forms, in all.
