@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "ir/fusion.h"
@@ -91,7 +92,6 @@ class Cut {
     }
     if (dynamic_) return false;
     gone_.assign(nodes.size(), false);
-    narrowed_.assign(nodes.size(), false);
     writes_.assign(section_.graph.views.size(), false);
     for (const Node& node : section_.graph.nodes) {
       for_each_view(node, [&](uint32_t v, bool writes) { writes_[v] = writes; });
@@ -140,16 +140,15 @@ class Cut {
     return true;
   }
 
-  // Of a section without joins.
-  Section finish(std::vector<uint8_t>* done, bool* once) {
+  // Of a section without joins. `done`: of each node, the places at which sections before this one do it.
+  Section finish(std::vector<std::set<std::vector<int64_t>>>* done, bool* once) {
     Graph& graph = section_.graph;
     std::vector<Node> nodes;
     std::vector<uint32_t> of;
     for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
       if (gone_[n]) continue;
-      uint8_t& known = (*done)[n];
-      if (known != 0 && !narrowed_[n]) store_nothing(graph.nodes[n], once);
-      known = 1;
+      // A cut leaves a node other places in each of its sections, or the same ones in all of them.
+      if (!(*done)[n].insert(places_of(n)).second) store_nothing(graph.nodes[n], once);
       nodes.push_back(std::move(graph.nodes[n]));
       of.push_back(section_.nodes[n]);
     }
@@ -341,7 +340,6 @@ class Cut {
   bool through_node(uint32_t v, const Range& range) {
     const uint32_t n = owners_[v];
     if (const auto join = joins_.find(n); join != joins_.end()) return through_join(join->second, v, range);
-    narrowed_[n] = true;
     Form form;
     if (!find_form(section_.graph, section_.graph.nodes[n], 0, &form) || !is_done_apart(form)) return false;
     std::vector<AxisRange> axes;
@@ -402,7 +400,6 @@ class Cut {
   }
 
   bool through_join(Join& join, uint32_t v, const Range& range) {
-    narrowed_[owners_[v]] = true;
     std::vector<Join::Operand> operands = join.operands;
     if (range.dim != join.dim) {
       if (!narrow(join.result, range)) return false;
@@ -472,7 +469,6 @@ class Cut {
       changed.sizes[range.dim] = constant(range.count);
       changed.strides[range.dim] = constant(range.step * stride(v, range.dim));
       section_.graph.views[v] = std::move(changed);
-      if (owners_[v] != kNoNode) narrowed_[owners_[v]] = true;
     }
   }
 
@@ -531,6 +527,17 @@ class Cut {
     return true;
   }
 
+  std::vector<int64_t> places_of(uint32_t n) const {
+    std::vector<int64_t> places;
+    for (uint32_t v = 0; v < owners_.size(); ++v) {
+      if (owners_[v] != n) continue;
+      places.push_back(value(view(v).offset));
+      for (const Sym size : view(v).sizes) places.push_back(value(size));
+      for (const Sym stride : view(v).strides) places.push_back(value(stride));
+    }
+    return places;
+  }
+
   // It is done again, for what is computed from it here: another section has stored it.
   void store_nothing(const Node& node, bool* once) {
     for_each_access(node, [&](uint32_t v, Access access) {
@@ -544,7 +551,7 @@ class Cut {
   std::map<uint32_t, uint32_t> buffers_;
   std::vector<uint32_t> owners_;              // of each view: its node, or kNoNode if nobody needs it here
   std::vector<bool> writes_;                  // of each view: its node writes it
-  std::vector<bool> gone_, narrowed_;         // of each node
+  std::vector<bool> gone_;                    // of each node
   std::map<uint32_t, Join> joins_;            // by node
   std::vector<std::optional<Range>> ranges_;  // of each view, while it is cut
   bool dynamic_ = false;
@@ -552,7 +559,7 @@ class Cut {
 
 class Cutter {
  public:
-  Cutter(size_t nodes, std::vector<Section>* sections) : sections_(*sections), done_(nodes, 0) {}
+  Cutter(size_t nodes, std::vector<Section>* sections) : sections_(*sections), done_(nodes) {}
 
   bool run(Cut whole) {
     const uint32_t join = whole.last_join();
@@ -573,12 +580,12 @@ class Cutter {
   }
 
   bool is_complete() const {
-    return std::ranges::all_of(done_, [](uint8_t done) { return done != 0; });
+    return std::ranges::none_of(done_, [](const auto& places) { return places.empty(); });
   }
 
  private:
   std::vector<Section>& sections_;
-  std::vector<uint8_t> done_;  // of each node
+  std::vector<std::set<std::vector<int64_t>>> done_;  // of each node
 };
 
 }  // namespace

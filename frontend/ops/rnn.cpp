@@ -6,6 +6,7 @@
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/rnn_relu_native.h>
 #include <ATen/ops/rnn_tanh_native.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -19,10 +20,10 @@
 // `remote::rnn`.
 //
 // Cells, packed sequences and projections go torch's way, as does all under torch.func and
-// torch.backends.cudnn.flags(enabled=False): what is taken apart can be differentiated twice, as on CUDA. Torch's way
-// has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are spelled
-// out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after their
-// activations.
+// torch.backends.cudnn.flags(enabled=False), and, once more, a layer whose gradient is differentiated itself. Torch's
+// way has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are
+// spelled out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after
+// their activations.
 namespace torch_remote::frontend {
 namespace {
 
@@ -166,6 +167,86 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_cudnn_rnn_backward", &layer_backward);
 }
 
+using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
+                                                  bool, bool, bool);
+
+// The layer once more, step by step. (output, hy, cy); cy is undefined but for an LSTM.
+std::vector<Tensor> layer_in_steps(RnnMode mode, const Tensor& input, at::TensorList hidden, at::TensorList weight,
+                                   bool has_biases, bool bidirectional) {
+  const auto single = [&](SingleStateRnn* torchs) -> std::vector<Tensor> {
+    auto [output, hy] = torchs(input, hidden[0], weight, has_biases, /*num_layers=*/1, /*dropout=*/0.0,
+                               /*train=*/false, bidirectional, /*batch_first=*/false);
+    return {output, hy, Tensor()};
+  };
+  switch (mode) {
+    case RnnMode::kRelu:
+      return single(at::native::rnn_relu);
+    case RnnMode::kTanh:
+      return single(at::native::rnn_tanh);
+    case RnnMode::kGru:
+      return single(at::native::gru);
+    case RnnMode::kLstm:
+      break;
+  }
+  auto [output, hy, cy] = at::native::lstm(input, hidden, weight, has_biases, /*num_layers=*/1, /*dropout=*/0.0,
+                                           /*train=*/false, bidirectional, /*batch_first=*/false);
+  return {output, hy, cy};
+}
+
+// A gradient with create_graph: CUDA refuses it, CPU takes layers apart anyway.
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward_with_graph(
+    const Tensor& input, at::TensorList weight, int64_t weight_stride, const Tensor& weight_buf, const Tensor& hx,
+    const std::optional<Tensor>& cx, const Tensor& output, const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_hy, const std::optional<Tensor>& grad_cy, int64_t mode, c10::SymInt units,
+    c10::SymInt proj_size, int64_t layers, bool batch_first, double dropout, bool train, bool bidirectional,
+    c10::SymIntArrayRef batch_sizes, const std::optional<Tensor>& dropout_state, const Tensor& reserve,
+    std::array<bool, 4> mask) {
+  std::vector<Tensor> operands{input, hx, cx.value_or(Tensor())};
+  operands.insert(operands.end(), weight.begin(), weight.end());
+  const std::array<Tensor, 3> gradients{grad_output.value_or(Tensor()), grad_hy.value_or(Tensor()),
+                                        grad_cy.value_or(Tensor())};
+  const auto differentiable = [](const Tensor& t) { return t.defined() && t.requires_grad(); };
+  if (!c10::GradMode::is_enabled() || (std::none_of(operands.begin(), operands.end(), differentiable) &&
+                                       std::none_of(gradients.begin(), gradients.end(), differentiable))) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return at::_cudnn_rnn_backward_symint(input, weight, weight_stride, weight_buf, hx, cx, output, grad_output,
+                                          grad_hy, grad_cy, mode, std::move(units), std::move(proj_size), layers,
+                                          batch_first, dropout, train, bidirectional, batch_sizes, dropout_state,
+                                          reserve, mask);
+  }
+  // Tensors of their own, which the gradients stop at: one operand may be made of another one.
+  std::vector<Tensor> own, wanted;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const Tensor& operand = operands[i];
+    own.push_back(operand.defined() ? operand.alias() : operand);
+    if (!operand.defined() || !mask[std::min<size_t>(i, 3)]) continue;
+    if (!own[i].requires_grad()) own[i].requires_grad_();
+    wanted.push_back(own[i]);
+    places.push_back(i);
+  }
+  const bool lstm = own[2].defined();
+  const auto outputs = layer_in_steps(static_cast<RnnMode>(mode), own[0], at::TensorList(own).slice(1, lstm ? 2 : 1),
+                                      at::TensorList(own).slice(3), weight_stride == 4, bidirectional);
+  std::vector<Tensor> from, with;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined() || !gradients[i].defined()) continue;
+    from.push_back(outputs[i]);
+    with.push_back(gradients[i]);
+  }
+  std::vector<Tensor> results(operands.size());
+  if (!from.empty()) {
+    auto found = torch::autograd::grad(from, wanted, with, /*retain_graph=*/true, /*create_graph=*/true,
+                                       /*allow_unused=*/true);
+    for (size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(found[i]);
+  }
+  return {results[0], results[1], results[2], {results.begin() + 3, results.end()}};
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("_cudnn_rnn_backward", &layer_backward_with_graph);
+}
+
 struct Net {
   RnnMode mode;
   Tensor input;                // [steps, batch, inputs], or batch first
@@ -281,9 +362,6 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, 
   return at::native::lstm(input, batched_states(input, hx), params, has_biases, layers, dropout, train, bidirectional,
                           batch_first);
 }
-
-using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
-                                                  bool, bool, bool);
 
 template <RnnMode mode, SingleStateRnn* torchs>
 std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, at::TensorList params, bool has_biases,

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/core/Reduction.h>
 #include <torch/library.h>
 
 #include "frontend/shapes/shape_rules.h"
@@ -170,6 +171,20 @@ at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scala
   return at::empty_strided(laid_out.sizes, laid_out.strides, result.options());
 }
 
+// Losses of one vector are numbers, also where nothing is reduced: torch's have a list of one.
+std::tuple<at::Tensor, at::Tensor> multilabel_margin_loss(const at::Tensor& self, const at::Tensor& target,
+                                                          int64_t reduction) {
+  const bool each = reduction == at::Reduction::None && target.dim() > 1;
+  const at::Tensor loss = each ? at::empty({self.size(0)}, self.options()) : at::empty({}, self.options());
+  return {loss, at::empty(target.sizes(), self.options())};
+}
+
+at::Tensor multi_margin_loss(const at::Tensor& self, const at::Tensor& target, const at::Scalar&, const at::Scalar&,
+                             const std::optional<at::Tensor>&, int64_t reduction) {
+  const bool each = reduction == at::Reduction::None && target.dim() > 0;
+  return each ? at::empty({self.dim() > 1 ? self.size(0) : 1}, self.options()) : at::empty({}, self.options());
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
@@ -190,9 +205,13 @@ const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
   static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
   static const auto kLdexp = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp);
   static const auto kRsub = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&rsub);
+  static const auto kMargins = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multilabel_margin_loss);
+  static const auto kMargin = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multi_margin_loss);
   if (opcode == ir::ops::aten_glu_backward) return &kGlu;
   if (opcode == ir::ops::aten_ldexp_Tensor) return &kLdexp;
   if (opcode == ir::ops::aten_rsub_Tensor) return &kRsub;
+  if (opcode == ir::ops::aten_multilabel_margin_loss_forward) return &kMargins;
+  if (opcode == ir::ops::aten_multi_margin_loss) return &kMargin;
   return opcode == ir::ops::aten_nonzero_static ? &kNonzero : nullptr;
 }
 

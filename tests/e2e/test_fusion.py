@@ -125,6 +125,23 @@ def check_against_f64(function: Callable, given: list[torch.Tensor], remote: tor
         assert error <= 1.5 * of_eager + units * EPS[plain.dtype] * scale, (error, of_eager, scale)
 
 
+def test_what_is_joined_beside_another_join_is_added_once(remote):
+    """Gradients of an LSTM's cell: gates are joined, and states stacked and added up, of the same operands."""
+
+    def step(x, y, total):
+        product = x * y
+        gates = torch.cat([product.sin(), product.cos()], 1)
+        total.add_(torch.stack([x * product, y], 0))
+        return gates
+
+    x, y, total = torch.randn(3, 5), torch.randn(3, 5), torch.zeros(2, 3, 5)
+    there = [t.to(remote) for t in (x, y, total)]
+    for _ in range(2):
+        gates, gates_there = step(x, y, total), step(*there)
+        torch.testing.assert_close(there[2].cpu(), total)
+        torch.testing.assert_close(gates_there.cpu(), gates)
+
+
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):

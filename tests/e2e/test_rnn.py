@@ -176,29 +176,39 @@ def test_wrong_use_says_so(device):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_derivatives_without_cudnn(device, kind):
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_second_derivatives(device, kind, joined, bias):
+    """Of everything, where all that a layer returns has a gradient; one state is made of the input."""
+
     def penalty(net, where):
         torch.manual_seed(3)
-        input = torch.randn(4, 2, 4).to(where).requires_grad_()
-        with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
-            output, _ = net(input)
-        (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
-        gradient.square().sum().backward()
-        return [input.grad, *(p.grad for p in net.parameters())]
+        net = net.double()
+        input = torch.randn(4, 2, 4).double().to(where).requires_grad_()
+        state = torch.cat([input.sum(0)[:, :3]] * 2, 1).expand(4, 2, 6)
+        with torch.backends.cudnn.flags(enabled=joined), torch.backends.mkldnn.flags(enabled=False):
+            output, hidden = net(input, (state, state.tanh()) if kind == "lstm" else state)
+        hidden = hidden if kind == "lstm" else (hidden,)
+        loss = output.square().sum() + sum(h.sin().sum() for h in hidden)
+        first = torch.autograd.grad(loss, [input, *net.parameters()], create_graph=True)
+        sum(g.square().sum() for g in first).backward()
+        return [*(g.detach() for g in first), input.grad, *(p.grad for p in net.parameters())]
 
-    here, there = pair(kind, device, num_layers=2, bidirectional=True)
+    here, there = pair(kind, device, num_layers=2, bidirectional=True, bias=bias)
     for mine, its in zip(penalty(there, device), penalty(here, "cpu"), strict=True):
-        assert (mine is None) == (its is None)
-        if its is not None:
-            torch.testing.assert_close(mine.cpu(), its, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(mine.cpu(), its, rtol=1e-7, atol=1e-9)
 
 
-def test_fused_layers_name_the_way_to_second_derivatives(remote):
+def test_a_kept_graph_is_no_second_derivative(remote, counted):
+    """Layers stay whole where nothing asks for a gradient of a gradient."""
     _, net = pair("lstm", remote)
-    input = torch.randn(4, 2, 4).to(remote).requires_grad_()
-    (gradient,) = torch.autograd.grad(net(input)[0].sum(), input, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"torch\.backends\.cudnn\.flags\(enabled=False\)"):
-        gradient.square().sum().backward()
+    x = torch.randn(4, 2, 4).to(remote)
+    net(x)[0].sum().backward()
+    torch.remote.synchronize()
+    with counted() as c:
+        net(x)[0].sum().backward(retain_graph=True)
+        torch.remote.synchronize()
+    assert c["ops_recorded"] < 40
 
 
 def test_transforms(remote):

@@ -155,6 +155,27 @@ def difference(
     return None
 
 
+def too_far(got: Any, want: Any, rounding: dict[torch.dtype, float], together: bool = False) -> str | None:
+    """Which tensor is further from CPU's than roundings explain, in words; `rounding`: by dtype, of a tensor's largest
+    element, or of the largest one of all tensors. For results between which difference() finds none in structure."""
+    pairs = [
+        (i, mine.detach().cpu().to(wide), its.detach().to(wide), rounding.get(its.dtype, 0.0))
+        for i, (mine, its) in enumerate(zip(tree_flatten(got)[0], tree_flatten(want)[0], strict=True))
+        if isinstance(its, torch.Tensor) and its.numel() and its.layout == torch.strided
+        for wide in (torch.complex128 if its.is_complex() else torch.float64,)
+    ]
+    of_all = max((largest(its) for _, _, its, allowed in pairs if allowed), default=0.0)
+    for i, mine, its, allowed in pairs:
+        scale = of_all if together else largest(its)
+        if not torch.allclose(mine, its, rtol=0, atol=allowed * scale, equal_nan=True):
+            return f"result {i}: off by {(mine - its).abs().max().item()}, of {scale} at most"
+    return None
+
+
+def largest(tensor: torch.Tensor) -> float:
+    return tensor[tensor.isfinite()].abs().max().item() if tensor.isfinite().any() else 0.0
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit for bit; any NaN is as good as another one."""
     if a.is_complex():

@@ -234,6 +234,21 @@ def rsub(make: Make) -> Iterator[SampleInput]:
     yield SampleInput(make((4, 3)).t(), args=(make((3, 4)),))
 
 
+def multilabel_margin_loss(make: Make) -> Iterator[SampleInput]:
+    """Of one vector the loss is a number, however it is reduced."""
+    for reduction, target in product(("none", "mean", "sum"), ([1, 4, -1, 0, 2], [[1, 4, -1, 0, 2], [3, 2, 1, 0, -1]])):
+        labels = torch.tensor(target)
+        yield SampleInput(make(labels.shape), args=(labels,), kwargs={"reduction": reduction})
+
+
+def multi_margin_loss(make: Make) -> Iterator[SampleInput]:
+    for reduction, target in product(("none", "mean", "sum"), (3, [3], [1, 4])):
+        labels = torch.tensor(target)
+        shape = (5,) if labels.numel() == 1 else (2, 5)
+        yield SampleInput(make(shape), args=(labels,), kwargs={"reduction": reduction})
+    yield SampleInput(make((1, 5)), args=(torch.tensor([2]),), kwargs={"reduction": "none"})
+
+
 SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.scaled_dot_product_attention": attention,
     **{f"nn.functional.conv{d}d": partial(convolution, dims=d) for d in (1, 2, 3)},
@@ -241,6 +256,8 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
     "nn.functional.multi_head_attention_forward": multi_head_attention,
     "nn.functional.embedding": embedding,
     "nn.functional.embedding_bag": embedding_bag,
+    "nn.functional.multi_margin_loss": multi_margin_loss,
+    "nn.functional.multilabel_margin_loss": multilabel_margin_loss,
     "nn.functional.layer_norm": layer_norm,
     "nn.functional.rms_norm": rms_norm,
     "nn.functional.group_norm": group_norm,
