@@ -225,13 +225,18 @@ def check(
     return (REFUSES if dtype in cuda else NOBODY) if refusals else NONE, wrong
 
 
-def check_all(name: str, device: str, refused: dict[str, str], samples: int = SAMPLES) -> tuple[str, list[str]]:
-    """An op's row of marks."""
+def check_all(
+    name: str, device: str, refused: dict[str, str], samples: int = SAMPLES, dtypes: str = ""
+) -> tuple[str, list[str]]:
+    """An op's row of marks. `dtypes`: names of some; none is all."""
     row, all_wrong = [], []
     for groups, gradients in ((GROUPS, False), (WITH_GRADIENTS, True)):
         for group in groups:
             marks = ""
             for dtype in group:
+                if dtypes and str(dtype).removeprefix("torch.") not in dtypes.split(","):
+                    marks += NONE
+                    continue
                 mark, wrong = check(ops()[name], dtype, gradients, device, refused, samples)
                 marks += mark
                 all_wrong += [f"{name} {dtype} {what}" for what in wrong]
@@ -247,6 +252,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each op in each dtype")
+    parser.add_argument("--dtypes", default="", help="float32,int64: these alone")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -256,7 +262,7 @@ def main() -> int:
     for name in sorted(ops()):
         if args.only not in name:
             continue
-        row, wrong = check_all(name, "remote", refused, args.samples)
+        row, wrong = check_all(name, "remote", refused, args.samples, args.dtypes)
         failed += len(wrong)
         for what in wrong:
             print(f"WRONG {what}", flush=True)
@@ -266,9 +272,9 @@ def main() -> int:
         print(f"refused {op_name}   e.g. {example}")
     for what, groups in (("results", slice(0, 3)), ("gradients", slice(3, 5))):
         text = "".join("".join(row.split()[groups]) for row in marks.values())
-        print(f"{what}: {({mark: text.count(mark) for mark in MARKS})}")
+        print(f"{what}: { ({mark: text.count(mark) for mark in MARKS}) }")
     print(f"{len(marks)} ops, {failed} wrong, {time.perf_counter() - begin:.0f} s")
-    if not args.only and args.samples == SAMPLES:
+    if not args.only and not args.dtypes and args.samples == SAMPLES:
         text = ",\n".join(f'  {json.dumps(name)}: "{row}"' for name, row in sorted(marks.items()))
         folder = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
         (folder / "tests/cuda/gpu_ops.json").write_text("{\n" + text + "\n}\n")

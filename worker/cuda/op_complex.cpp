@@ -123,8 +123,9 @@ Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number time
     made.strides = packed_strides(made.sizes);
     made.place = planner.scratch(made.nbytes());
   }
+  const bool is_inverse = what >= ComplexOp::kAsin && what <= ComplexOp::kAtanh;
   planner
-      .launch(KernelFile::kComplex, "complex_pointwise",
+      .launch(KernelFile::kComplex, is_inverse ? "complex_inverse" : "complex_pointwise",
               ComplexArguments{.count = to->count(),
                                .dtype = static_cast<i64>(part_of(*dtype)),
                                .out_dtype = static_cast<i64>(part_of(made.dtype)),
@@ -163,6 +164,11 @@ Status add_pair(OpPlanner& planner) {
   Number times{1, 0};
   if (planner.has("value") && !number_of(planner, "value", &times)) return refuse("times a tensor");
   return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
+}
+
+template <ComplexOp kWhat>
+Status backward(OpPlanner& planner) {
+  return compute(planner, kWhat, {.a = "grad_output", .b = "output"});
 }
 
 Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
@@ -354,12 +360,20 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"sinh", unary<ComplexOp::kSinh>, true},
                                        {"cosh", unary<ComplexOp::kCosh>, true},
                                        {"tanh", unary<ComplexOp::kTanh>, true},
+                                       {"asin", unary<ComplexOp::kAsin>, true},
+                                       {"acos", unary<ComplexOp::kAcos>, true},
+                                       {"atan", unary<ComplexOp::kAtan>, true},
+                                       {"asinh", unary<ComplexOp::kAsinh>, true},
+                                       {"acosh", unary<ComplexOp::kAcosh>, true},
+                                       {"atanh", unary<ComplexOp::kAtanh>, true},
                                        {"exp2", unary<ComplexOp::kExp2>, true},
                                        {"expm1", unary<ComplexOp::kExpm1>, true},
                                        {"log2", unary<ComplexOp::kLog2>, true},
                                        {"log10", unary<ComplexOp::kLog10>, true},
                                        {"log1p", unary<ComplexOp::kLog1p>, true},
                                        {"rsqrt", unary<ComplexOp::kReciprocalRoot>, true},
+                                       {"tanh_backward", backward<ComplexOp::kTanhBackward>, true},
+                                       {"sigmoid_backward", backward<ComplexOp::kSigmoidBackward>, true},
                                        {"sigmoid", unary<ComplexOp::kSigmoid>, true},
                                        {"silu", unary<ComplexOp::kSilu>, true},
                                        {"sinc", unary<ComplexOp::kSinc>, true},
