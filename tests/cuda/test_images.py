@@ -141,6 +141,24 @@ def test_group_norm(remote, groups, shape):
             same(there, expected, {"rtol": 1e-4, "atol": 1e-4})
 
 
+WINDOWS = [
+    {"kernel_size": 3},
+    {"kernel_size": (2, 3), "padding": (1, 2), "stride": (2, 1)},
+    {"kernel_size": (3, 2), "dilation": (1, 2), "padding": 3, "stride": 4},
+    {"kernel_size": 1, "stride": 5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("number", range(len(WINDOWS)))
+def test_windows(remote, number, dtype):
+    for shape in ((2, 3, 6, 7), (3, 6, 7), (1, 1, 3, 4)):
+        x = torch.arange(1, torch.Size(shape).numel() + 1).reshape(shape).to(dtype)
+        same(F.unfold(x.to(remote), **WINDOWS[number]), F.unfold(x, **WINDOWS[number]))
+        turned = x.transpose(-1, -2)
+        same(F.unfold(turned.to(remote), **WINDOWS[number]), F.unfold(turned, **WINDOWS[number]))
+
+
 # What only picks elements does so of all dtypes.
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.complex64, torch.complex128], ids=str)
 def test_elements_that_are_picked(remote, dtype):

@@ -272,6 +272,56 @@ Status plan_channels(OpPlanner& planner) {
   return {};
 }
 
+// Windows of an image, as columns: of each place in a window the elements that all windows have there.
+Status plan_windows(OpPlanner& planner) {
+  constexpr size_t kDims = 2;
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  std::array<std::vector<int64_t>, 4> lists;
+  constexpr std::array<std::string_view, 4> kNames = {"kernel_size", "dilation", "padding", "stride"};
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    lists[i] = planner.wholes(kNames[i]);
+    if (lists[i].size() == 1) lists[i].resize(kDims, lists[i][0]);
+    if (lists[i].size() != kDims) return refuse("with lists of another length than the dims");
+  }
+  const auto& [kernel, dilation, padding, stride] = lists;
+  if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
+    return refuse("of such dims");
+  }
+  const size_t c = self->sizes.size() - 3;  // before it: a batch, or nothing
+  OpTensor all = *result;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.output(*result);
+  planner.zero(all.place, all.nbytes());
+  int64_t windows[kDims];
+  for (size_t d = 0; d < kDims; ++d) {
+    const int64_t size = self->sizes[c + 1 + d];
+    windows[d] = (size + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1;
+  }
+  const int64_t columns = windows[0] * windows[1];
+  for (int64_t place = 0; place < kernel[0] * kernel[1]; ++place) {
+    const int64_t at[kDims] = {place / kernel[1], place % kernel[1]};
+    OpTensor from = *self, to = all;
+    to.sizes = from.sizes;
+    to.strides.resize(c);
+    to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
+    int64_t from_offset = 0, to_offset = place * columns;
+    for (size_t d = 0; d < kDims; ++d) {  // windows whose place is within the image
+      const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
+      const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
+      const int64_t end = begin >= size ? 0 : std::min(windows[d], (size - begin - 1) / stride[d] + 1);
+      from.sizes[c + 1 + d] = to.sizes[c + 1 + d] = std::max<int64_t>(end - first, 0);
+      from.strides[c + 1 + d] = self->strides[c + 1 + d] * stride[d];
+      from_offset += (begin + first * stride[d]) * self->strides[c + 1 + d];
+      to_offset += first * to.strides[c + 1 + d];
+    }
+    if (from.count() == 0) continue;
+    from.place.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
+    to.place.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
+    planner.copy(from, to);
+  }
+  return {};
+}
+
 constexpr auto kMax = plan_pool<Pool::kMax, false, false>, kMaxBackward = plan_pool<Pool::kMax, false, true>,
                kMean = plan_pool<Pool::kMean, false, false>, kMeanBackward = plan_pool<Pool::kMean, false, true>,
                kAdaptiveMax = plan_pool<Pool::kMax, true, false>,
@@ -352,6 +402,7 @@ constexpr NamedPlan kImagePlans[] = {
     {"pixel_unshuffle", plan_pixels<false>, true},
     {"channel_shuffle", plan_channels, true},
     {"native_channel_shuffle", plan_channels, true},
+    {"im2col", plan_windows, true},
 };
 
 }  // namespace
