@@ -283,6 +283,20 @@ def test_products_of_integers(remote, dtype):
     same(there[:, :0] @ other[:0], x[:, :0] @ y[:0])
 
 
+def test_whole_numbers_that_are_written_to_floats(remote):
+    x, y = torch.tensor([100, -3, 0, 7], dtype=torch.int8), torch.tensor([2, 0, -3, 100], dtype=torch.int8)
+    for op in (torch.mul, torch.add, torch.sub):
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            there, here = torch.zeros(4, dtype=dtype, device=remote), torch.zeros(4, dtype=dtype)
+            op(x.to(remote), y.to(remote), out=there)
+            op(x, y, out=here)
+            assert there.tolist() == here.tolist()
+            assert there.signbit().tolist() == here.signbit().tolist()
+    out = torch.zeros(4, device=remote)
+    assert torch.equal(torch.div(x.to(remote), y.to(remote), out=out).cpu(), x / y)
+    assert torch.equal((x.to(remote) * 2.5).cpu(), x * 2.5)
+
+
 def test_outer_products_times_nothing(remote):
     x, v = torch.randn(3, 2), torch.tensor([1.0, float("nan"), 2])
     for alpha, beta in ((0.0, 1.0), (0.0, 0.0), (0.5, 0.0)):
