@@ -76,12 +76,19 @@ std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtyp
 }
 
 // The complex dtype that an op computes in: that of its operands with dims, whatever the result's (`out=`); if none of
-// these is complex, that of its result or of operands without dims.
+// these is complex, that of its result or of operands without dims. None: all operands are real, and so is what is
+// computed.
 std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
   DType dtype = to.dtype;
+  bool is_real = true;
   bool has_complex = false, has_wide = false;  // with dims
-  for (const std::string_view name : {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight"}) {
+  for (const std::string_view name :
+       {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight", "grad_output", "output"}) {
     const auto tensor = planner.tensor(name);
+    const ir::Arg* const arg = planner.argument(name);
+    if (arg == nullptr) continue;
+    const bool is_number = arg->tag == ArgTag::kScalarTensor && ir::is_complex(static_cast<DType>(arg->b & 0xFF));
+    is_real &= tensor ? !ir::is_complex(tensor->dtype) : arg->tag != ArgTag::kComplex && !is_number;
     if (!tensor) continue;
     if (ir::is_complex(tensor->dtype) && !ir::is_complex(dtype)) dtype = tensor->dtype;
     if (tensor->dtype == DType::kComplex128) dtype = DType::kComplex128;
@@ -89,6 +96,7 @@ std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
     has_complex |= ir::is_complex(tensor->dtype);
     has_wide |= tensor->dtype == DType::kComplex128 || tensor->dtype == DType::kFloat64;
   }
+  if (is_real) return std::nullopt;
   if (has_complex) return has_wide ? DType::kComplex128 : DType::kComplex64;
   if (dtype != DType::kComplex64 && dtype != DType::kComplex128) return std::nullopt;
   return dtype;
