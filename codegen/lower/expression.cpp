@@ -54,11 +54,10 @@ class ResultType {
   std::optional<DType> dims_, zero_dims_, numbers_;
 };
 
-// Of integers it makes integers.
+// Of integers it makes integers. (Numbers of a tree are floats: deg2rad.)
 bool is_whole(const ScalarNode& n) {
   switch (n.op) {
     case ScalarOp::kArgument:
-    case ScalarOp::kNumber:
     case ScalarOp::kToCompute:
     case ScalarOp::kToResult:
     case ScalarOp::kAdd:
