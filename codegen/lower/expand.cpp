@@ -128,8 +128,9 @@ bool layer_norm_backward(NodeEmitter& node) {
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
   const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
   if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
-  if (node.wants(1)) node.result(1, e.rows(Reduction::kSum, e.mul(grad, normal)));
-  if (node.wants(2)) node.result(2, e.rows(Reduction::kSum, grad));
+  for (const size_t result : {1, 2}) {  // of a single row it is the row
+    if (node.wants(result)) node.result(result, node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad));
+  }
   return true;
 }
 

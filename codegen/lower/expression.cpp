@@ -54,6 +54,21 @@ class ResultType {
   std::optional<DType> dims_, zero_dims_, numbers_;
 };
 
+// Of integers it makes integers. (Numbers of a tree are floats: deg2rad.)
+bool is_whole(const ScalarNode& n) {
+  switch (n.op) {
+    case ScalarOp::kArgument:
+    case ScalarOp::kToCompute:
+    case ScalarOp::kToResult:
+    case ScalarOp::kAdd:
+    case ScalarOp::kSub:
+    case ScalarOp::kMul:
+      return true;
+    default:
+      return false;
+  }
+}
+
 class TreeEmitter {
  public:
   explicit TreeEmitter(NodeEmitter& node) : node_(node), e_(node.e) {}
@@ -111,9 +126,14 @@ class TreeEmitter {
     // True times a number is an error, which ATen tells.
     const ir::Arg* alpha = node_.argument("alpha");
     if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return false;
-    // Without a tensor of floats, those of the result are the default dtype's.
-    const bool made_float = !floats && category(result) == Category::kFloat;
-    common_ = made_float ? result : found.get().value_or(result);
+    // Without a tensor of floats, those of the result are the default dtype's. (Products of integers are integers, also
+    // where they are written to floats.)
+    const std::optional<DType> operands = found.get();
+    const bool keeps_whole =
+        operands && category(*operands) != Category::kFloat &&
+        (node_.desc.shape_function == ir::ShapeFunction::kPromoted || std::ranges::all_of(node_.desc.tree, is_whole));
+    const bool made_float = !floats && !keeps_whole && category(result) == Category::kFloat;
+    common_ = made_float ? result : operands.value_or(result);
     type_ = loaded_type(common_);
     // Ops whose results are integers take numbers as such (addcmul, threshold, masked_fill), but those that answer.
     const ScalarNode& last = node_.desc.tree.back();

@@ -141,6 +141,44 @@ def test_group_norm(remote, groups, shape):
             same(there, expected, {"rtol": 1e-4, "atol": 1e-4})
 
 
+WINDOWS = [
+    {"kernel_size": 3},
+    {"kernel_size": (2, 3), "padding": (1, 2), "stride": (2, 1)},
+    {"kernel_size": (3, 2), "dilation": (1, 2), "padding": 3, "stride": 4},
+    {"kernel_size": 1, "stride": 5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("number", range(len(WINDOWS)))
+def test_windows(remote, number, dtype):
+    for shape in ((2, 3, 6, 7), (3, 6, 7), (1, 1, 3, 4)):
+        x = torch.arange(1, torch.Size(shape).numel() + 1).reshape(shape).to(dtype)
+        same(F.unfold(x.to(remote), **WINDOWS[number]), F.unfold(x, **WINDOWS[number]))
+        turned = x.transpose(-1, -2)
+        same(F.unfold(turned.to(remote), **WINDOWS[number]), F.unfold(turned, **WINDOWS[number]))
+
+
+# What only picks elements does so of all dtypes.
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.complex64, torch.complex128], ids=str)
+def test_elements_that_are_picked(remote, dtype):
+    x = torch.randint(0, 256, (2, 3, 6, 8)).to(dtype)
+    if dtype == torch.int64:
+        x = x * (2**54 + 1) - 2**61
+    for image in (x, x.to(memory_format=torch.channels_last), x.transpose(2, 3)[:, 1:]):
+        for mode in ("reflect", "replicate"):
+            if dtype.is_complex:
+                check(remote, lambda x, mode=mode: F.pad(x, (2, 1, 0, 3), mode=mode), image)
+            else:
+                same(F.pad(image.to(remote), (2, 1, 0, 3), mode=mode), F.pad(image, (2, 1, 0, 3), mode=mode))
+        for mode in ("nearest", "nearest-exact") if dtype == torch.uint8 else ():
+            for size in ((12, 16), (5, 3)):
+                same(
+                    F.interpolate(image.to(remote), size, mode=mode).contiguous(),
+                    F.interpolate(image, size, mode=mode).contiguous(),
+                )
+
+
 def test_whole_numbers_say_what_to_do(remote):
     x = torch.arange(16).reshape(1, 1, 4, 4).to(remote)
     with pytest.raises((NotImplementedError, RuntimeError)) as error:

@@ -247,6 +247,21 @@ def test_histograms(remote, dtype):
     refused_like_cpu(lambda x: torch.histc(x, 10), remote, x)
 
 
+@pytest.mark.parametrize("dtype", [*WHOLE, torch.bool], ids=str)
+def test_logits_of_integers(remote, dtype):
+    x = torch.randint(0, 3, (5, 4)).to(dtype)
+    for eps in (None, 0.2):
+        same(torch.logit(x.to(remote).t(), eps), torch.logit(x.t(), eps))
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_histograms_of_integers(remote, dtype):
+    x = torch.tensor([0, 3, 4, 7, 8, 11, 12, 12, 100, 0]).to(dtype).to(remote)
+    assert torch.histc(x, 4, 0, 12).tolist() == [2, 2, 2, 3]
+    assert torch.histc(x, 2).tolist() == [9, 1]
+    assert torch.histc(x[:1], 3).tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 def test_products_of_integers(remote, dtype):
     x, y, batch = (torch.randint(-9, 9, s).to(dtype) for s in ((4, 6), (6, 5), (3, 4, 6)))
@@ -266,6 +281,69 @@ def test_products_of_integers(remote, dtype):
     same(torch.addr(added.to(remote), there[:, 0], other[0], alpha=2), torch.addr(added, x[:, 0], y[0], alpha=2))
     same(there[0].dot(other[:, 2]), x[0].dot(y[:, 2]))
     same(there[:, :0] @ other[:0], x[:, :0] @ y[:0])
+
+
+def test_whole_numbers_that_are_written_to_floats(remote):
+    x, y = torch.tensor([100, -3, 0, 7], dtype=torch.int8), torch.tensor([2, 0, -3, 100], dtype=torch.int8)
+    for op in (torch.mul, torch.add, torch.sub):
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            there, here = torch.zeros(4, dtype=dtype, device=remote), torch.zeros(4, dtype=dtype)
+            op(x.to(remote), y.to(remote), out=there)
+            op(x, y, out=here)
+            assert there.tolist() == here.tolist()
+            assert there.signbit().tolist() == here.signbit().tolist()
+    out = torch.zeros(4, device=remote)
+    assert torch.equal(torch.div(x.to(remote), y.to(remote), out=out).cpu(), x / y)
+    assert torch.equal((x.to(remote) * 2.5).cpu(), x * 2.5)
+
+
+def test_outer_products_times_nothing(remote):
+    x, v = torch.randn(3, 2), torch.tensor([1.0, float("nan"), 2])
+    for alpha, beta in ((0.0, 1.0), (0.0, 0.0), (0.5, 0.0)):
+        both(lambda x, v, a=alpha, b=beta: torch.addr(x, v, v[:2], alpha=a, beta=b), remote, x, v)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS[:2], torch.int64], ids=str)
+def test_products_of_three(remote, dtype):
+    def some(*shape):
+        return torch.randn(shape).mul(3).to(dtype) if dtype.is_floating_point else torch.randint(0, 9, shape).to(dtype)
+
+    for batch in ((5,), (2, 3), ()):
+        both(F.bilinear, remote, some(*batch, 4), some(*batch, 3), some(6, 4, 3), some(6))
+        both(F.bilinear, remote, some(*batch, 4)[..., ::2], some(*batch, 3), some(6, 3, 2).transpose(1, 2))
+    both(F.bilinear, remote, some(0, 4), some(0, 3), some(6, 4, 3))
+    x, y, z = some(2, 1, 3), some(2, 4), some(4, 3)
+    there = torch._trilinear(*(t.to(remote) for t in (x, y, z)), [1], [2, -1], [0, -3], [0, 2])
+    same(there, torch._trilinear(x, y, z, [1], [2, -1], [0, -3], [0, 2]), strides=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_norms_of_few_rows(remote, dtype):
+    x, weight, bias = (torch.randn(s).to(dtype) for s in ((3, 4), (3, 4), (3, 4)))
+    both(lambda x, w, b: F.layer_norm(x, (3, 4), w, b), remote, x, weight, bias)  # no dims are left
+    mean, variance = torch.randn(4).to(dtype), torch.rand(4).to(dtype) + 0.5
+
+    def norm(x, w, b):
+        running = [t.clone().to(x.device) for t in (mean, variance)]
+        return torch.ops.aten._batch_norm_with_update(x, w, b, *running, 0.1, 1e-5)[0]
+
+    both(norm, remote, x, weight[0], bias[0])
+    both(lambda x, v: x.index_fill(0, torch.tensor([2, 0, 2], device=x.device), v), remote, x, weight[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+def test_chunks_that_are_joined(remote, dtype):
+    tensors = [
+        torch.arange(1.0, n + 1).to(dtype).reshape(shape) for n, shape in ((24, (4, 6)), (18, (3, 6)), (6, (1, 6)))
+    ]
+    for chunks in (1, 2, 3, 5):
+        here = torch._chunk_cat(tensors, 0, chunks)
+        there = [t.to(remote) for t in tensors]
+        same(torch._chunk_cat(there, 0, chunks), here)
+        same(torch._chunk_cat([t.t().contiguous().t() for t in there], -2, chunks), here)
+        out = torch.empty(here.shape[::-1], dtype=dtype, device=remote).t()
+        assert torch.equal(torch._chunk_cat(there, 0, chunks, out=out).cpu(), here)
+        same(torch._chunk_cat([t.t() for t in there[:1]], 1, chunks), torch._chunk_cat([tensors[0].t()], 1, chunks))
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
@@ -441,6 +519,9 @@ def test_signs_of_bools(remote):
         same(there.sign(), here.sign())
         same(there.sgn(), here.sgn())
         same(there.clone().sign_(), here.clone().sign_())
+        same(there.abs(), here)  # CPU has none
+        same(there.isposinf(), here.isposinf())
+        same(there.isneginf(), here.isneginf())
 
 
 def test_complex_results_of_other_dtypes(remote):
@@ -452,6 +533,9 @@ def test_complex_results_of_other_dtypes(remote):
         made = there.cpu()
         assert torch.equal(made, made.to(x.dtype).to(made.dtype))  # computed in the operands' dtype
         torch.testing.assert_close(made, op(x, y, out=here), **TOLERANCE[x.dtype])
+    real, into = torch.tensor([float("nan"), float("inf"), 1, 2, 3]).to(remote), torch.zeros_like(x, device=remote)
+    with pytest.raises(NotImplementedError, match="mul"):  # and not a complex product, which is nan twice
+        torch.mul(real, real, out=into).cpu()
     inside, outside = x.to(remote), x.clone()
     same(torch.eq(inside, y.to(remote), out=inside), torch.eq(outside, y, out=outside))
 

@@ -199,6 +199,41 @@ def test_special_functions(remote, dtype):
         same(function(of.to(remote)[::3]), function(of[::3]), **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
+def test_functions_of_statistics(remote, dtype):
+    inside = torch.cat([torch.linspace(0, 1, 41), torch.tensor([1e-12, 1e-30, 0.999999, 1.5, math.nan])])
+    wide = torch.cat(
+        [torch.linspace(-7.3, 40, 97), torch.tensor([0.0, -0.0, 1e-6, 80, -50, -3, -1.5, math.inf, math.nan])]
+    )
+    for function, x in (
+        (torch.i0, wide),
+        (torch.special.i0e, wide),
+        (torch.special.i1, wide),
+        (torch.special.i1e, wide),
+        (torch.special.erfcx, wide),
+        (torch.special.log_ndtr, wide),
+        (torch.special.ndtri, inside),
+        (lambda x: torch.polygamma(0, x.abs()), wide),
+        (lambda x: torch.polygamma(1, x.abs()).float(), wide),  # CPU's series is short
+        (lambda x: torch.polygamma(1, x), torch.tensor([-1, -2.0, -7, -1.25])),  # poles
+        (lambda x: torch.polygamma(2, x), wide),
+        (lambda x: torch.polygamma(3, x), wide),
+        (lambda x: torch.special.zeta(x.abs(), 2.5), wide),
+        (lambda x: torch.special.zeta(3, x), wide),
+        (lambda x: torch.special.zeta(x[:90, None].abs() + 1, x[:20]), wide),
+    ):
+        of = (x if dtype.is_floating_point else x.nan_to_num(0, 1, 0)).to(dtype)
+        expected = function(of)
+        is_double = expected.dtype == torch.float64
+        same(function(of.to(remote)), expected, rtol=1e-11 if is_double else 2e-5, atol=1e-12 if is_double else 1e-6)
+    made = []
+    for device in (remote, "cpu"):
+        x = torch.linspace(0.3, 9, 20, device=device, requires_grad=True)
+        torch.distributions.Gamma(x, x + 1).entropy().sum().backward()  # of digamma's slope
+        made.append(x.grad.cpu())
+    torch.testing.assert_close(*made)
+
+
 def test_weights_begin_truncated_normal(remote):
     x = torch.empty(4000, device=remote)
     torch.nn.init.trunc_normal_(x, std=0.5, a=-1, b=1)

@@ -76,12 +76,19 @@ std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtyp
 }
 
 // The complex dtype that an op computes in: that of its operands with dims, whatever the result's (`out=`); if none of
-// these is complex, that of its result or of operands without dims.
+// these is complex, that of its result or of operands without dims. None: all operands are real, and so is what is
+// computed.
 std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
   DType dtype = to.dtype;
+  bool is_real = true;
   bool has_complex = false, has_wide = false;  // with dims
-  for (const std::string_view name : {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight"}) {
+  for (const std::string_view name :
+       {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight", "grad_output", "output"}) {
     const auto tensor = planner.tensor(name);
+    const ir::Arg* const arg = planner.argument(name);
+    if (arg == nullptr) continue;
+    const bool is_number = arg->tag == ArgTag::kScalarTensor && ir::is_complex(static_cast<DType>(arg->b & 0xFF));
+    is_real &= tensor ? !ir::is_complex(tensor->dtype) : arg->tag != ArgTag::kComplex && !is_number;
     if (!tensor) continue;
     if (ir::is_complex(tensor->dtype) && !ir::is_complex(dtype)) dtype = tensor->dtype;
     if (tensor->dtype == DType::kComplex128) dtype = DType::kComplex128;
@@ -89,6 +96,7 @@ std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
     has_complex |= ir::is_complex(tensor->dtype);
     has_wide |= tensor->dtype == DType::kComplex128 || tensor->dtype == DType::kFloat64;
   }
+  if (is_real) return std::nullopt;
   if (has_complex) return has_wide ? DType::kComplex128 : DType::kComplex64;
   if (dtype != DType::kComplex64 && dtype != DType::kComplex128) return std::nullopt;
   return dtype;
@@ -123,8 +131,9 @@ Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number time
     made.strides = packed_strides(made.sizes);
     made.place = planner.scratch(made.nbytes());
   }
+  const bool is_inverse = what >= ComplexOp::kAsin && what <= ComplexOp::kAtanh;
   planner
-      .launch(KernelFile::kComplex, "complex_pointwise",
+      .launch(KernelFile::kComplex, is_inverse ? "complex_inverse" : "complex_pointwise",
               ComplexArguments{.count = to->count(),
                                .dtype = static_cast<i64>(part_of(*dtype)),
                                .out_dtype = static_cast<i64>(part_of(made.dtype)),
@@ -163,6 +172,11 @@ Status add_pair(OpPlanner& planner) {
   Number times{1, 0};
   if (planner.has("value") && !number_of(planner, "value", &times)) return refuse("times a tensor");
   return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
+}
+
+template <ComplexOp kWhat>
+Status backward(OpPlanner& planner) {
+  return compute(planner, kWhat, {.a = "grad_output", .b = "output"});
 }
 
 Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
@@ -354,12 +368,20 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"sinh", unary<ComplexOp::kSinh>, true},
                                        {"cosh", unary<ComplexOp::kCosh>, true},
                                        {"tanh", unary<ComplexOp::kTanh>, true},
+                                       {"asin", unary<ComplexOp::kAsin>, true},
+                                       {"acos", unary<ComplexOp::kAcos>, true},
+                                       {"atan", unary<ComplexOp::kAtan>, true},
+                                       {"asinh", unary<ComplexOp::kAsinh>, true},
+                                       {"acosh", unary<ComplexOp::kAcosh>, true},
+                                       {"atanh", unary<ComplexOp::kAtanh>, true},
                                        {"exp2", unary<ComplexOp::kExp2>, true},
                                        {"expm1", unary<ComplexOp::kExpm1>, true},
                                        {"log2", unary<ComplexOp::kLog2>, true},
                                        {"log10", unary<ComplexOp::kLog10>, true},
                                        {"log1p", unary<ComplexOp::kLog1p>, true},
                                        {"rsqrt", unary<ComplexOp::kReciprocalRoot>, true},
+                                       {"tanh_backward", backward<ComplexOp::kTanhBackward>, true},
+                                       {"sigmoid_backward", backward<ComplexOp::kSigmoidBackward>, true},
                                        {"sigmoid", unary<ComplexOp::kSigmoid>, true},
                                        {"silu", unary<ComplexOp::kSilu>, true},
                                        {"sinc", unary<ComplexOp::kSinc>, true},

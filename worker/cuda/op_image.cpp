@@ -10,6 +10,8 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
+using ir::DType;
+
 constexpr int kSpace = 3;
 
 // How many dims of space an op has: "avg_pool2d" has 2.
@@ -110,12 +112,9 @@ Status plan_pool(OpPlanner& planner) {
 
 // --- resampling ------------------------------------------------------------------------------------------------------
 
-Status resample(OpPlanner& planner, ResampleArguments arguments, bool backward) {
+Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool backward, const OpTensor& in,
+                       const OpTensor& out) {
   const int space = space_of(planner);
-  const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
-  if (!given || !result) return refuse("without operands");
-  if (!ir::is_float(result->dtype) || given->dtype != result->dtype) return refuse("of integers");
-  const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
   Image of_in, of_out;
   if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return refuse("of such dims");
   arguments.in = of_in.view;
@@ -124,7 +123,7 @@ Status resample(OpPlanner& planner, ResampleArguments arguments, bool backward) 
   arguments.channels = of_in.channels;
   std::ranges::copy(of_in.sizes, arguments.in_sizes);
   std::ranges::copy(of_out.sizes, arguments.out_sizes);
-  arguments.dtype = static_cast<i64>(result->dtype);
+  arguments.dtype = static_cast<i64>(in.dtype);
   constexpr std::array<std::string_view, kSpace> kNames = {"scales_d", "scales_h", "scales_w"};
   for (int d = kSpace - space; d < kSpace; ++d) {
     const i64 from = of_in.sizes[d], to = of_out.sizes[d];
@@ -142,9 +141,53 @@ Status resample(OpPlanner& planner, ResampleArguments arguments, bool backward) 
   const bool filters = arguments.how == Resample::kTriangle || arguments.how == Resample::kCubicFilter;
   const char* const kernel = filters ? (backward ? "image_filter_backward" : "image_filter")
                                      : (backward ? "image_resample_backward" : "image_resample");
-  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
+  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for((backward ? in : out).count()))
       .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.place)
       .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.place);
+  return {};
+}
+
+// Half of each element: of a complex number its real or its imaginary part, of an i64 its low or its high bits.
+OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
+  OpTensor half = tensor;
+  half.dtype = dtype;
+  for (int64_t& stride : half.strides) stride *= 2;
+  if (second) half.place.offset += ir::item_size(dtype);
+  return half;
+}
+
+// Of elements that are only picked, as floats that hold all of them.
+Status pick_wholes(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in, const OpTensor& out) {
+  OpTensor from = in, to = out;
+  from.dtype = to.dtype = DType::kFloat64;
+  from.strides = packed_strides(from.sizes);
+  to.strides = packed_strides(to.sizes);
+  from.place = planner.scratch(from.nbytes());
+  to.place = planner.scratch(to.nbytes());
+  planner.copy(in, from);
+  if (Status status = resample_floats(planner, arguments, false, from, to); !status.ok()) return status;
+  planner.copy(to, out);
+  return {};
+}
+
+Status resample(OpPlanner& planner, const ResampleArguments& arguments, bool backward) {
+  const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
+  if (!given || !result) return refuse("without operands");
+  if (given->dtype != result->dtype) return refuse("of two dtypes");
+  const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
+  const DType dtype = result->dtype;
+  if (ir::is_float(dtype)) return resample_floats(planner, arguments, backward, in, out);
+  const bool pads = arguments.how == Resample::kReflect || arguments.how == Resample::kReplicate;
+  const bool picks = pads || arguments.how == Resample::kNearest || arguments.how == Resample::kNearestExact;
+  if (!picks || (backward && !ir::is_complex(dtype))) return refuse("of integers");
+  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return pick_wholes(planner, arguments, in, out);
+  const DType part = dtype == DType::kInt64 ? DType::kInt32 : part_of(dtype);
+  for (const bool second : {false, true}) {
+    const OpTensor from = half_of(in, part, second), to = half_of(out, part, second);
+    Status status = dtype == DType::kInt64 ? pick_wholes(planner, arguments, from, to)
+                                           : resample_floats(planner, arguments, backward, from, to);
+    if (!status.ok()) return status;
+  }
   return {};
 }
 
@@ -229,6 +272,56 @@ Status plan_channels(OpPlanner& planner) {
   return {};
 }
 
+// Windows of an image, as columns: of each place in a window the elements that all windows have there.
+Status plan_windows(OpPlanner& planner) {
+  constexpr size_t kDims = 2;
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  std::array<std::vector<int64_t>, 4> lists;
+  constexpr std::array<std::string_view, 4> kNames = {"kernel_size", "dilation", "padding", "stride"};
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    lists[i] = planner.wholes(kNames[i]);
+    if (lists[i].size() == 1) lists[i].resize(kDims, lists[i][0]);
+    if (lists[i].size() != kDims) return refuse("with lists of another length than the dims");
+  }
+  const auto& [kernel, dilation, padding, stride] = lists;
+  if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
+    return refuse("of such dims");
+  }
+  const size_t c = self->sizes.size() - 3;  // before it: a batch, or nothing
+  OpTensor all = *result;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.output(*result);
+  planner.zero(all.place, all.nbytes());
+  int64_t windows[kDims];
+  for (size_t d = 0; d < kDims; ++d) {
+    const int64_t size = self->sizes[c + 1 + d];
+    windows[d] = (size + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1;
+  }
+  const int64_t columns = windows[0] * windows[1];
+  for (int64_t place = 0; place < kernel[0] * kernel[1]; ++place) {
+    const int64_t at[kDims] = {place / kernel[1], place % kernel[1]};
+    OpTensor from = *self, to = all;
+    to.sizes = from.sizes;
+    to.strides.resize(c);
+    to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
+    int64_t from_offset = 0, to_offset = place * columns;
+    for (size_t d = 0; d < kDims; ++d) {  // windows whose place is within the image
+      const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
+      const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
+      const int64_t end = begin >= size ? 0 : std::min(windows[d], (size - begin - 1) / stride[d] + 1);
+      from.sizes[c + 1 + d] = to.sizes[c + 1 + d] = std::max<int64_t>(end - first, 0);
+      from.strides[c + 1 + d] = self->strides[c + 1 + d] * stride[d];
+      from_offset += (begin + first * stride[d]) * self->strides[c + 1 + d];
+      to_offset += first * to.strides[c + 1 + d];
+    }
+    if (from.count() == 0) continue;
+    from.place.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
+    to.place.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
+    planner.copy(from, to);
+  }
+  return {};
+}
+
 constexpr auto kMax = plan_pool<Pool::kMax, false, false>, kMaxBackward = plan_pool<Pool::kMax, false, true>,
                kMean = plan_pool<Pool::kMean, false, false>, kMeanBackward = plan_pool<Pool::kMean, false, true>,
                kAdaptiveMax = plan_pool<Pool::kMax, true, false>,
@@ -293,22 +386,23 @@ constexpr NamedPlan kImagePlans[] = {
     {"_upsample_bilinear2d_aa_backward", kTriangle<true>},
     {"_upsample_bicubic2d_aa", kCubicFilter<false>},
     {"_upsample_bicubic2d_aa_backward", kCubicFilter<true>},
-    {"reflection_pad1d", kReflect<false>},
-    {"reflection_pad1d_backward", kReflect<true>},
-    {"reflection_pad2d", kReflect<false>},
-    {"reflection_pad2d_backward", kReflect<true>},
-    {"reflection_pad3d", kReflect<false>},
-    {"reflection_pad3d_backward", kReflect<true>},
-    {"replication_pad1d", kReplicate<false>},
-    {"replication_pad1d_backward", kReplicate<true>},
-    {"replication_pad2d", kReplicate<false>},
-    {"replication_pad2d_backward", kReplicate<true>},
-    {"replication_pad3d", kReplicate<false>},
-    {"replication_pad3d_backward", kReplicate<true>},
+    {"reflection_pad1d", kReflect<false>, true},
+    {"reflection_pad1d_backward", kReflect<true>, true},
+    {"reflection_pad2d", kReflect<false>, true},
+    {"reflection_pad2d_backward", kReflect<true>, true},
+    {"reflection_pad3d", kReflect<false>, true},
+    {"reflection_pad3d_backward", kReflect<true>, true},
+    {"replication_pad1d", kReplicate<false>, true},
+    {"replication_pad1d_backward", kReplicate<true>, true},
+    {"replication_pad2d", kReplicate<false>, true},
+    {"replication_pad2d_backward", kReplicate<true>, true},
+    {"replication_pad3d", kReplicate<false>, true},
+    {"replication_pad3d_backward", kReplicate<true>, true},
     {"pixel_shuffle", plan_pixels<true>, true},
     {"pixel_unshuffle", plan_pixels<false>, true},
     {"channel_shuffle", plan_channels, true},
     {"native_channel_shuffle", plan_channels, true},
+    {"im2col", plan_windows, true},
 };
 
 }  // namespace

@@ -85,7 +85,12 @@ bool find_running(OpPlanner& planner, std::string_view name, Place* place, Batch
   return true;
 }
 
-Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false) {
+// What an op calls its arguments.
+struct NormNames {
+  std::string_view trains = "training", rstd = "save_invstd";
+};
+
+Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false, const NormNames& names = {}) {
   const auto input = planner.tensor("input"), weight = planner.tensor("weight"), bias = planner.tensor("bias");
   const auto grad = planner.tensor("grad_out");
   if (!input || input->sizes.size() < 2 || !ir::is_float(input->dtype) || (backward && !grad)) {
@@ -96,7 +101,7 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false)
                                .dtype = static_cast<i64>(input->dtype),
                                .epsilon = planner.number("eps")};
   for (size_t d = 2; d < input->sizes.size(); ++d) arguments.space *= input->sizes[d];
-  arguments.trains = planner.flag(backward ? "train" : "training", always_trains) ? 1 : 0;
+  arguments.trains = planner.flag(names.trains, always_trains) ? 1 : 0;
   arguments.momentum = planner.number("momentum");
   if (const auto& of = weight ? weight : bias) arguments.weight_dtype = static_cast<i64>(of->dtype);
   if (weight && bias && weight->dtype != bias->dtype) return refuse("of two dtypes");
@@ -113,7 +118,7 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false)
     return made && made->count() != 0 ? planner.output(*made) : Place();
   };
   const auto mean = backward ? planner.tensor("save_mean") : planner.result(1),
-             rstd = backward ? planner.tensor("save_invstd") : planner.result(2);
+             rstd = backward ? planner.tensor(names.rstd) : planner.result(2);
   if (mean) arguments.stat_dtype = static_cast<i64>(mean->dtype);
   const Place from = planner.packed(*input), weights = packed(weight), biases = packed(bias);
   const int64_t grid = std::min(arguments.channels, kMostBlocks);
@@ -155,7 +160,11 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false)
 }
 Status batch_norm(OpPlanner& planner) { return batch_norm(planner, false); }
 Status batch_norm_that_trains(OpPlanner& planner) { return batch_norm(planner, false, true); }
-Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true); }
+Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true, false, {.trains = "train"}); }
+// Of _batch_norm_with_update.
+Status updated_batch_norm_backward(OpPlanner& planner) {
+  return batch_norm(planner, true, false, {.trains = "update", .rstd = "save_var"});
+}
 
 constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm_of_nothing},
                                     {"native_group_norm_backward", group_norm_backward},
@@ -163,7 +172,8 @@ constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm_of_nothing}
                                     {"_native_batch_norm_legit", batch_norm},
                                     {"_batch_norm_with_update", batch_norm_that_trains},
                                     {"_native_batch_norm_legit_no_training", batch_norm},
-                                    {"native_batch_norm_backward", batch_norm_backward}};
+                                    {"native_batch_norm_backward", batch_norm_backward},
+                                    {"batch_norm_backward", updated_batch_norm_backward}};
 
 }  // namespace
 

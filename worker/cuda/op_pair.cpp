@@ -7,7 +7,7 @@
 #include "worker/cuda/op_plan.h"
 
 // Products of integers, for which cuBLASLt has no types, and of single rows that no compiled kernel has a form for;
-// distances of rows.
+// products of three tensors; distances of rows.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -118,6 +118,65 @@ Status inner_product(OpPlanner& planner, const char* right) {
 Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
 Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
 
+// -- products of three ------------------------------------------------------------------------------------------------
+
+// Which of so many dims a list has.
+std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t rank) {
+  std::vector<bool> found(rank);
+  for (const int64_t dim : planner.wholes(name)) {
+    found[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim)] = true;
+  }
+  return found;
+}
+
+// Each operand gets dims of size 1, then they are multiplied and added up over some dims.
+Status product_of_three(OpPlanner& planner) {
+  constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
+  const auto to = planner.result(0), first = planner.tensor("i1");
+  if (!to || !first || ir::is_complex(to->dtype)) return refuse("of these dtypes");
+  const size_t rank = first->sizes.size() + planner.wholes("expand1").size();
+  if (rank > kTripleRank) return refuse("of so many dims");
+  TripleArguments arguments{.count = to->count(),
+                            .rank = static_cast<i64>(rank),
+                            .dtype = static_cast<i64>(first->dtype),
+                            .out_dtype = static_cast<i64>(to->dtype)};
+  // Where the dims lie in the arguments: those of the result first.
+  const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
+  std::vector<size_t> places(rank);
+  arguments.kept = std::ranges::count(summed, false);
+  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.kept);
+  for (size_t d = 0; d < rank; ++d) places[d] = summed[d] ? behind++ : kept++;
+  std::ranges::fill(arguments.sizes, 1);
+  i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
+  Place operands[3];
+  for (size_t i = 0; i < 3; ++i) {
+    const auto operand = planner.tensor(kOperands[i]);
+    if (!operand || operand->dtype != first->dtype) return refuse("of two dtypes");
+    const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
+    if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
+      return refuse("of sizes that do not fit");
+    }
+    operands[i] = operand->place;
+    for (size_t d = 0, own = 0; d < rank; ++d) {
+      if (is_new[d]) continue;
+      const int64_t size = operand->sizes[own], stride = operand->strides[own];
+      ++own;
+      if (size == 1) continue;
+      arguments.sizes[places[d]] = size;
+      strides[i][places[d]] = stride;
+    }
+  }
+  for (size_t d = static_cast<size_t>(arguments.kept); d < rank; ++d) arguments.terms *= arguments.sizes[d];
+  planner
+      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_whole", arguments,
+              blocks_for(arguments.count))
+      .at(&TripleArguments::a, operands[0])
+      .at(&TripleArguments::b, operands[1])
+      .at(&TripleArguments::c, operands[2])
+      .at(&TripleArguments::out, planner.output(*to));
+  return {};
+}
+
 // -- distances --------------------------------------------------------------------------------------------------------
 
 Distance distance_of(double p) {
@@ -184,6 +243,7 @@ constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
                                     {"addr", outer_product},
                                     {"dot", dot},
                                     {"vdot", vdot},
+                                    {"_trilinear", product_of_three},
                                     {"_cdist_forward", cdist},
                                     {"_cdist_backward", cdist_backward}};
 

@@ -152,9 +152,10 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
   const bool divides_wholes = divides && !floats;
   const bool can_fail = divides_wholes || what == Pointwise::kBinaryCrossEntropy;
   if (can_fail) planner.add_operand(divides_wholes ? kDivision : -1);
-  planner
-      .launch(KernelFile::kPointwise, floats ? "pointwise_float" : "pointwise_whole", arguments,
-              blocks_for(arguments.count))
+  const char* const kernel = what >= Pointwise::kBesselI ? "pointwise_special"
+                             : floats                    ? "pointwise_float"
+                                                         : "pointwise_whole";
+  planner.launch(KernelFile::kPointwise, kernel, arguments, blocks_for(arguments.count))
       .at(&PointwiseArguments::a, a.place)
       .at(&PointwiseArguments::b, b.place)
       .at(&PointwiseArguments::c, c.place)
@@ -253,10 +254,16 @@ Status unary(OpPlanner& planner, Pointwise what) {
   const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
   return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.there = true, .tensor = self});
 }
-Status sign_of_bools(OpPlanner& planner) {
+Status same_bools(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
   return same(planner, *self, *to);
+}
+Status infinity_of_bools(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  planner.zero(planner.output(*to), to->nbytes());
+  return {};
 }
 Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
 Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
@@ -264,8 +271,44 @@ Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamm
 Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
+// (Of integers: others are compiled.)
+Status logit(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return refuse("of these dtypes");
+  return compute(planner, Pointwise::kLogit, to->dtype, *to, {.there = true, .tensor = self},
+                 {.there = true, .number = planner.number("eps", -1)});
+}
+
 Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
 Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
+
+// -- special functions ------------------------------------------------------------------------------------------------
+
+Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || !ir::is_float(to->dtype)) return refuse("without a result");
+  const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
+  return compute(planner, what, dtype, *to, {.there = true, .tensor = self}, {.there = true, .number = b},
+                 {.there = true, .number = c});
+}
+template <int kOrder, bool kScales>
+Status bessel_i(OpPlanner& planner) {
+  return special(planner, Pointwise::kBesselI, kOrder, kScales ? 1 : 0);
+}
+template <Pointwise kWhat>
+Status special(OpPlanner& planner) {
+  return special(planner, kWhat);
+}
+Status polygamma(OpPlanner& planner) { return special(planner, Pointwise::kPolygamma, planner.number("n")); }
+
+Status zeta(OpPlanner& planner) {
+  ResultType types;
+  const auto to = planner.result(0);
+  Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
+  if (!to || !a.there || !b.there || !ir::is_float(to->dtype)) return refuse("without a result");
+  const DType dtype = ir::is_float(types.get()) ? types.get() : to->dtype;
+  return compute(planner, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
+}
 
 Status log_sigmoid(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0), kept = planner.result(1);
@@ -489,15 +532,28 @@ constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp},
                                          {"floor", round},
                                          {"trunc", round},
                                          {"pow", power},
-                                         {"sign", sign_of_bools},
-                                         {"sgn", sign_of_bools},
+                                         {"abs", same_bools},
+                                         {"isposinf", infinity_of_bools},
+                                         {"isneginf", infinity_of_bools},
+                                         {"sign", same_bools},
+                                         {"sgn", same_bools},
                                          {"signbit", sign_bit},
                                          {"angle", angle},
                                          {"erfinv", inverse_erf},
                                          {"lgamma", log_gamma},
                                          {"digamma", digamma},
+                                         {"logit", logit},
                                          {"sinc", sinc},
                                          {"special_entr", entropy},
+                                         {"i0", bessel_i<0, false>},
+                                         {"special_i0e", bessel_i<0, true>},
+                                         {"special_i1", bessel_i<1, false>},
+                                         {"special_i1e", bessel_i<1, true>},
+                                         {"special_erfcx", special<Pointwise::kErfcx>},
+                                         {"special_log_ndtr", special<Pointwise::kLogNdtr>},
+                                         {"special_ndtri", special<Pointwise::kNdtri>},
+                                         {"special_zeta", zeta},
+                                         {"polygamma", polygamma},
                                          {"frexp", parts_of_floats},
                                          {"nextafter", binary<Pointwise::kNextAfter>},
                                          {"gcd", binary<Pointwise::kGcd>},

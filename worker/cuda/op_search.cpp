@@ -107,17 +107,20 @@ Status count_bins(OpPlanner& planner) {
 
 Status histogram(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || !ir::is_float(self->dtype) || to->dtype != self->dtype) return refuse("of integers");
+  if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return refuse("of these dtypes");
+  const bool floats = ir::is_float(self->dtype);
+  const DType dtype = floats ? self->dtype : DType::kFloat64;
   HistogramArguments arguments{.count = self->count(),
                                .bins = to->count(),
-                               .dtype = static_cast<i64>(self->dtype),
+                               .dtype = static_cast<i64>(dtype),
                                .from = planner.number("min", 0),
                                .to = planner.number("max", 0)};
-  const Place in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
+  const Place in = planner.packed(*self, dtype), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
   planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
   OpTensor least = *self, most = *self;
+  least.dtype = most.dtype = dtype;
   if (arguments.from == arguments.to && arguments.count != 0) {
-    const OpTensor all{.place = in, .dtype = self->dtype, .sizes = {arguments.count}, .strides = {1}};
+    const OpTensor all{.place = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
     for (OpTensor* const one : {&least, &most}) {
       one->sizes = one->strides = {};
       one->place = planner.scratch(8);
@@ -134,6 +137,10 @@ Status histogram(OpPlanner& planner) {
       .at(&HistogramArguments::least, least.place)
       .at(&HistogramArguments::most, most.place)
       .failure([](const HistogramArguments& words) { return &words.failure; });
+  if (!floats) {
+    planner.copy({.place = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
+    return {};
+  }
   planner.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
       .at(&HistogramArguments::counts, counts)
       .at(&HistogramArguments::out, planner.output(*to));

@@ -313,6 +313,7 @@ constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero, true},
                                       {"masked_select", masked_select, true},
                                       {"masked_scatter", masked_scatter, true},
                                       {"masked_scatter_backward", masked_scatter_backward, true},
+                                      {"_unique", unique_sorted},
                                       {"_unique2", unique_sorted},
                                       {"unique_consecutive", unique_runs}};
 

@@ -182,6 +182,43 @@ Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.who
 Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.wholes("split_sizes")); }
 Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
 
+// Chunks of a dim of several tensors, each padded with zeros to so many chunks of one size: those of the same number
+// behind each other, flat.
+Status join_chunks(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("tensors");
+  const auto to = planner.result(0);
+  const int64_t chunks = planner.whole("num_chunks");
+  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return refuse("of such dims");
+  const size_t dim = to->sizes.size() - 2;
+  OpTensor all = *to;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.output(*to);
+  planner.zero(all.place, all.nbytes());
+  int64_t begin = 0;
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    const OpTensor from = planner.tensor_of(item.a);
+    if (from.sizes.size() <= dim) return refuse("of such dims");
+    const int64_t size = from.sizes[dim], length = (size + chunks - 1) / chunks;
+    const std::vector<int64_t> behind(from.sizes.begin() + static_cast<ptrdiff_t>(dim) + 1, from.sizes.end());
+    const std::vector<int64_t> strides = packed_strides(behind);
+    int64_t inner = 1;
+    for (const int64_t one : behind) inner *= one;
+    for (int64_t i = 0; i < chunks && i * length < size; ++i) {
+      const OpTensor piece = part(from, dim, i * length, std::min(length, size - i * length));
+      OpTensor made = all;
+      made.sizes = piece.sizes;
+      made.strides.resize(dim);
+      made.strides.push_back(inner);
+      made.strides.insert(made.strides.end(), strides.begin(), strides.end());
+      made.place.offset += static_cast<uint64_t>(i * all.strides[dim] + begin) * ir::item_size(all.dtype);
+      planner.copy(piece, made);
+    }
+    begin += length * inner;
+  }
+  return {};
+}
+
 constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
                                     {"detach_copy", copy_elements, true},
                                     {"view_copy", copy_elements, true},
@@ -200,7 +237,8 @@ constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
                                     {"unfold_copy", copy_unfolded, true},
                                     {"split_copy", copy_split, true},
                                     {"split_with_sizes_copy", copy_split_with_sizes, true},
-                                    {"unbind_copy", copy_unbound, true}};
+                                    {"unbind_copy", copy_unbound, true},
+                                    {"_chunk_cat", join_chunks, true}};
 
 }  // namespace
 

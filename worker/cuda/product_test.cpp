@@ -293,7 +293,7 @@ std::vector<Case> all_cases() {
   for (const Op& op : all_ops()) {
     for (const DType type :
          {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kComplex64, DType::kComplex128}) {
-      cases.push_back({op, type});
+      if (op.name != std::string_view("aten::addr") || ir::is_complex(type)) cases.push_back({op, type});
     }
   }
   return cases;

@@ -204,6 +204,11 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
       return a * b;
     case ComplexOp::kDivide:
       return divided(a, b);
+    case ComplexOp::kTanhBackward:
+    case ComplexOp::kSigmoidBackward: {
+      const Complex from = f.what == ComplexOp::kTanhBackward ? Complex{1, 0} : b, square = b * b;
+      return a * Complex{from.real - square.real, square.imaginary - from.imaginary};
+    }
     case ComplexOp::kPowerOfNumber:
       if (Complex known; power_of_number(a, b, &known)) return known;
       [[fallthrough]];
@@ -278,6 +283,50 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
   }
 }
 
+__device__ double inverse_sinh(double x) {
+  const double a = magnitude(x);
+  const double made = a > 1e150 ? log(a) + kLn2 : log_of_more(a + a * a / (1 + __builtin_sqrt(1 + a * a)));
+  return __builtin_copysign(made, x);
+}
+
+// Kahan's ways (Branch Cuts for Complex Elementary Functions). asinh(x) = -i asin(i x), acosh(x) = i acos(x) of the
+// sign that makes its real part positive, atan(x) = -i atanh(i x).
+__device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Complex a) {
+  const bool turns = what == ComplexOp::kAsinh || what == ComplexOp::kAtan;
+  const Complex x = turns ? Complex{-a.imaginary, a.real} : a;
+  const bool is_finite = x.real - x.real == 0 && x.imaginary - x.imaginary == 0;
+  const bool is_infinite = magnitude(x.real) == __builtin_inf() || magnitude(x.imaginary) == __builtin_inf();
+  Complex made = {__builtin_nan(""), __builtin_nan("")};
+  if (what == ComplexOp::kAtan || what == ComplexOp::kAtanh) {
+    const double real = magnitude(x.real), less = 1 - real, square = x.imaginary * x.imaginary;
+    if (is_finite) {
+      made.real = log_of_more(4 * real / (less * less + square)) / 4;
+      made.imaginary = angle_of({less * (1 + real) - square, 2 * x.imaginary}) / 2;
+    } else if (is_infinite) {
+      made = {0, __builtin_copysign(kPi / 2, x.imaginary)};
+    }
+    made.real = __builtin_copysign(made.real, x.real);
+  } else {
+    const bool is_sine = what == ComplexOp::kAsin || what == ComplexOp::kAsinh;
+    const Complex less = square_root({1 - x.real, -x.imaginary}), more = square_root({1 + x.real, x.imaginary});
+    // Of the cosine.
+    double imaginary = is_infinite ? __builtin_copysign(__builtin_inf(), -x.imaginary) : __builtin_nan("");
+    if (is_finite) imaginary = inverse_sinh(more.real * less.imaginary - more.imaginary * less.real);
+    const Complex sides = !is_finite ? x
+                          : is_sine  ? Complex{magnitude((less * more).real), x.real}
+                                     : Complex{more.real, less.real};
+    const double angle = angle_of(sides);
+    if (is_finite) {
+      made.real = is_sine ? angle : 2 * angle;
+    } else {
+      made.real = is_sine ? __builtin_copysign(kPi / 2 - magnitude(angle), x.real) : magnitude(angle);
+    }
+    made.imaginary = is_sine ? -imaginary : imaginary;
+    if (what == ComplexOp::kAcosh) made = {magnitude(made.imaginary), __builtin_copysign(made.real, x.imaginary)};
+  }
+  return turns ? Complex{made.imaginary, -made.real} : made;
+}
+
 __device__ Complex load(u64 from, i64 at, i64 dtype) {
   if (from == 0) return {0, 0};
   return {load_float(from, 2 * at, dtype), load_float(from, 2 * at + 1, dtype)};
@@ -303,6 +352,14 @@ KERNEL(256) complex_pointwise(const ComplexArguments f) {
       store_float(f.out, 2 * i, f.out_dtype, made.real);
       store_float(f.out, 2 * i + 1, f.out_dtype, made.imaginary);
     }
+  }
+}
+
+KERNEL(256) complex_inverse(const ComplexArguments f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const Complex made = inverse(f.what, load(f.a, i, f.dtype));
+    store_float(f.out, 2 * i, f.out_dtype, made.real);
+    store_float(f.out, 2 * i + 1, f.out_dtype, made.imaginary);
   }
 }
 

@@ -16,6 +16,8 @@ enum class ComplexOp : i64 {
   kLerp,         // from a to b by c
   kMultiply,
   kDivide,
+  kTanhBackward,     // a conj(1 - b^2)
+  kSigmoidBackward,  // a conj((1 - b) b)
   kPower,
   kPowerOfNumber,
   kNegative,
@@ -41,6 +43,12 @@ enum class ComplexOp : i64 {
   kSilu,
   kSinc,
   kSign,
+  kAsin,  // these are a kernel's of their own
+  kAcos,
+  kAtan,
+  kAsinh,
+  kAcosh,
+  kAtanh,
   kAbs,  // these make real numbers
   kAngle,
   kPolar,  // of two real numbers

@@ -1,5 +1,5 @@
-// Each row of one matrix with each row or column of another one: products, distances. A thread has an
-// element of the result.
+// Each row of one matrix with each row or column of another one: products, distances; sums of products of three. A
+// thread has an element of the result.
 
 #include "worker/cuda/kernels/device.h"
 #include "worker/cuda/kernels/pair_arguments.h"
@@ -93,7 +93,37 @@ __device__ void multiply(const PairProductArguments& f) {
   }
 }
 
+struct Places {
+  i64 a, b, c;
+};
+// Of the element of that number, of some dims.
+__device__ Places places_in(const TripleArguments& f, i64 number, i64 begin, i64 end, Places places) {
+  for (i64 d = end - 1; d >= begin; --d) {
+    const i64 rest = divide(number, f.sizes[d]), at = number - rest * f.sizes[d];
+    number = rest;
+    places.a += at * f.a_strides[d];
+    places.b += at * f.b_strides[d];
+    places.c += at * f.c_strides[d];
+  }
+  return places;
+}
+template <typename Kind>
+__device__ void sum_of_triples(const TripleArguments& f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const Places begin = places_in(f, i, 0, f.kept, {0, 0, 0});
+    typename Kind::T sum = 0;
+    for (i64 term = 0; term < f.terms; ++term) {
+      const Places at = places_in(f, term, f.kept, f.rank, begin);
+      sum += Kind::load(f.a, at.a, f.dtype) * Kind::load(f.b, at.b, f.dtype) * Kind::load(f.c, at.c, f.dtype);
+    }
+    Kind::store(f.out, i, f.out_dtype, sum);
+  }
+}
+
 }  // namespace
+
+KERNEL(256) pair_triple_whole(const TripleArguments f) { sum_of_triples<Whole>(f); }
+KERNEL(256) pair_triple_float(const TripleArguments f) { sum_of_triples<Real>(f); }
 
 KERNEL(256) pair_product_whole(const PairProductArguments f) { multiply<Whole>(f); }
 KERNEL(256) pair_product_float(const PairProductArguments f) { multiply<Real>(f); }

@@ -18,6 +18,17 @@ struct PairProductArguments {
   double real_alpha = 1, real_beta = 1;
 };
 
+// out[i] = the sum of a b c over the dims that are not kept, which are behind those that are. `out` is packed.
+constexpr i64 kTripleRank = 8;
+struct TripleArguments {
+  u64 a = 0, b = 0, c = 0, out = 0;
+  i64 count = 0, terms = 1;  // of the result; of each sum
+  i64 kept = 0, rank = 0;
+  i64 sizes[kTripleRank] = {};
+  i64 a_strides[kTripleRank] = {}, b_strides[kTripleRank] = {}, c_strides[kTripleRank] = {};
+  i64 dtype = 0, out_dtype = 0;
+};
+
 // Distances of each row of one matrix to each row of another one, of the same batch: packed, [batch, rows, others].
 enum class Distance : i64 { kZero, kOne, kTwo, kInfinite, kPower };
 struct DistanceArguments {

@@ -45,20 +45,23 @@ __device__ double erfc_fraction(double x) {
   return exp(-x * x) / kSqrtPi / (x + rest);
 }
 
-// Winitzki's approximation, then Halley's method.
-__device__ double inverse_erf(double y) {
-  const double size = magnitude(y);
+// Winitzki's approximation, then Halley's method. Of what is 0 or more, and 1 less that.
+__device__ double inverse_erf_of(double size, double rest) {
   if (!(size <= 1)) return __builtin_nan("");
-  if (size == 1) return __builtin_copysign(__builtin_inf(), y);
-  if (size < 1e-9) return y * kSqrtPi / 2;
-  const double a = 0.147, l = log((1 - size) * (1 + size)), b = 2 / (kPi * a) + l / 2;
+  if (rest == 0) return __builtin_inf();
+  if (size < 1e-9) return size * kSqrtPi / 2;
+  const double a = 0.147, l = log(rest * (1 + size)), b = 2 / (kPi * a) + l / 2;
   double x = __builtin_sqrt(__builtin_sqrt(b * b - l / a) - b);
   for (int i = 0; i < 3; ++i) {
-    const double over = x < 1.5 ? erf_series(x) - size : (1 - size) - erfc_fraction(x);
+    const double over = x < 1.5 ? erf_series(x) - size : rest - erfc_fraction(x);
     const double u = over / (2 / kSqrtPi * exp(-x * x));
     x -= u / (1 + x * u);
   }
-  return __builtin_copysign(x, y);
+  return x;
+}
+__device__ double inverse_erf(double y) {
+  const double size = magnitude(y);
+  return __builtin_copysign(inverse_erf_of(size, 1 - size), y);
 }
 
 __device__ double sine_of_pi(double x) {  // |x| < 1
@@ -224,6 +227,9 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return log_gamma(a);
     case Pointwise::kDigamma:
       return digamma(a);
+    case Pointwise::kLogit:  // between b and 1 - b
+      if (b >= 0) a = a < b ? b : a > 1 - b ? 1 - b : a;
+      return log(a / (1 - a));
     case Pointwise::kSinc: {
       if (a == 0) return 1;
       const double product = rounded(kPi * a, f.dtype == kFloat64 ? kFloat64 : kFloat32);
@@ -278,6 +284,127 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return b > f.d_number ? a * (f.d_number / (b + 1e-7)) : a;
     default:
       return a;
+  }
+}
+
+// -- special functions ------------------------------------------------------------------------------------------------
+
+// By the series, whose terms are positive; of large ones the asymptotic one, which is times exp(x).
+__device__ double bessel_i(double x, double order, bool scales) {
+  const double a = magnitude(x);
+  const bool is_large = a > 30;
+  double sum = 1, term = 1;
+  if (is_large) {
+    for (int k = 1; k <= 30; ++k) {
+      const double odd = 2 * k - 1;
+      term *= (odd * odd - 4 * order * order) / (8 * k * a);
+      sum += term;
+    }
+    sum /= __builtin_sqrt(2 * kPi * a);
+  } else {
+    term = sum = order == 0 ? 1 : a / 2;
+    for (int k = 1; k < 100 && term > sum * 1e-18; ++k) {
+      term *= a * a / (4 * k * (k + order));
+      sum += term;
+    }
+  }
+  if (scales != is_large) sum *= exp(scales ? -a : a);
+  return x != x ? x : order != 0 ? __builtin_copysign(sum, x) : sum;
+}
+
+// exp(x^2) erfc(x)
+__device__ double scaled_erfc(double x) {
+  const double a = magnitude(x);
+  double made = 0;
+  if (a < 1.5) {
+    made = exp(a * a) * (1 - erf_series(a));
+  } else {
+    double rest = 0;
+    for (int n = 80; n >= 1; --n) rest = n * 0.5 / (a + rest);
+    made = 1 / kSqrtPi / (a + rest);
+  }
+  return x != x ? x : x < 0 ? 2 * exp(a * a) - made : made;
+}
+
+constexpr double kRoot2 = 1.4142135623730951;
+
+__device__ double log_ndtr(double x) {
+  const double scaled = scaled_erfc(magnitude(x) / kRoot2), tail = exp(-x * x / 2) * scaled / 2;
+  if (x != x) return x;
+  if (x < 0) return log(scaled / 2) - x * x / 2;
+  return tail < 1e-4 ? -tail * (1 + tail * (0.5 + tail * (1.0 / 3 + tail / 4))) : log(1 - tail);
+}
+
+__device__ double ndtri(double p) {
+  const double rest = 2 * (p < 0.5 ? p : 1 - p);
+  if (!(rest >= 0)) return __builtin_nan("");
+  return __builtin_copysign(kRoot2 * inverse_erf_of(1 - rest, rest), p - 0.5);
+}
+
+// a^-s
+__device__ double inverse_power(double a, double s) {
+  const double size = exp(-s * log(magnitude(a)));
+  return a < 0 && s - 2 * __builtin_floor(s / 2) != 0 ? -size : size;
+}
+// The sum of (q + n)^-s: some terms, then Euler and Maclaurin's formula.
+__device__ double zeta(double s, double q) {
+  if (s != s || q != q || s < 1) return __builtin_nan("");
+  if (s == 1) return __builtin_inf();
+  if (q <= 0 && q == __builtin_floor(q)) return __builtin_inf();
+  if (q <= 0 && s != __builtin_floor(s)) return __builtin_nan("");
+  double sum = 0, a = q;
+  for (int n = 0; n < 10 || a < 10; ++n, a += 1) {
+    const double term = inverse_power(a, s);
+    sum += term;
+    if (magnitude(term) < magnitude(sum) * 1e-17 && a > 0) return sum;
+  }
+  const double last = inverse_power(a, s);
+  sum += last * (a / (s - 1) + 0.5);
+  // With Bernoulli's numbers, by factorials.
+  const double inverse = 1 / (a * a);
+  double factor = last * s / a, scale = 1.0 / 12;
+  for (int k = 1; k <= 10; ++k) {
+    sum += factor * scale;
+    factor *= (s + 2 * k - 1) * (s + 2 * k) * inverse;
+    scale *= k == 1   ? -1.0 / 60
+             : k == 2 ? -1.0 / 42
+             : k == 3 ? -1.0 / 40
+             : k == 4 ? -5.0 / 198
+             : k == 5 ? -691.0 / 27300
+                      : -1 / (4 * kPi * kPi);  // nearly
+  }
+  return sum;
+}
+
+__device__ double polygamma(double order, double x, i64 dtype) {
+  if (order == 0) return digamma(x);
+  if (order == 1 && x == __builtin_inf()) return 0;
+  if (order == 1 && x < 0 && x == __builtin_floor(x)) {  // what torch has there is not infinite, as pi is rounded
+    const i64 wide = dtype == kFloat64 ? kFloat64 : kFloat32;
+    double sine = 0, cosine = 0;
+    sine_cosine(rounded(rounded(kPi, wide) * x, wide), &sine, &cosine);
+    return kPi * kPi / (sine * sine);
+  }
+  double factorial = 1;
+  for (double k = 2; k <= order; k += 1) factorial *= k;
+  const double made = factorial * zeta(order + 1, x);
+  return order - 2 * __builtin_floor(order / 2) != 0 ? made : -made;
+}
+
+__device__ double compute_special(const PointwiseArguments& f, double a, double b) {
+  switch (f.what) {
+    case Pointwise::kBesselI:
+      return bessel_i(a, b, f.c_number != 0);
+    case Pointwise::kErfcx:
+      return scaled_erfc(a);
+    case Pointwise::kLogNdtr:
+      return log_ndtr(a);
+    case Pointwise::kNdtri:
+      return ndtri(a);
+    case Pointwise::kZeta:
+      return zeta(a, b);
+    default:
+      return polygamma(b, a, f.dtype);
   }
 }
 
@@ -353,6 +480,14 @@ KERNEL(256) pointwise_float(const PointwiseArguments f) {
     } else {
       store_whole(f.out, i, f.out_dtype, static_cast<i64>(made));
     }
+  }
+}
+
+KERNEL(256) pointwise_special(const PointwiseArguments f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const double a = f.a != 0 ? load_float(f.a, i, f.dtype) : f.a_number;
+    const double b = f.b != 0 ? load_float(f.b, i, f.dtype) : f.b_number;
+    store_float(f.out, i, f.out_dtype, compute_special(f, a, b));
   }
 }
 

@@ -29,6 +29,7 @@ enum class Pointwise : i64 {
   kErfInv,
   kLogGamma,
   kDigamma,
+  kLogit,
   kSinc,           // sin(pi a) / (pi a)
   kEntropy,        // -a log(a)
   kMantissa,       // of a = m * 2^e with m in [0.5, 1)
@@ -48,6 +49,12 @@ enum class Pointwise : i64 {
   kTimes,
   kMinusProduct,  // c - a b
   kRenorm,        // a, of a slice whose norm is b: at most d
+  kBesselI,       // these are a kernel's of their own. Modified, of order b; c: times exp(-|a|)
+  kErfcx,
+  kLogNdtr,
+  kNdtri,
+  kZeta,       // Hurwitz's, of a and b
+  kPolygamma,  // of order b, of a
 };
 // out[i] = f(a[i], b[i], c[i]) of packed elements of one dtype, computed in f64 or i64.
 struct PointwiseArguments {
