@@ -88,6 +88,11 @@ void addmm(const OpEntry& op, const IValue* args) {
   no_overlap_inside(op, args);
   const at::Tensor &self = tensor_at(args, 0), &a = tensor_at(args, 1), &b = tensor_at(args, 2);
   if ((op.desc->flags & ir::kOpInPlace) || a.dim() != 2 || b.dim() != 2) return;
+  TORCH_CHECK(self.dim() <= 2, "expand(torch.", self.scalar_type(), "Tensor{", self.sizes(),
+              "}, size=", c10::IntArrayRef({a.size(0), b.size(1)}),
+              "): the number of sizes provided (2) must be greater or equal to "
+              "the number of dimensions in the tensor (",
+              self.dim(), ")");
   (void)at::inferExpandGeometry(self.sizes(), self.strides(), {a.size(0), b.size(1)});
 }
 

@@ -45,6 +45,8 @@ MATRIX_PRODUCTS = {
     "addmm": lambda d: torch.addmm(floats(d, 2), doubles(d, 2, 2), floats(d, 2, 2)),
     "addmm, self": lambda d: torch.addmm(doubles(d, 2), floats(d, 2, 2), floats(d, 2, 2)),
     "addmm, sizes": lambda d: torch.addmm(floats(d, 3), floats(d, 1, 3), floats(d, 3, 1), beta=0),
+    "addmm, dims": lambda d: torch.addmm(floats(d, 1, 2, 2), floats(d, 2, 2), floats(d, 2, 2), beta=0),
+    "addmm, dims, empty": lambda d: torch.addmm(floats(d, 1, 0, 3), floats(d, 0, 2), floats(d, 2, 3)),
     "addmm_": lambda d: overlapping(d, 2, 2).addmm_(floats(d, 2, 2), floats(d, 2, 2)),
     "addbmm": lambda d: torch.addbmm(doubles(d, 2, 2), floats(d, 1, 2, 2), floats(d, 1, 2, 2)),
     "baddbmm": lambda d: torch.baddbmm(floats(d, 1, 2, 2), doubles(d, 1, 2, 2), floats(d, 1, 2, 2)),
