@@ -1,5 +1,6 @@
 #include "frontend/record/record_kernel.h"
 
+#include <algorithm>
 #include <span>
 
 #include "frontend/device/current_device.h"
@@ -295,7 +296,9 @@ void record_call(const OpEntry& op, Stack& stack) {
   } else if (op.desc->flags & ir::kOpInPlace) {
     if (op.has(ir::kFactResizesSelf) && run_with_resize(op, stack, record_call)) return;
     check_in_place_call(op, args);
-  } else if (!op.desc->results.empty()) {
+  }
+  const auto is_new = [](const ir::ResultDesc& result) { return result.alias < 0; };
+  if (!(op.desc->flags & ir::kOpOut) && std::ranges::any_of(op.desc->results, is_new)) {
     if (infer(op, args, inferred) == Tier::kDynamic) {
       run_dynamic(op, stack, base, device);
       return;

@@ -221,3 +221,27 @@ def test_padded_sequences_at_rest(device):
     with torch.no_grad():
         result = there(x.to(device), src_key_padding_mask=padding.to(device)).cpu()
         torch.testing.assert_close(result[~padding], here(x, src_key_padding_mask=padding)[~padding])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["x86", "qnnpack"])  # by channels and by tensors
+def test_training_for_quantization(device, backend):
+    """One op observes, writes what it saw, and rounds."""
+
+    def train(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+        model.qconfig = torch.ao.quantization.get_default_qat_qconfig(backend)
+        model = torch.ao.quantization.prepare_qat(model.train()).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step in range(3):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(4, 2, 6, 6).to(device)).square().mean().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    there, here = train(device), train("cpu")
+    assert any("scale" in name for name in here)
+    for name, want in here.items():
+        torch.testing.assert_close(there[name].cpu(), want, rtol=1e-4, atol=1e-5)
