@@ -94,8 +94,45 @@ def count_compiled_graph(splits: int, /) -> None: ...
 def restored(tensor: torch.Tensor, copy: torch.Tensor, /) -> torch.Tensor: ...
 def is_program_op(target: object, /) -> bool: ...
 def is_whole_op(target: object, /) -> bool: ...
-def multi_head_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-def transformer_encoder_layer(*arguments: Any) -> torch.Tensor: ...
+def multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    need_weights: bool,
+    average_attn_weights: bool,
+    mask_type: int | None,
+    /,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def transformer_encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None,
+    mask_type: int | None,
+    /,
+) -> torch.Tensor: ...
 
 @final
 class Graph:

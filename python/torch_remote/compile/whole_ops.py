@@ -97,7 +97,7 @@ def _multi_head_attention(
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = (query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias)
     return _C.multi_head_attention(*inputs, mask, need_weights, average_attn_weights, mask_type)
 
