@@ -9,6 +9,9 @@
 #include "codegen/cpu/watch.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/Config/llvm-config.h"
+#include "llvm/IR/IRBuilder.h"
+#include "llvm/IR/InstIterator.h"
+#include "llvm/IR/Instructions.h"
 #include "llvm/IR/LegacyPassManager.h"
 #include "llvm/IR/Module.h"
 #include "llvm/MC/TargetRegistry.h"
@@ -109,6 +112,7 @@ class Compiler {
     times.translate = watch.lap();
     prepare(*ir, *machine);
     optimize(*ir, *machine);
+    widen_comparisons(*ir);
     times.optimize = watch.lap();
     if (options.llvm != nullptr) *options.llvm = text_of(*ir);
     if (options.assembly != nullptr) {
@@ -158,6 +162,23 @@ class Compiler {
     }
   }
 
+  // Comparisons of numbers that come from a half type have become ones of that type, and where they choose the smaller
+  // number the backend would call fminf, which code on its own does not have. It compares them as floats anyway.
+  static void widen_comparisons(llvm::Module& module) {
+    for (llvm::Function& function : module) {
+      for (llvm::Instruction& instruction : llvm::instructions(function)) {
+        auto* const compare = llvm::dyn_cast<llvm::FCmpInst>(&instruction);
+        if (compare == nullptr) continue;
+        const llvm::Type& type = *compare->getOperand(0)->getType();
+        if (!type.isHalfTy() && !type.isBFloatTy()) continue;
+        llvm::IRBuilder<> builder(compare);
+        for (const unsigned i : {0u, 1u}) {
+          compare->setOperand(i, builder.CreateFPExt(compare->getOperand(i), builder.getFloatTy()));
+        }
+      }
+    }
+  }
+
   static llvm::SmallString<0> generate(llvm::Module& module, llvm::TargetMachine& machine, llvm::CodeGenFileType type) {
     llvm::SmallString<0> result;
     llvm::raw_svector_ostream stream(result);
@@ -187,6 +208,6 @@ Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) 
   return compiler.run(kernel, options, code);
 }
 
-std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 3"; }
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", codegen 4"; }
 
 }  // namespace torch_remote::codegen::cpu

@@ -734,3 +734,17 @@ def test_results_of_another_dtype(device):
     for name, function in functions.items():
         for _ in range(3):
             assert torch.equal(function(device).cpu(), function("cpu")), name
+
+
+def test_one_number_of_a_half_type(device, counted):
+    """The smaller of two such numbers would be a call of fminf, which kernels do not have."""
+    results = []
+    for place in (device, torch.device("cpu")):
+        x = torch.tensor(-0.7).half().to(place).requires_grad_()
+        with counted() as c:
+            loss = F.logsigmoid(x)
+            (gradient,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
+            gradient.float().sum().backward()
+            results.append((loss.item(), gradient.item(), x.grad.item()))
+        assert c["kernels_compiled"] >= (place == device)
+    torch.testing.assert_close(*map(torch.tensor, results), rtol=2e-3, atol=0)
