@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -72,7 +73,8 @@ class Sshd:
 
     def stop(self) -> None:
         for pid in self.sessions():
-            os.kill(pid, 15)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(pid, 15)
         self.process.terminate()
         self.process.wait(20)
         self.log.close()
