@@ -266,7 +266,8 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.is_same(given)) return self;
   // A lazy conjugate or negative is resolved where the bytes are.
   if (is_remote(self) && self.is_conj()) {
-    self.conj().copy_(given.conj(), non_blocking);
+    // (Of what is real the conjugate has imaginary parts, too: -0.)
+    self.conj().copy_(given.is_complex() ? given.conj() : given.to(self.scalar_type()).conj(), non_blocking);
     return self;
   }
   if (is_remote(self) && self.is_neg()) {

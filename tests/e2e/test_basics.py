@@ -286,3 +286,14 @@ def test_operands_of_other_dtypes_lie_dense(device, equal):
             results.append((function(number, lying), function(lying, number), function(number.float(), lying)))
         for got, want in zip(*results, strict=True):
             equal(got, want)
+
+
+def test_real_numbers_in_a_lazy_conjugate(device):
+    """The imaginary part in memory is -0."""
+    signs = []
+    for place in (device, torch.device("cpu")):
+        x = torch.ones(3, dtype=torch.complex64, device=place)
+        x.conj()[1:].copy_(torch.ones(2, device=place))
+        x.conj()[:1].copy_(torch.ones(1))
+        signs.append((torch.view_as_real(x.cpu()).signbit().tolist(), torch.view_as_real(x).flatten().tolist()))
+    assert signs[0] == signs[1]
