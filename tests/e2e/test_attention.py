@@ -189,6 +189,23 @@ def test_gradients_of_each_sample(device):
     as_on_cpu(each, device, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["plain", "causal", "bool mask"])
+def test_compiled_in_float64(device, name):
+    """With gradients: as exact as op by op."""
+
+    def run(device):
+        q, k, v = (t.double().requires_grad_() for t in qkv(device))
+        options = OPTIONS[name](device)
+
+        def loss(q, k, v):
+            return (attend(q, k, v, enable_gqa=True, **options) * q).sum()
+
+        (torch.compile(loss, backend="remote") if device.type == "remote" else loss)(q, k, v).backward()
+        return [q.grad, k.grad, v.grad]
+
+    as_on_cpu(run, device, rtol=1e-12, atol=1e-12)
+
+
 # -- what nn.Transformer's modules call at rest -----------------------------------------------------------------------
 
 PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]], dtype=torch.bool)

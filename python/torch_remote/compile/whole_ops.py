@@ -65,11 +65,17 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention; of grouped queries with keys and values repeated, as when it is recorded."""
+    """scaled_dot_product_attention; of grouped queries with keys and values repeated, as when recorded; of float64
+    as products and a softmax, as torch's shape function of the fused op says that its sums are float32 in any case."""
     if enable_gqa and query.device.type == "remote":
         each = query.shape[-3] // key.shape[-3]
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], each, *t.shape[-2:]).flatten(-4, -3) for t in (key, value))
         enable_gqa = False
+    if query.dtype == torch.float64 and query.device.type == "remote":
+        math = torch.ops.aten._scaled_dot_product_attention_math.default
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # which it would add
+            attn_mask = query.new_zeros(attn_mask.shape).masked_fill(attn_mask.logical_not(), float("-inf"))
+        return math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return _ATTENTION._op_dk(
         DispatchKey.CompositeImplicitAutograd,
         query,
