@@ -283,3 +283,20 @@ def test_cond(remote):
     fast = compiled(function, fullgraph=True)
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(fast(x.to(remote)).cpu(), function(x))
+
+
+def test_a_loss_that_torch_takes_apart_otherwise(remote):
+    """With other numbers than its kernel has, on CPU, too."""
+    torch.manual_seed(0)
+    x, target = torch.rand(5, 4), torch.tensor([[3, 0, -1, 1]] * 5)
+    for reduction in ("mean", "none"):
+        here, there = x.clone().requires_grad_(), x.to(remote).requires_grad_()
+
+        def loss(x, target, reduction=reduction):
+            return torch.nn.functional.multilabel_margin_loss(x, target, reduction=reduction)
+
+        want, got = loss(here, target), torch.compile(loss, backend="remote")(there, target.to(remote))
+        want.sum().backward()
+        got.sum().backward()
+        torch.testing.assert_close(got.cpu(), want)
+        torch.testing.assert_close(there.grad.cpu(), here.grad)

@@ -131,6 +131,8 @@ def _replaced() -> dict[OpOverload, Kernels]:
         torch.ops.aten._native_multi_head_attention.default: dict.fromkeys(_COMPOSED, _multi_head_attention),
         torch.ops.aten._transformer_encoder_layer_fwd.default: dict.fromkeys(_COMPOSED, _encoder_layer),
     }
+    # As torch takes it apart it has other numbers than its kernel, and of a vector another shape.
+    kernels[torch.ops.aten.multilabel_margin_loss_forward.default] = {}
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
             forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
