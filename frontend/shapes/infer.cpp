@@ -187,8 +187,8 @@ void call_meta(const OpEntry& op, const IValue* args, torch::jit::Stack& stack) 
 }
 
 // CPU's kernels bring operands to one dtype first, and the copies lie dense, which may decide how the result lies;
-// torch's meta does not.
-void convert_operands(const OpEntry& op, torch::jit::Stack& stack) {
+// torch's meta does not. (Within `infer` it would cost calls that end before it: 0.03 of 0.29 us.)
+[[gnu::cold, gnu::noinline]] void convert_operands(const OpEntry& op, torch::jit::Stack& stack) {
   if (op.desc->family != ir::Family::kPointwise) return;
   at::native::ResultTypeState state = {};
   bool lie_apart = false;
