@@ -1,6 +1,7 @@
 #include "frontend/shapes/infer.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
@@ -111,11 +112,10 @@ void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack
     }
     if (!operands.empty()) broadcast_result(operands, out.results[0], op.has(ir::kFactWrapsNumber));
   }
-  const int layout_of = op.desc->layout_of;
-  if (layout_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
+  if (op.desc->layout_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
   const ResultMeta result = std::move(out.results[0]);
   Inferred laid_out;
-  laid_out.add(result.sizes, args[layout_of].toTensor().suggest_memory_format(), result.dtype);
+  laid_out.add(result.sizes, args[op.desc->layout_of].toTensor().suggest_memory_format(), result.dtype);
   out.results[0] = std::move(laid_out.results[0]);
 }
 
@@ -133,7 +133,7 @@ void append_tensor(std::string& key, const at::Tensor& t) {
   append(key, t.dim());
   append(key, t.sizes().data(), t.dim() * 8);
   append(key, t.strides().data(), t.dim() * 8);
-  key.push_back(t.unsafeGetTensorImpl()->is_wrapped_number());
+  key.push_back(t.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0);
 }
 
 // False if a value cannot be part of a signature.

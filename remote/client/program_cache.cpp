@@ -124,16 +124,19 @@ void ProgramCache::drop(const ProgramPtr& program) {
 void ProgramCache::trim(uint64_t most, std::vector<uint32_t>* dropped) {
   std::lock_guard lock(mutex_);
   uint64_t taken = 0;
-  std::vector<ProgramPtr> old, traces;
+  std::vector<ProgramPtr> old;
   for (const auto& [number, program] : by_number_) {
     if (program->of_graph && program.use_count() == 1) {
       old.push_back(program);
-      continue;
+    } else {
+      taken += program->takes.load(std::memory_order_relaxed);
     }
-    taken += program->takes.load(std::memory_order_relaxed);
-    if (!program->of_graph) traces.push_back(program);
   }
   if (taken > most) {
+    std::vector<ProgramPtr> traces;
+    for (const auto& [number, program] : by_number_) {
+      if (!program->of_graph) traces.push_back(program);
+    }
     std::ranges::sort(traces, {}, [](const ProgramPtr& program) { return program->used; });
     for (const ProgramPtr& program : traces) {
       if (taken <= most - most / 8) break;
