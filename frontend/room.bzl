@@ -21,6 +21,8 @@ def room(name, srcs, deps, hdrs = [], alone = [], visibility = ["//frontend:__su
         copts = [
             "-O3",
             "-falign-functions=64",
+            # Else what is inlined in one function depends on how much others of the unit have taken.
+            "--param=inline-unit-growth=400",
         ],
         tags = ["torch"],
         visibility = visibility,

@@ -5,11 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstring>
 
 #include "frontend/device/backward_threads.h"
-#include "frontend/device/sync_debug.h"
 #include "frontend/record/flush_log.h"
 #include "frontend/record/wait_span.h"
 #include "frontend/source/source.h"
@@ -20,13 +17,6 @@ namespace {
 
 using remote::Event;
 using remote::EventLog;
-
-FailureObserver* failure_observer = nullptr;
-
-[[noreturn]] void raise_told(c10::DeviceIndex device, remote::OpError& error) {
-  if (failure_observer != nullptr) failure_observer->raises(device, error);
-  raise(error);
-}
 
 // Torch's flags, as they are now. (NoTF32Guard is by thread: torch's own, around what must not be tf32.)
 ir::MathModes math_modes() {
@@ -256,39 +246,6 @@ Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::M
   lane.math = math;
   lane.math_in_trace = true;
   return status;
-}
-
-std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
-                                               c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random) {
-  before_wait("an op whose result's size depends on data");
-  bool backward = false;
-  const ir::SourceRef source = capture_source(&backward);
-  uint64_t ticket = 0;
-  Status status;
-  {
-    std::unique_lock<FastMutex> lock(mutex_);
-    status = connect_locked(lock);  // before the record, which must be the trace's last one
-    if (status.ok()) {
-      Lane& lane = this->lane(lock, &status);
-      bool flushed = false;
-      if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
-      if (status.ok()) {
-        lane.encoder.append_dynamic(op, args, results, source, random);
-        (void)lane.cuts.after(op.opcode);
-        status = flush_locked(lock, lane, {"dynamic", true}, &ticket);
-      }
-    }
-  }
-  records_.fetch_add(1, std::memory_order_relaxed);
-  report_flushes();
-  check(status);
-  std::vector<int64_t> words;
-  remote::OpError error;
-  const WaitSpan span("dynamic", source);
-  status = client(device_).wait_results(ticket, &words, keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
-  check(status);
-  return words;
 }
 
 Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
@@ -556,158 +513,6 @@ void Recorder::flush_own(const char* reason) {
   throttle();
 }
 
-remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
-  flush("memory", /*waits=*/true);
-  remote::MemoryRoom room;
-  const WaitSpan span("memory", wait_line());
-  check(client(device_).memory(request, keep_waiting, &room));
-  return room;
-}
-
-std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
-                                             const std::vector<at::Tensor>& tensors) {
-  const ir::SourceRef line = wait_line();
-  std::vector<remote::CallInput> inputs;
-  Status status;
-  {
-    std::unique_lock<FastMutex> lock(mutex_);
-    status = flush_all_locked(lock, {"function", true}, line);
-    for (const at::Tensor& tensor : tensors) {
-      RemoteStorage* storage = storage_of(tensor);
-      if (encoders_.is_lost(storage)) raise_lost();
-      inputs.push_back({storage->id, static_cast<uint32_t>(tensor.element_size()), tensor.sizes().vec(),
-                        tensor.strides().vec(), tensor.storage_offset()});
-    }
-  }
-  report_flushes();
-  check(status);
-  uint64_t ticket = 0, base = 0;
-  check(client(device_).call(request, inputs, &ticket, &base));
-  return {ticket, base};
-}
-
-remote::FoundFile Recorder::find_file(const std::string& path) {
-  remote::FoundFile file;
-  check(client(device_).find_file(path, keep_waiting, &file));
-  return file;
-}
-
-void Recorder::synchronize() {
-  flush("synchronize", /*waits=*/true);
-  remote::Client* worker = existing_client(device_);
-  if (worker == nullptr) return;
-  remote::OpError error;
-  const WaitSpan span("synchronize", wait_line());
-  const Status status = worker->synchronize(keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
-  check(status);
-}
-
-void Recorder::cancel() {
-  remote::Client* worker = existing_client(device_);
-  if (worker == nullptr) return;
-  if (failure_observer != nullptr) failure_observer->cancels(device_);
-  check(worker->cancel());  // makes room for what is sent next
-  Status status;
-  {
-    std::unique_lock<FastMutex> lock(mutex_);
-    if (std::ranges::all_of(lanes_, [](const auto& lane) { return lane->empty(); })) return;
-    status = flush_all_locked(lock, {"cancel"});
-  }
-  report_flushes();
-  check(status);
-  check(worker->cancel());
-}
-
-void Recorder::report_unseen() noexcept try {
-  remote::Client* worker = existing_client(device_);
-  if (worker == nullptr || !worker->health()) return;
-  {
-    std::unique_lock<FastMutex> lock(mutex_);
-    if (!flush_all_locked(lock, {"exit"})) return;
-  }
-  report_flushes();
-  remote::OpError error;
-  (void)worker->synchronize(keep_waiting, &error);
-  if (error.status.ok()) return;
-  const uint64_t count = 1 + error.more.size() + error.not_listed;
-  std::fprintf(stderr,
-               "remote: %llu op%s failed on the worker, and nothing that was read has told of %s "
-               "(torch.remote.synchronize() raises it):\n%s\n",
-               static_cast<unsigned long long>(count), count == 1 ? "" : "s", count == 1 ? "it" : "them",
-               describe(error).c_str());
-} catch (...) {
-  return;  // the process ends, whatever it is
-}
-
-void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
-  const size_t nbytes = tensor.numel() * tensor.element_size();
-  if (nbytes == 0) return;
-  before_wait(reason);
-  RemoteStorage* storage = storage_of(tensor);
-  const ir::SourceRef line = wait_line();
-  uint64_t id;
-  Status status;
-  {
-    std::unique_lock<FastMutex> lock(mutex_);
-    Lane* own = existing_lane();
-    bool flushed = false;
-    status = send_others_of(lock, own, storage, /*writes=*/false, {reason, true}, &flushed);
-    if (own != nullptr) {
-      const Status sent = flush_locked(lock, *own, {reason, true}, nullptr, line);
-      if (status.ok()) status = sent;
-    }
-    id = storage->id;
-    if (status.ok() && encoders_.is_lost(storage)) raise_lost();
-  }
-  report_flushes();
-  check(status);
-  if (id == 0) {  // never written: as undefined as torch.empty's memory, but not somebody else's
-    std::memset(destination, 0, nbytes);
-    return;
-  }
-  const auto take = [&](std::span<const std::byte> bytes) {
-    TORCH_CHECK(bytes.size() == nbytes, "remote: the worker sent ", bytes.size(), " bytes for a tensor of ", nbytes);
-    std::memcpy(destination, bytes.data(), nbytes);
-  };
-  remote::OpError error;
-  const WaitSpan span(reason, line);
-  status = client(device_).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
-                                span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
-  check(status);
-}
-
-void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill) {
-  uint64_t id = 0;
-  remote::Client& worker = client(device_);
-  {
-    remote::EventSpan span(Event::Kind::kUpload);
-    if (Event* event = span.event()) {
-      event->attachment = nbytes;
-      event->source = user_line();
-    }
-    check(worker.upload(nbytes, fill, &id));
-  }
-  give_buffer(storage, id);
-}
-
-void Recorder::read_file(RemoteStorage* storage, size_t nbytes, const std::string& path,
-                         const remote::FileVersion& version, uint64_t offset) {
-  uint64_t id = 0;
-  check(client(device_).read_file(path, version, offset, nbytes, &id));
-  give_buffer(storage, id);
-}
-
-void Recorder::give_buffer(RemoteStorage* storage, uint64_t id) {
-  {
-    std::lock_guard<FastMutex> lock(mutex_);
-    storage->id = id;
-    storage->session = encoders_.session;
-  }
-  throttle();
-}
-
 void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
   Status status;
   bool flushed = false;
@@ -756,8 +561,6 @@ void Recorder::restart() {
   ++encoders_.session;
   frontend::restart(device_);
 }
-
-void observe_failures(FailureObserver* observer) { failure_observer = observer; }
 
 void shutdown(bool wait) {
   if (in_bad_fork()) return;
