@@ -141,6 +141,37 @@ def test_group_norm(remote, groups, shape):
             same(there, expected, {"rtol": 1e-4, "atol": 1e-4})
 
 
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("shape", [(2, 3, 5), (3, 4, 300), (40, 7, 6)], ids=str)
+def test_gradients_of_layer_norm_that_lie_apart_from_its_input(remote, shape, affine):
+    """Those of means over rows are expanded, those of transposed results lie across."""
+    uses = [
+        lambda y: y.mean(1).sin().sum(),
+        lambda y: y[:, 0].sin().sum() + y.mean((0, 1)).cos().sum(),
+        lambda y: (y.transpose(0, 1).reshape(-1) * torch.arange(y.numel(), device=y.device).to(y.dtype).cos()).sum(),
+        lambda y: y.sum(),
+    ]
+
+    def norms(device, use, lay, dtype):
+        torch.manual_seed(4)
+        norm = nn.LayerNorm(shape[-1], elementwise_affine=affine).to(dtype)
+        if affine:
+            nn.init.normal_(norm.weight)
+        x = lay(torch.randn(shape).to(dtype)).to(device).requires_grad_()
+        norm = norm.to(device)
+        y = norm(x)
+        use(y).backward()
+        return [y.detach(), x.grad, *(p.grad for p in norm.parameters())]
+
+    lays = [lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), lambda x: x[:, :1].expand(shape)]
+    for use in uses:
+        for lay in lays:
+            for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
+                there, expected = norms(remote, use, lay, dtype), norms("cpu", use, lay, dtype)
+                for a, b in zip(there, expected, strict=True):
+                    same(a, b, {"rtol": tolerance, "atol": tolerance})
+
+
 WINDOWS = [
     {"kernel_size": 3},
     {"kernel_size": (2, 3), "padding": (1, 2), "stride": (2, 1)},

@@ -7,8 +7,8 @@
 #include "worker/cuda/kernels/norm_arguments.h"
 #include "worker/cuda/op_plan.h"
 
-// Gradients of group norm, which compiled kernels have only of one group; batch norm of images that compiled kernels
-// have no form for (dims of size 1, layouts that differ).
+// Gradients of group norm, which compiled kernels have only of one group; those of layer norm and batch norm of what
+// compiled kernels have no form for (dims of size 1, layouts that differ, a gradient that is expanded).
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -72,6 +72,51 @@ Status group_norm_backward(OpPlanner& planner) {
   launch("group_norm_sums", rows);
   if (grad_input) launch("group_norm_input", arguments.batch * groups);
   if (of_weights) launch("group_norm_weights", blocks_for(channels));
+  return {};
+}
+
+Status layer_norm_backward(OpPlanner& planner) {
+  const auto grad = planner.tensor("grad_out"), input = planner.tensor("input"), mean = planner.tensor("mean"),
+             rstd = planner.tensor("rstd"), weight = planner.tensor("weight");
+  const size_t dims = planner.wholes("normalized_shape").size();
+  if (!grad || !input || !mean || !rstd || dims > input->sizes.size()) return refuse("without operands");
+  const auto grad_input = planner.result(0), grad_weight = planner.result(1), grad_bias = planner.result(2);
+  const auto& of_weights = grad_weight ? grad_weight : grad_bias;
+  if (!ir::is_float(input->dtype) || grad->dtype != input->dtype || mean->dtype != rstd->dtype ||
+      (weight && of_weights && weight->dtype != of_weights->dtype)) {
+    return refuse("of such dtypes");
+  }
+  LayerNormGradientArguments arguments{
+      .rows = 1, .length = 1, .dtype = static_cast<i64>(input->dtype), .stat_dtype = static_cast<i64>(mean->dtype)};
+  const size_t before = input->sizes.size() - dims;
+  for (size_t d = 0; d < input->sizes.size(); ++d) (d < before ? arguments.rows : arguments.length) *= input->sizes[d];
+  if (const auto& of = weight ? weight : of_weights) arguments.weight_dtype = static_cast<i64>(of->dtype);
+  const int64_t across = (arguments.length + 255) / 256;
+  arguments.parts = std::clamp<int64_t>(arguments.rows / 16, 1, std::max<int64_t>(1, 512 / across));
+  const Place sums =
+      of_weights ? planner.scratch(static_cast<uint64_t>(arguments.parts * arguments.length) * 16) : Place();
+  const Place from = planner.packed(*grad), of = planner.packed(*input), means = planner.packed(*mean),
+              deviations = planner.packed(*rstd), weights = weight ? planner.packed(*weight) : Place();
+  const Place to = grad_input ? planner.output(*grad_input) : Place(),
+              to_weight = grad_weight ? planner.output(*grad_weight) : Place(),
+              to_bias = grad_bias ? planner.output(*grad_bias) : Place();
+  const auto launch = [&](const char* kernel, int64_t grid) {
+    planner.launch(KernelFile::kNorm, kernel, arguments, std::min(grid, kMostBlocks))
+        .at(&LayerNormGradientArguments::grad, from)
+        .at(&LayerNormGradientArguments::input, of)
+        .at(&LayerNormGradientArguments::mean, means)
+        .at(&LayerNormGradientArguments::rstd, deviations)
+        .at(&LayerNormGradientArguments::weight, weights)
+        .at(&LayerNormGradientArguments::sums, sums)
+        .at(&LayerNormGradientArguments::grad_input, to)
+        .at(&LayerNormGradientArguments::grad_weight, to_weight)
+        .at(&LayerNormGradientArguments::grad_bias, to_bias);
+  };
+  if (grad_input) launch("layer_norm_input", arguments.rows);
+  if (of_weights) {
+    launch("layer_norm_parts", across * arguments.parts);
+    launch("layer_norm_weights", blocks_for(arguments.length));
+  }
   return {};
 }
 
@@ -168,6 +213,7 @@ Status updated_batch_norm_backward(OpPlanner& planner) {
 
 constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm_of_nothing},
                                     {"native_group_norm_backward", group_norm_backward},
+                                    {"native_layer_norm_backward", layer_norm_backward},
                                     {"native_batch_norm", batch_norm},
                                     {"_native_batch_norm_legit", batch_norm},
                                     {"_batch_norm_with_update", batch_norm_that_trains},

@@ -1,5 +1,5 @@
-// Gradients of group norm: sums of each channel of each image, from which all else follows. Sums are f64, and always in
-// the same order.
+// Gradients of group norm: sums of each channel of each image, from which all else follows; of layer norm; batch norm.
+// Sums are f64, and always in the same order.
 
 #include "worker/cuda/kernels/device.h"
 #include "worker/cuda/kernels/norm_arguments.h"
@@ -91,6 +91,72 @@ KERNEL(kThreads) group_norm_weights(const GroupNormArguments norm) {
     }
     if (norm.grad_weight != 0) store_float(norm.grad_weight, channel, norm.grad_weight_dtype, weight);
     if (norm.grad_bias != 0) store_float(norm.grad_bias, channel, norm.grad_weight_dtype, bias);
+  }
+}
+
+// -- layer norm
+
+namespace {
+
+__device__ double normal_of(const LayerNormGradientArguments& norm, i64 row, i64 at) {
+  const double mean = load_float(norm.mean, row, norm.stat_dtype), rstd = load_float(norm.rstd, row, norm.stat_dtype);
+  return (load_float(norm.input, at, norm.dtype) - mean) * rstd;
+}
+
+__device__ double scaled_grad(const LayerNormGradientArguments& norm, i64 at, i64 column) {
+  const double weight = norm.weight == 0 ? 1.0 : load_float(norm.weight, column, norm.weight_dtype);
+  return load_float(norm.grad, at, norm.dtype) * weight;
+}
+
+}  // namespace
+
+// A block has a row.
+KERNEL(kThreads) layer_norm_input(const LayerNormGradientArguments norm) {
+  const double part = 1.0 / static_cast<double>(norm.length);
+  for (i64 row = block(); row < norm.rows; row += blocks()) {
+    Sums own = {0, 0};
+    for (i64 i = thread(); i < norm.length; i += kThreads) {
+      const double grad = scaled_grad(norm, row * norm.length + i, i);
+      own.products += grad * normal_of(norm, row, row * norm.length + i);
+      own.grads += grad;
+    }
+    const Sums all = sum_of_block(own);
+    const double rstd = load_float(norm.rstd, row, norm.stat_dtype);
+    for (i64 i = thread(); i < norm.length; i += kThreads) {
+      const i64 at = row * norm.length + i;
+      const double level = (all.grads + normal_of(norm, row, at) * all.products) * part;
+      store_float(norm.grad_input, at, norm.dtype, (scaled_grad(norm, at, i) - level) * rstd);
+    }
+  }
+}
+
+// A block has as many columns as it has threads, and a part of the rows.
+KERNEL(kThreads) layer_norm_parts(const LayerNormGradientArguments norm) {
+  const i64 across = divide(norm.length + kThreads - 1, kThreads);
+  for (i64 piece = block(); piece < across * norm.parts; piece += blocks()) {
+    const i64 part = divide(piece, across), column = (piece - part * across) * kThreads + thread();
+    if (column >= norm.length) continue;
+    Sums own = {0, 0};
+    for (i64 row = part; row < norm.rows; row += norm.parts) {
+      const double grad = load_float(norm.grad, row * norm.length + column, norm.dtype);
+      own.products += grad * normal_of(norm, row, row * norm.length + column);
+      own.grads += grad;
+    }
+    pointer<Sums>(norm.sums)[part * norm.length + column] = own;
+  }
+}
+
+// A thread has a column.
+KERNEL(kThreads) layer_norm_weights(const LayerNormGradientArguments norm) {
+  const auto* const sums = pointer<const Sums>(norm.sums);
+  for (i64 column = first_item(); column < norm.length; column += all_threads()) {
+    Sums all = {0, 0};
+    for (i64 part = 0; part < norm.parts; ++part) {
+      all.products += sums[part * norm.length + column].products;
+      all.grads += sums[part * norm.length + column].grads;
+    }
+    if (norm.grad_weight != 0) store_float(norm.grad_weight, column, norm.weight_dtype, all.products);
+    if (norm.grad_bias != 0) store_float(norm.grad_bias, column, norm.weight_dtype, all.grads);
   }
 }
 

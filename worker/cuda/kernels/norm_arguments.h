@@ -15,6 +15,15 @@ struct GroupNormArguments {
   i64 dtype = 0, weight_dtype = 0, stat_dtype = 0, grad_weight_dtype = 0;
 };
 
+// Gradients of layer norm. Rows [rows, length] are packed, and of one dtype; statistics are each row's.
+struct LayerNormGradientArguments {
+  u64 grad = 0, input = 0, mean = 0, rstd = 0, weight = 0;  // weight may be none
+  u64 sums = 0;                                             // f64, [parts, length]: of products and of grads
+  u64 grad_input = 0, grad_weight = 0, grad_bias = 0;       // each may be none
+  i64 rows = 0, length = 0, parts = 1;                      // rows are added up in so many parts
+  i64 dtype = 0, weight_dtype = 0, stat_dtype = 0;
+};
+
 // Channels of images [batch, channels, space], packed. Statistics are each channel's; those that run are changed. What
 // is not there is 0.
 struct BatchNormArguments {
