@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -100,8 +101,8 @@ def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
     return values.to(tensor.dtype).to(tensor.device)
 
 
-def called(op: OpInfo, arguments: Any, gradients: bool) -> Any:
-    """What the op returns, and the gradients of all arguments that want one."""
+def called(op: OpInfo, arguments: Any, gradients: bool, gradient: Callable = some_gradient) -> Any:
+    """What the op returns, and the gradients of all arguments that want one; `gradient`: that of a result."""
     args, kwargs = arguments
     result = op.op(*args, **kwargs)
     if not gradients:
@@ -110,7 +111,7 @@ def called(op: OpInfo, arguments: Any, gradients: bool) -> Any:
     outputs = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
     if not inputs or not outputs:
         return None
-    return result, torch.autograd.grad(outputs, inputs, [some_gradient(x) for x in outputs], allow_unused=True)
+    return result, torch.autograd.grad(outputs, inputs, [gradient(x) for x in outputs], allow_unused=True)
 
 
 def difference(got: Any, expected: Any, dtype: torch.dtype, values: bool, narrowed: bool = False) -> str | None:
@@ -138,7 +139,9 @@ def difference(got: Any, expected: Any, dtype: torch.dtype, values: bool, narrow
     return None
 
 
-def check_sample(op: OpInfo, sample: Any, dtype: torch.dtype, gradients: bool, device: str) -> str | None:
+def check_sample(
+    op: OpInfo, sample: Any, dtype: torch.dtype, gradients: bool, device: str, gradient: Callable = some_gradient
+) -> str | None:
     """What is wrong; raises what the device does. LookupError: there is nothing to compare with."""
     arguments = ((sample.input, *sample.args), sample.kwargs)
     values = op.name not in FIRST_OF_EQUALS
@@ -146,17 +149,17 @@ def check_sample(op: OpInfo, sample: Any, dtype: torch.dtype, gradients: bool, d
     expected, known = None, dtype in (op.supported_backward_dtypes("cpu") if gradients else op.dtypes)
     if known:
         try:
-            expected = called(op, copied(arguments, "cpu"), gradients)
+            expected = called(op, copied(arguments, "cpu"), gradients, gradient)
         except Exception as error:
             raise LookupError from error
         if gradients and expected is None:
             raise LookupError
-    got = called(op, there, gradients)
+    got = called(op, there, gradients, gradient)
     found = difference(got, expected, dtype, values) if known else None
     if known and (found is None or dtype not in ROUNDED):
         return found
     try:
-        wide = called(op, copied(arguments, "cpu", {dtype: WIDER[dtype]}), gradients)
+        wide = called(op, copied(arguments, "cpu", {dtype: WIDER[dtype]}), gradients, gradient)
     except Exception as error:
         if found is not None:
             return found

@@ -120,13 +120,27 @@ Status layer_norm_backward(OpPlanner& planner) {
   return {};
 }
 
-// Statistics that run are changed where they lie.
-bool find_running(OpPlanner& planner, std::string_view name, Place* place, BatchNormArguments* arguments) {
-  const auto running = planner.tensor(name);
-  if (!running) return true;
-  if (!running->is_packed() || !ir::is_float(running->dtype)) return false;
-  *place = running->place;
-  arguments->running_dtype = static_cast<i64>(running->dtype);
+// Statistics that run, which the kernel changes: where they lie, or packed beside that.
+struct Running {
+  std::optional<OpTensor> tensor;
+  Place place;
+
+  // After the kernel.
+  void put_back(OpPlanner& planner) const {
+    if (!tensor || tensor->is_packed()) return;
+    OpTensor changed = *tensor;
+    changed.place = place;
+    changed.strides = packed_strides(changed.sizes);
+    planner.copy(changed, *tensor);
+  }
+};
+
+bool find_running(OpPlanner& planner, std::string_view name, Running* running, BatchNormArguments* arguments) {
+  running->tensor = planner.tensor(name);
+  if (!running->tensor) return true;
+  if (!ir::is_float(running->tensor->dtype)) return false;
+  running->place = planner.packed(*running->tensor);
+  arguments->running_dtype = static_cast<i64>(running->tensor->dtype);
   return true;
 }
 
@@ -150,12 +164,12 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false,
   arguments.momentum = planner.number("momentum");
   if (const auto& of = weight ? weight : bias) arguments.weight_dtype = static_cast<i64>(of->dtype);
   if (weight && bias && weight->dtype != bias->dtype) return refuse("of two dtypes");
-  Place running_mean, running_var;
+  Running running_mean, running_var;
   if (!find_running(planner, "running_mean", &running_mean, &arguments) ||
       !find_running(planner, "running_var", &running_var, &arguments)) {
     return refuse("with such statistics");
   }
-  if (arguments.trains == 0 && (running_mean.buffer == kNowhere || running_var.buffer == kNowhere)) {
+  if (arguments.trains == 0 && (!running_mean.tensor || !running_var.tensor)) {
     return refuse("without statistics");
   }
   const auto packed = [&](const std::optional<OpTensor>& from) { return from ? planner.packed(*from) : Place(); };
@@ -174,11 +188,15 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false,
         .at(&BatchNormArguments::input, from)
         .at(&BatchNormArguments::weight, weights)
         .at(&BatchNormArguments::bias, biases)
-        .at(&BatchNormArguments::running_mean, running_mean)
-        .at(&BatchNormArguments::running_var, running_var)
+        .at(&BatchNormArguments::running_mean, running_mean.place)
+        .at(&BatchNormArguments::running_var, running_var.place)
         .at(&BatchNormArguments::out, planner.output(*to))
         .at(&BatchNormArguments::mean, output(mean))
         .at(&BatchNormArguments::rstd, output(rstd));
+    if (arguments.trains != 0) {
+      running_mean.put_back(planner);
+      running_var.put_back(planner);
+    }
     return {};
   }
   if (arguments.trains != 0 && (!mean || !rstd)) return refuse("without statistics");
@@ -193,8 +211,8 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false,
   planner.launch(KernelFile::kNorm, "batch_norm_backward", arguments, grid)
       .at(&BatchNormArguments::input, from)
       .at(&BatchNormArguments::weight, weights)
-      .at(&BatchNormArguments::running_mean, running_mean)
-      .at(&BatchNormArguments::running_var, running_var)
+      .at(&BatchNormArguments::running_mean, running_mean.place)
+      .at(&BatchNormArguments::running_var, running_var.place)
       .at(&BatchNormArguments::mean, means)
       .at(&BatchNormArguments::rstd, deviations)
       .at(&BatchNormArguments::grad, grads)
