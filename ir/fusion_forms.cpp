@@ -91,6 +91,9 @@ class FormFinder : FormBuilder {
       case Expansion::kBceBackward:
         return reads("grad_output") && reads("self") && reads("target") && reads("weight") && result(0, Along::kLast) &&
                space_of_result();
+      case Expansion::kLogCumSumExp:
+        if (!is_float_argument("self")) return false;
+        [[fallthrough]];
       case Expansion::kSoftmax:
       case Expansion::kLogSoftmax:
       case Expansion::kCumsum:
@@ -152,6 +155,7 @@ class FormFinder : FormBuilder {
       case Expansion::kEmbeddingBackward:
       case Expansion::kIndexSelect:
       case Expansion::kGather:
+      case Expansion::kTake:
       case Expansion::kIndex:
       case Expansion::kIndexAdd:
       case Expansion::kIndexCopy:

@@ -22,6 +22,8 @@ class IndexForms : FormBuilder {
         return index_select();
       case Expansion::kGather:
         return gather();
+      case Expansion::kTake:
+        return take();
       case Expansion::kIndex:
         return index();
       case Expansion::kIndexAdd:
@@ -58,6 +60,14 @@ class IndexForms : FormBuilder {
     std::vector<uint32_t> axes = axes_but("self", *dim);
     if (axes.size() != rank_of(form_.space) || rank_of(argument("index")->a) != axes.size()) return false;
     return reads_index("index", Along::kLast) && reads_at("self", std::move(axes));
+  }
+
+  // Elements by their number, row-major.
+  bool take() {
+    const Arg* self = argument("self");
+    if (self->tag != ArgTag::kView || rank_of(self->a) == 0 || rank_of(self->a) > kMostIndexed) return false;
+    return result(0, Along::kLast) && space_of_result() && reads_index("index", Along::kLast) &&
+           reads_at("self", std::vector<uint32_t>(rank_of(self->a), kByIndex));
   }
 
   bool index() {

@@ -392,6 +392,7 @@ class Cut {
       case Expansion::kEmbedding:
       case Expansion::kIndexSelect:
       case Expansion::kGather:
+      case Expansion::kTake:
       case Expansion::kIndex:
         return true;
       default:

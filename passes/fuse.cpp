@@ -362,6 +362,7 @@ class Fuser {
       case ir::Expansion::kCumsum:
       case ir::Expansion::kEmbeddingBackward:
       case ir::Expansion::kGather:
+      case ir::Expansion::kTake:
       case ir::Expansion::kIndex:
       case ir::Expansion::kIndexAdd:
       case ir::Expansion::kIndexPut:
@@ -371,6 +372,7 @@ class Fuser {
       case ir::Expansion::kGroupNormBackward:
       case ir::Expansion::kGelu:
       case ir::Expansion::kGeluBackward:
+      case ir::Expansion::kLogCumSumExp:
       case ir::Expansion::kLogSumExp:
       case ir::Expansion::kSoftmax:
       case ir::Expansion::kLogSoftmax:

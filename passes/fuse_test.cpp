@@ -205,6 +205,9 @@ TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
             "pointwise{gelu}");
   EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::_log_softmax(%0, 1, false)\n"),
             "rowwise{_log_softmax}");
+  EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::_logcumsumexp(%0, 1)\n"), "rowwise{_logcumsumexp}");
+  EXPECT_EQ(fused_after_head("  %1: i64[s0, s1]{s1, 1} @b1\n  %2: f32[s0, s1]{s1, 1} @b4 = aten::take(%0, %1)\n"),
+            "pointwise{take}");
   // What lies across, if there is much of it.
   const std::string across = std::string(kHead) + R"(  %1: f32[s1, s0]{1, s1} @b0
   %2: f32[s1, s0]{s0, 1} @b4 = aten::relu(%1)

@@ -146,6 +146,13 @@ TEST(Compile, RunningSums) {
 })");
 }
 
+TEST(Compile, RunningLogarithmsOfSums) {
+  for (const std::string type : {"f32", "f64"}) {
+    check("kernel(i0 | j0) {\n  a0: " + type + "[i0, j0]\n  a1: " + type + "[i0, j0]\n  %0: " + type +
+          " = load a0\n  %1: " + type + " = running logsumexp %0\n  store a1, %1\n}");
+  }
+}
+
 TEST(Compile, IntegersAndBooleans) {
   for (const std::string type : {"u8", "i8", "i16", "i32", "i64"}) {
     check("kernel(i0 | j0) {\n  a0: " + type + "[i0, j0]\n  a1: " + type + "[j0]\n  a2: bool[i0, j0]\n  a3: " + type +

@@ -1,6 +1,7 @@
 #include "codegen/cpu/emit.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -392,11 +393,31 @@ class FunctionEmitter {
   }
 
   MlirValue combined(const Value& value, MlirValue x, MlirValue y) {
+    if (value.reduction == Reduction::kLogSumExp) return log_sum_exp(value.type, x, y);
     const auto op = value.reduction == Reduction::kSum ? ir::ScalarOp::kAdd : ir::ScalarOp::kMul;
     return ops_.scalar_op(op, value.type, x, y, {});
   }
 
+  MlirValue log_sum_exp(DType dtype, MlirValue x, MlirValue y) {
+    const std::vector<Value> steps = log_add_exp(dtype);
+    std::vector<MlirValue> made;
+    made.reserve(steps.size());
+    for (const Value& step : steps) {
+      if (step.kind == Kind::kScalar) {
+        made.push_back(step.a == 0 ? x : y);
+      } else if (step.kind == Kind::kConstant) {
+        made.push_back(constant(step, Ops::same_width(x.getType(), ops_.type(step.type))));
+      } else {
+        made.push_back(computed(steps, step, [&](uint32_t input) { return made[input]; }));
+      }
+    }
+    return made.back();
+  }
+
   MlirValue nothing(const Value& value, mlir::Type of) {
+    if (value.reduction == Reduction::kLogSumExp) {
+      return ops_.number(of, -std::numeric_limits<double>::infinity());
+    }
     const int64_t none = value.reduction == Reduction::kSum ? 0 : 1;
     return ir::is_float(value.type) ? ops_.number(of, static_cast<double>(none)) : ops_.integer(of, none);
   }
@@ -483,7 +504,6 @@ class FunctionEmitter {
 
   // A value of earlier ones; `get` gives these, as wide as the value.
   MlirValue compose(const Value& value, const Point& at, llvm::function_ref<MlirValue(uint32_t)> get) {
-    const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
     switch (value.kind) {
       case Kind::kLoad: {
         MlirValues places;
@@ -492,19 +512,29 @@ class FunctionEmitter {
         }
         return memory_.load(value.operand, places, at);
       }
+      case Kind::kRandom:
+        return ops_.random(get(value.a), get(value.b), get(value.c));
+      default:
+        return computed(kernel_.values, value, get);
+    }
+  }
+
+  // What is made of values of this list at its point alone.
+  MlirValue computed(const std::vector<Value>& values, const Value& value,
+                     llvm::function_ref<MlirValue(uint32_t)> get) {
+    const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
+    switch (value.kind) {
       case Kind::kConvert:
-        return ops_.convert(get(value.a), type(value.a), value.type);
+        return ops_.convert(get(value.a), values[value.a].type, value.type);
       case Kind::kBits:
-        return ops_.bits(get(value.a), type(value.a), value.type);
+        return ops_.bits(get(value.a), values[value.a].type, value.type);
       case Kind::kFma:
         return ops_.fma(get(value.a), get(value.b), get(value.c));
       case Kind::kLdexp:
         return ops_.ldexp(get(value.a), get(value.b), value.type);
-      case Kind::kRandom:
-        return ops_.random(get(value.a), get(value.b), get(value.c));
       default: {
-        const uint32_t typed = value.op == ir::ScalarOp::kWhere ? value.b : value.a;
-        return ops_.scalar_op(value.op, type(typed), input(value.a), input(value.b), input(value.c));
+        const DType typed = values[value.op == ir::ScalarOp::kWhere ? value.b : value.a].type;
+        return ops_.scalar_op(value.op, typed, input(value.a), input(value.b), input(value.c));
       }
     }
   }

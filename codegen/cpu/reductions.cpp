@@ -72,6 +72,7 @@ MlirValues Reductions::combine(const Value& reduce, DType dtype, mlir::ValueRang
       return {ops_.min(dtype, x[0], y[0])};
     case Reduction::kArgMax:
     case Reduction::kArgMin:
+    case Reduction::kLogSumExp:  // (is running only)
       break;
   }
   MlirValue same = ops_.equal(x[0], y[0]);

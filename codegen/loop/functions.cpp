@@ -169,4 +169,14 @@ void expand_functions(Kernel& kernel) {
   }
 }
 
+std::vector<Value> log_add_exp(ir::DType type) {
+  std::vector<Value> values;
+  Builder builder(values);
+  const Term x = builder.term(builder.append({.kind = Kind::kScalar, .type = type, .a = 0}));
+  const Term y = builder.term(builder.append({.kind = Kind::kScalar, .type = type, .a = 1}));
+  const Term result = functions::log_add_exp(type == DType::kFloat64 ? double_format() : single_format(), x, y);
+  values.resize(result.id + 1);
+  return values;
+}
+
 }  // namespace torch_remote::codegen

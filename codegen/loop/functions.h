@@ -197,6 +197,8 @@ Term log(const Format& format, Term x);
 // Of positive finite x, in f64; both parts may be as large.
 Pair long_log(const Format& format, Term x);
 Term log1p(const Format& format, Term x);
+// log(exp(x) + exp(y)).
+Term log_add_exp(const Format& format, Term x, Term y);
 Term log2(const Format& format, Term x);
 Term log10(const Format& format, Term x);
 Term asinh(const Format& format, Term x);

@@ -148,6 +148,11 @@ Term log1p(const Format& format, Term x) {
   return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, result);
 }
 
+Term log_add_exp(const Format& format, Term x, Term y) {
+  const Term most = max(x, y), least = min(x, y);
+  return where(least == most && abs(least) == kInfinity, least, log1p(format, exp(format, least - most)) + most);
+}
+
 Term log2(const Format& format, Term x) {
   return with_limits(x, to_base(format, parts_of(format, x, true), {1, 0}, log2_e(format)));
 }

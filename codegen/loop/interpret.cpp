@@ -221,9 +221,6 @@ class Interpreter {
   Cell element(uint32_t index, const Value& value, int64_t point) {
     const auto input = [&](uint32_t which) { return which == kNone ? Cell{} : cell(which, point); };
     switch (value.kind) {
-      case Kind::kConstant:
-        return accepts(Takes::kFloats, value.type) ? convert(DType::kFloat64, value.type, to_cell(value.number))
-                                                   : to_cell(value.integer);
       case Kind::kScalar:
         return {arguments_.scalars[value.a]};
       case Kind::kIndex:
@@ -233,25 +230,17 @@ class Interpreter {
         const void* const found = find(value.operand, value.indices, point, index);
         return found == nullptr ? Cell{} : load_element(kernel_.operands[value.operand].dtype, found);
       }
-      case Kind::kConvert:
-        return convert(type(value.a), value.type, input(value.a));
-      case Kind::kBits:
-        return bits_as(value.type, input(value.a));
-      case Kind::kScalarOp: {
-        const bool selects = value.op == ir::ScalarOp::kWhere;
-        return apply(value.op, selects ? value.type : type(value.a), input(value.a), input(value.b), input(value.c));
-      }
-      case Kind::kFma:
-        return fused_multiply_add(value.type, input(value.a), input(value.b), input(value.c));
-      case Kind::kLdexp:
-        return scaled(value.type, input(value.a), input(value.b));
       case Kind::kRandom:
         return to_cell(int64_t{random_word(input(value.a).bits, input(value.b).bits, input(value.c).bits)});
       case Kind::kReduce:
       case Kind::kRunning:
-        break;
+        return {};
+      default: {
+        const uint32_t typed = value.kind == Kind::kScalarOp && value.op == ir::ScalarOp::kWhere ? value.b : value.a;
+        const DType operand = typed == kNone ? value.type : type(typed);
+        return evaluate(value, operand, input(value.a), input(value.b), input(value.c));
+      }
     }
-    return {};
   }
 
   Cell reduce_columns(const Value& value) const {

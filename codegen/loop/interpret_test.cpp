@@ -223,6 +223,51 @@ TEST(Interpret, RunningSumsGoAlongTheLastColumn) {
   }
 }
 
+TEST(Interpret, RunningLogarithmsOfSums) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  Kernel kernel;
+  ASSERT_TRUE(parse_kernel(R"(kernel(i0 | j0) {
+  a0: f64[i0, j0]
+  a1: f64[i0, j0]
+  %0: f64 = load a0
+  %1: f64 = running logsumexp %0
+  store a1, %1
+})",
+                           &kernel)
+                  .ok());
+  constexpr size_t kLength = 40, kRows = 4;
+  std::vector<double> x(kRows * kLength), made(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i * 37 % 101) * 9 - 300;
+  std::fill_n(x.begin() + kLength, 20, -kInfinity);  // nothing, and then something
+  x[2 * kLength + 3] = x[2 * kLength + 30] = kInfinity;
+  x[3 * kLength + 18] = kNan;
+  void* const data[] = {x.data(), made.data()};
+  const int64_t sizes[] = {kRows, kLength}, strides[] = {kLength, 1, kLength, 1};
+  ASSERT_TRUE(interpret(kernel, {.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = {}}).ok());
+  for (size_t row = 0; row < kRows; ++row) {
+    double most = -kInfinity;
+    long double sum = 0;  // of what lies above `most`
+    for (size_t k = 0; k < kLength; ++k) {
+      const double next = x[row * kLength + k];
+      if (next > most) {
+        sum *= std::exp(static_cast<long double>(most) - next);
+        most = next;
+      }
+      sum += next == most ? 1 : std::exp(static_cast<long double>(next) - most);
+      const double want = std::isinf(most) ? most : static_cast<double>(most + std::log(sum)),
+                   got = made[row * kLength + k];
+      if (row == 3 && k >= 18) {
+        EXPECT_TRUE(std::isnan(got)) << k;
+      } else if (std::isinf(want)) {
+        EXPECT_EQ(got, want) << row << " " << k;
+      } else {
+        EXPECT_NEAR(got, want, 1e-13 * std::max(1.0, std::abs(want))) << row << " " << k;
+      }
+    }
+  }
+}
+
 TEST(Interpret, NothingToReduce) {
   std::vector<float> none(1), sum(2, 7), most(2, 7), product(1, 7);
   std::vector<int64_t> place(2, 7), count(1, 7);

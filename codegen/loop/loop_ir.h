@@ -52,7 +52,7 @@ enum class Kind : uint8_t {
   kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
-  kRunning,   // `reduction` (sum or product) of a over the last column, from its first place to this one
+  kRunning,   // `reduction` (sum, product or logsumexp) of a over the last column, from its first place to this one
 };
 
 enum class Reduction : uint8_t {
@@ -62,6 +62,7 @@ enum class Reduction : uint8_t {
   kMin,
   kArgMax,  // i64: the place along the columns (row-major) of the first largest one; of the first NaN if there is one
   kArgMin,
+  kLogSumExp,  // of floats, and running only: log(exp(a) + exp(b)), as `log_add_exp` has it
 };
 
 enum class Over : uint8_t {
@@ -150,6 +151,10 @@ Schedule schedule(const Kernel& kernel);
 // mul, div, comparisons, abs, bit operations and shifts, ceil, floor, round, trunc, sqrt, copysign, max, min, fmax,
 // fmin, where, logical ones.
 void expand_functions(Kernel& kernel);
+
+// One step of a running logsumexp of that type (f32 or f64), of these operations: `scalar` 0 and 1 are what it is made
+// of (the earlier numbers are 1), the last value is the result. NaN stays, and equal infinities are themselves.
+std::vector<Value> log_add_exp(ir::DType type);
 
 // -- The oracle ------------------------------------------------------------------------------------------------------
 

@@ -296,11 +296,11 @@ class Parser {
 
   bool reduction(Reduction* out) {
     const std::string_view what = word();
-    for (uint32_t i = 0; i <= static_cast<uint32_t>(Reduction::kArgMin); ++i) {
+    for (uint32_t i = 0; i <= static_cast<uint32_t>(Reduction::kLogSumExp); ++i) {
       *out = static_cast<Reduction>(i);
       if (what == name(*out)) return true;
     }
-    return fail("expected a reduction: sum, product, max, min, argmax, argmin");
+    return fail("expected a reduction: sum, product, max, min, argmax, argmin, logsumexp");
   }
 
   // A constant of a type of floats may be written as an integer: 1 is 1.0.

@@ -108,7 +108,7 @@ std::string_view name(Kind kind) {
 }
 
 std::string_view name(Reduction reduction) {
-  static constexpr std::string_view kNames[] = {"sum", "product", "max", "min", "argmax", "argmin"};
+  static constexpr std::string_view kNames[] = {"sum", "product", "max", "min", "argmax", "argmin", "logsumexp"};
   return kNames[static_cast<size_t>(reduction)];
 }
 

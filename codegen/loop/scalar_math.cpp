@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "codegen/loop/half.h"
 #include "codegen/loop/scalar_ops.h"
@@ -213,6 +214,47 @@ Cell scaled(DType type, Cell a, Cell b) {
                                  : to_cell(std::ldexp(from_cell<double>(a), exponent(from_cell<double>(b))));
 }
 
+Cell evaluate(const Value& value, DType operand, Cell a, Cell b, Cell c) {
+  switch (value.kind) {
+    case Kind::kConstant:
+      return accepts(Takes::kFloats, value.type) ? convert(DType::kFloat64, value.type, to_cell(value.number))
+                                                 : whole(value.integer);
+    case Kind::kConvert:
+      return convert(operand, value.type, a);
+    case Kind::kBits:
+      return bits_as(value.type, a);
+    case Kind::kFma:
+      return fused_multiply_add(value.type, a, b, c);
+    case Kind::kLdexp:
+      return scaled(value.type, a, b);
+    default:
+      return apply(value.op, operand, a, b, c);
+  }
+}
+
+namespace {
+
+// As kernels do it: what is written here in libm's functions would have other bits.
+Cell log_sum_exp(DType type, Cell x, Cell y) {
+  static const std::vector<Value> kSingle = log_add_exp(DType::kFloat32), kDouble = log_add_exp(DType::kFloat64);
+  const std::vector<Value>& values = type == DType::kFloat64 ? kDouble : kSingle;
+  std::vector<Cell> cells(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Value& value = values[i];
+    if (value.kind == Kind::kScalar) {
+      cells[i] = value.a == 0 ? x : y;
+      continue;
+    }
+    const auto input = [&](uint32_t which) { return which == kNone ? Cell{} : cells[which]; };
+    const uint32_t typed = value.kind == Kind::kScalarOp && value.op == ScalarOp::kWhere ? value.b : value.a;
+    const DType operand = typed == kNone ? value.type : values[typed].type;
+    cells[i] = evaluate(value, operand, input(value.a), input(value.b), input(value.c));
+  }
+  return cells.back();
+}
+
+}  // namespace
+
 Cell identity(Reduction reduction, DType type) {
   switch (reduction) {
     case Reduction::kSum:
@@ -222,7 +264,7 @@ Cell identity(Reduction reduction, DType type) {
     default:
       break;
   }
-  const bool lowest = reduction == Reduction::kMax;
+  const bool lowest = reduction == Reduction::kMax || reduction == Reduction::kLogSumExp;
   switch (type) {
     case DType::kFloat32:
     case DType::kFloat64:
@@ -248,6 +290,8 @@ Cell combine(Reduction reduction, DType type, Cell so_far, Cell next) {
       return apply(ScalarOp::kMul, type, so_far, next, {});
     case Reduction::kMax:
       return apply(ScalarOp::kMax, type, so_far, next, {});
+    case Reduction::kLogSumExp:
+      return log_sum_exp(type, so_far, next);
     default:
       return apply(ScalarOp::kMin, type, so_far, next, {});
   }

@@ -32,7 +32,11 @@ Cell fused_multiply_add(ir::DType type, Cell a, Cell b, Cell c);
 // a * 2^b.
 Cell scaled(ir::DType type, Cell a, Cell b);
 
-// Sum, product, max, min: what they begin with, and one step.
+// Of a value that is made of others at its point alone (kConvert, kBits, kScalarOp, kFma, kLdexp, kConstant).
+// `operand`: the type of a; of `where`, of b.
+Cell evaluate(const Value& value, ir::DType operand, Cell a, Cell b, Cell c);
+
+// Sum, product, max, min, logsumexp: what they begin with, and one step.
 Cell identity(Reduction reduction, ir::DType type);
 Cell combine(Reduction reduction, ir::DType type, Cell so_far, Cell next);
 // Whether argmax or argmin goes on to this later element.

@@ -81,6 +81,7 @@ constexpr std::string_view kEverything = R"(kernel(i0, i1 | j0, j1) {
   %28: bool = is_nan %25
   %29: f32 = ldexp %20, %22
   %30: f32 = running product %5
+  %31: f32 = running logsumexp %5
   store a4, %13
   store a5, %16
   store a7[%27], %5 adds
@@ -164,7 +165,7 @@ TEST(Text, ErrorsSayWhere) {
   EXPECT_EQ(error_of("  %0: f32 = negate %0"), "3:13: there is no function 'negate'");
   EXPECT_EQ(error_of("  %0: f32 = scalar_op"), "3:13: there is no function 'scalar_op'");
   EXPECT_EQ(error_of("  %0: f32 = columns most %0"),
-            "3:21: expected a reduction: sum, product, max, min, argmax, argmin");
+            "3:21: expected a reduction: sum, product, max, min, argmax, argmin, logsumexp");
   EXPECT_EQ(error_of("  %0: i32 = constant 1.5"), "3:23: expected s0, a1, %1, 'store' or '}'");
   EXPECT_EQ(error_of("  %0: i64 = constant 9223372036854775808"), "3:22: a number that is out of range");
   EXPECT_EQ(error_of("  %0: f32 = constant 1e999"), "3:22: a number that is out of range");

@@ -214,6 +214,8 @@ class Verifier {
       case Reduction::kMax:
       case Reduction::kMin:
         return input(value.a, value.type);
+      case Reduction::kLogSumExp:
+        return fail("logsumexp is running only");
     }
     return fail("has a reduction that is none");
   }
@@ -222,8 +224,11 @@ class Verifier {
     if (!input(value.a, value.type)) return false;
     if (kernel_.columns == 0) return fail("there is no column dim to go along");
     if (facts_[value.a].finish) return fail("goes along what is known when all rows are done");
+    if (value.reduction == Reduction::kLogSumExp) {
+      return accepts(Takes::kFloats, value.type) || fail("logsumexp is of floats");
+    }
     if (value.reduction != Reduction::kSum && value.reduction != Reduction::kProduct) {
-      return fail("running " + std::string(name(value.reduction)) + "; there are sum and product");
+      return fail("running " + std::string(name(value.reduction)) + "; there are sum, product and logsumexp");
     }
     return value.type != DType::kBool || fail("sum and product are of numbers");
   }

@@ -145,6 +145,19 @@ TEST(Verify, DamagedKernels) {
   EXPECT_EQ(message([](Kernel& k) { k.stores[0].operand = 5; }), "store a5: names an operand that is not declared");
 }
 
+TEST(Verify, RunningValues) {
+  const auto error_of_row = [](const std::string& lines) {
+    Kernel kernel;
+    const std::string head = "kernel(i0 | j0) {\n a0: f32[i0, j0]\n %0: f32 = load a0\n %1: i64 = index j0\n";
+    EXPECT_TRUE(parse_kernel(head + lines + "\n}", &kernel).ok());
+    return verify(kernel).message();
+  };
+  EXPECT_EQ(error_of_row("%2: f32 = running logsumexp %0"), "");
+  EXPECT_EQ(error_of_row("%2: i64 = running logsumexp %1"), "%2: logsumexp is of floats");
+  EXPECT_EQ(error_of_row("%2: f32 = columns logsumexp %0"), "%2: logsumexp is running only");
+  EXPECT_EQ(error_of_row("%2: f32 = running max %0"), "%2: running max; there are sum, product and logsumexp");
+}
+
 TEST(Verify, NothingToReduce) {
   Kernel kernel;
   ASSERT_TRUE(parse_kernel("kernel(i0 |) {\n %0: i64 = index i0\n %1: i64 = columns sum %0\n}", &kernel).ok());

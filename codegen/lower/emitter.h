@@ -128,6 +128,8 @@ class NodeEmitter {
   V place(uint32_t view, int64_t bound, bool wraps = false, std::optional<int64_t> ignored = std::nullopt);
   // The element of an operand where the indices in these views say, one for each of its dims that they choose.
   V indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps = false);
+  // The element of an operand whose number, row-major, is in this view; those below zero count from the end.
+  V numbered(std::string_view name, uint32_t number);
 
  private:
   V read(const ir::Domain::Access& access, std::vector<V> indices = {});

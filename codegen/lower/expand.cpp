@@ -391,12 +391,13 @@ bool reduction(NodeEmitter& node) {
   }
 }
 
-// Floats are added up in f64, as torch does.
+// Floats are added up in f64, as torch does; logarithms of sums are in f32 there, too.
 bool cumulative(NodeEmitter& node, Reduction reduction) {
   Emitter& e = node.e;
   const DType memory = node.result_dtype(0), result = loaded_type(memory);
   if (!node.has_one_column() || result == DType::kBool) return false;
-  const DType type = memory == DType::kFloat32 ? DType::kFloat64 : result;
+  const bool widens = memory == DType::kFloat32 && reduction != Reduction::kLogSumExp;
+  const DType type = widens ? DType::kFloat64 : result;
   node.result(0, e.convert(e.running(reduction, e.convert(node.operand("self", result), type)), result));
   return true;
 }
@@ -493,6 +494,8 @@ bool expand(NodeEmitter& node) {
       return cumulative(node, Reduction::kSum);
     case Expansion::kCumprod:
       return cumulative(node, Reduction::kProduct);
+    case Expansion::kLogCumSumExp:
+      return cumulative(node, Reduction::kLogSumExp);
     case Expansion::kNllLoss:
       return nll_loss(node);
     case Expansion::kNllLossBackward:
@@ -501,6 +504,7 @@ bool expand(NodeEmitter& node) {
     case Expansion::kEmbeddingBackward:
     case Expansion::kIndexSelect:
     case Expansion::kGather:
+    case Expansion::kTake:
     case Expansion::kIndex:
     case Expansion::kIndexAdd:
     case Expansion::kIndexCopy:

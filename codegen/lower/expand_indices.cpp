@@ -33,6 +33,11 @@ bool along_a_dim(NodeEmitter& node) {
   return true;
 }
 
+bool take(NodeEmitter& node) {
+  node.result(0, node.numbered("self", node.argument("index")->a));
+  return true;
+}
+
 std::vector<uint32_t> views_of(const ir::Arg& list) {
   std::vector<uint32_t> views;
   for (const ir::Arg& item : list.items) {
@@ -93,6 +98,8 @@ bool expand_indices(NodeEmitter& node) {
       return embedding(node);
     case Expansion::kEmbeddingBackward:
       return embedding_backward(node);
+    case Expansion::kTake:
+      return take(node);
     case Expansion::kIndex:
       return index(node);
     case Expansion::kIndexPut:

@@ -53,6 +53,8 @@ struct Launch {
   bool computes_indices = false;  // there are others, that the kernel computes
   // Something is written that was there before: where an index is out of bounds, nothing may be done.
   bool checks_first = false;
+  // An element's number is taken apart into places along several dims: what fails is one of these, not the number.
+  bool splits_numbers = false;
   std::vector<uint32_t> nodes;  // of the graph: that of each of the kernel's indexed operands, for messages
 };
 

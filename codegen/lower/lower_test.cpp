@@ -608,6 +608,96 @@ kernel(i0 | j0) {
   EXPECT_TRUE(launches[0].checks[1].wraps);
 }
 
+constexpr const char* kTake = R"(graph(s0..s5) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s3) survives ssa
+  %0: f32[s0, s1, s2]{s4, s2, 1} @b0
+  %1: i64[s5]{1} @b1
+  group pointwise {
+  %2: f32[s5]{1} @b2 = aten::take(%0, %1)
+  }
+}
+)";
+
+// Of dims that lie one behind the other an element's number is one place.
+TEST(Lower, ElementsByTheirNumber) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(kTake, {8, 30, 20, kBytes, 600, 11}, &launches), R"(
+kernel(| j0) {
+  s0: i64
+  a0: i64[j0]
+  a1: f32[_]
+  a2: f32[j0]
+  %0: i64 = load a0
+  %1: i64 = constant 0
+  %2: bool = lt %0, %1
+  %3: i64 = scalar s0
+  %4: i64 = add %0, %3
+  %5: i64 = where %2, %4, %0
+  %6: f32 = load a1[%5]
+  store a2, %6
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_FALSE(launches[0].splits_numbers);
+  EXPECT_EQ(launches[0].operands[1].bounds, std::vector<int64_t>{4800});
+  ASSERT_EQ(launches[0].checks.size(), 1u);
+  EXPECT_EQ(launches[0].checks[0].bound, 4800);
+  EXPECT_TRUE(launches[0].checks[0].wraps);
+}
+
+TEST(Lower, ElementsByTheirNumberOfASlice) {
+  std::vector<Launch> launches;
+  EXPECT_EQ(lowered(kTake, {8, 30, 20, kBytes, 700, 11}, &launches), R"(
+kernel(| j0) {
+  s0: i64
+  s1: i64
+  a0: i64[j0]
+  a1: f32[_, _]
+  a2: f32[j0]
+  %0: i64 = load a0
+  %1: i64 = constant 0
+  %2: bool = lt %0, %1
+  %3: i64 = scalar s0
+  %4: i64 = add %0, %3
+  %5: i64 = where %2, %4, %0
+  %6: i64 = scalar s1
+  %7: i64 = div %5, %6
+  %8: i64 = mul %7, %6
+  %9: i64 = sub %5, %8
+  %10: f32 = load a1[%7, %9]
+  store a2, %10
+}
+)");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_TRUE(launches[0].splits_numbers);
+  EXPECT_EQ(launches[0].operands[1].bounds, (std::vector<int64_t>{8, 600}));
+  EXPECT_EQ(launches[0].checks[0].bound, 4800);
+}
+
+TEST(Lower, RunningLogarithmsOfSums) {
+  EXPECT_EQ(lowered(R"(graph(s0..s2) {
+  b0: input survives
+  b1: fresh(s2) survives ssa
+  %0: bf16[s0, s1]{s1, 1} @b0
+  group rowwise {
+  %1: bf16[s0, s1]{s1, 1} @b1 = aten::_logcumsumexp(%0, -1)
+  }
+}
+)",
+                    {8, 100, kBytes}),
+            R"(
+kernel(i0 | j0) {
+  a0: bf16[i0, j0]
+  a1: bf16[i0, j0]
+  %0: f32 = load a0
+  %1: f32 = running logsumexp %0
+  store a1, %1
+}
+)");
+}
+
 TEST(Lower, RowsAreAddedWhereAnIndexSays) {
   std::vector<Launch> launches;
   EXPECT_EQ(lowered(R"(graph(s0..s4) {

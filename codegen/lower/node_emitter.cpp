@@ -284,6 +284,38 @@ V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices,
   return kNone;
 }
 
+V NodeEmitter::numbered(std::string_view name, uint32_t number) {
+  const ir::Arg* given = argument(name);
+  for (Domain::Access access : member.accesses) {
+    if (given == nullptr || access.part.view != given->a || access.indexed.empty()) continue;
+    int64_t count = 1;
+    std::vector<Domain::Indexed> dims;  // those that do not lie one behind the other
+    for (const Domain::Indexed& dim : access.indexed) {
+      count *= dim.size;
+      if (dim.size == 1) continue;
+      if (!dims.empty() && dims.back().stride == dim.size * dim.stride) {
+        dims.back() = {dims.back().size * dim.size, dim.stride};
+      } else {
+        dims.push_back(dim);
+      }
+    }
+    if (dims.empty()) dims.push_back({1, 0});
+    // Of a number that is out of bounds, one of the places is: the first one has what is left.
+    std::vector<V> places(dims.size());
+    V rest = place(number, count, true);
+    for (size_t d = dims.size(); d-- > 1;) {
+      const V size = e.scalar_int(dims[d].size), quotient = e.div(rest, size);
+      places[d] = e.sub(rest, e.mul(quotient, size));
+      rest = quotient;
+    }
+    places[0] = rest;
+    group_.launch.splits_numbers |= dims.size() > 1;
+    access.indexed = std::move(dims);
+    return e.load(group_.operand(access, member.node), std::move(places));
+  }
+  return kNone;
+}
+
 V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
   const ir::Arg* given = argument(name);
   for (Domain::Access access : member.accesses) {

@@ -434,6 +434,10 @@ def rows() -> Iterator[Case]:
                 (tame(dtype, (6, 37)), labels, weights),
                 True,
             )
+        for shape, dim in (((6, 37), -1), ((3, 7, 1030), 2), ((37, 6), 0)):
+            function = functools.partial(torch.logcumsumexp, dim=dim)
+            for form, x in (("", spread(dtype, shape)), (" far apart", tame(dtype, shape) * 30)):
+                yield Case("logcumsumexp", dtype, f"{shape} {dim}{form}", function, (x,), True)
         table = operands(dtype)[0]
         places = torch.randint(0, table.shape[0], (7, 9), generator=torch.Generator().manual_seed(0))
         yield Case("embedding", dtype, "", lambda t, i: torch.nn.functional.embedding(i, t), (table, places))

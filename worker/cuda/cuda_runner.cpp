@@ -24,15 +24,16 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
 // Threads of a GPU do rows and their parts at the same time: sums that go along a row or from row to row have no code.
 bool has_order(ir::Expansion expansion) {
   return expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
-         expansion == ir::Expansion::kEmbeddingBackward || expansion == ir::Expansion::kIndexAdd ||
-         expansion == ir::Expansion::kIndexCopy || expansion == ir::Expansion::kIndexPut ||
-         expansion == ir::Expansion::kScatter || expansion == ir::Expansion::kScatterAdd;
+         expansion == ir::Expansion::kLogCumSumExp || expansion == ir::Expansion::kEmbeddingBackward ||
+         expansion == ir::Expansion::kIndexAdd || expansion == ir::Expansion::kIndexCopy ||
+         expansion == ir::Expansion::kIndexPut || expansion == ir::Expansion::kScatter ||
+         expansion == ir::Expansion::kScatterAdd;
 }
 
 // Kernels written by hand (op_runner.h) read at indices of all forms.
 bool reads_at_indices(ir::Expansion expansion) {
   return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
-         expansion == ir::Expansion::kIndex;
+         expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
 }
 
 // A group of channels is a row, and sums of channels are of several rows: there is no code for more than one group.

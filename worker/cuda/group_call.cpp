@@ -119,6 +119,7 @@ Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Grou
   for (codegen::Launch& launch : launches_) {
     // (What an index is, is known when all is done.)
     if (launch.checks_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
+    if (launch.splits_numbers) return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
     if (Status status = take_in_loops(&launch); !status.ok()) return status;
     prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
   }

@@ -314,9 +314,10 @@ class Maker {
   void running() {
     const DType type = some_type();
     const uint32_t a = type == DType::kBool ? convert(pick(type, false), DType::kInt32) : pick(type, false);
+    const bool floats = accepts(Takes::kFloats, this->type(a));
     add({.kind = Kind::kRunning,
          .type = this->type(a),
-         .reduction = one_of({Reduction::kSum, Reduction::kProduct}),
+         .reduction = floats && chance(40) ? Reduction::kLogSumExp : one_of({Reduction::kSum, Reduction::kProduct}),
          .a = a});
   }
 
