@@ -12,15 +12,21 @@ namespace {
 // So much more often than not most of a graph may be exchanged.
 constexpr uint32_t kPatience = 8;
 
+struct Hash {
+  std::array<uint64_t, 2> words = {0, ~uint64_t{0}};
+  void add(uint64_t word) {
+    words[0] = (words[0] ^ word) * 0x9E3779B97F4A7C15;
+    words[0] ^= words[0] >> 32;
+    words[1] = (words[1] + word) * 0xC2B2AE3D27D4EB4F;
+    words[1] ^= words[1] >> 29;
+  }
+};
+
 // Two hashes of what works are, but for the parameters of kernels.
 std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
-  std::array<uint64_t, 2> key = {works.size(), ~works.size()};
-  const auto add = [&](uint64_t word) {
-    key[0] = (key[0] ^ word) * 0x9E3779B97F4A7C15;
-    key[0] ^= key[0] >> 32;
-    key[1] = (key[1] + word) * 0xC2B2AE3D27D4EB4F;
-    key[1] ^= key[1] >> 29;
-  };
+  Hash hash;
+  const auto add = [&](uint64_t word) { hash.add(word); };
+  add(works.size());
   for (const Work& work : works) {
     add(work.words.size());
     if (work.function != nullptr) {
@@ -35,7 +41,7 @@ std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
       for (const uint64_t word : work.words) add(word);
     }
   }
-  return key;
+  return hash.words;
 }
 
 // As the driver takes a kernel's parameters.
@@ -64,12 +70,25 @@ bool same_numbers(const Work& x, const Work& y) {
   return !x.failure || x.words[*x.failure] == y.words[*x.failure];
 }
 
+bool is_number(const Work& work, size_t word) {
+  return (word > work.numbers && word <= work.numbers + work.number_count) || work.failure == word;
+}
+
 bool same_others(const Work& x, const Work& y) {
   for (size_t i = 0; i < x.words.size(); ++i) {
-    const bool is_number = i > x.numbers && i <= x.numbers + x.number_count;
-    if (x.words[i] != y.words[i] && !is_number && x.failure != i) return false;
+    if (x.words[i] != y.words[i] && !is_number(x, i)) return false;
   }
   return true;
+}
+
+uint64_t hash_others(const std::vector<Work>& works) {
+  Hash hash;
+  for (const Work& work : works) {
+    for (size_t i = 0; i < work.words.size(); ++i) {
+      if (!is_number(work, i)) hash.add(work.words[i]);
+    }
+  }
+  return hash.words[0];
 }
 
 }  // namespace
@@ -169,13 +188,19 @@ bool WorkQueue::find_graph(Seen& seen, const std::vector<Work>& works) {
     least = std::move(changes);
   }
   const bool few = best != seen.graphs.end() && 2 * least.others.size() <= works.size();
-  // So many were exchanged that another graph would have cost no more: memory may take turns.
-  const bool worth = seen.exchanged >= works.size();
-  if ((!few || worth) && seen.graphs.size() < kMostAlike) {
-    seen.exchanged = 0;
+  // Where memory takes turns, so many are exchanged in time that another graph would not have cost more.
+  if (best != seen.graphs.end() && !least.others.empty()) {
+    const uint64_t state = hash_others(works);
+    if (std::ranges::find(seen.states, state) == seen.states.end()) {
+      seen.states[seen.next_state++ % seen.states.size()] = state;
+    } else {
+      seen.again += least.others.size();
+    }
+  }
+  if ((!few || seen.again > works.size()) && seen.graphs.size() < kMostAlike) {
+    seen.again = 0;
     return make_graph(works, seen.graphs.emplace_front());
   }
-  seen.exchanged += least.others.size();
   seen.restless = few ? std::max(seen.restless, 1u) - 1 : seen.restless + 1;
   seen.graphs.splice(seen.graphs.begin(), seen.graphs, best);
   return seen.restless <= kPatience && exchange(seen.graphs.front(), works, least);

@@ -102,7 +102,9 @@ class WorkQueue {
     std::list<Captured> graphs = {};  // the last one used first
     bool never = false;               // it cannot be captured, or is not worth it
     uint32_t restless = 0;            // how much more often than not most of a graph was exchanged
-    size_t exchanged = 0;             // pieces, since there was another graph, for what is no number
+    std::array<uint64_t, 8> states = {};  // hashes of what is no number, of the last ones that were exchanged
+    size_t next_state = 0;
+    size_t again = 0;  // pieces that were exchanged to a state that was there, since the last graph was made
   };
 
   void queue_all(const std::vector<Work>& works);

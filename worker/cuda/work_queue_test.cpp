@@ -249,9 +249,9 @@ TEST_F(WorkQueueTest, TwoPlacesAreTwoGraphs) {
   EXPECT_EQ(calls("cuGraphLaunch"), 11u);
 }
 
-// Less than half of it: two graphs as soon as as much was exchanged as they have kernels.
+// Less than half of it: two graphs as soon as more was exchanged for what had been there than they have kernels.
 TEST_F(WorkQueueTest, PiecesWhoseMemoryTakesTurnsAreTwoGraphs) {
-  constexpr uint64_t kPieces = 8;
+  constexpr uint64_t kPieces = 8, kMoved = 3, kTurns = 2 + kPieces / kMoved;
   for (size_t round = 0; round < 20; ++round) {
     write(0, static_cast<int64_t>(round));
     const size_t last = 8 + round % 2;
@@ -266,7 +266,7 @@ TEST_F(WorkQueueTest, PiecesWhoseMemoryTakesTurnsAreTwoGraphs) {
     EXPECT_EQ(read(6), static_cast<int64_t>(round));
   }
   EXPECT_EQ(counts().captured, 2u);
-  EXPECT_EQ(counts().exchanged, (kPieces + 2) / 3 * 3);
+  EXPECT_EQ(counts().exchanged, kTurns * kMoved);
 }
 
 TEST_F(WorkQueueTest, ThereAreNotTooManyGraphs) {
