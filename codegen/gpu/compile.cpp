@@ -185,6 +185,6 @@ Status compile_to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVM
   return compiler().to_llvm(kernel, target, context, {}, times, module, recipe);
 }
 
-std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", gpu 1"; }
+std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", gpu 2"; }
 
 }  // namespace torch_remote::codegen::gpu

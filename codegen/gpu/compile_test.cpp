@@ -105,6 +105,18 @@ TEST(Ptx, IndicesAreCheckedAndAddedAtomically) {
   EXPECT_EQ(count(ptx("add"), "atom."), 0u);
 }
 
+// One branch, before all else, and none where there are no scalars; memory is read behind it, once for each.
+TEST(Ptx, ScalarsAreParametersOrInMemory) {
+  const std::string adamw = ptx("adamw");
+  const std::string_view points = function(adamw, "points");
+  const size_t branch = points.find("@%p"), reads = count(points, "ld.global.f64");
+  EXPECT_EQ(reads, 3u);
+  EXPECT_EQ(count(points, "ld.param.f64"), 3u);
+  EXPECT_LT(branch, points.find("ld.global.f64"));
+  EXPECT_LT(points.rfind("ld.global.f64"), points.find("%tid.x"));
+  EXPECT_EQ(count(ptx("gelu"), "ld.param"), 4u);  // two addresses, a size, which are aligned
+}
+
 TEST(Ptx, FunctionsAreThoseOfTheRecipe) {
   GpuCode code;
   ASSERT_TRUE(compile(parsed(testing::named_kernel("sum").text), {.sm = 80}, {}, &code).ok());

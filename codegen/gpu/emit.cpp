@@ -35,6 +35,7 @@ mlir::Type type_of(const Kernel& kernel, const Parameter& parameter, mlir::OpBui
     case ParameterKind::kData:
     case ParameterKind::kFailure:
     case ParameterKind::kLines:
+    case ParameterKind::kNumbers:
       return ll::LLVMPointerType::get(builder.getContext(), kGlobalSpace);
     case ParameterKind::kScalar:
       if (kernel.scalars[parameter.a] == ir::DType::kFloat64) return builder.getF64Type();

@@ -36,8 +36,8 @@ std::vector<void*> pointers(Case& values) {
 }
 
 // Of both with the same arguments; "" if they are equal.
-std::string difference(const Kernel& kernel, Emulated& code, const Case& before,
-                       const emulator::LaunchOptions& options) {
+std::string difference(const Kernel& kernel, Emulated& code, const Case& before, const emulator::LaunchOptions& options,
+                       bool elsewhere = false) {
   Kernel expanded = kernel;
   expand_functions(expanded);
   Case expected = before, got = before;
@@ -50,7 +50,7 @@ std::string difference(const Kernel& kernel, Emulated& code, const Case& before,
   if (!status.ok()) return status.message();
   std::vector<std::span<uint8_t>> buffers(got.data.begin(), got.data.end());
   IndexRecord record;
-  status = code.run(view(got, there), buffers, options, &record);
+  status = code.run(view(got, there), buffers, options, &record, /*rest=*/0, elsewhere);
   if (!status.ok()) return status.message();
   if ((failure.operand == kNone) != (record.operand == kNone)) return "one of them found a bad index";
   return cpu::testing::difference(kernel, expected, got);
@@ -73,6 +73,8 @@ TEST_P(Named, IsInterpreted) {
     for (const int64_t size : sizes) points *= size;
     if (points > 10000) continue;
     EXPECT_EQ(difference(kernel, *code, before, {.checked = true}), "") << ::testing::PrintToString(sizes);
+    if (kernel.scalars.empty() && before.bounds.empty()) continue;
+    EXPECT_EQ(difference(kernel, *code, before, {.checked = true}, /*elsewhere=*/true), "");
   }
 }
 
@@ -131,7 +133,8 @@ void check(uint64_t seed, Checked* checked) {
       buffers.emplace_back(buffer.begin(), buffer.elements * ir::item_size(buffer.dtype));
     }
     IndexRecord record;
-    status = code->run(got.arguments(), buffers, {.seed = seed, .checked = checked_mode}, &record);
+    const bool elsewhere = checked_mode == (seed % 2 == 0);
+    status = code->run(got.arguments(), buffers, {.seed = seed, .checked = checked_mode}, &record, 0, elsewhere);
     ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status.message() << "\n" << print(kernel);
     ASSERT_EQ(record.operand == kNone, failure.operand == kNone) << "seed " << seed << "\n" << print(kernel);
     ASSERT_EQ(expected.difference(got), "") << "seed " << seed << ", " << before.describe() << "\n" << print(kernel);

@@ -184,6 +184,8 @@ class Launcher {
           return static_cast<uint64_t>(full_ + (call_.rest != 0 ? 1 : 0));
         case ParameterKind::kFirstChunk:
           return static_cast<uint64_t>(first_chunk);
+        case ParameterKind::kNumbers:
+          return call_.numbers;
       }
       return 0;
     };

@@ -38,12 +38,15 @@ enum class ParameterKind : uint8_t {
   kBound,      // of the indexed dim number `a` of all operands'
   kScalar,     // `a`
   kAligned,    // bit i: operand i may be accessed in vectors
-  kFailure,    // address of an IndexRecord
+  kFailure,    // address of an IndexRecord, or kElsewhere
   kLines,      // of total `a`: address of the first chunk's line
   kChunk,      // rows of a chunk
   kChunks,     // all that there are
-  kFirstChunk  // of this launch
+  kFirstChunk,  // of this launch
+  kNumbers      // where the scalars are in memory, in their order; 0: they are parameters
 };
+// An address of an IndexRecord with this bit is that of 8 bytes in memory which have the record's.
+inline constexpr uint64_t kElsewhere = 1;
 struct Parameter {
   ParameterKind kind = ParameterKind::kData;
   uint32_t a = 0, b = 0;
@@ -95,7 +98,8 @@ struct Call {
   std::span<const uint64_t> scalars;
   int64_t rest = 0;           // after the rows (of one dim) one more, of so many places in the last column; 0: none
   uint64_t scratch = 0;       // scratch_bytes, at a multiple of 16
-  uint64_t failure = 0;       // IndexRecord; may be 0 if no operand is indexed
+  uint64_t failure = 0;       // as kFailure; may be 0 if no operand is indexed
+  uint64_t numbers = 0;       // as kNumbers
   uint32_t processors = 132;  // multiprocessors of the device: how many blocks are worth while. Results are the same.
 };
 

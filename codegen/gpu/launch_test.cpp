@@ -123,6 +123,20 @@ TEST(Launch, WithoutRowsOnlyTheFinishIsThere) {
   EXPECT_EQ(all[0].function, Function::kFinish);
 }
 
+TEST(Launch, ScalarsFollowTheirAddress) {
+  Recipe recipe = rows_recipe();
+  recipe.parameters = {{ParameterKind::kNumbers}, {ParameterKind::kScalar, 0}, {ParameterKind::kScalar, 1}};
+  const std::vector<int64_t> sizes = {3, 4}, strides = {4, 1, 4, 1};
+  const std::vector<uint64_t> data = {0x1000, 0x2000}, scalars = {7, 8};
+  Call call{.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = scalars};
+  std::vector<Launch> made;
+  ASSERT_TRUE(make_launches(recipe, call, &made).ok());
+  EXPECT_EQ(made[0].parameters, (std::vector<uint64_t>{0, 7, 8}));
+  call.numbers = 0x3000;
+  ASSERT_TRUE(make_launches(recipe, call, &made).ok());
+  EXPECT_EQ(made[0].parameters, (std::vector<uint64_t>{0x3000, 7, 8}));
+}
+
 TEST(Launch, CallsThatDoNotFit) {
   std::vector<Launch> none;
   const std::vector<int64_t> sizes = {3, 4}, strides = {4, 1};
@@ -146,7 +160,7 @@ TEST(RecipeBytes, LoseNothing) {
   recipe.operands = {{.dtype = ir::DType::kBFloat16, .dims = 5, .strided = true, .indexed = 0},
                      {.dtype = ir::DType::kInt64, .dims = 1, .strided = false, .indexed = 2}};
   recipe.totals = {{.item_size = 8, .dims = 4}};
-  recipe.parameters = {{ParameterKind::kData, 0, 0}, {ParameterKind::kStride, 1, 2}, {ParameterKind::kChunks, 0, 0}};
+  recipe.parameters = {{ParameterKind::kData, 0, 0}, {ParameterKind::kStride, 1, 2}, {ParameterKind::kNumbers, 0, 0}};
   const std::vector<uint8_t> bytes = encode(recipe);
   Recipe back;
   ASSERT_TRUE(decode(bytes, &back).ok());

@@ -22,6 +22,7 @@ Memory::Memory(Machine& machine, const Kernel& kernel, const Recipe& recipe, uin
   }
   row_pointers_.resize(kernel.operands.size());
   row_places_.resize(kernel.rows);
+  if (!kernel.scalars.empty()) read_scalars();
 }
 
 // -- Parameters -------------------------------------------------------------------------------------------------------
@@ -43,8 +44,23 @@ MlirValue Memory::columns() {
   return m().select(m().is_zero(size(kernel_.rows)), m().i64(0), last);
 }
 
+// All threads go the same way, once. What a function does not use of them is not read.
+void Memory::read_scalars() {
+  MlirValue from = parameter(ParameterKind::kNumbers);
+  for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) scalars_.push_back(parameter(ParameterKind::kScalar, s));
+  MlirValue elsewhere = m().compare(Int::ne, from, m().b.create<ll::ZeroOp>(from.getType()));
+  scalars_ = m().only_if_gives(elsewhere, scalars_, [&] {
+    MlirValues read;
+    for (MlirValue scalar : scalars_) {
+      MlirValue at = m().at(from, m().b.getI64Type(), m().i64(static_cast<int64_t>(read.size())));
+      read.push_back(m().b.create<ll::LoadOp>(scalar.getType(), at, 8));
+    }
+    return read;
+  });
+}
+
 MlirValue Memory::scalar(uint32_t number) {
-  MlirValue word = parameter(ParameterKind::kScalar, number);
+  MlirValue word = scalars_[number];
   return kernel_.scalars[number] == DType::kBool ? m().convert(word, DType::kInt64, DType::kBool) : word;
 }
 
@@ -113,6 +129,11 @@ MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirV
 // Who finds no failure there writes its own.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
+  MlirValue bit = m().i64(kElsewhere), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
+  to = m().only_if_gives(m().compare(Int::ne, m().bit_and(word, bit), m().i64(0)), MlirValues{to}, [&] {
+    MlirValue at = m().b.create<ll::IntToPtrOp>(to.getType(), m().bit_xor(word, bit));
+    return MlirValues{m().b.create<ll::LoadOp>(to.getType(), at, 8)};
+  })[0];
   MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
                                                           ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
   MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});

@@ -54,6 +54,7 @@ class Memory {
   void store_place(MlirValue value, MlirValue line, MlirValue place, ir::DType dtype);
 
  private:
+  void read_scalars();
   MlirValue offset_pointer(uint32_t operand, MlirValue pointer, MlirValue elements);
   bool along_columns(uint32_t operand) const;
   bool is_plain(uint32_t operand, const Indices& indices) const;
@@ -79,6 +80,7 @@ class Memory {
   const uint32_t lanes_;
   mlir::Block* entry_;
   std::map<std::tuple<ParameterKind, uint32_t, uint32_t>, uint32_t> parameters_;
+  MlirValues scalars_;                 // words
   std::vector<uint32_t> first_bound_;  // of each operand
   std::vector<MlirValue> row_pointers_, pointers_;
   std::vector<MlirValue> row_places_;

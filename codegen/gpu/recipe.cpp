@@ -144,6 +144,7 @@ class Chooser {
         add(ParameterKind::kBound, bounds++);
       }
     }
+    if (!kernel_.scalars.empty()) add(ParameterKind::kNumbers);
     for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) add(ParameterKind::kScalar, s);
     add(ParameterKind::kAligned);
     if (bounds != 0) add(ParameterKind::kFailure);

@@ -7,7 +7,7 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-constexpr uint32_t kMagic = 0x31524754;  // "TGR1"
+constexpr uint32_t kMagic = 0x32524754;  // "TGR2"
 constexpr uint32_t kMostItems = 1 << 16;
 
 class Writer {
@@ -106,7 +106,7 @@ Status decode(std::span<const uint8_t> bytes, Recipe* recipe) {
   }
   read.parameters.resize(reader.below(kMostItems));
   for (Parameter& parameter : read.parameters) {
-    parameter.kind = static_cast<ParameterKind>(reader.below(static_cast<uint32_t>(ParameterKind::kFirstChunk) + 1));
+    parameter.kind = static_cast<ParameterKind>(reader.below(static_cast<uint32_t>(ParameterKind::kNumbers) + 1));
     parameter.a = reader.below(kMostItems);
     parameter.b = reader.below(kMostItems);
   }

@@ -14,7 +14,7 @@ import zoo
 from counted_calls import CALLS, counted
 from torch import nn
 
-WARM, STEPS = 12, 10
+WARM, STEPS = 40, 10
 
 
 def mlp_step(device: torch.device) -> Callable[[], None]:

@@ -14,6 +14,8 @@ OWN_PROGRAMS = {
         "sums in another order": (2003810, 2007594, 9003350, 9003836),
         # 0 and inf among 16,900 factors; whoever multiplies them first gets nan.
         "a product in another order": (2006050, 9001364, 9002127),
+        # A NaN's bits are looked at as integers; which NaN an op makes is each CPU's.
+        "the bits of a NaN": (9100184,),
         # CPU's kernel takes one operand or the other, by how many elements there are.
         "signs of zeros that are compared": (2001906, 2009192, 9001972, 9003764),
         # Infinite weights times padding: nan where the padding is multiplied.

@@ -110,7 +110,7 @@ Status Gpu::open_context() {
     if (!status.ok()) return status;
     status = to_status(driver_, driver_.stream_create(stream, kStreamNonBlocking, 0), "cuStreamCreate");
   }
-  queue_->set_stream(work_);
+  queue_->set_stream(work_, pool_);
   return status;
 }
 

@@ -172,6 +172,13 @@ Status KernelStore::load(const Asked& asked, LoadedKernel* kernel) const {
     if (!status.ok()) return status;
   }
   kernel->recipe = asked.compiled.recipe;
+  using codegen::gpu::ParameterKind;
+  for (size_t i = 0; i < kernel->recipe.parameters.size(); ++i) {
+    const ParameterKind kind = kernel->recipe.parameters[i].kind;
+    if (kind == ParameterKind::kNumbers) kernel->numbers = i;
+    if (kind == ParameterKind::kScalar) ++kernel->number_count;
+    if (kind == ParameterKind::kFailure) kernel->failure = i;
+  }
   return {};
 }
 
@@ -185,7 +192,10 @@ bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call
                      .grid = launch.grid,
                      .block = {launch.block[0], launch.block[1]},
                      .shared_bytes = launch.shared_bytes,
-                     .words = std::move(launch.parameters)});
+                     .words = std::move(launch.parameters),
+                     .numbers = kernel.numbers,
+                     .number_count = kernel.number_count,
+                     .failure = kernel.failure});
   }
   return !gpu.is_lost();
 }

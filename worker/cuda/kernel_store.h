@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -45,6 +46,9 @@ struct LoadedKernel {
   codegen::gpu::Recipe recipe;
   Module module = nullptr;
   std::array<Function, 4> functions = {};  // by codegen::gpu::Function
+  // Of parameters, as Work has them.
+  size_t numbers = 0, number_count = 0;
+  std::optional<size_t> failure = {};
 };
 
 // Kernels by their text: on the GPU, on disk, or to be compiled, by threads of its own. Used by one thread.

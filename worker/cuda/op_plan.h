@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -38,6 +39,7 @@ struct OpLaunch {
   };
   std::vector<Address> addresses;
   std::vector<Parameter> parameters;
+  std::optional<size_t> numbers;  // as Work has it: `parameters` are the words behind it
   std::optional<size_t> failure;  // an IndexRecord, whose operands are the plan's
 };
 
@@ -184,9 +186,13 @@ class OpPlanner {
       for (const auto& [member, place] : members) add(word(&(given_.*member)), place);
       return std::move(*this);
     }
+    // Members side by side, from one that can be their address.
     template <typename U>
-    Call&& parameter(U T::* member, ir::Sym symbol) && {
-      made_.parameters.push_back({word(&(given_.*member)), symbol});
+    Call&& parameters(U T::* numbers, std::initializer_list<ir::Sym> symbols) && {
+      made_.numbers = word(&(given_.*numbers));
+      for (const ir::Sym symbol : symbols) {
+        made_.parameters.push_back({*made_.numbers + 1 + made_.parameters.size(), symbol});
+      }
       return std::move(*this);
     }
     template <typename F>

@@ -61,8 +61,7 @@ Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) 
   planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
       .at(&RandomArguments::out, place)
       .at(&RandomArguments::probabilities, probabilities)
-      .parameter(&RandomArguments::seed, generator->a)
-      .parameter(&RandomArguments::offset, generator->a + 1)
+      .parameters(&RandomArguments::numbers, {generator->a, generator->a + 1})
       .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBelowEach);
   if (draw.draw == Draw::kBelowEach) planner.add_operand(-1);
   return {};

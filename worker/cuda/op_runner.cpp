@@ -55,6 +55,9 @@ class OpKernels {
     for (const OpLaunch::Parameter& word : launch.parameters) {
       work.words[word.word] = static_cast<uint64_t>(values[word.symbol]);
     }
+    work.numbers = launch.numbers.value_or(0);
+    work.number_count = launch.parameters.size();
+    work.failure = launch.failure;
     if (launch.failure) work.words[*launch.failure] = record;
     gpu().queue().add(std::move(work));
     return {};

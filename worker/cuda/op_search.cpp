@@ -231,8 +231,7 @@ Status multinomial(OpPlanner& planner) {
     planner.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
         .at(&MultinomialArguments::sums, sums)
         .at(&MultinomialArguments::out, out)
-        .parameter(&MultinomialArguments::seed, generator->a)
-        .parameter(&MultinomialArguments::offset, generator->a + 1);
+        .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
     return {};
   }
   OpTensor keys;
@@ -243,8 +242,7 @@ Status multinomial(OpPlanner& planner) {
   planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
       .at(&MultinomialArguments::in, in)
       .at(&MultinomialArguments::out, keys.place)
-      .parameter(&MultinomialArguments::seed, generator->a)
-      .parameter(&MultinomialArguments::offset, generator->a + 1);
+      .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
   Sorted sorted;
   if (Status status = sort_tensor(planner, keys, keys.place, {rows, length, 1}, true, &sorted); !status.ok()) {
     return status;

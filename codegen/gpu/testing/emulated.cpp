@@ -46,7 +46,8 @@ Status Emulated::make(const Kernel& kernel, const GpuTarget& target, std::unique
 }
 
 Status Emulated::run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
-                     const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest) {
+                     const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest,
+                     bool elsewhere) {
   emulator::DeviceMemory& memory = device_->memory();
   Allocations allocations(memory);
   std::vector<void*> copies(buffers.size());
@@ -70,14 +71,24 @@ Status Emulated::run(const Arguments& arguments, std::span<const std::span<uint8
   if (status.ok()) status = memory.write(record, failure, sizeof(IndexRecord));
   if (status.ok()) status = allocations.add(scratch_bytes(recipe_, arguments.sizes, rest), "scratch", &scratch);
   if (!status.ok()) return status;
+  std::vector<uint64_t> given(arguments.scalars.begin(), arguments.scalars.end()), words = given;
+  words.push_back(number(record));
+  void* numbers = nullptr;
+  if (elsewhere) {
+    for (uint64_t& scalar : given) scalar = ~scalar;
+    status = allocations.add(8 * words.size(), "numbers", &numbers);
+    if (status.ok()) status = memory.write(numbers, words.data(), 8 * words.size());
+    if (!status.ok()) return status;
+  }
   const Call call{.sizes = arguments.sizes,
                   .data = data,
                   .strides = arguments.strides,
                   .bounds = arguments.bounds,
-                  .scalars = arguments.scalars,
+                  .scalars = given,
                   .rest = rest,
                   .scratch = number(scratch),
-                  .failure = number(record),
+                  .failure = elsewhere ? (number(numbers) + 8 * given.size()) | kElsewhere : number(record),
+                  .numbers = number(numbers),
                   .processors = 1};
   status = launch(call, options);
   if (status.ok()) status = memory.read(failure, record, sizeof(IndexRecord));

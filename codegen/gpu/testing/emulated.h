@@ -17,8 +17,9 @@ class Emulated {
   static Status make(const Kernel& kernel, const GpuTarget& target, std::unique_ptr<Emulated>* made);
 
   // Calls it with copies of the host's buffers, in which the arguments' data lies; what it leaves there is copied back.
+  // `elsewhere`: scalars, and where the failure goes, are in memory; scalars that are parameters are others.
   Status run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
-             const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0);
+             const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0, bool elsewhere = false);
 
   const Recipe& recipe() const { return recipe_; }
 

@@ -362,6 +362,53 @@ const std::vector<NamedKernel>& named_kernels() {
         store a6, %15
       })",
        {{9}, {10000}}},
+      {"adamw_of_seven",
+       R"(kernel(| j0) {
+        s0: f64
+        s1: f64
+        s2: f64
+        s3: f64
+        s4: f64
+        s5: f64
+        s6: f64
+        a0: f32[j0]
+        a1: f32[j0]
+        a2: f32[j0]
+        a3: f32[j0]
+        %0: f32 = load a0
+        %1: f32 = load a1
+        %2: f32 = load a2
+        %3: f32 = load a3
+        %4: f64 = scalar s0
+        %5: f32 = convert %4
+        %6: f64 = scalar s1
+        %7: f32 = convert %6
+        %8: f64 = scalar s2
+        %9: f32 = convert %8
+        %10: f64 = scalar s3
+        %11: f32 = convert %10
+        %12: f64 = scalar s4
+        %13: f32 = convert %12
+        %14: f64 = scalar s5
+        %15: f32 = convert %14
+        %16: f64 = scalar s6
+        %17: f32 = convert %16
+        %18: f32 = mul %0, %5
+        %19: f32 = sub %1, %2
+        %20: f32 = fma %19, %7, %2
+        %21: f32 = mul %3, %9
+        %22: f32 = mul %1, %1
+        %23: f32 = fma %22, %11, %21
+        %24: f32 = sqrt %23
+        %25: f32 = div %24, %13
+        %26: f32 = add %25, %15
+        %27: f32 = div %20, %26
+        %28: f32 = fma %27, %17, %18
+        store a0, %28
+        store a2, %20
+        store a3, %23
+      })",
+       {{9}, {10000}}},
   };
   return kernels;
 }

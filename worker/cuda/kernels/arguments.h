@@ -10,14 +10,17 @@ using u64 = unsigned long;
 inline constexpr int kMostDims = 10;
 inline constexpr int kMostIndices = 4;
 
+// A failure's address with this bit is that of 8 bytes in memory which have the address (codegen/gpu/launch.h).
+inline constexpr u64 kElsewhere = 1;
+
 // -- random.cu
 
 enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBelowEach, kGeometric };
 
 // Element i depends on seed, offset and i alone (ir/philox.h), as worker/aten/random.cpp has it.
 struct RandomArguments {
-  u64 out = 0;  // packed
-  u64 seed = 0, offset = 0;
+  u64 out = 0;                           // packed
+  u64 numbers = 0, seed = 0, offset = 0;  // numbers: where seed and offset are in memory; 0: here
   i64 count = 0;
   i64 dtype = 0;
   Draw draw = Draw::kUniform;

@@ -177,6 +177,7 @@ struct FailureRecord {
   i64 index, bound;
 };
 __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
+  if ((record & kElsewhere) != 0) record = *pointer<const u64>(record & ~kElsewhere);
   auto* const to = pointer<FailureRecord>(record);
   u32 none = 0xFFFFFFFF;
   if (!__atomic_compare_exchange_n(&to->operand, &none, operand, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;

@@ -10,7 +10,19 @@ struct Words {
   u32 word[4];
 };
 
-__device__ Words philox(u64 seed, u64 offset, u64 number) {
+// What numbers are made of: a kernel's parameters, or in memory.
+struct State {
+  u64 seed, offset;
+};
+template <typename Arguments>
+__device__ State state_of(const Arguments& f) {
+  if (f.numbers == 0) return {f.seed, f.offset};
+  const auto* const numbers = pointer<const u64>(f.numbers);
+  return {numbers[0], numbers[1]};
+}
+
+__device__ Words philox(const State& state, u64 number) {
+  const auto [seed, offset] = state;
   auto c0 = static_cast<u32>(number), c1 = static_cast<u32>(number >> 32);
   auto c2 = static_cast<u32>(offset), c3 = static_cast<u32>(offset >> 32);
   auto k0 = static_cast<u32>(seed), k1 = static_cast<u32>(seed >> 32);
@@ -128,8 +140,9 @@ KERNEL(256) random_fill(const RandomArguments to) {
   const bool takes_two = to.draw == Draw::kIntegers ? to.range == 0 || to.range > (u64{1} << 32)
                                                     : to.dtype == kFloat64 && to.draw <= Draw::kExponential;
   const i64 each = takes_two ? 2 : 4;
+  const State state = state_of(to);
   for (i64 number = first_item(); number * each < to.count; number += all_threads()) {
-    const Words words = philox(to.seed, to.offset, static_cast<u64>(number));
+    const Words words = philox(state, static_cast<u64>(number));
     const i64 first = number * each;
     if (to.draw == Draw::kNormal) {
       normal(to, first, words);
@@ -146,8 +159,9 @@ KERNEL(256) random_fill(const RandomArguments to) {
 
 // Of one sample, or with replacement: of rows of sums. A thread a draw.
 KERNEL(256) multinomial_draw(const MultinomialArguments f) {
+  const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.samples; i += all_threads()) {
-    const Words words = philox(f.seed, f.offset, static_cast<u64>(i));
+    const Words words = philox(state, static_cast<u64>(i));
     const auto* const sums = pointer<const double>(f.sums) + divide(i, f.samples) * f.length;
     const double all = sums[f.length - 1], x = unit(kFloat64, words.word[0], words.word[1]) * all;
     i64 low = 0, high = f.length - 1;
@@ -165,8 +179,9 @@ KERNEL(256) multinomial_draw(const MultinomialArguments f) {
 
 // Weights by exponential numbers: the largest ones are draws without replacement.
 KERNEL(256) multinomial_keys(const MultinomialArguments f) {
+  const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.length; i += all_threads()) {
-    const Words words = philox(f.seed, f.offset, static_cast<u64>(i));
+    const Words words = philox(state, static_cast<u64>(i));
     const double u = (static_cast<double>(wide(words.word[0], words.word[1]) >> 12) + 0.5) * 0x1p-52;
     pointer<double>(f.out)[i] = load_float(f.in, i, f.dtype) / -log(u);
   }
