@@ -179,6 +179,11 @@ class TreeEmitter {
       case ScalarOp::kIsInf:
       case ScalarOp::kIsNan:
         return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant_int(DType::kBool, 0);
+      case ScalarOp::kCeil:
+      case ScalarOp::kFloor:
+      case ScalarOp::kRound:
+      case ScalarOp::kTrunc:
+        return category(type_) == Category::kInteger ? number(at(n.a)) : arithmetic(n, at);
       default:
         return arithmetic(n, at);
     }

@@ -378,6 +378,25 @@ kernel(| j0) {
 )");
 }
 
+// Integers are round.
+TEST(Lower, RoundingOfIntegers) {
+  for (const char* op : {"_foreach_floor", "_foreach_ceil", "_foreach_round", "_foreach_trunc"}) {
+    const std::string text = lowered(R"(graph(s0..s2) {
+  s3 = 1
+  b0: input survives
+  b1: fresh(s1) survives ssa
+  %0: i32[s0]{s3} @b0
+  group multi_tensor {
+  [%1: i32[s0]{s3} @b1] = aten::)" +
+                                         std::string(op) + R"(([%0])
+  }
+}
+)",
+                                     {100, kBytes});
+    EXPECT_NE(text.find("store a1, %0"), std::string::npos) << text;
+  }
+}
+
 // Division of integers by zero is an error, and no kernel tells it: divisors are numbers, and not zero.
 TEST(Lower, DivisionOfIntegers) {
   const auto divided = [](const char* divisor, int64_t number) {

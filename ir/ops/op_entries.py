@@ -435,9 +435,9 @@ class _Entry:
         except SyntaxError as error:
             self.fail(f"expression {text!r} does not parse: {error.msg}")
         self._check_node(tree, text, {a.name for a in functional.args})
-        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | set(self.data.get("overwrites", ()))
         for arg in functional.args:
-            if arg.kind in ("Tensor", "TensorList") and arg.name not in used and functional.base != "fill":
+            if arg.kind in ("Tensor", "TensorList") and arg.name not in used:
                 self.fail(f"expression {text!r} does not use the tensor {arg.name!r} of {functional.name!r}")
 
     def _check_node(self, node: ast.expr, text: str, names: set[str]):

@@ -509,3 +509,21 @@ def test_a_refused_op_fails_alone(remote):
             bad.cpu()
     same(before, x * 2)
     torch.remote.synchronize()
+
+
+def test_asserts_tell_later(remote):
+    """With the words that they are given, as on the CPU; the session lives on."""
+    for good in (torch.tensor(True), torch.tensor([2]), torch.tensor([[-0.5]]), torch.tensor(1j)):
+        torch._assert_async(good.to(remote), "is not told")
+    torch.remote.synchronize()
+    x = torch.arange(4.0).to(remote)
+    torch._assert_async((x > 2).all(), "too small")
+    with pytest.raises(RuntimeError, match=r"(?s)^too small.*test_reductions.py"):
+        (x * 2).sum().item()
+    torch._assert_async((x * 0).sum())
+    with pytest.raises(RuntimeError, match=r"^Expected Tensor with single nonzero value, but got zero"):
+        torch.remote.synchronize()
+    torch._assert_async(x > 2)
+    with pytest.raises(RuntimeError, match="more than one value is ambiguous"):
+        torch.remote.synchronize()
+    assert x.sum().item() == 6

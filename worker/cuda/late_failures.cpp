@@ -16,6 +16,7 @@ constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::
 }  // namespace
 
 Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) {
+  if (!operand.words.empty()) return {ErrorCode::kOpFailed, operand.words, "RuntimeError"};
   const std::string_view op = operand.op;
   const std::string number = std::to_string(index), size = std::to_string(bound);
   if (op.starts_with("aten::bernoulli")) {

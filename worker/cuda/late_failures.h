@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,8 +20,9 @@ inline constexpr int64_t kDivision = -2, kMaskedCount = -3;
 // Of an operand of a kernel that an index says a place of: which node has it.
 struct IndexedOperand {
   uint32_t node = 0;
-  std::string_view op;  // lives as long as the process
-  int64_t dim = -1;     // of the tensor, that the index is along; -1: ops that do not say it; or what is no index
+  std::string_view op;     // lives as long as the process
+  int64_t dim = -1;        // of the tensor, that the index is along; -1: ops that do not say it; or what is no index
+  std::string words = {};  // what is told; empty: what the op says of an index
 };
 
 // What an op says of an index that is out of its bounds: as on the CPU. Of what is no index, its own words.

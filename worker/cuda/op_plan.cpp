@@ -303,8 +303,8 @@ void OpPlanner::finish() {
   late_.clear();
 }
 
-uint32_t OpPlanner::add_operand(int64_t dim) {
-  plan_->operands.push_back({number_, op(), dim});
+uint32_t OpPlanner::add_operand(int64_t dim, std::string words) {
+  plan_->operands.push_back({number_, op(), dim, std::move(words)});
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -149,7 +150,7 @@ class OpPlanner {
   void copy(const OpTensor& from, const OpTensor& to);  // broadcast
   void zero(Place to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
-  uint32_t add_operand(int64_t dim);
+  uint32_t add_operand(int64_t dim, std::string words = {});
 
   // A launch, with words to fill in. It becomes a step where its expression ends, and can only be used in that one:
   // what its operands ask for (`packed`, `copy`) are steps before it, wherever they are written.

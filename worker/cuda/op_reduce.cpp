@@ -407,6 +407,26 @@ Status layer_norm(OpPlanner& planner) {
   return {};
 }
 
+// An error, in the words that it is given, if a number is 0.
+Status assert_async(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  if (!self) return refuse("without operands");
+  if (self->count() != 1) {
+    return {ErrorCode::kOpFailed,
+            self->count() == 0 ? "Boolean value of Tensor with no values is ambiguous"
+                               : "Boolean value of Tensor with more than one value is ambiguous",
+            "RuntimeError"};
+  }
+  const ir::Arg* words = planner.argument("assert_msg");
+  planner.add_operand(-1, words != nullptr ? words->text : "Expected Tensor with single nonzero value, but got zero");
+  const Place number = planner.scratch(8);
+  count_nonzero(planner, planner.packed(*self), self->dtype, 1, number);
+  planner.launch(KernelFile::kFill, "assert_nonzero", AssertArguments{}, 1, 1)
+      .at(&AssertArguments::number, number)
+      .failure([](const AssertArguments& given) { return &given.failure; });
+  return {};
+}
+
 constexpr NamedPlan kReducePlans[] = {{"sum", sum},
                                       {"nansum", sum_of_numbers},
                                       {"mean", mean},
@@ -424,6 +444,7 @@ constexpr NamedPlan kReducePlans[] = {{"sum", sum},
                                       {"_is_any_true", any},
                                       {"_is_all_true", all},
                                       {"count_nonzero", nonzero, true},
+                                      {"_assert_async", assert_async, true},
                                       {"var", variance},
                                       {"std", deviation},
                                       {"var_mean", variance},

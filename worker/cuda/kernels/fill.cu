@@ -132,4 +132,8 @@ KERNEL(256) sum_windows(const UnfoldedArguments f) {
   }
 }
 
+KERNEL(1) assert_nonzero(const AssertArguments given) {
+  if (*pointer<const i64>(given.number) == 0) fail(given.failure, 0, 0, 0);
+}
+
 }  // namespace torch_remote::worker::cuda
