@@ -218,7 +218,7 @@ def test_whole_numbers_say_what_to_do(remote):
 
 
 # How windows lie, and the image that they are of.
-WINDOWS = [
+FOLDED = [
     ({"kernel_size": 3, "padding": 1}, (2, 3, 7, 6)),
     ({"kernel_size": (2, 3), "stride": (3, 2), "dilation": (1, 2), "padding": (0, 2)}, (2, 2, 8, 9)),
     ({"kernel_size": 2, "stride": 2}, (3, 4, 6)),
@@ -226,9 +226,9 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WINDOWS)))
+@pytest.mark.parametrize("number", range(len(FOLDED)))
 def test_windows_and_their_sums(remote, number):
-    how, shape = WINDOWS[number]
+    how, shape = FOLDED[number]
     for dtype in FLOATS:
         tolerance = {"rtol": 1e-2, "atol": 5e-2} if dtype.itemsize == 2 else None
         x = torch.randn(shape).to(dtype)
@@ -240,7 +240,7 @@ def test_windows_and_their_sums(remote, number):
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bool], ids=str)
 def test_sums_of_windows_of_other_dtypes(remote, dtype):
-    how, shape = WINDOWS[1]
+    how, shape = FOLDED[1]
     x = torch.randn(shape, dtype=dtype) if dtype.is_complex else torch.rand(shape) < 0.3
     columns = F.unfold(x, **how)
     same(F.unfold(x.to(remote), **how), columns)

@@ -686,6 +686,11 @@ def test_numbers_between_two(remote, dtype):
                     torch.logspace(*there, steps, base, dtype=dtype, device=remote),
                     torch.logspace(*small, steps, base, dtype=dtype),
                 )
+    if not dtype.is_floating_point:
+        for ends in ((1 + 2j, -3 + 0.5j), (torch.tensor(1 - 1j), 3), (0.5, torch.tensor(2 + 8j))):
+            there = [e.to(remote) if isinstance(e, torch.Tensor) else e for e in ends]
+            how = {"dtype": torch.complex128 if dtype == torch.int64 else torch.complex64}
+            same(torch.linspace(*there, 9, device=remote, **how), torch.linspace(*ends, 9, **how))
     least = 0 if dtype == torch.uint8 else -1
     expected = torch.logspace(least, 2, 4 - least - 1, dtype=dtype)
     same(torch.logspace(least, 2, 4 - least - 1, dtype=dtype, device=remote), expected)

@@ -58,7 +58,37 @@ Status fill_between(OpPlanner& planner, bool raises) {
       .at(&BetweenArguments::out, planner.output(*to));
   return {};
 }
-Status linspace(OpPlanner& planner) { return fill_between(planner, false); }
+
+// Of complex numbers: part by part.
+Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
+  const auto place = [&](std::string_view name) {
+    std::optional<OpTensor> end = planner.tensor(name);
+    if (!end) end = complex_number(planner, name, DType::kComplex128);
+    return end ? planner.packed(*end, DType::kComplex128) : Place();
+  };
+  Place first = place("start"), last = place("end"), out = planner.output(to);
+  if (first.buffer == kNowhere || last.buffer == kNowhere) return refuse("between these ends");
+  const DType part = part_of(to.dtype);
+  for (int i = 0; i < 2; ++i) {
+    planner
+        .launch(KernelFile::kFill, "fill_between",
+                BetweenArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
+                blocks_for(to.count()))
+        .at(&BetweenArguments::first_at, first)
+        .at(&BetweenArguments::last_at, last)
+        .at(&BetweenArguments::out, out);
+    first.offset += sizeof(double);
+    last.offset += sizeof(double);
+    out.offset += ir::item_size(part);
+  }
+  return {};
+}
+
+Status linspace(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
+  return fill_between(planner, false);
+}
 Status logspace(OpPlanner& planner) { return fill_between(planner, true); }
 
 // A part of what is written: where it begins, and its sizes.
@@ -489,7 +519,7 @@ Status unfold_backward(OpPlanner& planner) {
 
 constexpr NamedPlan kFillPlans[] = {{"arange", arange},
                                     {"unfold_backward", unfold_backward, true},
-                                    {"linspace", linspace},
+                                    {"linspace", linspace, true},
                                     {"logspace", logspace},
                                     {"cat", cat, true},
                                     {"stack", stack, true},

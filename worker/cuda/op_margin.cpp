@@ -31,7 +31,8 @@ bool read_margin_rows(OpPlanner& planner, const OpTensor& self, MarginArguments*
 Status margin_loss(OpPlanner& planner, bool has_labels) {
   const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
   const auto weight = planner.tensor("weight");
-  const auto is_target = has_labels ? planner.result(1) : std::optional<OpTensor>();
+  std::optional<OpTensor> is_target;
+  if (has_labels) is_target = planner.result(1);
   MarginArguments arguments;
   if (!self || !target || !to || !read_margin_rows(planner, *self, &arguments))
     return refuse("of other dims or dtypes");

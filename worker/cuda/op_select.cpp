@@ -136,9 +136,8 @@ Status nonzero_static(OpPlanner& planner) {
 
 // Each place of `repeats` as often as it says. How many that are, the host reads, or the call says.
 Status repeat_places(OpPlanner& planner) {
-  const std::optional<OpTensor> repeats = planner.tensor("repeats");
+  const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
   const std::optional<uint32_t> view = planner.dynamic_result(0);
-  const std::optional<OpTensor> to = view ? std::optional<OpTensor>() : planner.result(0);
   if (!repeats || (!view && !to)) return refuse("without a result");
   const int64_t count = repeats->count();
   const bool says = planner.has("output_size");
@@ -324,7 +323,7 @@ Status index_by_mask(OpPlanner& planner) {
                              {word(&IndexArguments::values), result(buffer)},
                              {word(&IndexArguments::index), places}});
     read.file = KernelFile::kIndex;
-    rest->steps.push_back(std::move(read));
+    rest->steps.emplace_back(std::move(read));
     return Status();
   };
   return {};

@@ -181,8 +181,8 @@ struct RangeArguments {
 // So many numbers from one to another one, as torch computes them in the dtype: the second half backwards from the end.
 struct BetweenArguments {
   u64 out = 0;
-  u64 first_at = 0, last_at = 0;  // where the ends are, f64; 0: they are numbers
-  i64 count = 0, dtype = 0;
+  u64 first_at = 0, last_at = 0;       // where the ends are, f64; 0: they are numbers
+  i64 count = 0, dtype = 0, step = 1;  // elements of `out` lie so far apart
   double first = 0, last = 0;
   i64 raises = 0;  // they are exponents of a base
   double base = 0;

@@ -53,9 +53,9 @@ KERNEL(256) fill_between(const BetweenArguments f) {
     double x = f.count > 1 ? between(f, first, last, i) : first;
     if (f.raises != 0) x = power(f.base, rounded(x, f.dtype));
     if (is_float(f.dtype)) {
-      store_float(f.out, i, f.dtype, x);
+      store_float(f.out, i * f.step, f.dtype, x);
     } else {
-      store_whole(f.out, i, f.dtype, static_cast<i64>(f.raises != 0 ? near_whole(x) : x));
+      store_whole(f.out, i * f.step, f.dtype, static_cast<i64>(f.raises != 0 ? near_whole(x) : x));
     }
   }
 }
