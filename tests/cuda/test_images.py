@@ -184,3 +184,41 @@ def test_whole_numbers_say_what_to_do(remote):
     with pytest.raises((NotImplementedError, RuntimeError)) as error:
         F.avg_pool2d(x, 2).cpu()
     assert "avg_pool2d" in str(error.value)
+
+
+# How windows lie, and the image that they are of.
+FOLDED = [
+    ({"kernel_size": 3, "padding": 1}, (2, 3, 7, 6)),
+    ({"kernel_size": (2, 3), "stride": (3, 2), "dilation": (1, 2), "padding": (0, 2)}, (2, 2, 8, 9)),
+    ({"kernel_size": 2, "stride": 2}, (3, 4, 6)),
+    ({"kernel_size": (1, 4), "stride": 5}, (1, 1, 6, 11)),  # there are points in no window
+]
+
+
+@pytest.mark.parametrize("number", range(len(FOLDED)))
+def test_windows_and_their_sums(remote, number):
+    how, shape = FOLDED[number]
+    for dtype in FLOATS:
+        tolerance = {"rtol": 1e-2, "atol": 5e-2} if dtype.itemsize == 2 else None
+        x = torch.randn(shape).to(dtype)
+        check(remote, lambda x: F.unfold(x, **how), x, tolerance)
+        columns = F.unfold(torch.randn(shape), **how).to(dtype)
+        check(remote, lambda c: F.fold(c, shape[-2:], **how), columns, tolerance)
+        check(remote, lambda c: F.fold(c.transpose(-1, -2), shape[-2:], **how), columns.transpose(-1, -2), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool], ids=str)
+def test_sums_of_windows_of_other_dtypes(remote, dtype):
+    how, shape = FOLDED[1]
+    x = torch.randn(shape, dtype=dtype) if dtype.is_complex else torch.rand(shape) < 0.3
+    columns = F.unfold(x, **how)
+    same(F.unfold(x.to(remote), **how), columns)
+    for of in (columns, columns.clone().transpose(0, 1).contiguous().transpose(0, 1)):
+        same(F.fold(of.to(remote), shape[-2:], **how), F.fold(of, shape[-2:], **how))
+    if dtype.is_complex:
+        grads = []
+        for device in (remote, torch.device("cpu")):
+            leaf = x.detach().to(device).requires_grad_()
+            F.unfold(leaf, **how).abs().sum().backward()
+            grads.append(leaf.grad)
+        same(*grads)

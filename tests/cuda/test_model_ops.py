@@ -17,6 +17,7 @@ TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
     torch.float64: {"rtol": 1e-9, "atol": 1e-9},
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.float16: {"rtol": 5e-3, "atol": 5e-3},
     torch.complex64: {"rtol": 1e-4, "atol": 1e-5},
     torch.complex128: {"rtol": 1e-9, "atol": 1e-9},
 }
@@ -580,3 +581,121 @@ def test_losses_of_sequences(remote, dtype):
         times,
         counts,
     )
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_losses_of_margins(remote, dtype):
+    for shape in ((5, 7), (1, 300), (7,)):
+        x, classes = torch.randn(shape).mul(2).to(dtype), shape[-1]
+        label = torch.randint(0, classes, shape[:-1])
+        weight = torch.rand(classes).to(dtype)
+        labels = torch.stack([torch.randperm(classes) for _ in range(x.numel() // classes)]).view(shape)
+        labels[..., classes // 2 :] = -1
+        labels[..., 1] = labels[..., 0]  # one that is there twice
+        for reduction in ("none", "mean", "sum"):
+            for p, margin, weights in ((1, 1.0, None), (2, 0.5, weight), (1, -0.25, weight)):
+
+                def loss(x, p=p, margin=margin, weights=weights, reduction=reduction, label=label):
+                    given = None if weights is None else weights.to(x.device)
+                    how = {"p": p, "margin": margin, "weight": given, "reduction": reduction}
+                    return F.multi_margin_loss(x, label.to(x.device), **how)
+
+                both(loss, remote, x)
+            both(lambda x, of, r=reduction: F.multilabel_margin_loss(x, of, reduction=r), remote, x, labels)
+        both(F.multilabel_margin_loss, remote, x, torch.full(shape, -1))  # no labels
+    x = torch.randn(6, 8).to(dtype).t()
+    both(F.multi_margin_loss, remote, x, torch.arange(8) % 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_losses_of_margins_of_halves(remote, dtype):
+    """Which CPU has not: of the same numbers in float32."""
+    x, label = torch.randn(6, 9).to(dtype), torch.arange(6)
+    labels = torch.tensor([1, 4, 7, -1, 0, 0, 0, 0, 0]).expand(6, 9)
+    for loss, of in ((F.multi_margin_loss, label), (F.multilabel_margin_loss, labels)):
+        for reduction in ("none", "mean"):
+            made = []
+            for leaf in (x.to(remote).requires_grad_(), x.float().requires_grad_()):
+                y = loss(leaf, of.to(leaf.device), reduction=reduction)
+                y.sum().backward()
+                made.append((y.detach(), leaf.grad))
+            for there, here in zip(*made, strict=True):
+                same(there, here.to(dtype), strides=False)
+
+
+def test_labels_beyond_their_classes(remote):
+    x = torch.randn(3, 4)
+    for bad in (4, -1):
+        refused_like_cpu(F.multi_margin_loss, remote, x, torch.tensor([1, bad, 2]))
+    for bad in (4, -2):
+        labels = torch.tensor([[0, -1, -1, -1], [1, 2, -1, bad], [3, 1, 0, -1]])
+        refused_like_cpu(F.multilabel_margin_loss, remote, x, labels)
+        refused_like_cpu(
+            lambda x, of: torch.ops.aten.multilabel_margin_loss_backward(x.sum(), x, of, 1, torch.ones_like(x)),
+            remote,
+            x,
+            labels,
+        )
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float16], ids=str)
+def test_tables_with_a_limited_norm(remote, dtype):
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {"rtol": 1e-5, "atol": 1e-6}
+    table, places = torch.randn(30, 140).to(dtype), torch.randint(0, 29, (4, 6))
+    for norm_type in (2.0, 1.0, 0.0, float("inf"), 3.0, -1.5):
+        for most in (0.5, 11.0, 200.0):
+            here, there = table.clone().requires_grad_(), table.to(remote).requires_grad_()
+            for of in (here, there):
+                made = F.embedding(places.to(of.device), of, max_norm=most, norm_type=norm_type)
+                made.sum().backward()
+            torch.testing.assert_close(there.detach().cpu(), here.detach(), **tolerance)
+            torch.testing.assert_close(there.grad.cpu(), here.grad, **tolerance)
+            assert torch.equal(there[29].cpu(), table[29])
+    here, there = table.clone(), table.to(remote)
+    for of in (here, there):  # one that lies across, a bag, and int32
+        torch.embedding_renorm_(of.t()[:, :20], places.to(of.device, torch.int32) % 140, 1.0, 2.0)
+        F.embedding_bag(places.to(of.device), of, max_norm=1.5)
+    torch.testing.assert_close(there.cpu(), here, **tolerance)
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([3, 30], device=remote), there, max_norm=1.0).cpu()
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_distances_of_a_matrix(remote, dtype):
+    x = torch.randn(9, 5).to(dtype)
+    x[3] = x[6]
+    x[1, 2] = x[2, 2]
+    for p in (2.0, 1.0, 0.0, 3.0, 1.5, float("inf")):
+        both(lambda x, p=p: F.pdist(x, p), remote, x)
+        both(lambda x, p=p: F.pdist(x.t().contiguous(), p), remote, x)
+    both(F.pdist, remote, x[:1])
+    same(F.pdist(x[:0].to(remote)), F.pdist(x[:0]))  # (CPU's gradient crashes)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+def test_numbers_between_two(remote, dtype):
+    start, end = torch.tensor(2.5), torch.tensor(40)
+    for steps in (0, 1, 2, 7, 50):
+        for ends in ((start, end), (start, 11), (3, end), (end, start), (1, 6)):
+            there = [e.to(remote) if isinstance(e, torch.Tensor) else e for e in ends]
+            same(torch.linspace(*there, steps, dtype=dtype, device=remote), torch.linspace(*ends, steps, dtype=dtype))
+            for base in (2.0, 1.1):
+                small = [e / 8 if dtype.is_floating_point else e // 8 for e in ends]
+                there = [e.to(remote) if isinstance(e, torch.Tensor) else e for e in small]
+                same(
+                    torch.logspace(*there, steps, base, dtype=dtype, device=remote),
+                    torch.logspace(*small, steps, base, dtype=dtype),
+                )
+    if not dtype.is_floating_point:
+        for ends in ((1 + 2j, -3 + 0.5j), (torch.tensor(1 - 1j), 3), (0.5, torch.tensor(2 + 8j))):
+            there = [e.to(remote) if isinstance(e, torch.Tensor) else e for e in ends]
+            how = {"dtype": torch.complex128 if dtype == torch.int64 else torch.complex64}
+            same(torch.linspace(*there, 9, device=remote, **how), torch.linspace(*ends, 9, **how))
+    least = 0 if dtype == torch.uint8 else -1
+    expected = torch.logspace(least, 2, 4 - least - 1, dtype=dtype)
+    same(torch.logspace(least, 2, 4 - least - 1, dtype=dtype, device=remote), expected)
+    if dtype.is_floating_point:
+        for base in (-2.0, 0.0):
+            same(
+                torch.logspace(-1, 3, 5, base, dtype=dtype, device=remote), torch.logspace(-1, 3, 5, base, dtype=dtype)
+            )

@@ -246,3 +246,47 @@ def test_powers_of_bools(remote):
     for exponent in (True, False, 1, 0):
         same(x.to(remote).pow(exponent), x.pow(exponent))
         same(x.to(remote)[::2].pow(exponent), x[::2].pow(exponent))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_repeats_by_a_tensor(remote, dtype):
+    for repeats in ([2, 0, 3, 1], [0, 0], [], [5], torch.arange(700).tolist()):
+        here = torch.tensor(repeats, dtype=dtype)
+        same(torch.repeat_interleave(here.to(remote)), torch.repeat_interleave(here))
+        size = int(here.sum())
+        there = torch.repeat_interleave(here.to(remote), output_size=size)
+        same(there, torch.repeat_interleave(here, output_size=size))
+    x, repeats = torch.randn(4, 6, requires_grad=True), torch.tensor([3, 0, 1, 2, 2, 0], dtype=dtype)
+    made, grads = [], []
+    for device in (torch.device("cpu"), remote):
+        leaf = x.detach().to(device).requires_grad_()
+        made.append(torch.repeat_interleave(leaf, repeats.to(device), dim=1))
+        made[-1].square().sum().backward()
+        grads.append(leaf.grad)
+    same(made[1].detach(), made[0].detach())
+    same(grads[1], grads[0], rtol=1e-6, atol=1e-6)
+    negative, another = "repeats can not be negative", "allocated size does not match required size"
+    for bad, size, text in (([1, -2, 3], None, negative), ([1, -2, 3], 2, negative), ([1, 2], 4, another)):
+        given = torch.tensor(bad, dtype=dtype, device=remote)  # (CPU writes beyond its memory where there is a size)
+        with pytest.raises(RuntimeError, match=text):
+            torch.repeat_interleave(given, output_size=size).cpu()
+
+
+@pytest.mark.parametrize("dtype", [*ALL, torch.bool, torch.complex64], ids=str)
+def test_a_known_number_of_places(remote, dtype):
+    x = (torch.rand(7, 5, 40) < 0.4).to(dtype)
+    for size in (0, 1, 300, 2000):
+        for of in (x, x.transpose(0, 2)[1:], x[0, 0, 0], x[:0]):
+            same(torch.nonzero_static(of.to(remote), size=size), torch.nonzero_static(of, size=size))
+    same(torch.nonzero_static(x.to(remote), size=900, fill_value=7), torch.nonzero_static(x, size=900, fill_value=7))
+
+
+def test_bins_of_large_integers(remote):
+    """Bins that numbers of floats would mix up."""
+    x = torch.tensor([2**62, 2**62 + 1, 2**62 + 2, 2**62 + 3, 2**62 + 4, -(2**62), 5]).to(remote)
+    assert torch.histc(x, 4, 2**62, 2**62 + 4).tolist() == [1, 1, 1, 2]
+    assert torch.histc(x, 2, -(2**62), 2**62 + 4).tolist() == [1, 6]
+    ends = torch.tensor([-(2**63), -1, 0, 2**63 - 1]).to(remote)
+    assert torch.histc(ends, 2).tolist() == [2, 2]
+    many = torch.arange(1000)
+    assert torch.histc(many.to(remote), 7, 0, 700).tolist() == [100, 100, 100, 100, 100, 100, 101]

@@ -35,6 +35,8 @@ FUNCTIONS = {
     "embedding": (lambda w: F.embedding(torch.tensor([[1, 2], [2, 0]], device=w.device), w), (4, 3)),
     "where": (lambda a, b: torch.where(a > 0, a, b), (3, 4), (3, 4)),
     "cumsum": (lambda a: a.cumsum(0), (3, 4)),
+    "logcumsumexp": (lambda a: a.logcumsumexp(0), (3, 4)),
+    "take": (lambda a: a.t().take(torch.tensor([[1, -2], [1, 11]], device=a.device)), (3, 4)),
     "norm": (lambda a: a.norm(dim=1), (3, 4)),
     "std": (lambda a: a.std(1), (3, 4)),
     "topk": (lambda a: a.topk(2, 1).values, (3, 4)),

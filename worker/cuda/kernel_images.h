@@ -24,9 +24,10 @@ enum class KernelFile : uint8_t {
   kBag,
   kGrid,
   kComplex,
-  kCtc
+  kCtc,
+  kMargin
 };
-inline constexpr size_t kKernelFiles = 18;
+inline constexpr size_t kKernelFiles = 19;
 
 // An archive of them: a header, entries, images. As kernel_archive.cpp writes it into the worker.
 struct ArchiveHeader {

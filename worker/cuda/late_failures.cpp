@@ -42,6 +42,19 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
     text << "range of [" << std::bit_cast<double>(index) << ", " << std::bit_cast<double>(bound) << "] is not finite";
     return {ErrorCode::kOpFailed, "torch.histc: " + text.str(), "RuntimeError"};
   }
+  if (op.starts_with("aten::multi_margin_loss")) {
+    return {ErrorCode::kOpFailed, "target out of range", "RuntimeError"};
+  }
+  if (op.starts_with("aten::multilabel_margin_loss")) {
+    const std::string place = op.ends_with("_backward") ? "3" : "2";
+    return {ErrorCode::kOpFailed, "argument #" + place + " 'target' is out of range", "RuntimeError"};
+  }
+  if (op.starts_with("aten::repeat_interleave")) {
+    const bool is_negative = index < 0;
+    return {ErrorCode::kOpFailed,
+            is_negative ? "repeats can not be negative" : "allocated size does not match required size",
+            "RuntimeError"};
+  }
   if (op.starts_with("aten::_embedding_bag")) {
     std::string text = "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be " + number;
     if (bound == kFirstOffset) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "worker/cuda/index_points.h"
@@ -212,12 +213,50 @@ Status embedding_backward(OpPlanner& planner) {
   return points.apply(grad->place, static_cast<int64_t>(rank), {.combine = Combine::kSum});
 }
 
+RowNorm row_norm_of(double p) {
+  if (std::isinf(p)) return p > 0 ? RowNorm::kMost : RowNorm::kLeast;
+  return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kOne : p == 2 ? RowNorm::kTwo : RowNorm::kPower;
+}
+
+Status embedding_renorm(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), indices = planner.tensor("indices");
+  if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return refuse("of other dims");
+  const auto made = planner.result(0);
+  if (made && (made->place.buffer != self->place.buffer || made->place.offset != self->place.offset)) {
+    planner.copy(*self, *made);
+  }
+  const OpTensor& to = made ? *made : *self;
+  const double p = planner.number("norm_type", 2);
+  RenormArguments arguments{.rows = to.sizes[0],
+                            .length = to.sizes[1],
+                            .count = indices->count(),
+                            .dtype = static_cast<i64>(to.dtype),
+                            .norm = row_norm_of(p),
+                            .p = p,
+                            .most = planner.number("max_norm")};
+  std::ranges::copy(to.strides, arguments.weight_strides);
+  const Place named = planner.packed(*indices, DType::kInt64);
+  const Place marks = planner.scratch(static_cast<uint64_t>(arguments.rows));
+  planner.zero(marks, static_cast<uint64_t>(arguments.rows));
+  planner.add_operand(-1);
+  planner.launch(KernelFile::kBag, "bag_mark", arguments, blocks_for(arguments.count))
+      .at(&RenormArguments::indices, named)
+      .at(&RenormArguments::marks, marks)
+      .failure([](const RenormArguments& words) { return &words.failure; });
+  constexpr int64_t kMostBlocks = 1 << 16;
+  planner.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMostBlocks), 128)
+      .at(&RenormArguments::weight, to.place)
+      .at(&RenormArguments::marks, marks);
+  return {};
+}
+
 constexpr NamedPlan kBagPlans[] = {{"_embedding_bag", forward},
                                    {"_embedding_bag_forward_only", forward},
                                    {"_embedding_bag_backward", backward},
                                    {"_embedding_bag_dense_backward", backward},
                                    {"_embedding_bag_per_sample_weights_backward", scales_backward},
-                                   {"embedding_dense_backward", embedding_backward}};
+                                   {"embedding_dense_backward", embedding_backward},
+                                   {"embedding_renorm", embedding_renorm}};
 
 }  // namespace
 

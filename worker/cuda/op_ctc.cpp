@@ -67,13 +67,10 @@ Status forward(OpPlanner& planner) {
   return {};
 }
 
-// The client knows nothing of the result's sizes, which are those of the scores: it is made behind a number that says
-// nothing.
 Status backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad"), scores = planner.tensor("log_probs"),
-             loss = planner.tensor("neg_log_likelihood"), alpha = planner.tensor("log_alpha"), to = planner.result(0);
-  const auto view = planner.dynamic_result(0);
-  if (!grad || !scores || !loss || !alpha || (!to && !view)) return refuse("without a result");
+             loss = planner.tensor("neg_log_likelihood"), alpha = planner.tensor("log_alpha");
+  if (!grad || !scores || !loss || !alpha) return refuse("without a result");
   if (grad->sizes.size() > 1 || grad->dtype != scores->dtype) return refuse("of other dims");
   Read given;
   if (Status status = read(planner, *scores, *alpha, &given); !status.ok()) return status;
@@ -93,21 +90,7 @@ Status backward(OpPlanner& planner) {
         .at(&CtcArguments::beta, beta)
         .at(&CtcArguments::out, out);
   };
-  if (to) {
-    launch(&planner.plan().steps, planner.output(*to));
-    return {};
-  }
-  const Place count = planner.scratch(8);
-  planner.zero(count, 8);
-  planner.plan().count = count;
-  const Place out{planner.graph().views[*view].buffer, 0};
-  planner.plan().then = [=, dtype = scores->dtype, sizes = scores->sizes](int64_t, OpPlan* rest,
-                                                                          std::vector<DynamicResult>* results) {
-    results->push_back({*view, dtype, sizes});
-    launch(&rest->steps, out);
-    return Status();
-  };
-  return {};
+  return make_result(planner, scores->dtype, scores->sizes, launch);
 }
 
 constexpr NamedPlan kCtcPlans[] = {{"_ctc_loss", forward}, {"_ctc_loss_backward", backward}};

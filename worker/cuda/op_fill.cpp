@@ -31,24 +31,65 @@ Status arange(OpPlanner& planner) {
                *to);
 }
 
+// An end may be a tensor without dims.
+Status fill_between(OpPlanner& planner, bool raises) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  const auto number = [&](std::string_view name) {
+    if (planner.tensor(name)) return 0.0;
+    return ir::is_float(to->dtype) ? planner.number(name) : static_cast<double>(planner.whole(name));
+  };
+  const auto place = [&](std::string_view name) {
+    const std::optional<OpTensor> end = planner.tensor(name);
+    return end ? planner.packed(*end, DType::kFloat64) : Place();
+  };
+  const Place first = place("start"), last = place("end");
+  planner
+      .launch(KernelFile::kFill, "fill_between",
+              BetweenArguments{.count = to->count(),
+                               .dtype = static_cast<i64>(to->dtype),
+                               .first = number("start"),
+                               .last = number("end"),
+                               .raises = raises ? 1 : 0,
+                               .base = raises ? planner.number("base", 10) : 0},
+              blocks_for(to->count()))
+      .at(&BetweenArguments::first_at, first)
+      .at(&BetweenArguments::last_at, last)
+      .at(&BetweenArguments::out, planner.output(*to));
+  return {};
+}
+
+// Of complex numbers: part by part.
+Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
+  const auto place = [&](std::string_view name) {
+    std::optional<OpTensor> end = planner.tensor(name);
+    if (!end) end = complex_number(planner, name, DType::kComplex128);
+    return end ? planner.packed(*end, DType::kComplex128) : Place();
+  };
+  Place first = place("start"), last = place("end"), out = planner.output(to);
+  if (first.buffer == kNowhere || last.buffer == kNowhere) return refuse("between these ends");
+  const DType part = part_of(to.dtype);
+  for (int i = 0; i < 2; ++i) {
+    planner
+        .launch(KernelFile::kFill, "fill_between",
+                BetweenArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
+                blocks_for(to.count()))
+        .at(&BetweenArguments::first_at, first)
+        .at(&BetweenArguments::last_at, last)
+        .at(&BetweenArguments::out, out);
+    first.offset += sizeof(double);
+    last.offset += sizeof(double);
+    out.offset += ir::item_size(part);
+  }
+  return {};
+}
+
 Status linspace(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to || planner.tensor("start") || planner.tensor("end")) return refuse("of tensors");
-  const int64_t count = to->count();
-  const bool is_float = ir::is_float(to->dtype);
-  const auto end = [&](std::string_view name) {
-    return is_float ? planner.number(name) : static_cast<double>(planner.whole(name));
-  };
-  const double first = end("start"), last = end("end");
-  return range(planner,
-               {.count = count,
-                .dtype = static_cast<i64>(to->dtype),
-                .first = first,
-                .whole_first = planner.whole("start"),
-                .half = count / 2,
-                .last = count > 1 ? last : first},
-               *to);
+  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
+  return fill_between(planner, false);
 }
+Status logspace(OpPlanner& planner) { return fill_between(planner, true); }
 
 // A part of what is written: where it begins, and its sizes.
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
@@ -478,7 +519,8 @@ Status unfold_backward(OpPlanner& planner) {
 
 constexpr NamedPlan kFillPlans[] = {{"arange", arange},
                                     {"unfold_backward", unfold_backward, true},
-                                    {"linspace", linspace},
+                                    {"linspace", linspace, true},
+                                    {"logspace", logspace},
                                     {"cat", cat, true},
                                     {"stack", stack, true},
                                     {"_stack", stack, true},

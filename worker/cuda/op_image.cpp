@@ -272,17 +272,30 @@ Status plan_channels(OpPlanner& planner) {
   return {};
 }
 
+constexpr size_t kWindowDims = 2;
+struct WindowLists {
+  std::vector<int64_t> kernel, dilation, padding, stride;
+};
+bool read_windows(OpPlanner& planner, WindowLists* lists) {
+  for (const auto& [name, list] : {std::pair("kernel_size", &lists->kernel),
+                                   {"dilation", &lists->dilation},
+                                   {"padding", &lists->padding},
+                                   {"stride", &lists->stride}}) {
+    *list = planner.wholes(name);
+    if (list->size() == 1) list->resize(kWindowDims, (*list)[0]);
+    if (list->size() != kWindowDims) return false;
+  }
+  return true;
+}
+int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
+  return (size + 2 * lists.padding[d] - lists.dilation[d] * (lists.kernel[d] - 1) - 1) / lists.stride[d] + 1;
+}
+
 // Windows of an image, as columns: of each place in a window the elements that all windows have there.
 Status plan_windows(OpPlanner& planner) {
-  constexpr size_t kDims = 2;
   const auto self = planner.tensor("self"), result = planner.result(0);
-  std::array<std::vector<int64_t>, 4> lists;
-  constexpr std::array<std::string_view, 4> kNames = {"kernel_size", "dilation", "padding", "stride"};
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    lists[i] = planner.wholes(kNames[i]);
-    if (lists[i].size() == 1) lists[i].resize(kDims, lists[i][0]);
-    if (lists[i].size() != kDims) return refuse("with lists of another length than the dims");
-  }
+  WindowLists lists;
+  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
   const auto& [kernel, dilation, padding, stride] = lists;
   if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
     return refuse("of such dims");
@@ -292,20 +305,20 @@ Status plan_windows(OpPlanner& planner) {
   all.strides = packed_strides(all.sizes);
   all.place = planner.output(*result);
   planner.zero(all.place, all.nbytes());
-  int64_t windows[kDims];
-  for (size_t d = 0; d < kDims; ++d) {
+  int64_t windows[kWindowDims];
+  for (size_t d = 0; d < kWindowDims; ++d) {
     const int64_t size = self->sizes[c + 1 + d];
-    windows[d] = (size + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1;
+    windows[d] = count_windows(lists, d, size);
   }
   const int64_t columns = windows[0] * windows[1];
   for (int64_t place = 0; place < kernel[0] * kernel[1]; ++place) {
-    const int64_t at[kDims] = {place / kernel[1], place % kernel[1]};
+    const int64_t at[kWindowDims] = {place / kernel[1], place % kernel[1]};
     OpTensor from = *self, to = all;
     to.sizes = from.sizes;
     to.strides.resize(c);
     to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
     int64_t from_offset = 0, to_offset = place * columns;
-    for (size_t d = 0; d < kDims; ++d) {  // windows whose place is within the image
+    for (size_t d = 0; d < kWindowDims; ++d) {  // windows whose place is within the image
       const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
       const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
       const int64_t end = begin >= size ? 0 : std::min(windows[d], (size - begin - 1) / stride[d] + 1);
@@ -319,6 +332,58 @@ Status plan_windows(OpPlanner& planner) {
     to.place.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
     planner.copy(from, to);
   }
+  return {};
+}
+
+// The other way: what all windows have at a point is added up.
+Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
+  FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
+  Image image;
+  const size_t rank = columns.sizes.size();
+  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return refuse("of such dims");
+  arguments.image = image.view;
+  arguments.batch = image.batch;
+  arguments.channels = image.channels;
+  std::ranges::copy(image.sizes, arguments.sizes);
+  if (rank == 3) arguments.column_strides[0] = columns.strides[0];
+  arguments.column_strides[1] = columns.strides[rank - 2];
+  arguments.column_strides[2] = columns.strides[rank - 1];
+  for (size_t d = 0; d < kWindowDims; ++d) arguments.windows[d] = count_windows(lists, d, image.sizes[d + 1]);
+  std::ranges::copy(lists.kernel, arguments.kernel);
+  std::ranges::copy(lists.stride, arguments.stride);
+  std::ranges::copy(lists.padding, arguments.padding);
+  std::ranges::copy(lists.dilation, arguments.dilation);
+  planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
+      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.place)
+      .at(&FoldArguments::columns, columns.place);
+  return {};
+}
+
+Status plan_fold(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  WindowLists lists;
+  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
+  if (!self || !result || self->sizes.size() < 2) return refuse("of such dims");
+  const DType dtype = result->dtype;
+  if (self->dtype != dtype) return refuse("of two dtypes");
+  if (ir::is_complex(dtype)) {
+    const DType part = part_of(dtype);
+    for (const bool second : {false, true}) {
+      Status status = fold_floats(planner, lists, half_of(*self, part, second), half_of(*result, part, second));
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+  if (ir::is_float(dtype)) return fold_floats(planner, lists, *self, *result);
+  if (dtype != DType::kBool) return refuse("of integers");
+  OpTensor from = *self, to = *result;  // of bools: whether there is one
+  from.dtype = to.dtype = DType::kFloat32;
+  from.place = planner.packed(*self, from.dtype);
+  from.strides = packed_strides(from.sizes);
+  to.place = planner.scratch(to.nbytes());
+  to.strides = packed_strides(to.sizes);
+  if (Status status = fold_floats(planner, lists, from, to); !status.ok()) return status;
+  planner.copy(to, *result);
   return {};
 }
 
@@ -403,6 +468,7 @@ constexpr NamedPlan kImagePlans[] = {
     {"channel_shuffle", plan_channels, true},
     {"native_channel_shuffle", plan_channels, true},
     {"im2col", plan_windows, true},
+    {"col2im", plan_fold, true},
 };
 
 }  // namespace

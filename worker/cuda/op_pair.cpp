@@ -233,6 +233,33 @@ Status distances(OpPlanner& planner, bool backward) {
 Status cdist(OpPlanner& planner) { return distances(planner, false); }
 Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
 
+// Of each row of a matrix to those behind it.
+Status row_distances(OpPlanner& planner, bool backward) {
+  const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
+  if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
+    return refuse("of other dims or dtypes");
+  }
+  const double p = planner.number("p", 2);
+  const int64_t rows = self->sizes[0], pairs = rows * (rows - 1) / 2;
+  if (backward && (grad->count() != pairs || made->count() != pairs)) return refuse("of other sizes");
+  const DistanceArguments arguments{
+      .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
+  const Place in = planner.packed(*self), grads = backward ? planner.packed(*grad, self->dtype) : Place(),
+              lengths = backward ? planner.packed(*made, self->dtype) : Place();
+  const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
+  const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
+  const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
+  return make_result(planner, self->dtype, sizes, [=](std::vector<OpStep>* steps, Place to) {
+    OpPlanner::add_launch(steps, KernelFile::kPair, kernel, arguments, blocks)
+        .at(&DistanceArguments::left, in)
+        .at(&DistanceArguments::grad, grads)
+        .at(&DistanceArguments::distance, lengths)
+        .at(&DistanceArguments::out, to);
+  });
+}
+Status pdist(OpPlanner& planner) { return row_distances(planner, false); }
+Status pdist_backward(OpPlanner& planner) { return row_distances(planner, true); }
+
 constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
                                     {"bmm", matrix_product},
                                     {"addmm", added_product},
@@ -245,7 +272,9 @@ constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
                                     {"vdot", vdot},
                                     {"_trilinear", product_of_three},
                                     {"_cdist_forward", cdist},
-                                    {"_cdist_backward", cdist_backward}};
+                                    {"_cdist_backward", cdist_backward},
+                                    {"_pdist_forward", pdist},
+                                    {"_pdist_backward", pdist_backward}};
 
 }  // namespace
 

@@ -308,6 +308,27 @@ uint32_t OpPlanner::add_operand(int64_t dim) {
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 
+Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, MakeResult make) {
+  if (const std::optional<OpTensor> to = planner.result(0)) {
+    if (to->dtype != dtype || to->sizes != sizes) return refuse("into another dtype or size");
+    const Place out = planner.output(*to);
+    make(&planner.plan().steps, out);
+    return {};
+  }
+  const std::optional<uint32_t> view = planner.dynamic_result(0);
+  if (!view) return refuse("without a result");
+  const Place nothing = planner.scratch(8);
+  planner.zero(nothing, 8);
+  planner.plan().count = nothing;
+  const Place out{planner.graph().views[*view].buffer, 0};
+  planner.plan().then = [=, view = *view](int64_t, OpPlan* rest, std::vector<DynamicResult>* results) {
+    results->push_back({view, dtype, sizes});
+    make(&rest->steps, out);
+    return Status();
+  };
+  return {};
+}
+
 // --- the ops ---------------------------------------------------------------------------------------------------------
 
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
@@ -317,7 +338,7 @@ const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
     for (const auto plans :
          {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
           image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans(), view_plans(),
-          pair_plans(), bag_plans(), grid_plans(), ctc_plans()}) {
+          pair_plans(), bag_plans(), grid_plans(), ctc_plans(), margin_plans()}) {
       for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
     }
     return made;

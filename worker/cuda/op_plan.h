@@ -289,7 +289,13 @@ std::span<const NamedPlan> pair_plans();
 std::span<const NamedPlan> bag_plans();
 std::span<const NamedPlan> grid_plans();
 std::span<const NamedPlan> ctc_plans();
+std::span<const NamedPlan> margin_plans();
 std::span<const NamedPlan> complex_plans();
+
+// Makes the first result, of which the client may know no sizes although no data tell them. `make` adds the steps that
+// write its packed elements.
+using MakeResult = std::function<void(std::vector<OpStep>* steps, Place to)>;
+Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_t>& sizes, MakeResult make);
 
 // The elements of `from` at all places of `to`, one behind another in that dtype; along `dim`, if it is given, each is
 // so many places earlier, and the first ones are the last.

@@ -178,7 +178,9 @@ bool makes_truth(OpPlanner& planner) {
   return to && to->dtype == DType::kBool;
 }
 Status sum(OpPlanner& planner) { return reduce(planner, makes_truth(planner) ? Reduce::kAny : Reduce::kSum); }
-Status product(OpPlanner& planner) { return reduce(planner, makes_truth(planner) ? Reduce::kAll : Reduce::kProduct); }
+Status reduce_product(OpPlanner& planner) {
+  return reduce(planner, makes_truth(planner) ? Reduce::kAll : Reduce::kProduct);
+}
 Status sum_of_numbers(OpPlanner& planner) {
   return reduce(planner, makes_truth(planner) ? Reduce::kAny : Reduce::kSumOfNumbers);
 }
@@ -408,7 +410,7 @@ Status layer_norm(OpPlanner& planner) {
 constexpr NamedPlan kReducePlans[] = {{"sum", sum},
                                       {"nansum", sum_of_numbers},
                                       {"mean", mean},
-                                      {"prod", product},
+                                      {"prod", reduce_product},
                                       {"amax", largest},
                                       {"amin", smallest},
                                       {"max", largest},

@@ -109,17 +109,19 @@ Status histogram(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return refuse("of these dtypes");
   const bool floats = ir::is_float(self->dtype);
-  const DType dtype = floats ? self->dtype : DType::kFloat64;
+  const DType dtype = self->dtype;
   HistogramArguments arguments{.count = self->count(),
                                .bins = to->count(),
                                .dtype = static_cast<i64>(dtype),
                                .from = planner.number("min", 0),
-                               .to = planner.number("max", 0)};
-  const Place in = planner.packed(*self, dtype), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
+                               .to = planner.number("max", 0),
+                               .whole_from = planner.whole("min", 0),
+                               .whole_to = planner.whole("max", 0)};
+  const Place in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
   planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
   OpTensor least = *self, most = *self;
-  least.dtype = most.dtype = dtype;
-  if (arguments.from == arguments.to && arguments.count != 0) {
+  const bool of_all = floats ? arguments.from == arguments.to : arguments.whole_from == arguments.whole_to;
+  if (of_all && arguments.count != 0) {
     const OpTensor all{.place = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
     for (OpTensor* const one : {&least, &most}) {
       one->sizes = one->strides = {};
@@ -130,13 +132,15 @@ Status histogram(OpPlanner& planner) {
   } else {
     least.place = most.place = {};
   }
-  planner.add_operand(-1);
-  planner.launch(KernelFile::kSearch, "search_histogram", arguments, blocks_for(arguments.count))
+  if (floats) planner.add_operand(-1);
+  planner
+      .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_whole", arguments,
+              blocks_for(arguments.count))
       .at(&HistogramArguments::in, in)
       .at(&HistogramArguments::counts, counts)
       .at(&HistogramArguments::least, least.place)
       .at(&HistogramArguments::most, most.place)
-      .failure([](const HistogramArguments& words) { return &words.failure; });
+      .failure([](const HistogramArguments& words) { return &words.failure; }, floats);
   if (!floats) {
     planner.copy({.place = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
     return {};

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -100,6 +101,85 @@ Status nonzero(OpPlanner& planner) {
   OpTensor set = *self;
   if (ir::is_complex(set.dtype)) set.dtype = DType::kBool;
   return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
+}
+
+// So many of them, and behind these a number.
+Status nonzero_static(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || to->sizes.size() != 2) return refuse("without a result");
+  if (self->sizes.size() > kMostDims) return refuse("of so many dims");
+  const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
+  const Place out = planner.output(*to);
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{
+                  .count = to->count(), .item = 8, .bits = static_cast<uint64_t>(planner.whole("fill_value", -1))},
+              blocks_for(to->count()))
+      .at(&FillArguments::out, out);
+  if (count == 0 || to->count() == 0) return {};
+  SelectPlacesArguments arguments{.count = count,
+                                  .dtype = static_cast<i64>(dtype),
+                                  .rank = to->sizes[1],
+                                  .item = 8,
+                                  .dim_stride = 1,
+                                  .place_stride = to->sizes[1],
+                                  .most = to->sizes[0]};
+  std::ranges::copy(self->sizes, arguments.sizes);
+  const Place in = planner.packed(*self, dtype), counts = sum_set(planner, in, count, dtype);
+  planner.launch(KernelFile::kSelect, "select_places", arguments, chunks)
+      .at(&SelectPlacesArguments::in, in)
+      .at(&SelectPlacesArguments::counts, counts)
+      .at(&SelectPlacesArguments::places, out);
+  return {};
+}
+
+// Each place of `repeats` as often as it says. How many that are, the host reads, or the call says.
+Status repeat_places(OpPlanner& planner) {
+  const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
+  const std::optional<uint32_t> view = planner.dynamic_result(0);
+  if (!repeats || (!view && !to)) return refuse("without a result");
+  const int64_t count = repeats->count();
+  const bool says = planner.has("output_size");
+  const int64_t size = to ? to->count() : says ? planner.whole("output_size") : -1;
+  const Place numbers = planner.packed(*repeats, DType::kInt64),
+              sums = planner.scratch(8 * static_cast<uint64_t>(count)), total = planner.scratch(8);
+  planner
+      .launch(KernelFile::kScan, "scan_sum_whole_lines",
+              ScanArguments{.length = count,
+                            .in_dtype = static_cast<i64>(DType::kInt64),
+                            .out_dtype = static_cast<i64>(DType::kInt64)},
+              count == 0 ? 0 : 1)
+      .at(&ScanArguments::in, numbers)
+      .at(&ScanArguments::out, sums);
+  if (size >= 0) planner.add_operand(-1);
+  planner.launch(KernelFile::kSelect, "repeat_count", RepeatCountArguments{.count = count, .found = size}, 1)
+      .at(&RepeatCountArguments::repeats, numbers)
+      .at(&RepeatCountArguments::sums, sums)
+      .at(&RepeatCountArguments::total, total)
+      .failure([](const RepeatCountArguments& words) { return &words.failure; }, size >= 0);
+  RepeatArguments arguments{.count = count, .found = size, .out_dtype = static_cast<i64>(repeats->dtype)};
+  if (to) {
+    if (count == 0) return {};
+    planner.launch(KernelFile::kSelect, "repeat_places", arguments, blocks_for(size))
+        .at(&RepeatArguments::sums, sums)
+        .at(&RepeatArguments::out, planner.output(*to));
+    return {};
+  }
+  planner.plan().count = total;
+  const Place out = result(planner.graph().views[*view].buffer);
+  planner.plan().then = [=, view = *view, dtype = repeats->dtype](int64_t found, OpPlan* rest,
+                                                                  std::vector<DynamicResult>* results) -> Status {
+    if (!says && found < 0) return {ErrorCode::kOpFailed, "repeats can not be negative", "RuntimeError"};
+    RepeatArguments all = arguments;
+    if (!says) all.found = found;
+    results->push_back({view, dtype, {all.found}});
+    if (all.found == 0 || count == 0) return {};
+    rest->steps.emplace_back(rest_of("repeat_places", all, blocks_for(all.found),
+                                     {{word(&RepeatArguments::sums), sums}, {word(&RepeatArguments::out), out}}));
+    return {};
+  };
+  return {};
 }
 
 Status masked_select(OpPlanner& planner) {
@@ -243,7 +323,7 @@ Status index_by_mask(OpPlanner& planner) {
                              {word(&IndexArguments::values), result(buffer)},
                              {word(&IndexArguments::index), places}});
     read.file = KernelFile::kIndex;
-    rest->steps.push_back(std::move(read));
+    rest->steps.emplace_back(std::move(read));
     return Status();
   };
   return {};
@@ -310,6 +390,8 @@ Status unique_sorted(OpPlanner& planner) { return unique(planner, true); }
 Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
 constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero, true},
+                                      {"nonzero_static", nonzero_static, true},
+                                      {"repeat_interleave", repeat_places},
                                       {"masked_select", masked_select, true},
                                       {"masked_scatter", masked_scatter, true},
                                       {"masked_scatter_backward", masked_scatter_backward, true},

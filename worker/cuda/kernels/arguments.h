@@ -143,7 +143,8 @@ struct SelectPlacesArguments {
   u64 places = 0;            // [n, rank] of i64, one dim after the other, or null:
   u64 values = 0, from = 0;  // elements of `from`, packed
   i64 count = 0, dtype = 0, rank = 0, item = 0;
-  i64 dim_stride = 0;  // of places
+  i64 dim_stride = 0, place_stride = 1;  // of places
+  i64 most = 0x7FFFFFFFFFFFFFFF;         // later ones are left out
   i64 sizes[kMostDims] = {};
 };
 inline constexpr int kSelectChunk = 1024;
@@ -173,8 +174,15 @@ struct RangeArguments {
   i64 count = 0, dtype = 0;
   double first = 0, step = 0;
   i64 whole_first = 0, whole_step = 0;
-  i64 half = 0;  // from there on backwards from the end (linspace); 0: never
-  double last = 0;
+};
+// So many numbers from one to another one, as torch computes them in the dtype: the second half backwards from the end.
+struct BetweenArguments {
+  u64 out = 0;
+  u64 first_at = 0, last_at = 0;       // where the ends are, f64; 0: they are numbers
+  i64 count = 0, dtype = 0, step = 1;  // elements of `out` lie so far apart
+  double first = 0, last = 0;
+  i64 raises = 0;  // they are exponents of a base
+  double base = 0;
 };
 // Of matrices: what is above (below) a diagonal becomes 0.
 struct TriangleArguments {

@@ -20,6 +20,46 @@ __device__ i64 bag_of(const i64* offsets, i64 bags, i64 i) {
   return low - 1;
 }
 
+constexpr int kRowThreads = 128;
+
+__device__ double norm_step(const RenormArguments& f, double so_far, double x) {
+  const double size = x < 0 ? -x : x;
+  switch (f.norm) {
+    case RowNorm::kZero:
+      return so_far + (x != 0 ? 1 : 0);
+    case RowNorm::kOne:
+      return so_far + size;
+    case RowNorm::kTwo:
+      return so_far + x * x;
+    case RowNorm::kMost:
+      return so_far >= size || so_far != so_far ? so_far : size;
+    case RowNorm::kLeast:
+      return so_far <= size || so_far != so_far ? so_far : size;
+    default:
+      return so_far + (size == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(f.p * log(size)));
+  }
+}
+
+// Of parts that threads have; all of them are told.
+__device__ double norm_of_block(const RenormArguments& f, double mine, double* shared) {
+  const auto both = [&](double a, double b) {
+    if (f.norm == RowNorm::kMost) return a >= b || a != a ? a : b;
+    if (f.norm == RowNorm::kLeast) return a <= b || a != a ? a : b;
+    return a + b;
+  };
+  sync();
+  shared[thread()] = mine;
+  for (int apart = kRowThreads / 2; apart > 0; apart /= 2) {
+    sync();
+    if (thread() < apart) shared[thread()] = both(shared[thread()], shared[thread() + apart]);
+  }
+  sync();
+  const double all = shared[0];
+  if (f.norm == RowNorm::kTwo) return __builtin_sqrt(all);
+  if (f.norm == RowNorm::kPower) return all == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(log(all) / f.p);
+  return all;
+}
+
 }  // namespace
 
 KERNEL(256) bag_forward(const BagArguments f) {
@@ -103,6 +143,37 @@ KERNEL(256) bag_scales(const BagScaleArguments f) {
       }
     }
     store_float(f.out, i, f.dtype, sum);
+  }
+}
+
+KERNEL(256) bag_mark(const RenormArguments f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const i64 row = pointer<const i64>(f.indices)[i];
+    if (row < 0 || row >= f.rows) {
+      fail(f.failure, 0, row, f.rows);
+    } else {
+      pointer<volatile u8>(f.marks)[row] = 1;
+    }
+  }
+}
+
+// A block has a row.
+KERNEL(kRowThreads) bag_renorm(const RenormArguments f) {
+  __shared__ double shared[kRowThreads];
+  for (i64 row = block(); row < f.rows; row += blocks()) {
+    if (pointer<const u8>(f.marks)[row] == 0) continue;
+    const i64 first = row * f.weight_strides[0];
+    double norm = f.norm == RowNorm::kLeast ? __builtin_inf() : 0;
+    for (i64 i = thread(); i < f.length; i += kRowThreads) {
+      norm = norm_step(f, norm, load_float(f.weight, first + i * f.weight_strides[1], f.dtype));
+    }
+    norm = norm_of_block(f, norm, shared);
+    if (!(norm > f.most)) continue;
+    const double scale = f.most / (norm + 1e-7);
+    for (i64 i = thread(); i < f.length; i += kRowThreads) {
+      const i64 at = first + i * f.weight_strides[1];
+      store_float(f.weight, at, f.dtype, load_float(f.weight, at, f.dtype) * scale);
+    }
   }
 }
 

@@ -42,4 +42,15 @@ struct BagScaleArguments {
   i64 rows = 0, length = 0, count = 0, bag_count = 0, offset_count = 0, padding = -1, dtype = 0;
 };
 
+// Rows of a table that some index names get a norm of at most `most`.
+enum class RowNorm : i64 { kZero, kOne, kTwo, kMost, kLeast, kPower };
+struct RenormArguments {
+  u64 weight = 0, indices = 0, failure = 0;  // indices: packed i64
+  u64 marks = 0;                             // a byte for each row: whether it is named; zeros at first
+  i64 weight_strides[2] = {};
+  i64 rows = 0, length = 0, count = 0, dtype = 0;
+  RowNorm norm = RowNorm::kTwo;
+  double p = 2, most = 0;
+};
+
 }  // namespace torch_remote::worker::cuda

@@ -5,12 +5,34 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
+// x to a whole number is exact where it can be.
+__device__ double power(double x, double exponent) {
+  constexpr double kMostWhole = 1100;
+  if (__builtin_rint(exponent) == exponent && exponent <= kMostWhole && exponent >= -kMostWhole) {
+    const auto times = static_cast<i64>(exponent < 0 ? -exponent : exponent);
+    double result = 1;
+    for (i64 i = 0; i < times; ++i) result *= x;
+    return exponent < 0 ? 1 / result : result;
+  }
+  if (x == 0 && exponent == exponent) return exponent > 0 ? 0 : __builtin_inf();
+  return exp(exponent * log(x));
+}
+// A whole number where it is one but for the error of `power`.
+__device__ double near_whole(double x) {
+  const double whole = __builtin_rint(x), apart = x < whole ? whole - x : x - whole;
+  return apart <= 0x1p-44 * (x < 0 ? -x : x) ? whole : x;
+}
+
 // Of linspace: each step of the sum is rounded, as on the CPU.
-__device__ double between(const RangeArguments& range, i64 i) {
-  const double first = rounded(range.first, range.dtype), last = rounded(range.last, range.dtype);
-  const double step = rounded(rounded(last - first, range.dtype) / static_cast<double>(range.count - 1), range.dtype);
-  if (i < range.half) return first + rounded(step * static_cast<double>(i), range.dtype);
-  return last - rounded(step * static_cast<double>(range.count - 1 - i), range.dtype);
+__device__ double between(const BetweenArguments& f, double first, double last, i64 i) {
+  const double step = rounded(rounded(last - first, f.dtype) / static_cast<double>(f.count - 1), f.dtype);
+  if (i < f.count / 2) return first + rounded(step * static_cast<double>(i), f.dtype);
+  return last - rounded(step * static_cast<double>(f.count - 1 - i), f.dtype);
+}
+
+__device__ double end_of(double number, u64 at, i64 dtype) {
+  const double end = at != 0 ? *pointer<const double>(at) : number;
+  return is_float(dtype) ? rounded(end, dtype) : __builtin_trunc(end);
 }
 
 }  // namespace
@@ -18,11 +40,22 @@ __device__ double between(const RangeArguments& range, i64 i) {
 KERNEL(256) fill_range(const RangeArguments range) {
   for (i64 i = first_item(); i < range.count; i += all_threads()) {
     if (is_float(range.dtype)) {
-      store_float(range.out, i, range.dtype,
-                  range.half != 0 ? between(range, i) : range.first + range.step * static_cast<double>(i));
+      store_float(range.out, i, range.dtype, range.first + range.step * static_cast<double>(i));
     } else {
-      store_whole(range.out, i, range.dtype,
-                  range.half != 0 ? static_cast<i64>(between(range, i)) : range.whole_first + range.whole_step * i);
+      store_whole(range.out, i, range.dtype, range.whole_first + range.whole_step * i);
+    }
+  }
+}
+
+KERNEL(256) fill_between(const BetweenArguments f) {
+  const double first = end_of(f.first, f.first_at, f.dtype), last = end_of(f.last, f.last_at, f.dtype);
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    double x = f.count > 1 ? between(f, first, last, i) : first;
+    if (f.raises != 0) x = power(f.base, rounded(x, f.dtype));
+    if (is_float(f.dtype)) {
+      store_float(f.out, i * f.step, f.dtype, x);
+    } else {
+      store_whole(f.out, i * f.step, f.dtype, static_cast<i64>(f.raises != 0 ? near_whole(x) : x));
     }
   }
 }

@@ -154,6 +154,33 @@ __device__ void pool_backward(const PoolArguments& pool, bool most) {
   }
 }
 
+// -- windows
+
+// The window whose place `at` lies at that point of a dim; -1: there is none.
+__device__ i64 window_of(const FoldArguments& fold, int d, i64 point, i64 at) {
+  const i64 begin = point + fold.padding[d] - at * fold.dilation[d];
+  if (begin < 0) return -1;
+  const i64 window = divide(begin, fold.stride[d]);
+  return window * fold.stride[d] == begin && window < fold.windows[d] ? window : -1;
+}
+
+__device__ double sum_of_windows(const FoldArguments& fold, const Point& point) {
+  double sum = 0;
+  for (i64 y = 0; y < fold.kernel[0]; ++y) {
+    const i64 row = window_of(fold, 0, point.space[1], y);
+    if (row < 0) continue;
+    for (i64 x = 0; x < fold.kernel[1]; ++x) {
+      const i64 column = window_of(fold, 1, point.space[2], x);
+      if (column < 0) continue;
+      const i64 place = (point.channel * fold.kernel[0] + y) * fold.kernel[1] + x;
+      const i64 at = point.batch * fold.column_strides[0] + place * fold.column_strides[1] +
+                     (row * fold.windows[1] + column) * fold.column_strides[2];
+      sum += load_float(fold.columns, at, fold.dtype);
+    }
+  }
+  return sum;
+}
+
 // -- resampling
 
 struct Taps {
@@ -409,5 +436,13 @@ KERNEL(kThreads) image_resample(const ResampleArguments arguments) { resample_fo
 KERNEL(kThreads) image_resample_backward(const ResampleArguments arguments) { resample_backward(arguments); }
 KERNEL(kThreads) image_filter(const ResampleArguments arguments) { filter_forward(arguments); }
 KERNEL(kThreads) image_filter_backward(const ResampleArguments arguments) { filter_backward(arguments); }
+
+KERNEL(kThreads) image_fold(const FoldArguments fold) {
+  const i64 count = fold.batch * fold.channels * fold.sizes[1] * fold.sizes[2];
+  for (i64 item = first_item(); item < count; item += all_threads()) {
+    const Point point = point_of(item, fold.channels, fold.sizes);
+    store_float(fold.image.address, place_in(fold.image, point), fold.dtype, sum_of_windows(fold, point));
+  }
+}
 
 }  // namespace torch_remote::worker::cuda

@@ -37,4 +37,15 @@ struct ResampleArguments {
   i64 dtype = 0;
 };
 
+// Sums of windows, which are columns: of each place in a window (rows of it first) one element for each window.
+struct FoldArguments {
+  ImageView image = {};  // written; of two dims of space
+  u64 columns = 0;
+  i64 column_strides[3] = {};  // batch, channel and place in a window, window
+  i64 batch = 1, channels = 1;
+  i64 sizes[3] = {1, 1, 1}, windows[2] = {};
+  i64 kernel[2] = {}, stride[2] = {}, padding[2] = {}, dilation[2] = {};
+  i64 dtype = 0;
+};
+
 }  // namespace torch_remote::worker::cuda

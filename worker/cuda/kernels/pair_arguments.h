@@ -29,7 +29,8 @@ struct TripleArguments {
   i64 dtype = 0, out_dtype = 0;
 };
 
-// Distances of each row of one matrix to each row of another one, of the same batch: packed, [batch, rows, others].
+// Distances of each row of one matrix to each row of another one, of the same batch: packed, [batch, rows, others]; or
+// (pair_row_distance) of each row of one to those behind it, one row's after the other's.
 enum class Distance : i64 { kZero, kOne, kTwo, kInfinite, kPower };
 struct DistanceArguments {
   u64 left = 0, right = 0, out = 0;  // backward: out is the gradient of left

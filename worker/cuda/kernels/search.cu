@@ -31,6 +31,16 @@ __device__ i64 search(const SearchArguments& search, i64 row, T x) {
   return low;
 }
 
+// x y, of 128 bits.
+struct Wide {
+  u64 high, low;
+};
+__device__ bool operator>(const Wide& a, const Wide& b) { return a.high != b.high ? a.high > b.high : a.low > b.low; }
+__device__ Wide product(u64 x, u64 y) {
+  const auto made = static_cast<unsigned __int128>(x) * y;
+  return {static_cast<u64>(made >> 64), static_cast<u64>(made)};
+}
+
 }  // namespace
 
 KERNEL(256) search_sorted(const SearchArguments f) {
@@ -53,6 +63,30 @@ KERNEL(256) search_members(const MemberArguments f) {
     const i64 at = first_key(sorted, f.length, key);
     const bool is_number = f.floats == 0 || key != kKeyOfNan;
     pointer<u8>(f.out)[i] = (is_number && at < f.length && sorted[at] == key) != (f.inverts != 0);
+  }
+}
+
+// Of integers, exactly: the last bin that begins at x or before.
+KERNEL(256) search_histogram_whole(const HistogramArguments f) {
+  i64 from = f.whole_from, to = f.whole_to;
+  if (f.least != 0) {
+    from = load_whole(f.least, 0, f.dtype);
+    to = load_whole(f.most, 0, f.dtype);
+    if (from == to) {  // (of the greatest integer, too)
+      from -= from != -0x7FFFFFFFFFFFFFFF - 1;
+      to += to != 0x7FFFFFFFFFFFFFFF;
+    }
+  }
+  const u64 width = static_cast<u64>(to) - static_cast<u64>(from), bins = static_cast<u64>(f.bins);
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const i64 x = load_whole(f.in, i, f.dtype);
+    if (x < from || x > to) continue;
+    const u64 behind = static_cast<u64>(x) - static_cast<u64>(from);
+    auto bin = static_cast<u64>(static_cast<double>(behind) / static_cast<double>(width) * static_cast<double>(bins));
+    if (bin >= bins) bin = bins - 1;
+    while (bin > 0 && product(bin, width) > product(behind, bins)) --bin;
+    while (bin + 1 < bins && !(product(bin + 1, width) > product(behind, bins))) ++bin;
+    __atomic_fetch_add(pointer<u64>(f.counts) + bin, u64{1}, __ATOMIC_RELAXED);
   }
 }
 

@@ -29,6 +29,7 @@ struct HistogramArguments {
   u64 least = 0, most = 0;                       // of all elements, if the bounds are equal
   i64 count = 0, bins = 0, dtype = 0;
   double from = 0, to = 0;
+  i64 whole_from = 0, whole_to = 0;  // of integers
 };
 
 // What sorted keys (of sort.cu) of integers hold.
@@ -47,6 +48,17 @@ struct SelectScatterArguments {
   u64 failure = 0;
   i64 count = 0, dtype = 0, item = 0;
   i64 chunks = 0, bound = 0;  // elements of `source`
+};
+
+// Each place as often as told. `total`: how many that are, -1 if a number is negative; with `found` places that is
+// checked, and otherwise what `total` is for.
+struct RepeatCountArguments {
+  u64 repeats = 0, sums = 0, total = 0, failure = 0;  // packed i64; sums: of what is before and itself
+  i64 count = 0, found = -1;
+};
+struct RepeatArguments {
+  u64 sums = 0, out = 0;
+  i64 count = 0, found = 0, out_dtype = 0;
 };
 
 // Of sorted rows: the middle one, or the one that is there most often (and the last of those that equal it).

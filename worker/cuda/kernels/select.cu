@@ -64,13 +64,14 @@ KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
   i64 to = pointer<const i64>(select.counts)[block()] + sum_before(mine, shared, &all);
   for (int i = 0; i < kEach; ++i) {
     if (first + i >= select.count || !is_set(select.in, first + i, select.dtype)) continue;
+    if (to >= select.most) return;
     if (select.values != 0) {
       move(select.values, to, select.from, first + i, select.item);
     } else {
       i64 rest = first + i;
       for (i64 d = select.rank - 1; d >= 0; --d) {
         const i64 next = divide(rest, select.sizes[d]);
-        pointer<i64>(select.places)[to + d * select.dim_stride] = rest - next * select.sizes[d];
+        pointer<i64>(select.places)[to * select.place_stride + d * select.dim_stride] = rest - next * select.sizes[d];
         rest = next;
       }
     }
@@ -124,6 +125,44 @@ KERNEL(kThreads) select_scatter(const SelectScatterArguments select) {
     if (first + i >= select.count || !is_set(select.in, first + i, select.dtype)) continue;
     if (from < select.bound) move(select.out, first + i, select.source, from, select.item);
     ++from;
+  }
+}
+
+// One block.
+KERNEL(kThreads) repeat_count(const RepeatCountArguments repeat) {
+  __shared__ i64 least;
+  if (thread() == 0) least = 0;
+  sync();
+  const auto* const repeats = pointer<const i64>(repeat.repeats);
+  for (i64 i = thread(); i < repeat.count; i += kThreads) {
+    if (repeats[i] < 0) __atomic_fetch_min(&least, repeats[i], __ATOMIC_RELAXED);
+  }
+  sync();
+  if (thread() != 0) return;
+  const i64 total = repeat.count == 0 ? 0 : pointer<const i64>(repeat.sums)[repeat.count - 1];
+  if (repeat.total != 0) *pointer<i64>(repeat.total) = least < 0 ? -1 : total;
+  if (repeat.found < 0) return;
+  if (total != repeat.found) {
+    fail(repeat.failure, 0, total < 0 ? 0 : total, repeat.found);
+  } else if (least < 0) {
+    fail(repeat.failure, 0, least, repeat.found);
+  }
+}
+
+// Sums may be anything where a number was negative, but there is a place for each element.
+KERNEL(kThreads) repeat_places(const RepeatArguments repeat) {
+  const auto* const sums = pointer<const i64>(repeat.sums);
+  for (i64 i = first_item(); i < repeat.found; i += all_threads()) {
+    i64 low = 0, high = repeat.count - 1;
+    while (low < high) {  // the first one that goes beyond i
+      const i64 middle = (low + high) / 2;
+      if (sums[middle] <= i) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    store_whole(repeat.out, i, repeat.out_dtype, low);
   }
 }
 
