@@ -24,6 +24,23 @@ bool is_loss(Expansion expansion) {
   }
 }
 
+bool goes_in_order(Expansion expansion) {
+  switch (expansion) {
+    case Expansion::kCumsum:
+    case Expansion::kCumprod:
+    case Expansion::kLogCumSumExp:
+    case Expansion::kEmbeddingBackward:
+    case Expansion::kIndexAdd:
+    case Expansion::kIndexCopy:
+    case Expansion::kIndexPut:
+    case Expansion::kScatter:
+    case Expansion::kScatterAdd:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool checks_indices(const Form& form) {
   return form.expansion == Expansion::kNllLoss || std::ranges::any_of(form.parts, is_at_indices);
 }

@@ -95,6 +95,9 @@ enum class Expansion : uint8_t {
 Expansion expansion_of(Opcode opcode);
 // Sums or means of what is lost at each point, if they are wanted.
 bool is_loss(Expansion expansion);
+// Whether it goes along a row, or from row to row, in their order. Threads of a GPU do rows and their parts at the same
+// time: there is no code for it.
+bool goes_in_order(Expansion expansion);
 
 // How dims of a view lie along the axes of the space that a node is computed over.
 enum class Along : uint8_t {

@@ -203,6 +203,8 @@ class Fuser {
 
   bool may_be_fused(const Node& node) const {
     if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
+    // (A worker without a kernel for it would do all of its group one by one.)
+    if (context_.target().starts_with("sm_") && ir::goes_in_order(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
       dtypes &= !graph_.views[view].dynamic && context_.worker.does(graph_.views[view].dtype);

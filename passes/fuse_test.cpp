@@ -218,6 +218,24 @@ TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
   EXPECT_EQ(fused(across, context(kSizes)), "relu");
 }
 
+// Threads of a GPU do a row's places at the same time: what goes along them in their order is in no group.
+TEST(Fuse, WhatGoesAlongRowsIsLeftAloneForGpus) {
+  const auto fused_for = [](const char* target) {
+    PassContext with = context(kSizes);
+    with.worker.targets = {target};
+    return fused(std::string(kHead) + R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::sin(%0)
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::cos(%1)
+  %3: f32[s0, s1]{s1, 1} @b3 = aten::_logcumsumexp(%2, 1)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::neg(%3)
+  %5: f32[s0, s1]{s1, 1} @b5 = aten::exp(%4)
+}
+)",
+                 with);
+  };
+  EXPECT_EQ(fused_for("sm_90"), "pointwise{sin cos} _logcumsumexp pointwise{neg exp}");
+  EXPECT_EQ(fused_for("x86-64-v4"), "rowwise{sin cos _logcumsumexp neg exp}");
+}
+
 TEST(Fuse, NothingComesBetween) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives

@@ -195,6 +195,18 @@ def test_an_index_out_of_range_is_an_error_of_its_line(remote):
     torch.remote.synchronize()
 
 
+def test_elements_by_their_number(remote):
+    x, places = torch.randn(6, 8), torch.tensor([[0, 47, -48], [5, -1, 30]])
+    for there, here in ((x.to(remote), x), (x.to(remote).t(), x.t()), (x.to(remote)[:, 1:], x[:, 1:])):
+        at = places.clamp(-here.numel(), here.numel() - 1)
+        same(there.take(at.to(remote)).sin() * 2, here.take(at).sin() * 2)
+        for bad in (48, -49):
+            wrong = torch.where(places == 5, bad, at)
+            with pytest.raises(IndexError, match=rf"out of range: .* on a tensor of {here.numel()} elements"):
+                (there.take(wrong.to(remote)).sin() * 2).cpu()
+            torch.remote.synchronize()
+
+
 def test_what_no_kernel_does_is_named(remote):
     x = torch.randn(3, 3).to(remote)
     y = torch.linalg.matrix_exp(x)

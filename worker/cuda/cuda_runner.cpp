@@ -21,15 +21,6 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   return all;
 }
 
-// Threads of a GPU do rows and their parts at the same time: sums that go along a row or from row to row have no code.
-bool has_order(ir::Expansion expansion) {
-  return expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
-         expansion == ir::Expansion::kLogCumSumExp || expansion == ir::Expansion::kEmbeddingBackward ||
-         expansion == ir::Expansion::kIndexAdd || expansion == ir::Expansion::kIndexCopy ||
-         expansion == ir::Expansion::kIndexPut || expansion == ir::Expansion::kScatter ||
-         expansion == ir::Expansion::kScatterAdd;
-}
-
 // Kernels written by hand (op_runner.h) read at indices of all forms.
 bool reads_at_indices(ir::Expansion expansion) {
   return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
@@ -42,7 +33,7 @@ bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::k
 // Whether a kernel does the op alone.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
-  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !has_order(expansion) &&
+  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::goes_in_order(expansion) &&
          !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
 }
 
@@ -144,7 +135,7 @@ class CudaRunner final : public Runner {
 
   bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
     for (uint32_t n = group.first; n <= group.last; ++n) {
-      const bool ordered = has_order(ir::expansion_of(graph.nodes[n].opcode));
+      const bool ordered = ir::goes_in_order(ir::expansion_of(graph.nodes[n].opcode));
       const bool good = has_kernel_dtypes(graph, graph.nodes[n]) && !reduces_nothing(graph, graph.nodes[n]);
       if (ordered || !good) return false;
     }
