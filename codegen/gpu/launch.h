@@ -32,16 +32,16 @@ std::string_view name(Function function);
 
 // All functions of a kernel have the same parameters, each of 8 bytes.
 enum class ParameterKind : uint8_t {
-  kData,       // of operand `a`: address of its element at place 0 of all dims
-  kSize,       // of dim `a`
-  kStride,     // elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
-  kBound,      // of the indexed dim number `a` of all operands'
-  kScalar,     // `a`
-  kAligned,    // bit i: operand i may be accessed in vectors
-  kFailure,    // address of an IndexRecord, or kElsewhere
-  kLines,      // of total `a`: address of the first chunk's line
-  kChunk,      // rows of a chunk
-  kChunks,     // all that there are
+  kData,        // of operand `a`: address of its element at place 0 of all dims
+  kSize,        // of dim `a`
+  kStride,      // elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
+  kBound,       // of the indexed dim number `a` of all operands'
+  kScalar,      // `a`
+  kAligned,     // bit i: operand i may be accessed in vectors
+  kFailure,     // address of an IndexRecord, or kElsewhere
+  kLines,       // of total `a`: address of the first chunk's line
+  kChunk,       // rows of a chunk
+  kChunks,      // all that there are
   kFirstChunk,  // of this launch
   kNumbers      // where the scalars are in memory, in their order; 0: they are parameters
 };

@@ -73,7 +73,7 @@ class WorkQueue {
   // Sequences of fewer pieces are not worth a graph; so many are not held back any longer.
   static constexpr size_t kFewest = 4, kMost = 8192;
   static constexpr size_t kMostGraphs = 64, kMostPieces = 1 << 16, kMostSeen = 512;
-  static constexpr size_t kMostAlike = 4;  // graphs of one sequence
+  static constexpr size_t kMostAlike = 4;                         // graphs of one sequence
   static constexpr size_t kMostNumbers = PinnedRing::kAreaWords;  // of 8 bytes, in a graph's memory
 
  private:
@@ -99,9 +99,9 @@ class WorkQueue {
   // A sequence that was there. Several programs may have the same one, or one with memory that takes turns.
   struct Seen {
     Key key = {};
-    std::list<Captured> graphs = {};  // the last one used first
-    bool never = false;               // it cannot be captured, or is not worth it
-    uint32_t restless = 0;            // how much more often than not most of a graph was exchanged
+    std::list<Captured> graphs = {};      // the last one used first
+    bool never = false;                   // it cannot be captured, or is not worth it
+    uint32_t restless = 0;                // how much more often than not most of a graph was exchanged
     std::array<uint64_t, 8> states = {};  // hashes of what is no number, of the last ones that were exchanged
     size_t next_state = 0;
     size_t again = 0;  // pieces that were exchanged to a state that was there, since the last graph was made

@@ -166,7 +166,6 @@ class WorkQueueTest : public ::testing::Test {
   std::map<std::string, const LoadedKernel*> loaded;
 };
 
-
 TEST_F(WorkQueueTest, TheSecondTimeASequenceIsAGraph) {
   std::vector<uint64_t> steps;
   for (int round = 0; round < 5; ++round) {

@@ -46,8 +46,7 @@ Status Emulated::make(const Kernel& kernel, const GpuTarget& target, std::unique
 }
 
 Status Emulated::run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
-                     const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest,
-                     bool elsewhere) {
+                     const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest, bool elsewhere) {
   emulator::DeviceMemory& memory = device_->memory();
   Allocations allocations(memory);
   std::vector<void*> copies(buffers.size());
