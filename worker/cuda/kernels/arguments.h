@@ -19,7 +19,7 @@ enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBel
 
 // Element i depends on seed, offset and i alone (ir/philox.h), as worker/aten/random.cpp has it.
 struct RandomArguments {
-  u64 out = 0;                           // packed
+  u64 out = 0;                            // packed
   u64 numbers = 0, seed = 0, offset = 0;  // numbers: where seed and offset are in memory; 0: here
   i64 count = 0;
   i64 dtype = 0;

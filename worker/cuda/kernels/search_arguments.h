@@ -74,9 +74,9 @@ struct MiddleArguments {
 // Draws by weight. Rows of sums (f64, each of what is before and the element) or, without replacement, the weights,
 // which become keys: the largest of a row are those that are drawn.
 struct MultinomialArguments {
-  u64 in = 0;    // packed weights
-  u64 sums = 0;  // packed f64; 0: without replacement
-  u64 out = 0;   // i64, or f64 keys
+  u64 in = 0;                                          // packed weights
+  u64 sums = 0;                                        // packed f64; 0: without replacement
+  u64 out = 0;                                         // i64, or f64 keys
   u64 numbers = 0, seed = 0, offset = 0, failure = 0;  // numbers as in RandomArguments
   i64 rows = 0, length = 0, samples = 0, dtype = 0;
   i64 is_strict = 0;  // says which weight is invalid
