@@ -19,7 +19,7 @@ OWN_PROGRAMS = {
         # CPU's kernel takes one operand or the other, by how many elements there are.
         "signs of zeros that are compared": (2001906, 2009192, 9001972, 9003764),
         # Infinite weights times padding: nan where the padding is multiplied.
-        "a convolution with weights that are not finite": (2000844, 2009086),
+        "a convolution with weights that are not finite": (2000844, 2009086, 9100988),
         # Elements that share memory are written in place: what comes out depends on the order.
         "elements in place that share memory": (2007404, 2008513, 9004708),
         # exp(1e10 * angle i), whose angle is rounding alone, is infinite.
@@ -51,6 +51,9 @@ OWN_PROGRAMS = {
             9002659,
             9004635,
             9004972,
+            9100243,
+            9100292,
+            9100447,
         ),
         # CPU's kernel refuses a complex number also where there is nothing to multiply.
         "an error about no elements": (2000672,),

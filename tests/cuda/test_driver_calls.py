@@ -1,5 +1,6 @@
 """A step that has been there before costs few calls of the driver: its kernels are graphs, few of which are given
-other addresses, and other numbers by one copy. (How often the worker asks whether something is done depends on time, and is not looked at.)"""
+other addresses, and other numbers by one copy. (How often the worker asks whether something is done depends on time,
+and is not looked at.)"""
 
 import driver_calls
 import pytest

@@ -11,7 +11,7 @@ Status PinnedRing::open() {
   for (Event& event : left_) {
     if (status.ok()) status = to_status(driver_, driver_.event_create(&event, kEventDisableTiming), "cuEventCreate");
   }
-  if (!status.ok()) close();
+  if (!status.ok()) free();
   return status;
 }
 
@@ -29,7 +29,13 @@ Status PinnedRing::take(size_t words, Stream stream, uint64_t** room) {
   return {};
 }
 
-void PinnedRing::close() {
+void PinnedRing::close(Stream stream) {
+  if (words_ == nullptr) return;
+  (void)driver_.stream_synchronize(stream);
+  free();
+}
+
+void PinnedRing::free() {
   for (Event& event : left_) {
     if (event != nullptr) (void)driver_.event_destroy(event);
     event = nullptr;

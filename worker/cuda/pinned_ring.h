@@ -24,10 +24,12 @@ class PinnedRing {
   Status open();
   // Room for so many words, an area's at most. What was taken before is queued.
   Status take(size_t words, Stream stream, uint64_t** room);
-  // What is queued is done. (Of a lost GPU pinned memory goes with the process.)
-  void close();
+  // Waits until what is queued is done. (Of a lost GPU pinned memory goes with the process.)
+  void close(Stream stream);
 
  private:
+  void free();
+
   const Driver& driver_;
   uint64_t* words_ = nullptr;
   std::array<Event, kAreas> left_ = {};  // recorded when the area was left

@@ -122,9 +122,7 @@ void WorkQueue::clear() {
   for (Seen& seen : seen_) drop_graphs(seen);
   by_key_.clear();
   seen_.clear();
-  if (is_lost_()) return;
-  (void)driver_.stream_synchronize(stream_);
-  ring_.close();
+  if (!is_lost_()) ring_.close(stream_);
 }
 
 Status WorkQueue::queue(const Work& work) const {
