@@ -14,7 +14,7 @@
 #include "worker/inbox.h"
 #include "worker/profile.h"
 #include "worker/python.h"
-#include "worker/server.h"
+#include "worker/server_options.h"
 #include "worker/session.h"
 
 // What serve() runs.

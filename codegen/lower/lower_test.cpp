@@ -387,8 +387,8 @@ TEST(Lower, RoundingOfIntegers) {
   b1: fresh(s1) survives ssa
   %0: i32[s0]{s3} @b0
   group multi_tensor {
-  [%1: i32[s0]{s3} @b1] = aten::)" +
-                                         std::string(op) + R"(([%0])
+  [%1: i32[s0]{s3} @b1] = aten::)" + std::string(op) +
+                                         R"(([%0])
   }
 }
 )",
