@@ -20,7 +20,14 @@ NAMES = [n for n in sorted(gpu_ops.ops()) if torch.float32 in gpu_ops.ops()[n].d
 NAMES = NAMES[commit_number() % PARTS :: PARTS]
 # Of what is expanded more than one answer may be right, or CPU's is not.
 OF_DIFFERENT = (
-    *gpu_ops.FIRST_OF_EQUALS, "layer_norm", "batch_norm", "instance_norm", "group_norm", "cond", "matrix_rank", "ctc",
+    *gpu_ops.FIRST_OF_EQUALS,
+    "layer_norm",
+    "batch_norm",
+    "instance_norm",
+    "group_norm",
+    "cond",
+    "matrix_rank",
+    "ctc",
 )
 
 
