@@ -40,8 +40,11 @@ Status margin_loss(OpPlanner& planner, bool has_labels) {
   const bool is_each = reduction == MarginReduction::kNone;
   if (is_each ? to->count() != arguments.rows : to->count() != 1) return refuse("into another size");
   // Rows that are added up are added up as f64.
-  OpTensor rows{.dtype = DType::kFloat64, .sizes = {arguments.rows}, .strides = {1}};
-  rows.place = is_each ? planner.output(*to) : planner.scratch(rows.nbytes());
+  const OpTensor rows{
+      .place = is_each ? planner.output(*to) : planner.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
+      .dtype = DType::kFloat64,
+      .sizes = {arguments.rows},
+      .strides = {1}};
   arguments.out_dtype = static_cast<i64>(is_each ? to->dtype : rows.dtype);
   const Place in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
   const Place weights = weight ? planner.packed(*weight, self->dtype) : Place();
