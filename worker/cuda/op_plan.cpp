@@ -308,7 +308,7 @@ uint32_t OpPlanner::add_operand(int64_t dim, std::string words) {
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 
-Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, MakeResult make) {
+Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
   if (const std::optional<OpTensor> to = planner.result(0)) {
     if (to->dtype != dtype || to->sizes != sizes) return refuse("into another dtype or size");
     const Place out = planner.output(*to);

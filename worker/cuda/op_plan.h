@@ -302,7 +302,7 @@ std::span<const NamedPlan> complex_plans();
 // Makes the first result, of which the client may know no sizes although no data tell them. `make` adds the steps that
 // write its packed elements.
 using MakeResult = std::function<void(std::vector<OpStep>* steps, Place to)>;
-Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_t>& sizes, MakeResult make);
+Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
 
 // The elements of `from` at all places of `to`, one behind another in that dtype; along `dim`, if it is given, each is
 // so many places earlier, and the first ones are the last.
