@@ -169,7 +169,7 @@ class WorkQueueTest : public ::testing::Test {
 TEST_F(WorkQueueTest, TheSecondTimeASequenceIsAGraph) {
   std::vector<uint64_t> steps;
   for (int round = 0; round < 5; ++round) {
-    write(0, 100 * round);
+    write(0, int64_t{100} * round);
     const uint64_t before = calls();
     chain(10);
     EXPECT_EQ(calls(), before + (round == 0 ? calls() - before : 0));  // held back
@@ -194,7 +194,7 @@ TEST_F(WorkQueueTest, OtherAddressesAreExchanged) {
     device->queued();
   };
   for (int round = 0; round < 6; ++round) {
-    write(0, 7 * round);
+    write(0, int64_t{7} * round);
     run(8 + round % 3);
     EXPECT_EQ(read(8 + round % 3), 7 * round);
   }
