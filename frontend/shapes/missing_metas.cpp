@@ -185,7 +185,47 @@ at::Tensor multi_margin_loss(const at::Tensor& self, const at::Tensor& target, c
   return each ? at::empty({self.dim() > 1 ? self.size(0) : 1}, self.options()) : at::empty({}, self.options());
 }
 
+at::Tensor multi_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, const at::Scalar&,
+                                      const at::Scalar&, const std::optional<at::Tensor>&, int64_t) {
+  return at::empty(self.sizes(), self.options());
+}
+
+at::Tensor multilabel_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, int64_t,
+                                           const at::Tensor&) {
+  return at::empty(self.sizes(), self.options());
+}
+
+template <class Lengths>
+at::Tensor ctc_loss_backward(const at::Tensor&, const at::Tensor& log_probs, const at::Tensor&, Lengths, Lengths,
+                             const at::Tensor&, const at::Tensor&, int64_t, bool) {
+  return at::empty(log_probs.sizes(), log_probs.options());
+}
+
+at::Tensor fractional_max_pool3d_backward(const at::Tensor&, const at::Tensor& self, at::IntArrayRef, at::IntArrayRef,
+                                          const at::Tensor&) {
+  return at::empty(self.sizes(), self.options());
+}
+
+std::tuple<at::Tensor, at::Tensor> histogram(const at::Tensor& self, int64_t bins, std::optional<at::ArrayRef<double>>,
+                                             const std::optional<at::Tensor>&, bool) {
+  TORCH_CHECK(bins > 0, "torch.histogram(): bins must be > 0, but got ", bins, " for dimension 0");
+  return {at::empty({bins}, self.options()), at::empty({bins + 1}, self.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> histogram_between(const at::Tensor& self, const at::Tensor& bins,
+                                                     const std::optional<at::Tensor>&, bool) {
+  TORCH_CHECK(bins.dim() == 1 && bins.numel() > 0,
+              "torch.histogram(): bins tensor should have one dimension and at least one element, but got shape ",
+              bins.sizes());
+  return {at::empty({bins.numel() - 1}, self.options()), at::empty({bins.numel()}, bins.options())};
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("_ctc_loss_backward", &ctc_loss_backward<at::IntArrayRef>);
+  library.impl("_ctc_loss_backward.Tensor", &ctc_loss_backward<const at::Tensor&>);
+  library.impl("fractional_max_pool3d_backward", &fractional_max_pool3d_backward);
+  library.impl("histogram.bin_ct", &histogram);
+  library.impl("histogram.bins_tensor", &histogram_between);
   library.impl("_grouped_mm", &grouped_mm);
   library.impl("_sample_dirichlet", &sample_dirichlet);
   library.impl("batch_norm_stats", &batch_norm_stats);
@@ -195,6 +235,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
   library.impl("binomial", &binomial);
   library.impl("_dirichlet_grad", &dirichlet_grad);
+  library.impl("multi_margin_loss_backward", &multi_margin_loss_backward);
+  library.impl("multilabel_margin_loss_backward", &multilabel_margin_loss_backward);
   library.impl("_standard_gamma_grad", &standard_gamma_grad);
 }
 
