@@ -258,6 +258,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     if (name == "dim") dim = static_cast<int>(i);
     if (name == "keepdim") keepdim = static_cast<int>(i);
     if (name == "dtype" || name == "out_dtype") dtype = static_cast<int>(i);
+    if (name == "output_size" && dynamic) sized_by = static_cast<int>(i);
   }
 }
 
@@ -317,7 +318,7 @@ static bool calls_structured(const OpEntry& op, const IValue* args) {
 }
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (op.dynamic) return Tier::kDynamic;
+  if (op.dynamic && (op.sized_by < 0 || args[op.sized_by].isNone())) return Tier::kDynamic;
   if (op.has(ir::kFactTakesHostIndices) && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
       op.desc->args.size() == 2 && has_bool_index(args[1])) {
     return Tier::kDynamic;  // index with a mask

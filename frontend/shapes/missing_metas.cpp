@@ -195,6 +195,10 @@ at::Tensor multilabel_margin_loss_backward(const at::Tensor&, const at::Tensor& 
   return at::empty(self.sizes(), self.options());
 }
 
+at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<int64_t> output_size) {
+  return at::empty({output_size.value()}, repeats.options());
+}
+
 template <class Lengths>
 at::Tensor ctc_loss_backward(const at::Tensor&, const at::Tensor& log_probs, const at::Tensor&, Lengths, Lengths,
                              const at::Tensor&, const at::Tensor&, int64_t, bool) {
@@ -249,7 +253,9 @@ const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
   static const auto kRsub = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&rsub);
   static const auto kMargins = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multilabel_margin_loss);
   static const auto kMargin = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multi_margin_loss);
+  static const auto kRepeat = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&repeat_interleave);
   if (opcode == ir::ops::aten_glu_backward) return &kGlu;
+  if (opcode == ir::ops::aten_repeat_interleave_Tensor) return &kRepeat;
   if (opcode == ir::ops::aten_ldexp_Tensor) return &kLdexp;
   if (opcode == ir::ops::aten_rsub_Tensor) return &kRsub;
   if (opcode == ir::ops::aten_multilabel_margin_loss_forward) return &kMargins;

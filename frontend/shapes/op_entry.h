@@ -56,7 +56,8 @@ struct OpEntry {
   const OpEntry* functional = nullptr;  // of an in-place or out overload: what to infer with
   const OpEntry* single = nullptr;      // of a multi-tensor op: what CPU calls for each tensor
   uint64_t refused_dtypes = 0;          // by ScalarType: those that its kernel does not compute in
-  bool dynamic = false;                 // always tier 4
+  bool dynamic = false;                 // tier 4, but where `sized_by` is given
+  int sized_by = -1;                    // the argument that tells how large a dynamic result is
   bool takes_numbers = false;           // 0-dim CPU tensors as operands
   bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
   bool one_tensor = false;              // its only result is a new tensor

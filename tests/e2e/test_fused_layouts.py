@@ -81,3 +81,32 @@ def test_rows_that_would_need_much_scratch_memory_are_left_to_aten(remote: torch
     """A kernel would keep the exponentials of all of it."""
     x = torch.randn(1, 18_000_000)
     assert torch.equal(torch.softmax(x.to(remote), -1).cpu(), torch.softmax(x, -1))
+
+
+COPIED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
+
+
+@pytest.mark.parametrize("to", COPIED, ids=str)
+def test_lists_are_copied_and_cloned(remote: torch.device, to: torch.dtype) -> None:
+    for of in COPIED:
+        torch.manual_seed(2)
+        source = [(torch.randn(shape) * 20).to(of) for shape in ((3, 4), (5,), (2, 3), ())]
+        made = [torch.zeros(3, 4), torch.zeros(5), torch.zeros(3, 2).t(), torch.zeros(())]
+        expected = [x.to(to) for x in made]
+        there = [x.to(remote) for x in expected]
+        torch._foreach_copy_(expected, source)
+        torch._foreach_copy_(there, [x.to(remote) for x in source])
+        for x, y in zip(there, expected, strict=True):
+            assert torch.equal(x.cpu(), y), of
+        for x, y in zip(torch._foreach_clone([x.to(remote) for x in source]), source, strict=True):
+            assert torch.equal(x.cpu(), y)
+            assert x.stride() == y.stride()
+
+
+def test_copies_of_lists_that_overlap(remote: torch.device) -> None:
+    x = torch.arange(8.0).to(remote)
+    torch._foreach_copy_([x[1:4]], [x[4:7]])
+    assert x.tolist() == [0, 4, 5, 6, 4, 5, 6, 7]
+    x, y = torch.arange(3.0).to(remote), torch.arange(3.0, 6.0).to(remote)
+    torch._foreach_copy_([x, y], [y, x])  # one after the other
+    assert x.tolist() == y.tolist() == [3, 4, 5]

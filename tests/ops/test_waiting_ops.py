@@ -99,3 +99,17 @@ def test_extremes_that_do_not_wait(remote, name):
     assert round_trips() == before
     expected = (x.detach().cpu() == extreme.detach().cpu()).float()
     assert torch.equal(x.grad.cpu(), expected)
+
+
+def test_repeats_whose_number_is_told(remote):
+    x, repeats = torch.randn(4, 3), torch.tensor([1, 0, 3, 2])
+    there, counts = x.to(remote), repeats.to(remote)
+    before = round_trips()
+    several = there.repeat_interleave(counts, 0, output_size=6)
+    places = torch.repeat_interleave(counts.int(), output_size=6)
+    assert round_trips() == before
+    assert torch.equal(several.cpu(), x.repeat_interleave(repeats, 0))
+    assert torch.equal(places.cpu(), torch.repeat_interleave(repeats.int()))
+    wrong = torch.repeat_interleave(counts, output_size=5)
+    with pytest.raises(RuntimeError, match="allocated size does not match required size"):
+        wrong.cpu()
