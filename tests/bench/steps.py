@@ -89,7 +89,8 @@ def steps(names: list[str], paths: list[str], rounds: int) -> None:
             cells = [f"{statistics.median(quiet[side]) * 1e3:.2f} ms" for side in SIDES]
             for of, to in (("remote", "cpu"), ("compiled", "inductor")):
                 for times in (quiet, loaded):
-                    value = zoo_speed.ratio(times, of, to)
+                    # Beside other work a step takes 2 ms or 150: what counts is how long all of them took.
+                    value = sum(times[of]) / sum(times[to]) if times is loaded else zoo_speed.ratio(times, of, to)
                     found.setdefault((of, times is loaded), []).append(value)
                     cells.append(f"{value:.2f}")
             print(f"| {name} | {path} | {' | '.join(cells)} |", flush=True)
