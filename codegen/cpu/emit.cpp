@@ -532,10 +532,8 @@ class FunctionEmitter {
         return ops_.fma(get(value.a), get(value.b), get(value.c));
       case Kind::kLdexp:
         return ops_.ldexp(get(value.a), get(value.b), value.type);
-      default: {
-        const DType typed = values[value.op == ir::ScalarOp::kWhere ? value.b : value.a].type;
-        return ops_.scalar_op(value.op, typed, input(value.a), input(value.b), input(value.c));
-      }
+      default:
+        return ops_.scalar_op(value.op, values[value.typed()].type, input(value.a), input(value.b), input(value.c));
     }
   }
 

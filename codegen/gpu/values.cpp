@@ -125,10 +125,8 @@ MlirValue Values::compose(const Value& value, llvm::function_ref<MlirValue(uint3
       return machine_.ldexp(get(value.a), get(value.b), value.type);
     case Kind::kRandom:
       return machine_.random(get(value.a), get(value.b), get(value.c));
-    default: {
-      const uint32_t typed = value.op == ir::ScalarOp::kWhere ? value.b : value.a;
-      return machine_.scalar_op(value.op, type(typed), input(value.a), input(value.b), input(value.c));
-    }
+    default:
+      return machine_.scalar_op(value.op, type(value.typed()), input(value.a), input(value.b), input(value.c));
   }
 }
 

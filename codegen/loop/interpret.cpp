@@ -236,8 +236,7 @@ class Interpreter {
       case Kind::kRunning:
         return {};
       default: {
-        const uint32_t typed = value.kind == Kind::kScalarOp && value.op == ir::ScalarOp::kWhere ? value.b : value.a;
-        const DType operand = typed == kNone ? value.type : type(typed);
+        const DType operand = value.typed() == kNone ? value.type : type(value.typed());
         return evaluate(value, operand, input(value.a), input(value.b), input(value.c));
       }
     }

@@ -85,6 +85,8 @@ struct Value {
   double number = 0;
   int64_t integer = 0;
   bool operator==(const Value& other) const;  // -0 is not 0, and one NaN is as another
+  // The value whose type an operation computes in: of `where`, whose `a` is the condition, `b`; kNone if there is none.
+  uint32_t typed() const { return kind == Kind::kScalarOp && op == ir::ScalarOp::kWhere ? b : a; }
 };
 
 struct Store {

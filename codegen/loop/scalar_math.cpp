@@ -246,8 +246,7 @@ Cell log_sum_exp(DType type, Cell x, Cell y) {
       continue;
     }
     const auto input = [&](uint32_t which) { return which == kNone ? Cell{} : cells[which]; };
-    const uint32_t typed = value.kind == Kind::kScalarOp && value.op == ScalarOp::kWhere ? value.b : value.a;
-    const DType operand = typed == kNone ? value.type : values[typed].type;
+    const DType operand = value.typed() == kNone ? value.type : values[value.typed()].type;
     cells[i] = evaluate(value, operand, input(value.a), input(value.b), input(value.c));
   }
   return cells.back();
