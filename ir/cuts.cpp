@@ -60,7 +60,7 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
   }
   began_ = hash_;
   if (!ends) return;
-  idle_ = waits;
+  idle_ = waits || (idle_ && records_ == 0);
   began_ = hash_ = kSeed;
   gear_ = 0;
   records_ = 0;

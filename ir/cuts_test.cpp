@@ -134,6 +134,10 @@ TEST(Cuts, AStretchAfterAWaitIsCutAtItsBeginning) {
   const std::vector<uint32_t> places = step(busy, 1 << 19);
   ASSERT_FALSE(places.empty());
   EXPECT_LE(places.front(), 16u);
+  // Nothing was recorded when the device began, and when somebody looked in between.
+  Script moved(only_plans());
+  moved.boundary();
+  EXPECT_EQ(step(moved, 1 << 19), places);
   // Small ops are done in no time: they would be more pieces for nothing.
   Script idle(only_plans());
   EXPECT_TRUE(step(idle, 64).empty());
