@@ -64,7 +64,8 @@ tr_client Inbox::client_activity() {
   const uint64_t now = monotonic_ns();
   if (now - client_looked_ < kLookAtClient) return client_activity_;
   look_ahead();
-  if (now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
+  if (client_resumed_ || now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
+  client_resumed_ = false;
   client_looked_ = client_asked_ = now;
   if (!waited_for_ && waits_ahead_ == 0) {
     waits_since_ = 0;
@@ -99,7 +100,8 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
 
 void Inbox::begin(const remote::Frame& frame) {
   note_wait(frame);
-  waited_for_ = is_waited_for(frame);
+  const bool waited = std::exchange(waited_for_, is_waited_for(frame));
+  client_resumed_ |= waited && !waited_for_;
   client_looked_ = 0;
 }
 

@@ -75,6 +75,8 @@ class Inbox {
   uint64_t client_asked_ = 0;   // likewise, at any time
   uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not
   bool client_looks_ = false;   // when it waits, at first
+  // It was answered, and sent something that it does not wait for: how much it used while it waited says nothing now.
+  bool client_resumed_ = false;
   tr_client client_activity_ = TR_CLIENT_RESTS;
 };
 

@@ -1,7 +1,9 @@
 #include "worker/inbox.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -11,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "remote/transport/forwarding_transport.h"
 #include "remote/wire/message.h"
 
 namespace torch_remote::worker {
@@ -25,8 +28,9 @@ class InboxTest : public ::testing::Test {
     inbox = std::make_unique<Inbox>(*worker);
   }
 
-  void send(uint64_t sequence, size_t bytes = 8) {
+  void send(uint64_t sequence, size_t bytes = 8, uint8_t flags = 0) {
     wire::Header header;
+    header.flags = flags;
     header.type = static_cast<uint8_t>(wire::Type::kRun);
     header.sequence = sequence;
     ASSERT_TRUE(client->send(header, std::vector<uint8_t>(bytes), nullptr).ok());
@@ -162,6 +166,45 @@ TEST_F(InboxTest, OfAClientThatIsNoProcessNothingIsKnown) {
   send(1);
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(inbox->client_activity(), TR_CLIENT_RESTS);
+}
+
+// A client that is a process of this machine.
+class ProcessTransport : public remote::ForwardingTransport {
+ public:
+  ProcessTransport(std::unique_ptr<Transport> inner, int process)
+      : ForwardingTransport(std::move(inner)), process_(process) {}
+  int peer_process() const override { return process_; }
+
+ private:
+  const int process_;
+};
+
+TEST_F(InboxTest, AClientThatWasAnsweredComputes) {
+  const pid_t process = fork();
+  ASSERT_GE(process, 0);
+  if (process == 0) {
+    for (;;) pause();
+  }
+  worker = std::make_unique<ProcessTransport>(std::move(worker), process);
+  inbox = std::make_unique<Inbox>(*worker);
+  inbox->watch_client(0);
+  uint64_t sequence = 0;
+  const auto activity_in_a_run = [&] {
+    send(++sequence);
+    EXPECT_EQ(next(), sequence);
+    return inbox->client_activity();
+  };
+  tr_client activity = activity_in_a_run();
+  for (int i = 0; i < 200 && activity != TR_CLIENT_RESTS; ++i) {
+    std::this_thread::sleep_for(1ms);
+    activity = activity_in_a_run();
+  }
+  EXPECT_EQ(activity, TR_CLIENT_RESTS);  // it uses nothing, for some time now
+  send(++sequence, 8, wire::kWantsReply);
+  EXPECT_EQ(next(), sequence);
+  EXPECT_EQ(activity_in_a_run(), TR_CLIENT_COMPUTES);
+  kill(process, SIGKILL);
+  waitpid(process, nullptr, 0);
 }
 
 }  // namespace

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <sched.h>
+
+#include <atomic>
+#include <memory>
+
 #include "worker/runner/plugin.h"
 
 // How many threads an op is given, and what they do between two ops. Torch and MKL use all of them for work far
@@ -14,6 +19,36 @@ inline constexpr double kWorthThreads = 1 << 20;
 // What the parallel ops of a run have to be worth to wake threads that rest: some 600 us of one core. A wake-up takes
 // 50 to 500 us, and for that long nothing of theirs is done.
 inline constexpr double kWorthWaking = 1 << 25;
+
+// On which cores threads wake that sleep. A scheduler may wake each on the core that it slept on, even if that is busy
+// and others are idle (machines that do not tell of a cache which cores share): it and the caller take turns then, for
+// milliseconds. Threads are put elsewhere for that moment, and pinned nowhere.
+class Cores {
+ public:
+  explicit Cores(int count) : count_(count), threads_(new Thread[static_cast<size_t>(count)]) {}
+
+  // Of the threads 1 and up of `count`: the calling one is going to sleep.
+  void sleeps(int index);
+  // It woke up: it may be anywhere again.
+  void woke(int index);
+
+  // Of their caller, while they are awake, before the next sleep.
+  void forget();
+  // Of their caller, before it wakes them: those that would wake on its core, or on the same one as another of them,
+  // wake on one that is left.
+  void spread();
+
+ private:
+  struct Thread {
+    std::atomic<int> id = 0;  // 0: it does not sleep yet
+    int core = 0;             // that it went to sleep on
+    bool moved = false;
+  };
+
+  const int count_;
+  cpu_set_t all_{};  // that the caller may run on
+  std::unique_ptr<Thread[]> threads_;
+};
 
 // The threads that torch uses when called from this thread. Not in the user's process, whose choice they are. One
 // object at a time may be in use, by one thread.
@@ -57,6 +92,7 @@ class Threads {
   int count_ = 1;     // in use
   bool used_ = true;  // since the last rest
   bool resting_ = false;
+  std::unique_ptr<Cores> cores_;  // of those that rest
 };
 
 // Whether work is to leave a core to the client, with set_but_one: where all threads take all cores and the client

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -149,6 +151,47 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
     threads.set(true);
     EXPECT_EQ(run_region().threads, 2);
     threads.rest();  // and goes while they rest
+  }).join();
+}
+
+void use_core(int core) {
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(core, &only);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(only), &only), 0);
+}
+
+TEST(Cores, WhoSleptOnTheCallersCoreWakesOnAnotherOne) {
+  if (processor_cores() < 2) GTEST_SKIP() << "there is one core";
+  std::thread([] {
+    cpu_set_t all;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+    const int here = sched_getcpu();
+    Cores cores(2);
+    std::atomic<int> asleep = 1;
+    int woke_on = -1;
+    cpu_set_t after{};
+    std::thread sleeper([&] {
+      use_core(here);
+      cores.sleeps(1);
+      sched_setaffinity(0, sizeof(all), &all);
+      asleep.store(2);
+      asleep.notify_all();
+      asleep.wait(2);
+      woke_on = sched_getcpu();
+      cores.woke(1);
+      sched_getaffinity(0, sizeof(after), &after);
+    });
+    asleep.wait(1);
+    use_core(here);  // this thread may have been moved
+    sched_setaffinity(0, sizeof(all), &all);
+    const int caller = sched_getcpu();
+    cores.spread();
+    asleep.store(0);
+    asleep.notify_all();
+    sleeper.join();
+    EXPECT_NE(woke_on, caller);
+    EXPECT_TRUE(CPU_EQUAL(&after, &all));  // it stays nowhere
   }).join();
 }
 
