@@ -60,24 +60,28 @@ void Inbox::note_wait(const remote::Frame& frame) {
 }
 
 tr_client Inbox::client_activity() {
-  if (!client_load_.known()) return TR_CLIENT_RESTS;
   const uint64_t now = monotonic_ns();
   if (now - client_looked_ < kLookAtClient) return client_activity_;
+  client_activity_ = client_load_.known() ? look_at_client(now) : TR_CLIENT_RESTS;
+  if (others_ && others_->busy(now, client_load_.used())) client_activity_ = TR_CLIENT_COMPUTES;
+  client_looked_ = now;
+  return client_activity_;
+}
+
+tr_client Inbox::look_at_client(uint64_t now) {
   look_ahead();
   if (client_resumed_ || now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
   client_resumed_ = false;
-  client_looked_ = client_asked_ = now;
+  client_asked_ = now;
   if (!waited_for_ && waits_ahead_ == 0) {
     waits_since_ = 0;
   } else if (waits_since_ == 0) {
     waits_since_ = now;
   }
   if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_looks_ || now - waits_since_ > kClientLooks))) {
-    client_activity_ = TR_CLIENT_RESTS;
-  } else {
-    client_activity_ = waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
+    return TR_CLIENT_RESTS;
   }
-  return client_activity_;
+  return waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
 }
 
 Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {

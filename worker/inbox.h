@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <optional>
 
 #include "ir/status.h"
 #include "remote/transport/transport.h"
@@ -26,6 +27,9 @@ class Inbox {
     const int known = transport_.peer_process();
     client_load_ = ProcessLoad(known == 0 && transport_.is_peer(says) ? says : known);
   }
+
+  // Likewise, what other processes of this machine use: whoever does is a client that computes.
+  void watch_others() { others_.emplace(); }
 
   // The next message; none is a Cancel. kTimeout after `timeout`, or after wake().
   Status receive(remote::Frame* frame, std::chrono::nanoseconds timeout);
@@ -59,6 +63,7 @@ class Inbox {
  private:
   bool note_cancel(const remote::Frame& frame);
   void note_wait(const remote::Frame& frame);
+  tr_client look_at_client(uint64_t now);
 
   remote::Transport& transport_;
   std::atomic<bool> woken_{false};
@@ -71,6 +76,7 @@ class Inbox {
   bool waited_for_ = false;             // the message that is being handled
   uint32_t waits_ahead_ = 0;            // such messages in ahead_
   ProcessLoad client_load_;
+  std::optional<OtherLoad> others_;
   uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
   uint64_t client_asked_ = 0;   // likewise, at any time
   uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not

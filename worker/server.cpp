@@ -87,6 +87,7 @@ Status Server::next(Frame* frame) {
 
 Status Server::open_device(int client) {
   inbox_.watch_client(client);
+  inbox_.watch_others();
   // How many threads an op has must not depend on what a client happens to do, where bits are to come again.
   std::function<tr_client()> activity = [this] { return inbox_.client_activity(); };
   if (options_.repeatable) activity = [] { return TR_CLIENT_RESTS; };

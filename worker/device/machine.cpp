@@ -1,11 +1,15 @@
 #include "worker/device/machine.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <string_view>
@@ -73,7 +77,7 @@ ProcessLoad::ProcessLoad(int process) {
 
 uint64_t ProcessLoad::used() const {
   timespec time{};
-  if (clock_gettime(clock_, &time) != 0) return 0;
+  if (!known() || clock_gettime(clock_, &time) != 0) return 0;
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
@@ -93,6 +97,61 @@ void ProcessLoad::assume_busy(uint64_t now) {
   busy_ = true;
   used_ = used();
   since_ = now;
+}
+
+OtherLoad::OtherLoad(std::string file) {
+  // With more cores it hardly matters that one of them is used, and reading the file takes long.
+  constexpr unsigned kMostCores = 16;
+  if (const unsigned cores = processor_cores(); cores > 1 && cores <= kMostCores) {
+    file_ = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  }
+}
+
+OtherLoad::~OtherLoad() {
+  if (file_ >= 0) close(file_);
+}
+
+// A line for each core: "cpu1 ", and ticks as user, niced user, system, idle, waiting, interrupts, and soft ones.
+bool OtherLoad::used(uint64_t* ns) const {
+  char text[4096];  // cores come first
+  const ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof(text) - 1, 0);
+  cpu_set_t cores;
+  if (size <= 0 || sched_getaffinity(0, sizeof(cores), &cores) != 0) return false;
+  text[size] = 0;
+  uint64_t ticks = 0;
+  bool any = false;
+  for (const char* line = text; line != nullptr; line = std::strchr(line, '\n'), line += line != nullptr) {
+    unsigned core;
+    uint64_t user, nice, system, idle, waiting, interrupts, soft;
+    if (std::sscanf(line, "cpu%u %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64,
+                    &core, &user, &nice, &system, &idle, &waiting, &interrupts, &soft) != 8) {
+      if (any) break;
+      continue;  // of all cores
+    }
+    any = true;
+    if (core < CPU_SETSIZE && CPU_ISSET(core, &cores)) ticks += user + system + interrupts + soft;
+  }
+  *ns = ticks * (1'000'000'000 / static_cast<uint64_t>(sysconf(_SC_CLK_TCK)));
+  return any;
+}
+
+bool OtherLoad::busy(uint64_t now, uint64_t client) {
+  constexpr uint64_t kWindow = 100'000'000;  // ns: ten of the file's ticks
+  if (file_ < 0 || now - since_ < kWindow) return busy_;
+  uint64_t all;
+  timespec own{};
+  if (!used(&all) || clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) != 0) return busy_;
+  const uint64_t not_counted =
+      client + static_cast<uint64_t>(own.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(own.tv_nsec);
+  if (since_ != 0) {
+    // Who was busy is until it uses less than a quarter.
+    const uint64_t least = (now - since_) / (busy_ ? 4 : 2);
+    busy_ = all - all_ > not_counted - not_counted_ + least;
+  }
+  since_ = now;
+  all_ = all;
+  not_counted_ = not_counted;
+  return busy_;
 }
 
 unsigned processor_cores() {

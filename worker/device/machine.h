@@ -16,14 +16,38 @@ class ProcessLoad {
   bool busy(uint64_t now);
   // It did something just now, after nobody asked for a while: taken for busy until it turns out otherwise.
   void assume_busy(uint64_t now);
-
- private:
+  // Processor time so far, of all its threads together, in ns; 0 if it is not known.
   uint64_t used() const;
 
+ private:
   int clock_ = 0;
   bool busy_ = true;
   uint64_t since_ = 0;
   uint64_t used_ = 0;  // at that time
+};
+
+// How much of the cores that this process may run on others use. Not thread safe.
+class OtherLoad {
+ public:
+  // `file`: as proc(5) describes /proc/stat, with the time of each core.
+  explicit OtherLoad(std::string file = "/proc/stat");
+  ~OtherLoad();
+  OtherLoad(const OtherLoad&) = delete;
+  OtherLoad& operator=(const OtherLoad&) = delete;
+
+  // Whether they used more than half of a core lately; what gives way to others (nice) counts as nothing. Looks every
+  // tenth of a second, which takes some 20 us. `now`: CLOCK_MONOTONIC in ns. `client`: one that is not to count, and
+  // the processor time that it used so far.
+  bool busy(uint64_t now, uint64_t client);
+
+ private:
+  // Of all processes, in ns. False: nobody knows.
+  bool used(uint64_t* ns) const;
+
+  int file_ = -1;
+  bool busy_ = false;
+  uint64_t since_ = 0;
+  uint64_t all_ = 0, not_counted_ = 0;  // at that time
 };
 
 // Bytes that this process may use: physical memory, or the control group's limit if that is less.

@@ -35,7 +35,7 @@ typedef struct tr_error {
 typedef enum tr_client {
   TR_CLIENT_RESTS = 0,     // on this machine nothing
   TR_CLIENT_LOOKS = 1,     // waits, and looks for the answer all the time
-  TR_CLIENT_COMPUTES = 2,  // uses a core
+  TR_CLIENT_COMPUTES = 2,  // uses a core; or other processes do
 } tr_client;
 
 struct tr_product;
