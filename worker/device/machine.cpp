@@ -113,8 +113,9 @@ OtherLoad::~OtherLoad() {
 
 // A line for each core: "cpu1 ", and ticks as user, niced user, system, idle, waiting, interrupts, and soft ones.
 bool OtherLoad::used(uint64_t* ns) const {
-  char text[4096];  // cores come first
-  const ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof(text) - 1, 0);
+  char text[16384];  // cores come first
+  ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof(text) - 1, 0);
+  while (size > 0 && text[size - 1] != '\n') --size;  // whole lines
   cpu_set_t cores;
   if (size <= 0 || sched_getaffinity(0, sizeof(cores), &cores) != 0) return false;
   text[size] = 0;
