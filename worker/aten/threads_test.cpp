@@ -202,6 +202,7 @@ std::vector<bool> parallel_of(TestGraph& builder) {
   std::vector<double> work;
   ir::estimate_work(builder.graph, values.data(), &work);
   std::vector<bool> parallel;
+  parallel.reserve(work.size());
   for (const double w : work) parallel.push_back(w >= kWorthThreads);
   return parallel;
 }

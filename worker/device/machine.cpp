@@ -99,7 +99,7 @@ void ProcessLoad::assume_busy(uint64_t now) {
   since_ = now;
 }
 
-OtherLoad::OtherLoad(std::string file) {
+OtherLoad::OtherLoad(const std::string& file) {
   // With more cores it hardly matters that one of them is used, and reading the file takes long.
   constexpr unsigned kMostCores = 16;
   if (const unsigned cores = processor_cores(); cores > 1 && cores <= kMostCores) {

@@ -30,7 +30,7 @@ class ProcessLoad {
 class OtherLoad {
  public:
   // `file`: as proc(5) describes /proc/stat, with the time of each core.
-  explicit OtherLoad(std::string file = "/proc/stat");
+  explicit OtherLoad(const std::string& file = "/proc/stat");
   ~OtherLoad();
   OtherLoad(const OtherLoad&) = delete;
   OtherLoad& operator=(const OtherLoad&) = delete;
