@@ -23,7 +23,6 @@ std::atomic<uint32_t> asleep{0};  // 1: threads at rest stay there
 void Cores::sleeps(int index) {
   Thread& thread = threads_[index];
   thread.core = sched_getcpu();
-  thread.moved = false;
   thread.id.store(gettid(), std::memory_order_release);
 }
 
@@ -32,7 +31,10 @@ void Cores::woke(int index) {
 }
 
 void Cores::forget() {
-  for (int i = 0; i < count_; ++i) threads_[i].id.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < count_; ++i) {
+    threads_[i].id.store(0, std::memory_order_relaxed);
+    threads_[i].moved = false;
+  }
 }
 
 void Cores::spread() {
@@ -45,24 +47,20 @@ void Cores::spread() {
     if (free) CPU_CLR(core, &left);
     return free;
   };
-  int crowded = 0;
   for (int i = 1; i < count_; ++i) {
     Thread& thread = threads_[i];
     if (thread.id.load(std::memory_order_acquire) == 0) continue;
     thread.moved = !take(thread.core);
-    crowded += thread.moved;
   }
   int core = 0;
-  for (int i = 1; i < count_ && crowded > 0; ++i) {
+  for (int i = 1; i < count_; ++i) {
     Thread& thread = threads_[i];
-    const int id = thread.id.load(std::memory_order_relaxed);
-    if (id == 0 || !thread.moved) continue;
-    --crowded;
+    if (!thread.moved) continue;
     while (core < CPU_SETSIZE && !take(core)) ++core;
     cpu_set_t only;
     CPU_ZERO(&only);
     if (core < CPU_SETSIZE) CPU_SET(core, &only);
-    thread.moved = core < CPU_SETSIZE && sched_setaffinity(id, sizeof(only), &only) == 0;
+    thread.moved = core < CPU_SETSIZE && sched_setaffinity(thread.id, sizeof(only), &only) == 0;
   }
 }
 

@@ -42,7 +42,7 @@ class Cores {
   struct Thread {
     std::atomic<int> id = 0;  // 0: it does not sleep yet
     int core = 0;             // that it went to sleep on
-    bool moved = false;
+    bool moved = false;       // by the caller, for this sleep
   };
 
   const int count_;

@@ -99,7 +99,7 @@ void ProcessLoad::assume_busy(uint64_t now) {
   since_ = now;
 }
 
-OtherLoad::OtherLoad(const std::string& file) {
+OtherLoad::OtherLoad(const std::string& file) : own_(getpid()) {
   // With more cores it hardly matters that one of them is used, and reading the file takes long.
   constexpr unsigned kMostCores = 16;
   if (const unsigned cores = processor_cores(); cores > 1 && cores <= kMostCores) {
@@ -140,10 +140,8 @@ bool OtherLoad::busy(uint64_t now, uint64_t client) {
   constexpr uint64_t kWindow = 100'000'000;  // ns: ten of the file's ticks
   if (file_ < 0 || now - since_ < kWindow) return busy_;
   uint64_t all;
-  timespec own{};
-  if (!used(&all) || clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) != 0) return busy_;
-  const uint64_t not_counted =
-      client + static_cast<uint64_t>(own.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(own.tv_nsec);
+  if (!used(&all)) return busy_;
+  const uint64_t not_counted = client + own_.used();
   if (since_ != 0) {
     // Who was busy is until it uses less than a quarter.
     const uint64_t least = (now - since_) / (busy_ ? 4 : 2);

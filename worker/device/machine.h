@@ -44,6 +44,7 @@ class OtherLoad {
   // Of all processes, in ns. False: nobody knows.
   bool used(uint64_t* ns) const;
 
+  const ProcessLoad own_;
   int file_ = -1;
   bool busy_ = false;
   uint64_t since_ = 0;

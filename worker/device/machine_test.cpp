@@ -67,7 +67,7 @@ class Stat {
   ~Stat() { std::remove(path_.c_str()); }
 
   const std::string& path() const { return path_; }
-  // Each in ticks. The whole file keeps its length.
+  // Each in ticks.
   void write(uint64_t user = 0, uint64_t nice = 0, uint64_t system = 0, uint64_t idle = 0, uint64_t elsewhere = 0) {
     cpu_set_t cores;
     ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
