@@ -18,7 +18,8 @@ class Run:
         for target, outcome, cases, cached in events:
             lines.append({"id": {"targetConfigured": {"label": target}}, "configured": {"testSize": "SMALL"}})
             if cases is not None:
-                report = self.folder / f"{name}{target.replace('/', '_').replace(':', '_')}.xml"
+                # As bazel-testlogs has it: one place for all parts.
+                report = self.folder / f"{target.replace('/', '_').replace(':', '_')}.xml"
                 inside = {"p": "", "f": "<failure/>", "e": "<error/>", "s": "<skipped/>"}
                 rows = "".join(f"<testcase>{inside[case]}</testcase>" for case in cases)
                 report.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
@@ -35,8 +36,7 @@ class Run:
         self.part(name, "bazel", status)
 
     def part(self, name, kind, status):
-        with open(self.folder / "parts", "a") as file:
-            file.write(f"{name} {kind} {status} 61\n")
+        test_summary.main("add", self.folder, name, kind, str(status), "61")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def run(tmp_path):
 
 
 def last_line(run, capsys):
-    status = test_summary.main(run.folder)
+    status = test_summary.main("tell", run.folder)
     return status, capsys.readouterr().out.splitlines()[-1]
 
 
@@ -53,7 +53,7 @@ def test_cases_of_all_parts_are_added(run, capsys):
     run.bazel("tests", ("//a:t", "PASSED", "pps", {}), ("//b:t", "PASSED", "p", {"cachedLocally": True}))
     run.bazel("asan", ("//a:t", "PASSED", "pp", {"executionInfo": {"cachedRemotely": True}}))
     run.part("types", "check", 0)
-    assert test_summary.main(run.folder) == 0
+    assert test_summary.main("tell", run.folder) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tests: 3 passed, 0 failed, 1 skipped, 1 of 2 targets from a cache, 1 min 1 s"
     assert lines[1] == "asan: 2 passed, 0 failed, 1 of 1 targets from a cache, 1 min 1 s"
@@ -69,6 +69,13 @@ def test_a_failed_case_counts_and_its_target_not_again(run, capsys):
 def test_a_target_that_failed_without_a_case_counts_as_one(run, capsys, cases):
     run.bazel("tests", ("//a:t", "PASSED", "p", {}), ("//b:t", "FAILED", cases, {}), status=3)
     assert last_line(run, capsys) == (1, f"{1 + len(cases or '')} passed, 1 failed")
+
+
+def test_what_failed_in_one_part_did_not_in_another(run, capsys):
+    run.bazel("tests", ("//a:t", "PASSED", "pp", {}))
+    run.bazel("tsan", ("//a:t", "FAILED", "pf", {}), status=3)
+    assert test_summary.main("tell", run.folder) == 1
+    assert capsys.readouterr().out.splitlines()[0].startswith("tests: 2 passed, 0 failed")
 
 
 def test_a_target_that_could_not_be_built_counts_as_one(run, capsys):

@@ -26,8 +26,9 @@ class ProductChoices {
     std::function<bool(const tr_product& product)> library;
     // Nothing is measured, as the same bits are wanted in each process: the loops do what they may, else oneDNN.
     bool fixed = false;
-    std::string folder;  // where choices are kept; empty: only in memory
-    std::string about;   // processor, library, threads
+    std::string folder;             // where choices are kept; empty: only in memory
+    std::string about;              // processor, library, threads
+    std::function<double()> clock;  // seconds; empty: those of the machine
   };
   enum class Way : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
@@ -49,7 +50,6 @@ class ProductChoices {
  private:
   Way fixed_way(const ProductShape& shape);
   Way measured(const ProductShape& shape) const;
-  void know(const ProductShape& shape, Way way);
 
   const Options options_;
   const KernelFiles files_;
