@@ -87,10 +87,12 @@ Status Server::next(Frame* frame) {
 
 Status Server::open_device(int client) {
   inbox_.watch_client(client);
-  inbox_.watch_others();
-  // How many threads an op has must not depend on what a client happens to do, where bits are to come again.
-  std::function<tr_client()> activity = [this] { return inbox_.client_activity(); };
-  if (options_.repeatable) activity = [] { return TR_CLIENT_RESTS; };
+  // How many threads an op has must not depend on what others happen to do, where bits are to come again.
+  std::function<tr_client()> activity = [] { return TR_CLIENT_RESTS; };
+  if (!options_.repeatable) {
+    inbox_.watch_others();
+    activity = [this] { return inbox_.client_activity(); };
+  }
   Status status = options_.open_device(transport_, options_, std::move(activity), &on_);
   if (!status.ok()) return status;
   // Before those that take any op.

@@ -11,11 +11,11 @@ namespace torch_remote::codegen {
 
 // Where an operand's elements are.
 struct Binding {
-  uint32_t buffer = 0;           // of the graph
-  int64_t offset = 0;            // elements
-  std::vector<int64_t> strides;  // elements: of the kernel's dims, then the indexed ones
-  std::vector<int64_t> outer;    // of Launch::outer
-  std::vector<int64_t> bounds;   // of the indexed dims
+  uint32_t buffer = 0;               // of the graph
+  int64_t offset = 0;                // elements
+  std::vector<int64_t> strides;      // elements: of the kernel's dims, then the indexed ones
+  std::vector<int64_t> outer;        // of Launch::outer
+  std::vector<int64_t> bounds = {};  // of the indexed dims
   // Its elements lie across: who calls copies those of some rows side by side first, and what is stored there back
   // afterwards. The kernel has one row dim and one column dim, and finds their columns 1 apart.
   bool packed = false;

@@ -26,9 +26,9 @@ class ProductChoices {
     std::function<bool(const tr_product& product)> library;
     // Nothing is measured, as the same bits are wanted in each process: the loops do what they may, else oneDNN.
     bool fixed = false;
-    std::string folder;             // where choices are kept; empty: only in memory
-    std::string about;              // processor, library, threads
-    std::function<double()> clock;  // seconds; empty: those of the machine
+    std::string folder;                  // where choices are kept; empty: only in memory
+    std::string about;                   // processor, library, threads
+    std::function<double()> clock = {};  // seconds; empty: those of the machine
   };
   enum class Way : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
