@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -96,9 +97,20 @@ class Cut {
     for (const Node& node : section_.graph.nodes) {
       for_each_view(node, [&](uint32_t v, bool writes) { writes_[v] = writes; });
     }
+    auto views = std::make_shared<Views>();
+    views->of_buffer.resize(section_.graph.buffers.size());
+    views->of_node.resize(nodes.size());
+    for (uint32_t v = 0; v < owners_.size(); ++v) {
+      views->of_buffer[view(v).buffer].push_back(v);
+      views->of_node[owners_[v]].push_back(v);
+    }
+    views_ = std::move(views);
     for (uint32_t n = 0; n < nodes.size(); ++n) {
       if (is_join(section_.graph.nodes[n].opcode) && !find_join(n)) return false;
     }
+    params_.clear();
+    pairs_.clear();
+    buffers_.clear();
     return updates_same_places();
   }
 
@@ -429,8 +441,8 @@ class Cut {
   bool through_buffer(uint32_t v, const Range& range) {
     const uint32_t buffer = view(v).buffer;
     if (!is_written(buffer)) return true;
-    for (uint32_t u = 0; u < owners_.size(); ++u) {
-      if (u == v || view(u).buffer != buffer || !is_live(u)) continue;
+    for (const uint32_t u : views_->of_buffer[buffer]) {
+      if (u == v || !is_live(u)) continue;
       Range same;
       if (!find_same(v, range, u, &same) || !narrow(u, same)) return false;
     }
@@ -478,24 +490,24 @@ class Cut {
   bool is_live(uint32_t v) const { return owners_[v] != kNoNode && !gone_[owners_[v]]; }
 
   bool is_written(uint32_t buffer) const {
-    for (uint32_t v = 0; v < owners_.size(); ++v) {
-      if (view(v).buffer == buffer && writes_[v] && is_live(v)) return true;
-    }
-    return false;
+    return std::ranges::any_of(views_->of_buffer[buffer], [&](uint32_t v) { return writes_[v] && is_live(v); });
   }
 
   // Leaves nodes that what a node computes comes from, or goes to; the others are another section's.
   void drop_others(uint32_t node) {
-    std::vector<bool> reached(gone_.size(), false);
+    std::vector<bool> reached(gone_.size(), false), seen(views_->of_buffer.size(), false);
     std::vector<uint32_t> next = {node};
     reached[node] = true;
     while (!next.empty()) {
       const uint32_t n = next.back();
       next.pop_back();
-      for (uint32_t v = 0; v < owners_.size(); ++v) {
-        if (owners_[v] != n || !is_written(view(v).buffer)) continue;
-        for (uint32_t u = 0; u < owners_.size(); ++u) {
-          if (view(u).buffer != view(v).buffer || !is_live(u) || reached[owners_[u]]) continue;
+      for (const uint32_t v : views_->of_node[n]) {
+        const uint32_t buffer = view(v).buffer;
+        if (owners_[v] != n || seen[buffer]) continue;
+        seen[buffer] = true;
+        if (!is_written(buffer)) continue;
+        for (const uint32_t u : views_->of_buffer[buffer]) {
+          if (!is_live(u) || reached[owners_[u]]) continue;
           reached[owners_[u]] = true;
           next.push_back(owners_[u]);
         }
@@ -547,9 +559,15 @@ class Cut {
     });
   }
 
+  struct Views {
+    std::vector<std::vector<uint32_t>> of_buffer, of_node;
+  };
+
   Section section_;
+  // While nodes are taken.
   std::map<Sym, Sym> params_, pairs_;
   std::map<uint32_t, uint32_t> buffers_;
+  std::shared_ptr<const Views> views_;        // all that were taken, in order
   std::vector<uint32_t> owners_;              // of each view: its node, or kNoNode if nobody needs it here
   std::vector<bool> writes_;                  // of each view: its node writes it
   std::vector<bool> gone_;                    // of each node
@@ -573,7 +591,7 @@ class Cutter {
     const size_t operands = whole.operands_of(join);
     if (static_cast<int64_t>(operands) > kMostSections) return false;
     for (size_t i = 0; i < operands; ++i) {
-      Cut part = whole;
+      Cut part = i + 1 < operands ? whole : std::move(whole);
       bool empty = false;
       if (!part.keep_operand(join, i, &empty) || (!empty && !run(std::move(part)))) return false;
     }

@@ -177,6 +177,7 @@ class Fuser {
   void run() {
     const auto count = static_cast<uint32_t>(graph_.nodes.size());
     most_nodes_ = static_cast<size_t>(context_.option("fuse.nodes", 64));
+    most_joined_ = static_cast<size_t>(context_.option("fuse.joined", 12));
     cluster_of_.assign(count, kNoNode);
     after_.assign(count, Bits(count));
     for (uint32_t n = 0; n < count; ++n) {
@@ -233,6 +234,7 @@ class Fuser {
       if (nodes.size() > most_nodes_ || comes_between(nodes)) continue;
       Cluster both{std::move(nodes), alone ? other.domain : Domain(graph_, values_), made.items};
       both.joins = other.joins || made.joins || is_join(n);
+      if (both.joins && both.nodes.size() > most_joined_) continue;
       if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
       for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
       clusters_[maker].nodes.clear();
@@ -576,6 +578,8 @@ class Fuser {
   std::vector<bool> checks_indices_;  // of each node
   std::vector<Cluster> clusters_;
   size_t most_nodes_ = 0;
+  // Of a group that joins tensors: each section does all of its nodes, and is cut anew when a node is added.
+  size_t most_joined_ = 0;
 };
 
 uint8_t hints_of(const Graph& graph, const Group& group) {

@@ -63,7 +63,7 @@ tr_client Inbox::client_activity() {
   const uint64_t now = monotonic_ns();
   if (now - client_looked_ < kLookAtClient) return client_activity_;
   client_activity_ = client_load_.known() ? look_at_client(now) : TR_CLIENT_RESTS;
-  if (others_ && others_->busy(now, client_load_.used())) client_activity_ = TR_CLIENT_COMPUTES;
+  if (others_ && others_->busy(now, client_load_.used(), idle_)) client_activity_ = TR_CLIENT_COMPUTES;
   client_looked_ = now;
   return client_activity_;
 }
@@ -96,9 +96,12 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   }
   if (!ahead_status_.ok()) return ahead_status_;
   if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
+  const uint64_t begin = monotonic_ns();
   for (;;) {
     Status status = transport_.receive(frame, timeout);
-    if (!status.ok() || !note_cancel(*frame)) return status;
+    if (status.ok() && note_cancel(*frame)) continue;
+    idle_ += monotonic_ns() - begin;
+    return status;
   }
 }
 

@@ -28,7 +28,8 @@ class Inbox {
     client_load_ = ProcessLoad(known == 0 && transport_.is_peer(says) ? says : known);
   }
 
-  // Likewise, what other processes of this machine use: whoever does is a client that computes.
+  // Likewise, what other processes of this machine use while something is to be done here: whoever does is a client
+  // that computes.
   void watch_others() { others_.emplace(); }
 
   // The next message; none is a Cancel. kTimeout after `timeout`, or after wake().
@@ -77,6 +78,7 @@ class Inbox {
   uint32_t waits_ahead_ = 0;            // such messages in ahead_
   ProcessLoad client_load_;
   std::optional<OtherLoad> others_;
+  uint64_t idle_ = 0;           // how long nothing has come, and so nothing was to be done, ns
   uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
   uint64_t client_asked_ = 0;   // likewise, at any time
   uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not

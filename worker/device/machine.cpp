@@ -136,20 +136,29 @@ bool OtherLoad::used(uint64_t* ns) const {
   return any;
 }
 
-bool OtherLoad::busy(uint64_t now, uint64_t client) {
-  constexpr uint64_t kWindow = 100'000'000;  // ns: ten of the file's ticks
-  if (file_ < 0 || now - since_ < kWindow) return busy_;
+bool OtherLoad::busy(uint64_t now, uint64_t client, uint64_t idle) {
+  constexpr uint64_t kLook = 20'000'000, kWindow = 100'000'000;  // ns: two of the file's ticks, and ten
+  constexpr uint64_t kForget = 1'000'000'000;
+  if (file_ < 0 || now - since_ < kLook) return busy_;
   uint64_t all;
   if (!used(&all)) return busy_;
-  const uint64_t not_counted = client + own_.used();
-  if (since_ != 0) {
+  const uint64_t not_counted = client + own_.used(), time = now - since_;
+  if (since_ != 0 && idle - idle_ < time / 2) {
+    time_ += time;
+    others_ += static_cast<int64_t>(all - all_) - static_cast<int64_t>(not_counted - not_counted_);
+  }
+  const bool decides = time_ >= kWindow;
+  if (decides || now - decided_ > kForget) {
     // Who was busy is until it uses less than a quarter.
-    const uint64_t least = (now - since_) / (busy_ ? 4 : 2);
-    busy_ = all - all_ > not_counted - not_counted_ + least;
+    busy_ = decides && others_ > static_cast<int64_t>(time_ / (busy_ ? 4 : 2));
+    decided_ = now;
+    time_ = 0;
+    others_ = 0;
   }
   since_ = now;
   all_ = all;
   not_counted_ = not_counted;
+  idle_ = idle;
   return busy_;
 }
 

@@ -35,10 +35,11 @@ class OtherLoad {
   OtherLoad(const OtherLoad&) = delete;
   OtherLoad& operator=(const OtherLoad&) = delete;
 
-  // Whether they used more than half of a core lately; what gives way to others (nice) counts as nothing. Looks every
-  // tenth of a second, which takes some 20 us. `now`: CLOCK_MONOTONIC in ns. `client`: one that is not to count, and
-  // the processor time that it used so far.
-  bool busy(uint64_t now, uint64_t client);
+  // Whether they lately used more than half of a core while this process had something to do; what gives way to others
+  // (nice) counts as nothing. Looks every fiftieth of a second, which takes some 20 us, and decides by a tenth. `now`:
+  // CLOCK_MONOTONIC in ns. `client`: one that is not to count, and the processor time that it used so far. `idle`: how
+  // long this process has had nothing to do so far, in ns. (Who works while this process rests is in nobody's way.)
+  bool busy(uint64_t now, uint64_t client, uint64_t idle);
 
  private:
   // Of all processes, in ns. False: nobody knows.
@@ -48,7 +49,11 @@ class OtherLoad {
   int file_ = -1;
   bool busy_ = false;
   uint64_t since_ = 0;
-  uint64_t all_ = 0, not_counted_ = 0;  // at that time
+  uint64_t all_ = 0, not_counted_ = 0, idle_ = 0;  // at that time
+  // Since it was last decided.
+  uint64_t decided_ = 0;
+  uint64_t time_ = 0;  // in which this process had something to do
+  int64_t others_ = 0;
 };
 
 // Bytes that this process may use: physical memory, or the control group's limit if that is less.

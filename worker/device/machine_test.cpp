@@ -83,42 +83,71 @@ class Stat {
   const std::string path_;
 };
 
-constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kMillisecond = 1'000'000;
+
+// Time that passes in steps of 50 ms, and what is used meanwhile, in ms.
+class Passing {
+ public:
+  bool step(int64_t others, int64_t client = 0, int64_t idle = 0, int64_t nice = 0, int64_t elsewhere = 0) {
+    now_ += 50 * kMillisecond;
+    others_ += others + client;
+    client_ += static_cast<uint64_t>(client) * kMillisecond;
+    idle_ += static_cast<uint64_t>(idle) * kMillisecond;
+    nice_ += nice;
+    elsewhere_ += elsewhere;
+    const int64_t tick = 1000 / sysconf(_SC_CLK_TCK);
+    stat_.write(others_ / tick, nice_ / tick, 0, elsewhere_ / tick, elsewhere_ / tick);
+    return load_.busy(now_, client_, idle_);
+  }
+  bool soon(uint64_t ns) { return load_.busy(now_ + ns, client_, idle_); }
+
+ private:
+  Stat stat_;
+  OtherLoad load_{stat_.path()};
+  uint64_t now_ = 10'000 * kMillisecond, client_ = 0, idle_ = 0;
+  int64_t others_ = 1000, nice_ = 0, elsewhere_ = 0;
+};
 
 TEST(OtherLoad, TellsCoresThatOthersUse) {
   if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
-  const auto second = static_cast<uint64_t>(sysconf(_SC_CLK_TCK));
-  Stat stat;
-  OtherLoad others(stat.path());
-  EXPECT_FALSE(others.busy(10 * kSecond, 0));  // nothing to compare with
-  stat.write(10 * second, 0, 10 * second, 0);
-  EXPECT_FALSE(others.busy(10 * kSecond + kSecond / 100, 0));  // so soon it does not look
-  EXPECT_TRUE(others.busy(30 * kSecond, 0));
-  stat.write(10 * second + 4 * second, 0, 10 * second, 0);
-  EXPECT_TRUE(others.busy(40 * kSecond, 0));  // two fifths: less than half, but it has been busy
-  stat.write(10 * second + 8 * second, 0, 10 * second, 0);
-  EXPECT_TRUE(others.busy(50 * kSecond, 0));
-  EXPECT_FALSE(others.busy(60 * kSecond, 0));
-  stat.write(10 * second + 12 * second, 0, 10 * second, 0);
-  EXPECT_FALSE(others.busy(70 * kSecond, 0));
+  Passing time;
+  EXPECT_FALSE(time.step(50));  // nothing to compare with
+  EXPECT_FALSE(time.step(50));  // half of the time that decides
+  EXPECT_TRUE(time.step(50));
+  EXPECT_TRUE(time.step(0));
+  EXPECT_TRUE(time.soon(kMillisecond));
+  EXPECT_TRUE(time.step(40));  // two fifths of 100 ms: less than half, but it has been busy
+  time.step(10);
+  EXPECT_FALSE(time.step(10));
+  time.step(20);
+  EXPECT_FALSE(time.step(20));
 }
 
 TEST(OtherLoad, IsNeitherTheClientsNorWhatGivesWayNorElsewhere) {
   if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
-  const auto second = static_cast<uint64_t>(sysconf(_SC_CLK_TCK));
-  Stat stat;
-  OtherLoad others(stat.path());
-  EXPECT_FALSE(others.busy(10 * kSecond, 3 * kSecond));
-  stat.write(10 * second, 10 * second, 0, 10 * second, 10 * second);
-  EXPECT_FALSE(others.busy(20 * kSecond, 13 * kSecond));
-  stat.write(20 * second, 10 * second, 0, 10 * second, 10 * second);
-  EXPECT_TRUE(others.busy(30 * kSecond, 13 * kSecond));
+  Passing time;
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(time.step(0, 50, 0, 50, 50));
+}
+
+// Another worker that has its turn while this one waits is in nobody's way.
+TEST(OtherLoad, IsWhatTheyUseWhileSomethingIsToBeDone) {
+  if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
+  Passing time;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(time.step(100, 0, 40));
+    EXPECT_FALSE(time.step(0));
+  }
+  time.step(50, 0, 10);
+  EXPECT_TRUE(time.step(50));
+  for (int i = 0; i < 19; ++i) EXPECT_TRUE(time.step(50, 0, 50));  // nothing new is known
+  time.step(50, 0, 50);
+  EXPECT_FALSE(time.step(50, 0, 50));  // and what was known is old
 }
 
 TEST(OtherLoad, NobodyKnowsWithoutAFile) {
   OtherLoad others("/nowhere");
-  EXPECT_FALSE(others.busy(10 * kSecond, 0));
-  EXPECT_FALSE(others.busy(20 * kSecond, 0));
+  EXPECT_FALSE(others.busy(10'000 * kMillisecond, 0, 0));
+  EXPECT_FALSE(others.busy(20'000 * kMillisecond, 0, 0));
 }
 
 }  // namespace
