@@ -113,7 +113,8 @@ def cold(names: list[str], rounds: int) -> None:
         for _ in range(rounds):
             for side in SIDES:
                 with tempfile.TemporaryDirectory() as folder:
-                    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+                    caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_REMOTE_KERNEL_CACHE")
+                    environment = {**os.environ, **dict.fromkeys(caches, folder)}
                     command = [sys.executable, __file__, "--first", name, side]
                     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
                 seconds[side].append(float(done.stdout.split()[-1]))

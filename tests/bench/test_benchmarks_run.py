@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import distance
-import kernels
+import kernel_speed
 import memory
 import pytest
 import run
@@ -47,7 +47,7 @@ def test_distance(way):
 
 
 def test_kernels(remote, capsys):
-    kernels.table(["softmax", "transpose, add", "AdamW"], 1, {"cpu": "cpu", "remote": "remote:0"})
+    kernel_speed.table(["softmax", "transpose, add", "AdamW"], 1, {"cpu": "cpu", "remote": "remote:0"})
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows] == [
         "| kernel",
@@ -67,7 +67,15 @@ def test_tables_of_the_page(monkeypatch, capsys):
     """Each names a program that takes its options, and is replaced alone."""
     page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
     known = tables.tables(page)
-    assert {table.program for table in known} == {"run", "waits", "zoo_speed", "steps", "compiled", "kernels", "memory"}
+    assert {table.program for table in known} == {
+        "run",
+        "waits",
+        "zoo_speed",
+        "steps",
+        "compiled",
+        "kernel_speed",
+        "memory",
+    }
     assert page.count("<!-- table ") == page.count("<!-- end -->") == len(known)
     for table in known:
         monkeypatch.setattr(sys, "argv", [table.program, *table.options, "--help"])

@@ -1,9 +1,9 @@
 """Chains of ops that one kernel does: CPU eager, the device op by op, the device with fused kernels, and Inductor, in
 turn in one process; a markdown table for docs/benchmarks.md.
 
-bazel run //tests/bench:kernels
-bazel run //tests/bench:kernels -- --only swiglu softmax --rounds 21 --no-inductor
-bazel run //tests/bench:kernels -- --products
+bazel run //tests/bench:kernel_speed
+bazel run //tests/bench:kernel_speed -- --only swiglu softmax --rounds 21 --no-inductor
+bazel run //tests/bench:kernel_speed -- --products
 
 Every side computes a batch of calls, each of operands of its own (else one kernel would do all of them), whose results
 are all kept, so that nothing is left out and no memory is used again; then the device is synchronized. Kernels are
@@ -11,6 +11,8 @@ compiled before, and all sides have the same number of threads. The share of a c
 result once, against a clone of a tensor on the same device. The device op by op is another worker, whose programs are
 built without fusion.
 """
+
+# (A file named kernels.py would be taken for the package of that name by transformers, which looks for it.)
 
 from __future__ import annotations
 
