@@ -88,14 +88,14 @@ constexpr uint64_t kMillisecond = 1'000'000;
 // Time that passes in steps of 50 ms, and what is used meanwhile, in ms.
 class Passing {
  public:
-  bool step(int64_t others, int64_t client = 0, int64_t idle = 0, int64_t nice = 0, int64_t elsewhere = 0) {
+  bool step(uint64_t others, uint64_t client = 0, uint64_t idle = 0, uint64_t nice = 0, uint64_t elsewhere = 0) {
     now_ += 50 * kMillisecond;
     others_ += others + client;
-    client_ += static_cast<uint64_t>(client) * kMillisecond;
-    idle_ += static_cast<uint64_t>(idle) * kMillisecond;
+    client_ += client * kMillisecond;
+    idle_ += idle * kMillisecond;
     nice_ += nice;
     elsewhere_ += elsewhere;
-    const int64_t tick = 1000 / sysconf(_SC_CLK_TCK);
+    const uint64_t tick = 1000 / static_cast<uint64_t>(sysconf(_SC_CLK_TCK));
     stat_.write(others_ / tick, nice_ / tick, 0, elsewhere_ / tick, elsewhere_ / tick);
     return load_.busy(now_, client_, idle_);
   }
@@ -105,7 +105,7 @@ class Passing {
   Stat stat_;
   OtherLoad load_{stat_.path()};
   uint64_t now_ = 10'000 * kMillisecond, client_ = 0, idle_ = 0;
-  int64_t others_ = 1000, nice_ = 0, elsewhere_ = 0;
+  uint64_t others_ = 1000, nice_ = 0, elsewhere_ = 0;
 };
 
 TEST(OtherLoad, TellsCoresThatOthersUse) {
