@@ -530,8 +530,7 @@ class Cut {
         writes |= access == Access::kUpdates || access == Access::kOverwrites;
       });
       if (!writes || creates) continue;
-      for (uint32_t u = 0; u < owners_.size(); ++u) {
-        if (view(u).buffer != view(v).buffer) continue;
+      for (const uint32_t u : views_->of_buffer[view(v).buffer]) {
         if (view(u).offset != view(v).offset || view(u).sizes != view(v).sizes || view(u).strides != view(v).strides) {
           return false;
         }
@@ -542,7 +541,7 @@ class Cut {
 
   std::vector<int64_t> places_of(uint32_t n) const {
     std::vector<int64_t> places;
-    for (uint32_t v = 0; v < owners_.size(); ++v) {
+    for (const uint32_t v : views_->of_node[n]) {
       if (owners_[v] != n) continue;
       places.push_back(value(view(v).offset));
       for (const Sym size : view(v).sizes) places.push_back(value(size));

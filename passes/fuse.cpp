@@ -231,10 +231,10 @@ class Fuser {
       if (other.items != made.items || !is_worth_joining(n, maker)) continue;
       std::vector<uint32_t> nodes;
       std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
-      if (nodes.size() > most_nodes_ || comes_between(nodes)) continue;
+      const bool joins = other.joins || made.joins || is_join(n);
+      if (nodes.size() > (joins ? most_joined_ : most_nodes_) || comes_between(nodes)) continue;
       Cluster both{std::move(nodes), alone ? other.domain : Domain(graph_, values_), made.items};
-      both.joins = other.joins || made.joins || is_join(n);
-      if (both.joins && both.nodes.size() > most_joined_) continue;
+      both.joins = joins;
       if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
       for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
       clusters_[maker].nodes.clear();

@@ -86,7 +86,8 @@ tr_client Inbox::look_at_client(uint64_t now) {
 
 Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   constexpr uint64_t kLookEvery = 2'000'000;  // ns
-  if (monotonic_ns() - looked_ > kLookEvery) look_ahead();
+  const uint64_t since = monotonic_ns();
+  if (since - looked_ > kLookEvery) look_ahead();
   if (!ahead_.empty()) {
     *frame = std::move(ahead_.front());
     ahead_.pop_front();
@@ -96,11 +97,10 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   }
   if (!ahead_status_.ok()) return ahead_status_;
   if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
-  const uint64_t begin = monotonic_ns();
   for (;;) {
     Status status = transport_.receive(frame, timeout);
     if (status.ok() && note_cancel(*frame)) continue;
-    idle_ += monotonic_ns() - begin;
+    idle_ += monotonic_ns() - since;
     return status;
   }
 }

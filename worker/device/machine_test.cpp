@@ -96,7 +96,8 @@ class Passing {
     nice_ += nice;
     elsewhere_ += elsewhere;
     const uint64_t tick = 1000 / static_cast<uint64_t>(sysconf(_SC_CLK_TCK));
-    stat_.write(others_ / tick, nice_ / tick, 0, elsewhere_ / tick, elsewhere_ / tick);
+    const uint64_t user = others_ / 2 / tick, system = others_ / tick - user;
+    stat_.write(user, nice_ / tick, system, elsewhere_ / tick, elsewhere_ / tick);
     return load_.busy(now_, client_, idle_);
   }
   bool soon(uint64_t ns) { return load_.busy(now_ + ns, client_, idle_); }
@@ -127,6 +128,8 @@ TEST(OtherLoad, IsNeitherTheClientsNorWhatGivesWayNorElsewhere) {
   if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
   Passing time;
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(time.step(0, 50, 0, 50, 50));
+  time.step(50, 0, 0, 50, 50);
+  EXPECT_TRUE(time.step(50, 0, 0, 50, 50));  // what is not theirs hides nothing
 }
 
 // Another worker that has its turn while this one waits is in nobody's way.
