@@ -1,5 +1,7 @@
 #include <spdlog/spdlog.h>
 
+#include <chrono>
+
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
 #include "worker/device/host_device.h"
@@ -16,6 +18,9 @@ namespace {
 
 using Way = kernels::ProductChoices::Way;
 
+// Before a kernel that was asked for is compiled: most first steps are over by then.
+constexpr std::chrono::milliseconds kCompileDelay{200};
+
 // The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
 // *products: who knows which products are done how, if it is opened.
 std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin,
@@ -30,6 +35,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   cache.folder = cache_folder();
   cache.target = target;
   cache.urgent = options.repeatable || remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
+  if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());
     return nullptr;

@@ -106,7 +106,7 @@ std::shared_ptr<CompiledKernel> KernelCache::get(const std::string& text, const 
   const std::lock_guard lock(mutex_);
   const auto [found, inserted] = kernels_.emplace(key, std::move(made));
   if (inserted && !on_disk) {
-    jobs_.push_back({key, text, found->second});
+    jobs_.push_back({key, text, found->second, std::chrono::steady_clock::now() + options_.delay});
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     wake_.notify_one();
   }
@@ -115,7 +115,26 @@ std::shared_ptr<CompiledKernel> KernelCache::get(const std::string& text, const 
 
 void KernelCache::wait(const CompiledKernel& kernel) {
   std::unique_lock lock(mutex_);
+  ++waiting_;
+  wake_.notify_one();
   done_.wait(lock, [&] { return ends_ || kernel.state.load() != CompiledKernel::State::kWaits; });
+  --waiting_;
+}
+
+bool KernelCache::next_job(std::unique_lock<std::mutex>& lock, Job* job) {
+  for (;;) {
+    if (ends_) return false;
+    if (jobs_.empty()) {
+      wake_.wait(lock);
+      continue;
+    }
+    const auto begins = jobs_.front().begins;  // of the others later
+    if (waiting_ > 0 || std::chrono::steady_clock::now() >= begins) break;
+    wake_.wait_until(lock, begins);
+  }
+  *job = std::move(jobs_.front());
+  jobs_.pop_front();
+  return true;
 }
 
 void KernelCache::work() {
@@ -131,10 +150,8 @@ void KernelCache::work() {
       lock.lock();
       wrote = false;
     }
-    wake_.wait(lock, [&] { return ends_ || !jobs_.empty(); });
-    if (ends_) return;
-    const Job job = std::move(jobs_.front());
-    jobs_.pop_front();
+    Job job;
+    if (!next_job(lock, &job)) return;
     lock.unlock();
     std::vector<uint8_t> bytes;
     uint32_t rows = 0, last = 0;

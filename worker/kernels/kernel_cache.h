@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -55,6 +56,9 @@ struct CacheOptions {
   std::string target;          // "x86-64-v4"
   std::string version;         // of the compiler
   bool urgent = false;         // somebody waits for kernels: they are compiled with normal priority
+  // A kernel is compiled so long after it was asked for, unless somebody waits: what a program does the first time is
+  // not to share its cores with that.
+  std::chrono::nanoseconds delay{0};
   // LoopIR's text to code; called by the cache's thread.
   std::function<Status(std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
                        uint32_t* rows, uint32_t* finish)>
@@ -89,10 +93,13 @@ class KernelCache {
   struct Job {
     std::string key, text;
     std::shared_ptr<CompiledKernel> kernel;
+    std::chrono::steady_clock::time_point begins;  // no sooner
   };
   // Lets go of kernels that nobody else has; those that were not compiled yet will not be. With mutex_ held.
   void sweep();
   void work();
+  // The next job that may begin, if the cache goes on. With mutex_ held by `lock`.
+  bool next_job(std::unique_lock<std::mutex>& lock, Job* job);
   void finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t finish);
   void fail(CompiledKernel& kernel, const Status& why);
   bool read(const std::string& key, CompiledKernel& kernel);
@@ -106,6 +113,7 @@ class KernelCache {
   size_t sweep_at_ = kFirstSweep;                                             // so many kernels
   std::deque<Job> jobs_;
   std::condition_variable wake_, done_;
+  uint32_t waiting_ = 0;  // threads that wait for a kernel
   bool ends_ = false;
   std::thread thread_;  // started by the first job
 };

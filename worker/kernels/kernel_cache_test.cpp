@@ -127,6 +127,25 @@ TEST_F(KernelCacheTest, WhoAsksDoesNotWait) {
   EXPECT_TRUE(kernel->ready());
 }
 
+TEST_F(KernelCacheTest, CompilesSomeTimeAfterItWasAsked) {
+  CacheOptions late = options();
+  late.delay = std::chrono::milliseconds(40);
+  KernelCache cache(std::move(late));
+  const auto asked = std::chrono::steady_clock::now();
+  std::shared_ptr<CompiledKernel> kernel = cache.get(kSoftmax, parsed(kSoftmax));
+  while (!kernel->ready()) std::this_thread::yield();
+  EXPECT_GE(std::chrono::steady_clock::now() - asked, std::chrono::milliseconds(40));
+}
+
+TEST_F(KernelCacheTest, CompilesAtOnceIfSomebodyWaits) {
+  CacheOptions never = options();
+  never.delay = std::chrono::hours(1);
+  KernelCache cache(std::move(never));
+  std::shared_ptr<CompiledKernel> other = cache.get(kNegate, parsed(kNegate));
+  EXPECT_TRUE(get(cache, kSoftmax)->ready());
+  EXPECT_TRUE(other->ready());  // it was asked for before
+}
+
 TEST_F(KernelCacheTest, AnotherProcessFindsItOnDisk) {
   {
     get(*std::make_unique<KernelCache>(options()), kSoftmax);
