@@ -15,6 +15,12 @@ DimMask split_mask(DimMask mask, uint32_t dim) {
   return below | above | ((mask >> dim & 1) << (dim + 1));
 }
 
+DimMask unsplit_mask(DimMask mask, uint32_t dim) {
+  const DimMask below = mask & ((2u << dim) - 1);
+  const DimMask above = (mask >> (dim + 2)) << (dim + 1);
+  return below | above;
+}
+
 int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
@@ -72,7 +78,22 @@ struct Domain::Axis {
 int64_t Domain::points() const { return product(sizes_); }
 
 bool Domain::add(uint32_t node) {
-  Domain tried = *this;
+  const DimMask columns = columns_, kept_rows = kept_rows_, lines = lines_;
+  const bool totals = totals_;
+  const size_t members = members_.size();
+  splits_.clear();
+  if (try_add(node)) return true;
+  members_.resize(members);
+  undo_splits(0);
+  if (members == 0) sizes_.clear();
+  columns_ = columns;
+  kept_rows_ = kept_rows;
+  lines_ = lines;
+  totals_ = totals;
+  return false;
+}
+
+bool Domain::try_add(uint32_t node) {
   Member member;
   member.node = node;
   if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
@@ -84,14 +105,12 @@ bool Domain::add(uint32_t node) {
     return false;
   }
   std::vector<std::vector<uint32_t>> dims_of_axis;
-  if (!tried.map_axes(member.form, &dims_of_axis) || !tried.place(member, dims_of_axis) ||
-      !tried.find_level(member, dims_of_axis) || !tried.goes_along_lines(member) || !tried.may_access(member)) {
+  if (!map_axes(member.form, &dims_of_axis) || !place(member, dims_of_axis) || !find_level(member, dims_of_axis) ||
+      !goes_along_lines(member) || !may_access(member)) {
     return false;
   }
-  tried.members_.push_back(std::move(member));
-  if (!tried.has_one_layout() || !tried.is_dealt_one_way()) return false;
-  *this = std::move(tried);
-  return true;
+  members_.push_back(std::move(member));
+  return has_one_layout() && is_dealt_one_way();
 }
 
 // Rows whose totals are wanted are dealt to threads, and what is written at indices has all rows in one thread, which
@@ -184,9 +203,9 @@ bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
     const auto outer_first = [](const Axis& a, const Axis& b) { return a.stride > b.stride; };
     std::ranges::sort(wanted, outer_first);
     std::ranges::sort(dims, outer_first);
-    Domain before = *this;
+    const size_t before = splits_.size();
     if (match(std::move(dims), std::move(wanted), dims_of_axis)) return true;
-    *this = std::move(before);
+    undo_splits(before);
     dims_of_axis->assign(sizes.size(), {});
   }
   return false;
@@ -228,6 +247,7 @@ bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<s
 
 // Makes of a dim an outer one and, behind it, an inner one of so many places.
 void Domain::split(uint32_t dim, int64_t inner) {
+  splits_.push_back(dim);
   sizes_[dim] /= inner;
   sizes_.insert(sizes_.begin() + dim + 1, inner);
   columns_ = split_mask(columns_, dim);
@@ -240,6 +260,26 @@ void Domain::split(uint32_t dim, int64_t inner) {
       access.dims = split_mask(access.dims, dim);
       access.strides.insert(access.strides.begin() + dim + 1, access.strides[dim]);
       access.strides[dim] *= inner;
+    }
+  }
+}
+
+// All but the first `left` splits.
+void Domain::undo_splits(size_t left) {
+  for (; splits_.size() > left; splits_.pop_back()) {
+    const uint32_t dim = splits_.back();
+    sizes_[dim] *= sizes_[dim + 1];
+    sizes_.erase(sizes_.begin() + dim + 1);
+    columns_ = unsplit_mask(columns_, dim);
+    kept_rows_ = unsplit_mask(kept_rows_, dim);
+    lines_ = unsplit_mask(lines_, dim);
+    for (Member& member : members_) {
+      member.space = unsplit_mask(member.space, dim);
+      for (DimMask& axis : member.axes) axis = unsplit_mask(axis, dim);
+      for (Access& access : member.accesses) {
+        access.dims = unsplit_mask(access.dims, dim);
+        access.strides.erase(access.strides.begin() + dim);
+      }
     }
   }
 }

@@ -67,12 +67,14 @@ class Domain {
 
  private:
   struct Axis;
+  bool try_add(uint32_t node);
   bool is_near(const View& view) const;
   bool map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
                       std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);
   void split(uint32_t dim, int64_t inner);
+  void undo_splits(size_t left);
   bool place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool choose_columns(const Member& member, DimMask reduced, bool plain);
@@ -89,6 +91,7 @@ class Domain {
   uint32_t item_;
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
+  std::vector<uint32_t> splits_;  // dims that were split since add() began
   DimMask columns_ = 0;
   bool totals_ = false;  // there are reductions over rows
   DimMask kept_rows_ = 0;

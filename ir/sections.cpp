@@ -590,7 +590,7 @@ class Cutter {
     const size_t operands = whole.operands_of(join);
     if (static_cast<int64_t>(operands) > kMostSections) return false;
     for (size_t i = 0; i < operands; ++i) {
-      Cut part = whole;
+      Cut part = i + 1 < operands ? whole : std::move(whole);
       bool empty = false;
       if (!part.keep_operand(join, i, &empty) || (!empty && !run(std::move(part)))) return false;
     }

@@ -11,6 +11,7 @@ namespace {
 constexpr PassOption kFuseOptions[] = {
     {"limit", "how many groups it makes at most: to find one that is wrong", std::numeric_limits<int64_t>::max()},
     {"nodes", "how many nodes a group has at most", 64},
+    {"joined", "how many nodes a group that joins tensors has at most", 12},
 };
 
 constexpr Pass kPipeline[] = {
