@@ -107,19 +107,31 @@ def first_step(name: str, side: str) -> None:
 
 
 def cold(names: list[str], rounds: int) -> None:
-    print("| model | CPU eager | Inductor | remote | remote, compiled |\n|---|---:|---:|---:|---:|")
+    """`rounds` times what compiles nothing first; once what does, for seconds."""
+    print(
+        "| model | CPU eager | remote | remote / eager | Inductor | remote, compiled | compiled / Inductor |"
+        "\n|---|---:|---:|---:|---:|---:|---:|"
+    )
+    found: dict[str, list[float]] = {"remote": [], "compiled": []}
     for name in names:
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-        for _ in range(rounds):
-            for side in SIDES:
+        for i in range(rounds):
+            for side in SIDES if i == 0 else ("cpu", "remote"):
                 with tempfile.TemporaryDirectory() as folder:
                     caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_REMOTE_KERNEL_CACHE")
                     environment = {**os.environ, **dict.fromkeys(caches, folder)}
                     command = [sys.executable, __file__, "--first", name, side]
                     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
                 seconds[side].append(float(done.stdout.split()[-1]))
-        cells = [f"{statistics.median(seconds[side]):.2f} s" for side in SIDES]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        times = {side: statistics.median(values) for side, values in seconds.items()}
+        for of, to in (("remote", "cpu"), ("compiled", "inductor")):
+            found[of].append(times[of] / times[to])
+        print(
+            f"| {name} | {times['cpu'] * 1e3:.0f} ms | {times['remote'] * 1e3:.0f} ms | {found['remote'][-1]:.2f} "
+            f"| {times['inductor']:.2f} s | {times['compiled']:.2f} s | {found['compiled'][-1]:.2f} |",
+            flush=True,
+        )
+    print(f"| geometric mean | | | {geomean(found['remote']):.2f} | | | {geomean(found['compiled']):.2f} |")
 
 
 def main() -> int:
@@ -135,7 +147,7 @@ def main() -> int:
     if args.first:
         first_step(*args.first)
     elif args.cold:
-        cold(args.only, min(args.rounds, 3))
+        cold(args.only, args.rounds)
     else:
         steps(args.only, args.paths, args.rounds)
     return 0
