@@ -4,8 +4,8 @@
 
 #include "worker/aten/special.h"
 
-// Sums of gradients of slices (passes/accumulate.cpp), which add each slice where it is: in the memory of the sum so
-// far, if the result has that.
+// Gradients of slices, in memory of the program's (torch makes a tensor of its own); and sums of them
+// (passes/accumulate.cpp), which add each slice where it is: in the memory of the sum so far, if the result has that.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -15,6 +15,22 @@ bool is_finite(const c10::Scalar& number) {
   if (!number.isComplex()) return !number.isFloatingPoint() || std::isfinite(number.toDouble());
   const c10::complex<double> value = number.toComplexDouble();
   return std::isfinite(value.real()) && std::isfinite(value.imag());
+}
+
+// (grad, sizes, dim, index)
+void select_backward(const SpecialCall& call) {
+  const Tensor& result = call.results[0];
+  if (result.defined())
+    result.zero_().select(call.args[2].toInt(), call.args[3].toInt()).copy_(call.args[0].toTensor());
+}
+
+// (grad, sizes, dim, start, end, step)
+void slice_backward(const SpecialCall& call) {
+  const Tensor& result = call.results[0];
+  if (!result.defined()) return;
+  result.zero_()
+      .slice(call.args[2].toInt(), call.args[3].toInt(), call.args[4].toInt(), call.args[5].toInt())
+      .copy_(call.args[0].toTensor());
 }
 
 // `part` gives the slice of a tensor.
@@ -51,6 +67,8 @@ void add_slice_backward(const SpecialCall& call) {
 }  // namespace
 
 Special find_add_slice(std::string_view name) {
+  if (name == "aten::select_backward") return select_backward;
+  if (name == "aten::slice_backward") return slice_backward;
   if (name == "remote::add_select_backward") return add_select_backward;
   if (name == "remote::add_slice_backward") return add_slice_backward;
   return nullptr;

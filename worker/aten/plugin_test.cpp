@@ -325,6 +325,24 @@ TEST(Plugin, TemporariesThatItMadeAreGivenBack) {
   EXPECT_EQ(runner.memory->stats().allocated.current, before);
 }
 
+TEST(Plugin, GradientsOfSlicesLieInMemoryOfTheProgram) {
+  TestRunner runner;
+  const std::vector<int64_t> sizes = {4, 7, 3};
+  const at::Tensor of_row = at::randn({4, 3}), of_rows = at::randn({4, 2, 3});
+  TestGraph builder;
+  const at::Tensor row = at::select_backward(of_row, sizes, 1, -2),
+                   rows = at::slice_backward(of_rows, sizes, 1, 1, 6, 3);
+  builder.call("aten::select_backward", {of_row, sizes, 1, -2}, {row});
+  builder.call("aten::slice_backward", {of_rows, sizes, 1, 1, 6, 3}, {rows});
+  TestRunner::Loaded program(runner, builder);
+  for (const ir::Node& node : builder.graph.nodes) {
+    EXPECT_EQ(runner.api->creates_buffer(program.program, builder.graph.views[node.results[0].a].buffer), 0);
+  }
+  ASSERT_EQ(program.run().code, 0);
+  expect_same(program.tensor(builder.graph.nodes[0].results[0].a), row, "row");
+  expect_same(program.tensor(builder.graph.nodes[1].results[0].a), rows, "rows");
+}
+
 // The host's memory may be shared with a client that reads all of it.
 TEST(Plugin, NoPointersLieInTheHostsMemory) {
   static CachingAllocator* memory;

@@ -9,8 +9,8 @@
 
 // Ops that this runner computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
 // seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, matrix products
-// of a dtype that the caller names, max pooling whose indices nobody reads, upsampling by two, and the parts of batch
-// norm over several processes, for which CPU has no kernels.
+// of a dtype that the caller names, gradients of slices, max pooling whose indices nobody reads, upsampling by two, and
+// the parts of batch norm over several processes, for which CPU has no kernels.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
