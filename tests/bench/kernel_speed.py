@@ -162,13 +162,22 @@ def residual(rows: int, inputs: int, outputs: int) -> Kernel:
     )
 
 
-# Products with what follows them: the products are a library's, or loops for few rows.
+def attention(**options: bool) -> Callable[..., Tensor]:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
+
+
+# Products with what follows them: the products are a library's, or loops for few rows. Attention.
 PRODUCTS = {
     **{f"linear, gelu, {rows} x 768 x 3072": linear(F.gelu, rows, 768, 3072) for rows in (1, 4, 32, 128, 512)},
     **{f"linear, relu, {rows} x 256 x 1024": linear(F.relu, rows, 256, 1024) for rows in (8, 64, 1024)},
     "linear, silu, 512 x 512 x 512": linear(F.silu, 512, 512, 512),
     **{f"Conv1D, gelu, {rows} x 768 x 3072": conv1d(rows, 768, 3072) for rows in (1, 16, 128, 512)},
     **{f"linear, residual, {rows} x 3072 x 768": residual(rows, 3072, 768) for rows in (1, 32, 512)},
+    "bf16 matrix, vector, 4096": Kernel(1.5, F.linear, (1, 4096), (4096, 4096), dtype=torch.bfloat16),
+    "attention, causal, 16 x 512 x 64": Kernel(1.3, attention(is_causal=True), *[(2, 8, 512, 64)] * 3),
+    "attention, causal, 16 x 1024 x 64": Kernel(1.3, attention(is_causal=True), *[(2, 8, 1024, 64)] * 3),
+    "attention, one query, 16 x 1024 x 64": Kernel(1.5, attention(), (2, 8, 1, 64), *[(2, 8, 1024, 64)] * 2),
+    "attention, one query, 32 x 4096 x 64": Kernel(1.5, attention(), (1, 32, 1, 64), *[(1, 32, 4096, 64)] * 2),
 }
 
 KERNELS = {
@@ -270,7 +279,7 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(KERNELS), choices=[*KERNELS, *PRODUCTS], metavar="NAME")
-    parser.add_argument("--products", action="store_true", help="instead: matrix products with what follows them")
+    parser.add_argument("--products", action="store_true", help="instead: products with what follows them, attention")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-inductor", action="store_true")
     args = parser.parse_args()

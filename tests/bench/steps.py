@@ -3,6 +3,7 @@ turn in one process; markdown tables for docs/benchmarks.md.
 
 bazel run //tests/bench:steps                            each model, each path of the optimizer, quiet and loaded
 bazel run //tests/bench:steps -- --only mlp gpt2 --rounds 11
+bazel run //tests/bench:steps -- --inference             instead of training steps: what models say of a batch
 bazel run //tests/bench:steps -- --cold                  first steps, each in a fresh process without any cache
 
 A step is forward, backward, AdamW and the loss read. The optimizer takes the same path on every side: its default,
@@ -58,6 +59,22 @@ def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
     return step
 
 
+def make_inference(model: Model, side: str) -> Callable[[], float]:
+    torch.manual_seed(0)
+    device = CPU if side in ("cpu", "inductor") else REMOTE
+    net = model.make().to(device).eval()
+    x = model.inputs().to(device)
+    run = net
+    if side in ("inductor", "compiled"):
+        run = torch.compile(net, backend="remote" if side == "compiled" else "inductor")
+
+    def infer() -> float:
+        with torch.no_grad():
+            return run(x).sum().item()
+
+    return infer
+
+
 @contextlib.contextmanager
 def other_work() -> Iterator[None]:
     """A process that computes on each core but one."""
@@ -73,6 +90,7 @@ def other_work() -> Iterator[None]:
 
 
 def steps(names: list[str], paths: list[str], rounds: int) -> None:
+    """Of each path of the optimizer; `inference` among them is none."""
     print(
         "| model | optimizer | CPU eager | Inductor | remote | remote, compiled | remote / eager, quiet | loaded "
         "| compiled / Inductor, quiet | loaded |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -82,7 +100,11 @@ def steps(names: list[str], paths: list[str], rounds: int) -> None:
     for name in names:
         for path in paths:
             torch._dynamo.reset()
-            functions = {side: make_step(known[name], side, path) for side in SIDES}
+            model = known[name]
+            functions = {
+                side: make_inference(model, side) if path == "inference" else make_step(model, side, path)
+                for side in SIDES
+            }
             quiet = zoo_speed.alternate(rounds, functions)
             with other_work():
                 loaded = zoo_speed.alternate(rounds, functions)
@@ -140,6 +162,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=names, choices=names, help="some of the models")
     parser.add_argument("--paths", nargs="*", default=list(PATHS), choices=list(PATHS), help="of the optimizer")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--inference", action="store_true", help="instead: inference")
     parser.add_argument("--cold", action="store_true", help="instead: first steps in fresh processes")
     parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -149,7 +172,7 @@ def main() -> int:
     elif args.cold:
         cold(args.only, args.rounds)
     else:
-        steps(args.only, args.paths, args.rounds)
+        steps(args.only, ["inference"] if args.inference else args.paths, args.rounds)
     return 0
 
 

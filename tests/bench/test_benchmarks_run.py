@@ -97,5 +97,8 @@ def test_steps(remote, capsys):
         }
         for side in ("remote", "compiled"):
             assert losses[side] == pytest.approx(losses["cpu"], rel=1e-5)
+    outputs = [steps.make_inference(mlp, side)() for side in ("cpu", "remote", "compiled")]
+    assert outputs == pytest.approx(outputs[:1] * 3, rel=1e-4, abs=1e-4)
     steps.cold(["mlp"], 1)
-    assert capsys.readouterr().out.count(" s |") == 4
+    printed = capsys.readouterr().out
+    assert (printed.count(" ms |"), printed.count(" s |")) == (2, 2)

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ir/op_table_generated.h"
 #include "worker/aten/special.h"
 
 // Gradients of slices, in memory of the program's (torch makes a tensor of its own); and sums of them
@@ -67,8 +68,8 @@ void add_slice_backward(const SpecialCall& call) {
 }  // namespace
 
 Special find_add_slice(std::string_view name) {
-  if (name == "aten::select_backward") return select_backward;
-  if (name == "aten::slice_backward") return slice_backward;
+  if (name == ir::op_desc(ir::ops::aten_select_backward).name) return select_backward;
+  if (name == ir::op_desc(ir::ops::aten_slice_backward).name) return slice_backward;
   if (name == "remote::add_select_backward") return add_select_backward;
   if (name == "remote::add_slice_backward") return add_slice_backward;
   return nullptr;
