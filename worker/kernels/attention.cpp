@@ -195,8 +195,10 @@ void Attention::split() {
 }
 
 double Attention::points() const {
-  constexpr double kMultiplicationsPerPoint = 32;
-  return multiplications_ / kMultiplicationsPerPoint;
+  // With few queries, keys and values come from memory: each of their elements is a point.
+  constexpr double kRowsPerPoint = 32;
+  const auto rows = static_cast<double>(call_.shared * call_.queries);
+  return multiplications_ / std::max(1.0, rows) * std::max(1.0, rows / kRowsPerPoint);
 }
 
 size_t Attention::scratch() const {
