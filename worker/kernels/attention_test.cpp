@@ -340,6 +340,29 @@ TEST(Attention, ManyKeysInPieces) {
   check({.queries = 3, .keys = 1100, .bias = "bool"});
 }
 
+// Each element of keys and values, read once for few queries; with many it is the multiplications that count.
+TEST(Attention, OfFewQueriesIsWorthWhatItReads) {
+  const AttentionLoops* loops = attention_loops(host_target());
+  if (loops == nullptr) GTEST_SKIP() << "a processor without AVX2";
+  const auto points = [&](int64_t queries) {
+    ir::Graph graph;
+    const Status parsed = ir::parse_graph(
+        "graph(s0) {\n  s1 = 64\n  s2 = s0 * s1\n  b0: input survives\n  b1: input survives\n  b2: fresh(s0) survives ssa\n"
+        "  %0: f32[1, 2, s0, 64]{s2, s2, 64, 1} @b0\n  %1: f32[1, 2, 1000, 64]{64000, 64000, 64, 1} @b1\n"
+        "  %2: f32[1, 2, s0, 64]{s2, s2, 64, 1} @b2, none = remote::attention(%0, %1, %1, none, false, none)\n}\n",
+        &graph);
+    EXPECT_TRUE(parsed.ok()) << parsed.message();
+    std::vector<int64_t> values;
+    EXPECT_TRUE(ir::evaluate(graph, &queries, &values).ok());
+    const std::unique_ptr<Attention> attention = Attention::bind(graph, graph.nodes[0], values, *loops);
+    return attention == nullptr ? -1 : attention->points();
+  };
+  constexpr double kElements = 2 * 2 * 1000 * 64;
+  EXPECT_EQ(points(1), kElements);
+  EXPECT_EQ(points(16), kElements);
+  EXPECT_EQ(points(320), 10 * kElements);
+}
+
 // The runner of kernels takes the group, and none of another dtype.
 TEST(Attention, IsTheRunnersGroup) {
   if (attention_loops(host_target()) == nullptr) GTEST_SKIP() << "a processor without AVX2";
