@@ -347,7 +347,8 @@ TEST(Attention, OfFewQueriesIsWorthWhatItReads) {
   const auto points = [&](int64_t queries) {
     ir::Graph graph;
     const Status parsed = ir::parse_graph(
-        "graph(s0) {\n  s1 = 64\n  s2 = s0 * s1\n  b0: input survives\n  b1: input survives\n  b2: fresh(s0) survives ssa\n"
+        "graph(s0) {\n  s1 = 64\n  s2 = s0 * s1\n  b0: input survives\n  b1: input survives\n  b2: fresh(s0) survives "
+        "ssa\n"
         "  %0: f32[1, 2, s0, 64]{s2, s2, 64, 1} @b0\n  %1: f32[1, 2, 1000, 64]{64000, 64000, 64, 1} @b1\n"
         "  %2: f32[1, 2, s0, 64]{s2, s2, 64, 1} @b2, none = remote::attention(%0, %1, %1, none, false, none)\n}\n",
         &graph);
