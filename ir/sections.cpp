@@ -589,12 +589,14 @@ class Cutter {
     }
     const size_t operands = whole.operands_of(join);
     if (static_cast<int64_t>(operands) > kMostSections) return false;
-    for (size_t i = 0; i < operands; ++i) {
-      Cut part = i + 1 < operands ? whole : std::move(whole);
+    const auto keep = [&](Cut part, size_t operand) {
       bool empty = false;
-      if (!part.keep_operand(join, i, &empty) || (!empty && !run(std::move(part)))) return false;
+      return part.keep_operand(join, operand, &empty) && (empty || run(std::move(part)));
+    };
+    for (size_t i = 0; i + 1 < operands; ++i) {
+      if (!keep(whole, i)) return false;
     }
-    return true;
+    return operands == 0 || keep(std::move(whole), operands - 1);
   }
 
   bool is_complete() const {
