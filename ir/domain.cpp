@@ -245,19 +245,24 @@ bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<s
   return axes.empty() && dims.empty();
 }
 
+template <typename Change>
+void Domain::change_masks(const Change& change) {
+  for (DimMask* mask : {&columns_, &kept_rows_, &lines_}) *mask = change(*mask);
+  for (Member& member : members_) {
+    member.space = change(member.space);
+    for (DimMask& axis : member.axes) axis = change(axis);
+    for (Access& access : member.accesses) access.dims = change(access.dims);
+  }
+}
+
 // Makes of a dim an outer one and, behind it, an inner one of so many places.
 void Domain::split(uint32_t dim, int64_t inner) {
   splits_.push_back(dim);
   sizes_[dim] /= inner;
   sizes_.insert(sizes_.begin() + dim + 1, inner);
-  columns_ = split_mask(columns_, dim);
-  kept_rows_ = split_mask(kept_rows_, dim);
-  lines_ = split_mask(lines_, dim);
+  change_masks([&](DimMask mask) { return split_mask(mask, dim); });
   for (Member& member : members_) {
-    member.space = split_mask(member.space, dim);
-    for (DimMask& axis : member.axes) axis = split_mask(axis, dim);
     for (Access& access : member.accesses) {
-      access.dims = split_mask(access.dims, dim);
       access.strides.insert(access.strides.begin() + dim + 1, access.strides[dim]);
       access.strides[dim] *= inner;
     }
@@ -270,16 +275,9 @@ void Domain::undo_splits(size_t left) {
     const uint32_t dim = splits_.back();
     sizes_[dim] *= sizes_[dim + 1];
     sizes_.erase(sizes_.begin() + dim + 1);
-    columns_ = unsplit_mask(columns_, dim);
-    kept_rows_ = unsplit_mask(kept_rows_, dim);
-    lines_ = unsplit_mask(lines_, dim);
+    change_masks([&](DimMask mask) { return unsplit_mask(mask, dim); });
     for (Member& member : members_) {
-      member.space = unsplit_mask(member.space, dim);
-      for (DimMask& axis : member.axes) axis = unsplit_mask(axis, dim);
-      for (Access& access : member.accesses) {
-        access.dims = unsplit_mask(access.dims, dim);
-        access.strides.erase(access.strides.begin() + dim);
-      }
+      for (Access& access : member.accesses) access.strides.erase(access.strides.begin() + dim);
     }
   }
 }

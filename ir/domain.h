@@ -73,6 +73,9 @@ class Domain {
   bool map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
                       std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);
+  // Each mask of dims becomes change(mask).
+  template <typename Change>
+  void change_masks(const Change& change);
   void split(uint32_t dim, int64_t inner);
   void undo_splits(size_t left);
   bool place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);

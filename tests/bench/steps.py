@@ -39,14 +39,20 @@ def models() -> dict[str, Model]:
     return {"mlp": Model(mlp, lambda: torch.randn(64, 256), zoo_speed.first_class), **zoo_speed.models()}
 
 
-def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
+def make_net(model: Model, side: str) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+    """The net on its side's device, what calls it there, and its inputs."""
     torch.manual_seed(0)
     device = CPU if side in ("cpu", "inductor") else REMOTE
-    net = model.make().to(device).train()
+    net = model.make().to(device)
     x = model.inputs().to(device)
-    run = net
     if side in ("inductor", "compiled"):
-        run = torch.compile(net, backend="remote" if side == "compiled" else "inductor")
+        return net, torch.compile(net, backend="remote" if side == "compiled" else "inductor"), x
+    return net, net, x
+
+
+def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
+    net, run, x = make_net(model, side)
+    net.train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **PATHS[path])
 
     def step() -> float:
@@ -60,13 +66,8 @@ def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
 
 
 def make_inference(model: Model, side: str) -> Callable[[], float]:
-    torch.manual_seed(0)
-    device = CPU if side in ("cpu", "inductor") else REMOTE
-    net = model.make().to(device).eval()
-    x = model.inputs().to(device)
-    run = net
-    if side in ("inductor", "compiled"):
-        run = torch.compile(net, backend="remote" if side == "compiled" else "inductor")
+    net, run, x = make_net(model, side)
+    net.eval()
 
     def infer() -> float:
         with torch.no_grad():

@@ -7,6 +7,7 @@
 
 #include "ir/number.h"
 #include "ir/op_table_generated.h"
+#include "worker/kernels/product_shape.h"
 #include "worker/kernels/scratch.h"
 
 namespace torch_remote::worker::kernels {
@@ -195,10 +196,8 @@ void Attention::split() {
 }
 
 double Attention::points() const {
-  // With few queries, keys and values come from memory: each of their elements is a point.
-  constexpr double kRowsPerPoint = 32;
-  const auto rows = static_cast<double>(call_.shared * call_.queries);
-  return multiplications_ / std::max(1.0, rows) * std::max(1.0, rows / kRowsPerPoint);
+  const int64_t rows = std::max<int64_t>(1, call_.shared * call_.queries);
+  return product_points(multiplications_ / static_cast<double>(rows), rows);
 }
 
 size_t Attention::scratch() const {

@@ -137,10 +137,9 @@ ProductShape shape_of(const tr_product& p) {
 }
 
 double LibraryProduct::points() const {
-  constexpr double kMultiplicationsPerPoint = 32;
   const auto batches = static_cast<double>(std::max<int64_t>(product_.batches, 1));
-  return batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth) *
-         std::max(1.0, static_cast<double>(product_.rows) / kMultiplicationsPerPoint);
+  return product_points(batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth),
+                        product_.rows);
 }
 
 bool LibraryProduct::run(std::span<const tr_buffer> buffers,

@@ -156,9 +156,7 @@ std::unique_ptr<Product> Product::bind(const ir::Graph& graph, const ir::Node& n
 }
 
 double Product::points() const {
-  constexpr double kMultiplicationsPerPoint = 32;
-  const double weights = static_cast<double>(call_.columns) * static_cast<double>(call_.depth);
-  return weights * std::max(1.0, static_cast<double>(call_.rows) / kMultiplicationsPerPoint);
+  return product_points(static_cast<double>(call_.columns) * static_cast<double>(call_.depth), call_.rows);
 }
 
 size_t Product::scratch() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 
@@ -7,6 +8,13 @@
 #include "worker/kernels/product_call.h"
 
 namespace torch_remote::worker::kernels {
+
+// What a product with so many elements, each read once, and rows does, in points of other kernels (Launches::points).
+// With few rows the elements come from memory, and each is a point; with many it is the multiplications that count.
+inline double product_points(double elements, int64_t rows) {
+  constexpr double kMultiplicationsPerPoint = 32;
+  return elements * std::max(1.0, static_cast<double>(rows) / kMultiplicationsPerPoint);
+}
 
 struct ProductShape {
   ProductType type = ProductType::kFloat;
