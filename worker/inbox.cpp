@@ -86,8 +86,8 @@ tr_client Inbox::look_at_client(uint64_t now) {
 
 Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   constexpr uint64_t kLookEvery = 2'000'000;  // ns
-  const uint64_t since = monotonic_ns();
-  if (since - looked_ > kLookEvery) look_ahead();
+  asked_ = monotonic_ns();
+  if (asked_ - looked_ > kLookEvery) look_ahead();
   if (!ahead_.empty()) {
     *frame = std::move(ahead_.front());
     ahead_.pop_front();
@@ -100,7 +100,7 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   for (;;) {
     Status status = transport_.receive(frame, timeout);
     if (status.ok() && note_cancel(*frame)) continue;
-    idle_ += monotonic_ns() - since;
+    idle_ += monotonic_ns() - asked_;
     return status;
   }
 }

@@ -34,6 +34,8 @@ class Inbox {
 
   // The next message; none is a Cancel. kTimeout after `timeout`, or after wake().
   Status receive(remote::Frame* frame, std::chrono::nanoseconds timeout);
+  // When that was called last, ns.
+  uint64_t asked() const { return asked_; }
   // This message is handled from now on.
   void begin(const remote::Frame& frame);
 
@@ -74,6 +76,7 @@ class Inbox {
   std::atomic<bool> gone_{false};       // the client
   std::atomic<uint64_t> cancelled_{0};  // runs up to this sequence are dropped
   uint64_t looked_ = 0;                 // when, ns
+  uint64_t asked_ = 0;                  // when receive() was called, ns
   bool waited_for_ = false;             // the message that is being handled
   uint32_t waits_ahead_ = 0;            // such messages in ahead_
   ProcessLoad client_load_;

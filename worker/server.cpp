@@ -17,7 +17,10 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kAcknowledgeEvery = 32;  // messages
+// What is done is told after so many messages, or that long after the last time: a client that may not have more on its
+// way waits for one message then, not for 32.
+constexpr uint64_t kAcknowledgeEvery = 32;
+constexpr uint64_t kAcknowledgeAfter = 5'000'000;  // ns
 constexpr std::chrono::seconds kIdle{3600};
 
 }  // namespace
@@ -43,9 +46,6 @@ Status Server::run() {
     if (status = when_done(frame.header.sequence, [] { return Status(); }); status.ok()) status = settle();
     if (!status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
     if (status = answer_calls(); !status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
-    if (done_ - acknowledged_ >= kAcknowledgeEvery) {
-      if (Status sent = acknowledge(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
-    }
     if (profile_) {
       if (Status sent = hand_over_profile(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
     }
@@ -55,7 +55,10 @@ Status Server::run() {
 // The next message. Before it waits, it tells the client what is done.
 Status Server::next(Frame* frame) {
   Status status = inbox_.receive(frame, std::chrono::nanoseconds::zero());
-  if (status.code() != ErrorCode::kTimeout) return status;
+  if (status.code() != ErrorCode::kTimeout) {
+    const bool late = done_ != acknowledged_ && inbox_.asked() - told_ >= kAcknowledgeAfter;
+    return status.ok() && (late || done_ - acknowledged_ >= kAcknowledgeEvery) ? acknowledge() : status;
+  }
   if (pending_.empty()) {
     for (const auto& runner : on_.runners) runner->rest();
   }
@@ -170,6 +173,7 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
 // A reply acknowledges its message and all before it.
 Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
   done_ = acknowledged_ = to;
+  told_ = inbox_.asked();
   if (profile_) replied_ = monotonic_ns();
   return send(type, to, std::move(attachment));
 }
@@ -228,6 +232,7 @@ Status Server::acknowledge() {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateProgress(builder_, &use, error));
   acknowledged_ = done_;
+  told_ = inbox_.asked();
   return send(Type::kProgress, done_);
 }
 

@@ -127,6 +127,7 @@ class Server {
   Ticket notified_ = 0;          // the device tells when it gets there
   uint64_t done_ = 0;            // sequence of the last message that is done
   uint64_t acknowledged_ = 0;    // the client knows that
+  uint64_t told_ = 0;            // since then, as far as the inbox was asked, ns
   uint64_t replied_ = 0;         // when the last reply went out, if a profile is recorded
 };
 

@@ -5,6 +5,7 @@ bazel run //tests/bench:steps                            each model, each path o
 bazel run //tests/bench:steps -- --only mlp gpt2 --rounds 11
 bazel run //tests/bench:steps -- --inference             instead of training steps: what models say of a batch
 bazel run //tests/bench:steps -- --cold                  first steps, each in a fresh process without any cache
+bazel run //tests/bench:steps -- --stalls                the longest call of the script while kernels are compiled
 
 A step is forward, backward, AdamW and the loss read. The optimizer takes the same path on every side: its default,
 `foreach=True`, or `fused=True`. *Loaded*: another process computes on each core but one.
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator
 import torch
 import zoo_speed
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from zoo_speed import CPU, REMOTE, Model, geomean
 
 PATHS: dict[str, dict[str, bool]] = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -129,6 +131,15 @@ def first_step(name: str, side: str) -> None:
     print(time.perf_counter() - begin)
 
 
+def without_caches(*arguments: str) -> list[str]:
+    """What this program prints to `arguments`, by words, in a fresh process."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_REMOTE_KERNEL_CACHE")
+        environment = {**os.environ, **dict.fromkeys(caches, folder)}
+        command = [sys.executable, __file__, *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+
+
 def cold(names: list[str], rounds: int) -> None:
     """`rounds` times what compiles nothing first; once what does, for seconds."""
     print(
@@ -140,12 +151,7 @@ def cold(names: list[str], rounds: int) -> None:
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         for i in range(rounds):
             for side in SIDES if i == 0 else ("cpu", "remote"):
-                with tempfile.TemporaryDirectory() as folder:
-                    caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_REMOTE_KERNEL_CACHE")
-                    environment = {**os.environ, **dict.fromkeys(caches, folder)}
-                    command = [sys.executable, __file__, "--first", name, side]
-                    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-                seconds[side].append(float(done.stdout.split()[-1]))
+                seconds[side].append(float(without_caches("--first", name, side)[-1]))
         times = {side: statistics.median(values) for side, values in seconds.items()}
         for of, to in (("remote", "cpu"), ("compiled", "inductor")):
             found[of].append(times[of] / times[to])
@@ -157,6 +163,64 @@ def cold(names: list[str], rounds: int) -> None:
     print(f"| geometric mean | | | {geomean(found['remote']):.2f} | | | {geomean(found['compiled']):.2f} |")
 
 
+class Calls(TorchFunctionMode):
+    """The longest call of a function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = (0.0, "")
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, as torch has it
+        begin = time.perf_counter()
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            seconds = time.perf_counter() - begin
+            if seconds > self.longest[0]:
+                self.longest = (seconds, function.__name__)
+
+
+STALL_SECONDS = 3.0  # of training: until kernels are there
+WAIT_EVERY = 4  # steps: so few that the script does not wait because too much is on its way
+
+
+def stalls_of(name: str) -> None:
+    """Trains for `STALL_SECONDS`. Prints the longest call and its function, the median and the longest time in which a
+    step was recorded (seconds), and how many kernels were compiled. The model is on the device before."""
+    model = models()[name]
+    net, _, x = make_net(model, "remote")
+    net.train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    torch.remote.synchronize()
+    recorded: list[float] = []
+    end = time.perf_counter() + STALL_SECONDS
+    with Calls() as calls:
+        while time.perf_counter() < end:
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            model.loss(net(x), x).backward()
+            optimizer.step()
+            recorded.append(time.perf_counter() - begin)
+            if len(recorded) % WAIT_EVERY == 0:
+                torch.remote.synchronize()
+    torch.remote.synchronize()
+    compiled = torch.remote.stats()["kernels_compiled"]
+    print(*calls.longest, statistics.median(recorded), max(recorded), compiled)
+
+
+def stalls(names: list[str], rounds: int) -> None:
+    print(
+        "| model | kernels compiled meanwhile | the longest call | of | a step, recorded | the longest |"
+        "\n|---|---:|---:|---|---:|---:|"
+    )
+    for name in names:
+        seconds, of, median, longest, kernels = max(
+            (without_caches("--stall", name)[-5:] for _ in range(rounds)), key=lambda printed: float(printed[0])
+        )
+        times = [f"{float(value) * 1e3:.1f} ms" for value in (seconds, median, longest)]
+        print(f"| {name} | {kernels} | {times[0]} | `{of}` | {times[1]} | {times[2]} |", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["mlp", *zoo_speed.NAMES]
@@ -165,11 +229,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--inference", action="store_true", help="instead: inference")
     parser.add_argument("--cold", action="store_true", help="instead: first steps in fresh processes")
+    parser.add_argument("--stalls", action="store_true", help="instead: the longest call, of --rounds fresh processes")
     parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--stall", help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.first:
         first_step(*args.first)
+    elif args.stall:
+        stalls_of(args.stall)
+    elif args.stalls:
+        stalls(args.only, args.rounds)
     elif args.cold:
         cold(args.only, args.rounds)
     else:

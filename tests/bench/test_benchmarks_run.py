@@ -25,8 +25,8 @@ def test_benchmark(remote, group):
 
 
 def test_waits(remote):
-    rows = waits.tiny(1)
-    assert rows and all(math.isfinite(float(row.value.split()[0])) for row in rows)
+    rows = waits.tiny(1) + waits.generation("Llama", waits.llama, 1.0, 1)
+    assert len(rows) == 6 and all(math.isfinite(float(row.value.split()[0])) for row in rows)
 
 
 def test_zoo_speed(remote, capsys):
@@ -102,3 +102,6 @@ def test_steps(remote, capsys):
     steps.cold(["mlp"], 1)
     printed = capsys.readouterr().out
     assert (printed.count(" ms |"), printed.count(" s |")) == (2, 2)
+    steps.stalls(["mlp"], 1)
+    printed = capsys.readouterr().out
+    assert printed.count(" ms |") == 3 and "| mlp | 0 |" not in printed
