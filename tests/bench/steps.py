@@ -170,7 +170,7 @@ class Calls(TorchFunctionMode):
         super().__init__()
         self.longest = (0.0, "")
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, as torch has it
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         begin = time.perf_counter()
         try:
             return function(*args, **(kwargs or {}))

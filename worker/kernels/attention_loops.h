@@ -285,9 +285,26 @@ bool few_rows(const AttentionCall& call, const Block& block) {
   return block.count <= kFewRows && call.size % kLanes == 0 && call.value_size % kLanes == 0;
 }
 
+// Rows of keys or values that are read next, for the second cache: row k lies at data + k * step, `bytes` long. The
+// processor fetches ahead by itself, but not from the keys to the values and back, nor beyond a page.
+struct Ahead {
+  const char* data;
+  int64_t step, bytes;
+
+  void fetch(int64_t k) const {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + k * step + i, 0, 2);
+  }
+};
+
+Ahead ahead_of(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first) {
+  const int64_t item = head.call.type == AttentionType::kFloat ? 4 : 2;
+  return {static_cast<const char*>(tensor.data) + (head.keys(tensor) + first * tensor.strides[2]) * item,
+          tensor.strides[2] * item, size * item};
+}
+
 // scores[r][k], [kFewRows][kKeys]; beyond `count` keys, up to a whole vector, minus infinity.
 void score_few(const Head& head, const Block& block, int64_t from, int64_t count, const Lines& key, const float* query,
-               int64_t line, float* scores) {
+               int64_t line, const Ahead& ahead, float* scores) {
   const AttentionCall& call = head.call;
   for (int64_t r = 0; r < block.count; ++r) {
     const float* row = query + r * line;
@@ -296,7 +313,9 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
 #pragma GCC unroll 16
       for (int64_t i = 0; i < kLanes; ++i) {
         products[i] = splat(0.0f);
-        const float* element = key.data + smaller(k + i, count - 1) * key.line;
+        const int64_t row_of_keys = smaller(k + i, count - 1);
+        if (r == 0) ahead.fetch(row_of_keys);
+        const float* element = key.data + row_of_keys * key.line;
         for (int64_t d = 0; d < call.size; d += kLanes) products[i] += load(element + d) * load(row + d);
       }
       store(scores + r * kKeys + k, sums_of(products) * splat(call.scale));
@@ -311,6 +330,42 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
   }
 }
 
+// sums[r][d] += the sum over k of weights[r][k] * value[k][d], [Rows][kKeys]: of `Vectors` vectors from d on.
+template <int Rows, int Vectors>
+inline void weigh_tile(int64_t count, const float* weights, const Lines& value, int64_t size, int64_t d,
+                       const Ahead& ahead, float* sums) {
+  Floats sum[Rows][Vectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = load(sums + r * size + d + v * kLanes);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    if (d == 0) ahead.fetch(k);
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+      const Floats element = load(value.data + k * value.line + d + v * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) sum[r][v] += splat(weights[r * kKeys + k]) * element;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(sums + r * size + d + v * kLanes, sum[r][v]);
+  }
+}
+
+template <int Rows>
+void weigh(int64_t count, const float* weights, const Lines& value, int64_t size, const Ahead& ahead, float* sums) {
+  constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as there are registers for
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= size; d += kVectors * kLanes) {
+    weigh_tile<Rows, kVectors>(count, weights, value, size, d, ahead, sums);
+  }
+  for (; d < size; d += kLanes) weigh_tile<Rows, 1>(count, weights, value, size, d, ahead, sums);
+}
+
 // As forward does it, for few_rows: of keys [from, end).
 void find_few(const Head& head, const Block& block, int64_t from, int64_t end, const ForwardMemory& memory,
               const Found& found) {
@@ -321,7 +376,7 @@ void find_few(const Head& head, const Block& block, int64_t from, int64_t end, c
   for (int64_t count = 0; from < end; from += count) {
     count = smaller(kKeys, end - from);
     score_few(head, block, from, count, lines_of(head, call.key, call.size, from, count, memory.key, true), memory.rows,
-              call.size, memory.scores);
+              call.size, ahead_of(head, call.value, line, from), memory.scores);
     for (int64_t r = 0; r < block.count; ++r) {
       float* scores = memory.scores + r * kKeys;
       Floats largest = splat(found.most[r]);
@@ -343,7 +398,11 @@ void find_few(const Head& head, const Block& block, int64_t from, int64_t end, c
       for (int64_t d = 0; d < line; d += kLanes) store(sums + r * line + d, load(sums + r * line + d) * factor);
     }
     const Lines value = lines_of(head, call.value, call.value_size, from, count, memory.value, true);
-    multiply(block.count, line, count, memory.scores, kKeys, 1, value.data, value.line, sums, line, true);
+    const int64_t after = from + count < end ? from + count : from;
+    const Ahead ahead = ahead_of(head, call.key, call.size, after);
+    static_assert(kFewRows == 4);
+    const auto of = block.count == 1 ? weigh<1> : block.count == 2 ? weigh<2> : block.count == 3 ? weigh<3> : weigh<4>;
+    of(count, memory.scores, value, line, ahead, sums);
   }
   for (int64_t r = 0; r < block.count; ++r) {
     for (int64_t d = 0; d < line; ++d) found.out[d * kRows + r] = sums[r * line + d];
