@@ -283,7 +283,7 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(KERNELS), choices=[*KERNELS, *PRODUCTS], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[*KERNELS, *PRODUCTS], metavar="NAME")
     parser.add_argument("--products", action="store_true", help="instead: products with what follows them, attention")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-inductor", action="store_true")
@@ -296,7 +296,7 @@ def main() -> int:
         del sides["inductor"]
     if torch.remote.device_count() < 2:
         del sides["nodes"]
-    table(list(PRODUCTS) if args.products else args.only, args.rounds, sides)
+    table(args.only or list(PRODUCTS if args.products else KERNELS), args.rounds, sides)
     return 0
 
 
