@@ -445,7 +445,9 @@ TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
     Frame frame;
     ASSERT_TRUE(receive(Type::kReadReply, &frame));
     ASSERT_EQ(frame.attachment->bytes().size(), 16u);
-    EXPECT_EQ(std::memcmp(frame.attachment->bytes().data(), Floats{1, 3, 2, 4}.data(), 16), 0);
+    Floats values(4);
+    std::memcpy(values.data(), frame.attachment->bytes().data(), 16);
+    EXPECT_EQ(values, (Floats{1, 3, 2, 4}));
   }
   EXPECT_EQ(misaligned, 1);
 }
@@ -474,7 +476,8 @@ TEST_F(ServerTest, HostileMessages) {
         builder.Finish(wire::CreateRun(builder, 1 + random() % 2, random() % 3, v, v, v));
       } else {
         const auto sizes = builder.CreateVector(std::vector<int64_t>(random() % 4, static_cast<int64_t>(random())));
-        builder.Finish(wire::CreateRead(builder, random() % 120, random() % 20, sizes, sizes, random() % 9));
+        builder.Finish(
+            wire::CreateRead(builder, random() % 120, random() % 20, sizes, sizes, static_cast<int64_t>(random() % 9)));
       }
       control.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
       if (random() % 3 == 0) control[random() % control.size()] ^= 1 << random() % 8;

@@ -75,8 +75,10 @@ def mamba() -> nn.Module:
 
 
 def generating(make: Callable[[], nn.Module], side: str) -> Callable[[], float]:
-    """Seconds of a token: greedy, one sequence, a prompt of another length each time, a cache that grows. Warm. Inductor's
-    side is the CPU's model with `torch.compile(net.forward, dynamic=True)`."""
+    """Seconds of a token, warm: greedy, one sequence, a prompt of another length each time, a cache that grows.
+
+    Inductor's side is the CPU's model with `torch.compile(net.forward, dynamic=True)`.
+    """
     torch.manual_seed(0)
     device = REMOTE if side == "remote" else CPU
     net = make().to(device).eval()
