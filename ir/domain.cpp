@@ -78,18 +78,14 @@ struct Domain::Axis {
 int64_t Domain::points() const { return product(sizes_); }
 
 bool Domain::add(uint32_t node) {
-  const DimMask columns = columns_, kept_rows = kept_rows_, lines = lines_;
-  const bool totals = totals_;
+  const Marks marks = marks_;
   const size_t members = members_.size();
   splits_.clear();
   if (try_add(node)) return true;
   members_.resize(members);
   undo_splits(0);
   if (members == 0) sizes_.clear();
-  columns_ = columns;
-  kept_rows_ = kept_rows;
-  lines_ = lines;
-  totals_ = totals;
+  marks_ = marks;
   return false;
 }
 
@@ -247,7 +243,7 @@ bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<s
 
 template <typename Change>
 void Domain::change_masks(const Change& change) {
-  for (DimMask* mask : {&columns_, &kept_rows_, &lines_}) *mask = change(*mask);
+  for (DimMask* mask : {&marks_.columns, &marks_.kept_rows, &marks_.lines}) *mask = change(*mask);
   for (Member& member : members_) {
     member.space = change(member.space);
     for (DimMask& axis : member.axes) axis = change(axis);
@@ -334,7 +330,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
     for (const uint32_t dim : dims_of_axis[axis]) reduced |= 1u << dim;
   }
   if (member.form.reduced == 0) {
-    if (late && (early || (member.space & ~columns_) != 0)) return false;
+    if (late && (early || (member.space & ~marks_.columns) != 0)) return false;
     for (Access& access : member.accesses) access.finish = late && access.part.writes;
     return true;
   }
@@ -342,13 +338,13 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   // (A matrix whose rows are to be added up is a library's: that is no faster here.)
   const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
                      is_loss(member.form.expansion);
-  const bool of_all = plain && reduced == all() && member.space == all() && columns_ != all();
+  const bool of_all = plain && reduced == all() && member.space == all() && marks_.columns != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {
     member.reduces = Reduces::kAll;
-  } else if (reduced == columns_ && member.space == all()) {
+  } else if (reduced == marks_.columns && member.space == all()) {
     member.reduces = Reduces::kColumns;
-  } else if (plain && reduced == (all() & ~columns_)) {
+  } else if (plain && reduced == (all() & ~marks_.columns)) {
     member.reduces = Reduces::kRows;
   } else {
     return false;
@@ -363,14 +359,14 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
 // What is reduced over rows is so over the same ones in all of the group; those that are left are done apart. Of the
 // columns such a result has all or none, or it reduces the inner ones.
 bool Domain::keeps_rows(const Member& member, const Access& result) {
-  const DimMask rows = result.dims & ~columns_, columns = result.dims & columns_;
-  if (totals_ && kept_rows_ != rows) return false;
-  totals_ = true;
-  kept_rows_ = rows;
-  if (columns == 0 || columns == columns_) return true;
-  const DimMask lines = columns_ & ~columns;
-  if (lines_ != 0 && lines_ != lines) return false;
-  lines_ = lines;
+  const DimMask rows = result.dims & ~marks_.columns, columns = result.dims & marks_.columns;
+  if (marks_.totals && marks_.kept_rows != rows) return false;
+  marks_.totals = true;
+  marks_.kept_rows = rows;
+  if (columns == 0 || columns == marks_.columns) return true;
+  const DimMask lines = marks_.columns & ~columns;
+  if (marks_.lines != 0 && marks_.lines != lines) return false;
+  marks_.lines = lines;
   return std::ranges::all_of(members_, [&](const Member& other) { return goes_along_lines(other); }) &&
          goes_along_lines(member);
 }
@@ -393,20 +389,20 @@ bool Domain::has_one_layout() const {
 
 // Neighbours of all that the member reads and writes as a whole are neighbours in a line, if there are sums of lines.
 bool Domain::goes_along_lines(const Member& member) const {
-  if (lines_ == 0) return true;
+  if (marks_.lines == 0) return true;
   return std::ranges::all_of(member.accesses, [&](const Access& access) {
     uint32_t inner = kMaxDomainDims;
     for (uint32_t d = 0; d < sizes_.size(); ++d) {
       const bool least = inner == kMaxDomainDims || access.strides[d] < access.strides[inner];
-      if ((columns_ >> d & 1) != 0 && access.strides[d] != 0 && least) inner = d;
+      if ((marks_.columns >> d & 1) != 0 && access.strides[d] != 0 && least) inner = d;
     }
-    return access.dims != all() || (lines_ >> inner & 1) != 0;
+    return access.dims != all() || (marks_.lines >> inner & 1) != 0;
   });
 }
 
 // The first reduction says which dims are columns: those it goes along, or if these are not the inner ones, the others.
 bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
-  if (columns_ != 0) return true;
+  if (marks_.columns != 0) return true;
   if (member.space != all()) return false;
   const auto of_space = std::ranges::find_if(member.accesses, [&](const Access& access) {
     return access.part.view == member.form.space && access.part.along == Along::kLast;
@@ -418,9 +414,9 @@ bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
       inner = d;
   }
   if ((reduced >> inner & 1) != 0) {
-    columns_ = reduced;
+    marks_.columns = reduced;
   } else if (plain) {
-    columns_ = all() & ~reduced;
+    marks_.columns = all() & ~reduced;
   } else {
     return false;
   }

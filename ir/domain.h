@@ -60,10 +60,10 @@ class Domain {
   const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer ones first
   int64_t points() const;
   // Dims that reductions over columns go along; 0 while nothing says which they are.
-  DimMask columns() const { return columns_; }
+  DimMask columns() const { return marks_.columns; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }
   // Rows that reductions over rows do not reduce: each of their places is done for itself.
-  DimMask kept_rows() const { return kept_rows_; }
+  DimMask kept_rows() const { return marks_.kept_rows; }
 
  private:
   struct Axis;
@@ -95,10 +95,13 @@ class Domain {
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
   std::vector<uint32_t> splits_;  // dims that were split since add() began
-  DimMask columns_ = 0;
-  bool totals_ = false;  // there are reductions over rows
-  DimMask kept_rows_ = 0;
-  DimMask lines_ = 0;  // columns that some of them reduce, the inner ones; 0: there are none such
+  // What the reductions so far say of the dims.
+  struct Marks {
+    DimMask columns = 0;
+    bool totals = false;  // there are reductions over rows
+    DimMask kept_rows = 0;
+    DimMask lines = 0;  // columns that some of them reduce, the inner ones; 0: there are none such
+  } marks_;
 };
 
 }  // namespace torch_remote::ir

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <queue>
@@ -176,8 +175,8 @@ class Fuser {
 
   void run() {
     const auto count = static_cast<uint32_t>(graph_.nodes.size());
-    most_nodes_ = static_cast<size_t>(context_.option("fuse.nodes", 64));
-    most_joined_ = static_cast<size_t>(context_.option("fuse.joined", 12));
+    most_nodes_ = static_cast<size_t>(context_.option("fuse.nodes"));
+    most_joined_ = static_cast<size_t>(context_.option("fuse.joined"));
     cluster_of_.assign(count, kNoNode);
     after_.assign(count, Bits(count));
     for (uint32_t n = 0; n < count; ++n) {
@@ -548,7 +547,7 @@ class Fuser {
   }
 
   void reorder(const std::vector<Unit>& units) {
-    const int64_t limit = context_.option("fuse.limit", std::numeric_limits<int64_t>::max());
+    const int64_t limit = context_.option("fuse.limit");
     std::vector<Node> nodes;
     nodes.reserve(graph_.nodes.size());
     for (const Unit& unit : units) {

@@ -502,8 +502,8 @@ TEST(PassOptions, AreRead) {
   ASSERT_TRUE(parse_options("cse=0,fuse.limit=12", &context).ok());
   EXPECT_FALSE(context.wants("cse"));
   EXPECT_TRUE(context.wants("dce"));
-  EXPECT_EQ(context.option("fuse.limit", 7), 12);
-  EXPECT_EQ(context.option("fuse.other", 7), 7);
+  EXPECT_EQ(context.option("fuse.limit"), 12);
+  EXPECT_EQ(context.option("fuse.nodes"), 64);
 }
 
 TEST(PassOptions, WrongOnesNameWhatThereIs) {

@@ -27,11 +27,12 @@ struct PassContext {
 
   // What kernels are made for; empty: nothing.
   std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
-  int64_t option(std::string_view name, int64_t otherwise) const {
-    const auto found = options.find(name);
-    return found == options.end() ? otherwise : found->second;
+  // Of a name that the pipeline lists: what is wanted, or else what it is by itself.
+  int64_t option(std::string_view name) const;
+  bool wants(std::string_view pass) const {
+    const auto found = options.find(pass);
+    return found == options.end() || found->second != 0;
   }
-  bool wants(std::string_view pass) const { return option(pass, 1) != 0; }
 };
 
 struct PassOption {

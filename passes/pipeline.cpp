@@ -40,6 +40,13 @@ const Pass* find_pass(std::string_view name) {
   return nullptr;
 }
 
+int64_t PassContext::option(std::string_view name) const {
+  if (const auto found = options.find(name); found != options.end()) return found->second;
+  const size_t dot = name.find('.');
+  const std::span<const PassOption> listed = find_pass(name.substr(0, dot))->options;
+  return std::ranges::find(listed, name.substr(dot + 1), &PassOption::name)->otherwise;
+}
+
 Status parse_options(std::string_view text, PassContext* context) {
   while (!text.empty()) {
     const size_t comma = std::min(text.find(','), text.size());
