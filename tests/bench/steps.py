@@ -52,19 +52,25 @@ def make_net(model: Model, side: str) -> tuple[nn.Module, Callable[[torch.Tensor
     return net, net, x
 
 
-def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
+def make_training(model: Model, side: str, path: str) -> Callable[[], torch.Tensor]:
+    """A step, whose loss nobody has read."""
     net, run, x = make_net(model, side)
     net.train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **PATHS[path])
 
-    def step() -> float:
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = model.loss(run(x), x)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss
 
     return step
+
+
+def make_step(model: Model, side: str, path: str) -> Callable[[], float]:
+    step = make_training(model, side, path)
+    return lambda: step().item()
 
 
 def make_inference(model: Model, side: str) -> Callable[[], float]:
@@ -187,19 +193,14 @@ WAIT_EVERY = 4  # steps: so few that the script does not wait because too much i
 def stalls_of(name: str) -> None:
     """Trains for `STALL_SECONDS`. Prints the longest call and its function, the median and the longest time in which a
     step was recorded (seconds), and how many kernels were compiled. The model is on the device before."""
-    model = models()[name]
-    net, _, x = make_net(model, "remote")
-    net.train()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    step = make_training(models()[name], "remote", "default")
     torch.remote.synchronize()
     recorded: list[float] = []
     end = time.perf_counter() + STALL_SECONDS
     with Calls() as calls:
         while time.perf_counter() < end:
             begin = time.perf_counter()
-            optimizer.zero_grad()
-            model.loss(net(x), x).backward()
-            optimizer.step()
+            step()
             recorded.append(time.perf_counter() - begin)
             if len(recorded) % WAIT_EVERY == 0:
                 torch.remote.synchronize()

@@ -330,40 +330,19 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
   }
 }
 
-// sums[r][d] += the sum over k of weights[r][k] * value[k][d], [Rows][kKeys]: of `Vectors` vectors from d on.
-template <int Rows, int Vectors>
-inline void weigh_tile(int64_t count, const float* weights, const Lines& value, int64_t size, int64_t d,
-                       const Ahead& ahead, float* sums) {
-  Floats sum[Rows][Vectors];
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = load(sums + r * size + d + v * kLanes);
-  }
-  for (int64_t k = 0; k < count; ++k) {
-    if (d == 0) ahead.fetch(k);
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) {
-      const Floats element = load(value.data + k * value.line + d + v * kLanes);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) sum[r][v] += splat(weights[r * kKeys + k]) * element;
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) store(sums + r * size + d + v * kLanes, sum[r][v]);
-  }
-}
-
+// sums[r][d] += the sum over k of weights[r][k] * value[k][d], [Rows][kKeys].
 template <int Rows>
 void weigh(int64_t count, const float* weights, const Lines& value, int64_t size, const Ahead& ahead, float* sums) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as there are registers for
+  const auto tile = [&]<int Vectors>(int64_t d) {
+    const auto fetch = [&](int64_t k) {
+      if (d == 0) ahead.fetch(k);
+    };
+    multiply_tile<Rows, Vectors>(count, weights, kKeys, 1, value.data + d, value.line, sums + d, size, true, fetch);
+  };
   int64_t d = 0;
-  for (; d + kVectors * kLanes <= size; d += kVectors * kLanes) {
-    weigh_tile<Rows, kVectors>(count, weights, value, size, d, ahead, sums);
-  }
-  for (; d < size; d += kLanes) weigh_tile<Rows, 1>(count, weights, value, size, d, ahead, sums);
+  for (; d + kVectors * kLanes <= size; d += kVectors * kLanes) tile.template operator()<kVectors>(d);
+  for (; d < size; d += kLanes) tile.template operator()<1>(d);
 }
 
 // As forward does it, for few_rows: of keys [from, end).

@@ -52,31 +52,33 @@ static inline Floats exp_of(Floats x) {
 }
 
 // C[i][n] = sum over r of A[i * along + r * across] * B[r * b_line + n], or added to what is there: `rows` of one tile,
-// `Vectors` vectors wide.
-template <int Rows, int Vectors>
+// `Vectors` vectors wide. `before(r)` is called before line r of B is read.
+template <int Rows, int Vectors, typename Before>
 static inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t along,
                                                                 int64_t across, const float* b, int64_t b_line,
-                                                                float* c, int64_t c_line, bool add) {
+                                                                float* c, int64_t c_line, bool add,
+                                                                const Before& before) {
   Floats sum[Rows][Vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) sum[i][v] = add ? load(c + i * c_line + v * kLanes) : splat(0.0f);
   }
   for (int64_t r = 0; r < depth; ++r) {
+    before(r);
     Floats line[Vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) line[v] = load(b + r * b_line + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
       const Floats factor = splat(a[i * along + r * across]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v) sum[i][v] += factor * line[v];
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) store(c + i * c_line + v * kLanes, sum[i][v]);
   }
 }
@@ -85,19 +87,22 @@ static inline __attribute__((always_inline)) void multiply_tile(int64_t depth, c
 template <int Vectors>
 static inline void multiply_column(int64_t rows, int64_t depth, const float* a, int64_t along, int64_t across,
                                    const float* b, int64_t b_line, float* c, int64_t c_line, bool add) {
+  const auto nothing = [](int64_t) {};
   int64_t i = 0;
   for (; i + kTileRows <= rows; i += kTileRows) {
-    multiply_tile<kTileRows, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+    multiply_tile<kTileRows, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add,
+                                      nothing);
   }
   if (kTileRows > 4 && i + 4 <= rows) {
-    multiply_tile<4, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+    multiply_tile<4, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add, nothing);
     i += 4;
   }
   if (i + 2 <= rows) {
-    multiply_tile<2, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+    multiply_tile<2, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add, nothing);
     i += 2;
   }
-  if (i < rows) multiply_tile<1, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add);
+  if (i < rows)
+    multiply_tile<1, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add, nothing);
 }
 
 // The same for any number of rows; `columns` is a multiple of kLanes.
