@@ -1,4 +1,4 @@
-"""A number that is another one for each commit: tests that run a part of what they could choose the part by it."""
+"""A number that differs from commit to commit: tests that run a part of what they could choose the part by it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """TORCH_REMOTE_TEST_COMMIT, or the checkout's HEAD; "" where there is no git."""
-    if "TORCH_REMOTE_TEST_COMMIT" in os.environ:
-        return os.environ["TORCH_REMOTE_TEST_COMMIT"]
-    folder = Path(__file__).resolve().parent  # in the checkout, of which Bazel's files are links
+    """TORCH_REMOTE_TEST_COMMIT (`bazel test --test_env=TORCH_REMOTE_TEST_COMMIT=...`), or the HEAD of the checkout.
+
+    Raises RuntimeError where there is neither: otherwise each run would test the same part.
+    """
+    given = os.environ.get("TORCH_REMOTE_TEST_COMMIT", "")
+    if given:
+        return given
+    folder = Path(__file__).resolve().parent  # in the checkout: Bazel's runfiles are links to it
+    reason = ""
     try:
         git = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return git.stdout.strip() if git.returncode == 0 else ""
+        if git.returncode == 0 and git.stdout.strip():
+            return git.stdout.strip()
+        reason = git.stderr.strip()
+    except OSError as error:
+        reason = str(error)
+    raise RuntimeError(
+        f"the commit is not known, and this test chooses what it runs by it: git says '{reason}'; "
+        "pass --test_env=TORCH_REMOTE_TEST_COMMIT=<hash> to bazel test"
+    )
 
 
 def commit_number() -> int:
-    """The commit's first 28 bits; 0 without a commit."""
-    return int(commit()[:7] or "0", 16)
+    """The first 28 bits of the commit's hash."""
+    return int(commit()[:7], 16)

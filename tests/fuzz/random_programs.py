@@ -17,7 +17,7 @@ import time
 
 import torch
 from generator import generate
-from program import Failure, Program, compare, minimise, with_variants
+from program import Failure, Program, compare, explained, minimise, with_variants
 
 BATCH = 500  # programs a process: a crash costs one of them only
 
@@ -46,12 +46,14 @@ def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -
         if failure is not None:
             failures += 1
             print(f"FAILED {failure.report()}\nend of {seed}", flush=True)
+    for seed in sorted(explained):
+        print(f"rounded {seed}", flush=True)
     return failures
 
 
 def run_batches(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
     """Runs each batch in a process of its own, so that a crash is a failure like others; the number of failures."""
-    failures = 0
+    failures = rounded = 0
     begin = time.perf_counter()
     kinds: collections.Counter[str] = collections.Counter()
     seed, last = first, first + count
@@ -71,6 +73,7 @@ def run_batches(first: int, count: int, device: str, shrink: bool, devices: int)
             if line.startswith("running "):
                 current = int(line.split()[1])
                 continue
+            rounded += line.startswith("rounded ")
             if line.startswith("FAILED "):
                 failures += 1
                 kinds[line.split(": ", 1)[-1].split(" is ")[0].strip()[:80]] += 1
@@ -85,7 +88,8 @@ def run_batches(first: int, count: int, device: str, shrink: bool, devices: int)
         print(f"... {seed - first} of {count}, {failures} failed", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - begin
     speed = f"{seconds:.0f} s ({count / seconds:.0f} programs/s)"
-    print(f"{count} programs, each in up to {len(VARIANTS)} variants, {failures} failed, {speed}")
+    shown = f"{failures} failed, {rounded} differ by roundings"
+    print(f"{count} programs, each in up to {len(VARIANTS)} variants, {shown}, {speed}")
     for kind, number in kinds.most_common(20):
         print(f"  {number:5} {kind}")
     return failures

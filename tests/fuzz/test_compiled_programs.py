@@ -3,11 +3,14 @@
 import os
 
 import pytest
+from commit import commit_number
 from compiled_programs import check, function_of
 
 PROGRAMS = 60
 GROUP = 15
-FIRST = int(os.environ.get("TORCH_REMOTE_TEST_SEED", "0"))
+# The seed of the first program; without one, each commit runs programs of its own.
+SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
+FIRST = int(SEED) if SEED else commit_number() * 1000
 # Of a group: programs that have gradients, and at most so many in which torch's own capture differs from eager code.
 LEAST_GRADIENTS = 1
 MOST_OF_TORCH = 3
@@ -19,7 +22,7 @@ def test_compiled_programs_equal_cpu(remote, first):
     for seed in range(first, first + GROUP):
         result = check(seed)
         repeat = f"repeat: bazel run //tests/fuzz:compiled_programs -- --seed {seed}"
-        assert result.what is None, f"seed {seed}: {result.what}\n{function_of(seed)[0]}\n{repeat}"
+        assert result.what is None, f"seed {seed}: {result.what}\n{function_of(seed).source}\n{repeat}"
         gradients += result.gradients
         if result.torchs is not None:
             torchs.append(f"seed {seed}: {result.torchs}")

@@ -45,7 +45,7 @@ MODULES = {info.formatted_name: info for info in module_db}
 # Parts of a module that draw numbers, which are other ones than CPU's, have this attribute.
 DRAWN = ("dropout", "p")
 # Where kernels round otherwise than the library of CPU: for results that are sums.
-FUSED = os.environ.get("TORCH_REMOTE_FUSION") == "1"
+FUSED = os.environ.get("TORCH_REMOTE_FUSION") != "0"
 # Of the largest element of a tensor.
 ROUNDING = {
     torch.float32: 1e-4,

@@ -26,7 +26,7 @@ STEPS = 6
 OPTIMIZERS = {info.name: info for info in optim_db}
 IMPLEMENTATIONS = ("default", "loop", "foreach", "fused", "differentiable")
 # Kernels of ours round otherwise than CPU's; op by op, results are CPU's bit for bit.
-FUSED = os.environ.get("TORCH_REMOTE_FUSION") == "1"
+FUSED = os.environ.get("TORCH_REMOTE_FUSION") != "0"
 # Of the largest element of a tensor. Steps and rates are f32 where they are tensors.
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-7, torch.bfloat16: 0.05, torch.complex64: 1e-4}
 ROUNDING_OF_LBFGS = {torch.float32: 1e-2, torch.float64: 1e-6, torch.complex64: 1e-2}
