@@ -139,7 +139,7 @@ class Scheduler {
     // From the results back: what several loops want is kept, and then wants its inputs once.
     for (uint32_t i = static_cast<uint32_t>(kernel_.values.size()); i-- > 0;) {
       if (!over_columns(i) || facts_[i].finish || !wanted[i].any()) continue;
-      kept_[i] = wanted[i].several();
+      kept_[i] = wanted[i].several() && !widens(kernel_.values[i]);
       for (const uint32_t input : inputs(kernel_.values[i])) {
         wanted[input].add(wanted[i].first);
         if (!kept_[i]) wanted[input].add(wanted[i].last);
@@ -147,6 +147,11 @@ class Scheduler {
     }
     // But for what is cheap to compute again, given what is kept of its inputs.
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) kept_[i] = kept_[i] && cost_of(i) > kWorthKeeping;
+  }
+
+  // What it is made of takes less room.
+  bool widens(const Value& value) const {
+    return value.kind == Kind::kConvert && ir::item_size(value.type) > ir::item_size(kernel_.values[value.a].type);
   }
 
   // Of computing a value from what is loaded or kept, what is used twice counted once.

@@ -17,6 +17,10 @@ namespace torch_remote::codegen {
 
 using V = uint32_t;  // a value of the kernel, or kNone
 
+// What sums and products of a type are accumulated in. Squares of f32 neither overflow nor vanish in f64, and a mean that
+// is a million times a deviation leaves the deviation nine digits.
+constexpr ir::DType sum_type(ir::DType type) { return type == ir::DType::kFloat32 ? ir::DType::kFloat64 : type; }
+
 // Adds values to a launch's kernel. What is there already is not made again.
 class Emitter {
  public:
@@ -41,6 +45,7 @@ class Emitter {
   // An f32 as a half type has it.
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
+  V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
   V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
   V lines(Reduction reduction, V value);
@@ -113,11 +118,13 @@ class NodeEmitter {
   // How many points the member's reduction goes over, as an argument of the kernel.
   V reduced_points(ir::DType type);
   int64_t count_reduced() const;
-  // The sum of a value over all that the result does not vary over, kept rows aside. kNone if there is no such
-  // reduction.
+  // The sum, in `sum_type`, of a value over all that the result does not vary over, kept rows aside. kNone if there is
+  // no such reduction.
   V sum_for(size_t result, V value);
-  // The member's reduction of a value.
+  // The member's reduction of a value, in its type.
   V reduce(Reduction reduction, V value);
+  // The same for sums and products, in `sum_type`.
+  V accumulate(Reduction reduction, V value);
   // Columns are one dim, along which the member's rows lie.
   bool has_one_column() const;
   // Where along an axis of its space the point is; i64. kNone if the kernel's dims do not tell.

@@ -4,7 +4,8 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// What kernels compute for ops that have no scalar tree (ir/fusion.h): the formulas. Sums of halves are sums of f32.
+// What kernels compute for ops that have no scalar tree (ir/fusion.h): the formulas. Sums and products
+// of f32 and halves are accumulated in f64.
 namespace torch_remote::codegen {
 namespace {
 
@@ -53,7 +54,7 @@ bool softmax(NodeEmitter& node, bool log) {
   const V x = node.operand("self", type);
   const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
   const V exp = e.exp(shifted);
-  const V sum = e.columns(Reduction::kSum, exp);
+  const V sum = e.convert(e.sum_columns(exp), type);
   // One division a row: the sum is 1 at least, so its reciprocal is a normal number.
   node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.mul(exp, e.div(e.constant(type, 1), sum)));
   return true;
@@ -65,13 +66,17 @@ V exp_of_log_softmax(Emitter& e, V output) {
   const auto is = [&](V value, ScalarOp op) {
     return value != kNone && e.value_at(value).kind == Kind::kScalarOp && e.value_at(value).op == op;
   };
+  const auto unconverted = [&](V value) {
+    return e.value_at(value).kind == Kind::kConvert ? e.value_at(value).a : value;
+  };
   if (!is(output, ScalarOp::kSub) || !is(e.value_at(output).b, ScalarOp::kLog)) return e.exp(output);
   const V shifted = e.value_at(output).a, sum = e.value_at(e.value_at(output).b).a;
-  const Value& total = e.value_at(sum);
-  const bool sums = total.kind == Kind::kReduce && total.over == Over::kColumns && total.reduction == Reduction::kSum &&
-                    is(total.a, ScalarOp::kExp) && e.value_at(total.a).a == shifted;
-  if (!sums) return e.exp(output);
-  const V exp = total.a;
+  const Value& total = e.value_at(unconverted(sum));
+  if (total.kind != Kind::kReduce || total.over != Over::kColumns || total.reduction != Reduction::kSum) {
+    return e.exp(output);
+  }
+  const V exp = unconverted(total.a);
+  if (!is(exp, ScalarOp::kExp) || e.value_at(exp).a != shifted) return e.exp(output);
   return e.mul(exp, e.div(e.constant(e.type(sum), 1), sum));
 }
 
@@ -81,66 +86,33 @@ bool softmax_backward(NodeEmitter& node, bool log) {
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_output", type), output = node.operand("output", type);
   if (log) {
-    node.result(0, e.sub(grad, e.mul(exp_of_log_softmax(e, output), e.columns(Reduction::kSum, grad))));
+    const V sum = e.convert(e.sum_columns(grad), type);
+    node.result(0, e.sub(grad, e.mul(exp_of_log_softmax(e, output), sum)));
   } else {
-    node.result(0, e.mul(e.sub(grad, e.columns(Reduction::kSum, e.mul(grad, output))), output));
+    const V sum = e.convert(e.sum_columns(e.mul(grad, output)), type);
+    node.result(0, e.mul(e.sub(grad, sum), output));
   }
   return true;
 }
 
-// As torch tells it, which adds up means of parts: NaN if there is an infinity, for which the squares' sum is NaN.
-V told_mean(Emitter& e, V mean, V squares) { return e.where(e.op(ScalarOp::kIsNan, squares), squares, mean); }
+// The moments of a row, in the type that sums have (`sum_type`): two passes, and no square of an f32 overflows or
+// vanishes in f64.
+struct Moments {
+  V count, mean, squares;  // squares: the sum of (x - mean)^2
+};
 
-bool layer_norm(NodeEmitter& node) {
+Moments moments_of(NodeEmitter& node, V x) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
-  if (!ir::is_float(type)) return false;
-  const V x = node.operand("input", type), count = node.reduced_points(type);
-  const V mean = e.div(e.columns(Reduction::kSum, x), count);
-  const V centered = e.sub(x, mean);
-  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
-  const V variance = e.div(squares, count);
-  const V eps = node.operand("eps", type);
-  const V rstd = e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, eps)));
-  V y = e.mul(centered, rstd);
-  if (node.has("weight")) y = e.mul(y, node.operand("weight", type));
-  if (node.has("bias")) y = e.add(y, node.operand("bias", type));
-  node.result(0, y);
-  node.result(1, told_mean(e, mean, squares));
-  node.result(2, rstd);
-  return true;
+  const DType wide = sum_type(e.type(x));
+  const V count = node.reduced_points(wide);
+  const V mean = e.div(e.sum_columns(x), count);
+  const V centered = e.sub(e.convert(x, wide), mean);
+  return {count, mean, e.sum_columns(e.mul(centered, centered))};
 }
 
-// The gradient of rows that were normalised to `normal`, of that of `normal` times the weight.
-V gradient_of_normal(NodeEmitter& node, V grad, V normal, V rstd, DType type) {
-  Emitter& e = node.e;
-  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
-  const V count = node.reduced_points(type);
-  const V along = e.div(e.columns(Reduction::kSum, e.mul(scaled, normal)), count);
-  const V level = e.div(e.columns(Reduction::kSum, scaled), count);
-  return e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd);
-}
-
-bool layer_norm_backward(NodeEmitter& node) {
-  Emitter& e = node.e;
-  const DType type = type_of(node, "input");
-  if (!ir::is_float(type)) return false;
-  const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
-  const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
-  if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
-  for (const size_t result : {1, 2}) {  // of a single row it is the row
-    if (node.wants(result)) node.result(result, node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad));
-  }
-  return true;
-}
-
-// x * scale + shift, which make (x - mean) * rstd * weight + bias.
-V normalised(NodeEmitter& node, V x, V mean, V rstd, DType type) {
-  Emitter& e = node.e;
-  const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", type)) : rstd;
-  V shift = e.op(ScalarOp::kNeg, e.mul(mean, scale));
-  if (node.has("bias")) shift = e.add(shift, node.operand("bias", type));
-  return e.fma(x, scale, shift);
+// PyTorch reports NaN as the mean of a row with an infinity, for which `squares` is NaN.
+V reported_mean(Emitter& e, const Moments& moments) {
+  return e.where(e.op(ScalarOp::kIsNan, moments.squares), moments.squares, moments.mean);
 }
 
 V rstd_of(NodeEmitter& node, V variance) {
@@ -149,30 +121,59 @@ V rstd_of(NodeEmitter& node, V variance) {
   return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
 }
 
-bool group_norm(NodeEmitter& node) {
+// (x - mean) * rstd in x's type. A mean that is wider than x is subtracted as two numbers of x's type, so that a mean
+// far larger than the deviations costs no digits. Both are halved, so that a difference of large numbers is finite.
+V normalized(Emitter& e, V x, V mean, V rstd) {
+  const DType type = e.type(x);
+  if (e.type(mean) == type) return e.mul(e.sub(x, mean), e.convert(rstd, type));
+  const DType wide = e.type(mean);
+  const V half = e.mul(mean, e.constant(wide, 0.5)), high = e.convert(half, type);
+  const V low = e.convert(e.sub(half, e.convert(high, wide)), type);
+  const V centered = e.sub(e.fma(x, e.constant(type, 0.5), e.op(ScalarOp::kNeg, high)), low);
+  return e.mul(centered, e.convert(e.mul(rstd, e.constant(wide, 2)), type));
+}
+
+// normal * weight + bias, of those that are given.
+V weighted(NodeEmitter& node, V normal) {
+  Emitter& e = node.e;
+  const DType type = e.type(normal);
+  if (node.has("weight")) normal = e.mul(normal, node.operand("weight", type));
+  return node.has("bias") ? e.add(normal, node.operand("bias", type)) : normal;
+}
+
+// Layer norm and group norm.
+bool row_norm(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
-  const V x = node.operand("input", type), count = node.reduced_points(type);
-  const V mean = e.div(e.columns(Reduction::kSum, x), count);
-  const V centered = e.sub(x, mean);
-  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
-  const V rstd = rstd_of(node, e.div(squares, count));
-  node.result(0, normalised(node, x, mean, rstd, type));
-  node.result(1, told_mean(e, mean, squares));
+  const V x = node.operand("input", type);
+  const Moments moments = moments_of(node, x);
+  const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
+  node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
+  node.result(1, reported_mean(e, moments));
   node.result(2, rstd);
   return true;
 }
 
-bool group_norm_backward(NodeEmitter& node) {
+// The gradient of rows that were normalized to `normal`, of that of `normal` times the weight.
+V gradient_of_normal(NodeEmitter& node, V grad, V normal, V rstd, DType type) {
+  Emitter& e = node.e;
+  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+  const V count = node.reduced_points(sum_type(type));
+  const V along = e.convert(e.div(e.sum_columns(e.mul(scaled, normal)), count), type);
+  const V level = e.convert(e.div(e.sum_columns(scaled), count), type);
+  return e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd);
+}
+
+// Of layer norm and group norm.
+bool row_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
-  const V x = node.operand("input", type), mean = node.operand("mean", type);
-  const V normal = e.mul(e.sub(x, mean), rstd);
+  const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
   if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
-  for (const size_t result : {1, 2}) {
+  for (const size_t result : {1, 2}) {  // of a single row it is the row
     if (!node.wants(result)) continue;
     const V sum = node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad);
     if (sum == kNone) return false;
@@ -193,45 +194,43 @@ void update_running(NodeEmitter& node, std::string_view name, V now) {
 
 bool batch_norm(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
+  const DType type = type_of(node, "input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
   if (node.member.form.reduced == 0) {
-    const V rstd = rstd_of(node, node.operand("running_var", type));
-    node.result(0, normalised(node, x, node.operand("running_mean", type), rstd, type));
+    const V rstd = rstd_of(node, node.operand("running_var", wide));
+    node.result(0, weighted(node, normalized(e, x, node.operand("running_mean", type), rstd)));
     return true;
   }
-  const V count = node.reduced_points(type);
-  const V mean = e.div(e.columns(Reduction::kSum, x), count);
-  const V centered = e.sub(x, mean);
-  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
-  const V rstd = rstd_of(node, e.div(squares, count));
-  node.result(0, normalised(node, x, mean, rstd, type));
-  node.result(1, mean);
+  const Moments moments = moments_of(node, x);
+  const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
+  node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
+  node.result(1, moments.mean);
   node.result(2, rstd);
-  update_running(node, "running_mean", mean);
-  update_running(node, "running_var", e.div(squares, e.sub(count, e.constant(type, 1))));
+  update_running(node, "running_mean", moments.mean);
+  update_running(node, "running_var", e.div(moments.squares, e.sub(moments.count, e.constant(wide, 1))));
   return true;
 }
 
 bool batch_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
+  const DType type = type_of(node, "input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const bool trains = node.has_part("save_mean");
   const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
-  const V rstd = trains ? node.operand("save_invstd", type) : rstd_of(node, node.operand("running_var", type));
+  const V rstd = trains ? node.operand("save_invstd", wide) : rstd_of(node, node.operand("running_var", wide));
   const V grad = node.operand("grad_out", type), centered = e.sub(node.operand("input", type), mean);
-  const V sum = e.columns(Reduction::kSum, grad);
-  const V product = e.columns(Reduction::kSum, e.mul(grad, centered));
+  const V sum = e.sum_columns(grad);
+  const V product = e.sum_columns(e.mul(e.convert(grad, wide), e.convert(centered, wide)));
   if (node.wants(0)) {
     V slope = grad;
     if (trains) {
-      const V count = node.reduced_points(type);
+      const V count = node.reduced_points(wide);
       const V along = e.div(e.mul(product, e.mul(rstd, rstd)), count);
-      slope = e.sub(e.sub(grad, e.div(sum, count)), e.mul(centered, along));
+      slope = e.sub(e.sub(grad, e.convert(e.div(sum, count), type)), e.mul(centered, e.convert(along, type)));
     }
-    node.result(0, e.mul(slope, node.has("weight") ? e.mul(rstd, node.operand("weight", type)) : rstd));
+    const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
+    node.result(0, e.mul(slope, e.convert(scale, type)));
   }
   node.result(1, e.mul(product, rstd));
   node.result(2, sum);
@@ -257,10 +256,11 @@ bool nll_loss(NodeEmitter& node) {
     score = e.mul(score, weight);
     counted = e.columns(Reduction::kSum, e.where(hit, weight, zero));
   }
+  const DType wide = sum_type(type);  // a row's sum has one term that is not zero
   const V at_label = e.columns(Reduction::kSum, e.where(hit, score, zero));
-  const V sum = e.rows(Reduction::kSum, e.op(ScalarOp::kNeg, at_label));
+  const V sum = e.rows(Reduction::kSum, e.convert(e.op(ScalarOp::kNeg, at_label), wide));
   const V checked = e.where(e.eq(known, known), counted, zero);
-  const V total = e.rows(Reduction::kSum, checked);
+  const V total = e.rows(Reduction::kSum, e.convert(checked, wide));
   node.result(0, node.whole("reduction") == kMeanReduction ? e.div(sum, total) : sum);
   node.result(1, total);
   return true;
@@ -287,18 +287,14 @@ bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
   if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
-  const V x = node.operand("self", type);
-  const V mean = e.div(e.columns(Reduction::kSum, x), node.reduced_points(type));
-  const V centered = e.sub(x, mean);
+  const Moments moments = moments_of(node, node.operand("self", type));
   const double rest =
       static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
-  const V count = e.convert(e.scalar_float(std::max(rest, 0.0)), type);
-  const V squares = e.columns(Reduction::kSum, e.mul(centered, centered));
-  const V var = e.div(squares, count);
+  const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
   const Expansion what = node.member.form.expansion;
   const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
   node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
-  if (what == Expansion::kVarMean || what == Expansion::kStdMean) node.result(1, told_mean(e, mean, squares));
+  if (what == Expansion::kVarMean || what == Expansion::kStdMean) node.result(1, reported_mean(e, moments));
   return true;
 }
 
@@ -310,8 +306,8 @@ bool log_sum_exp(NodeEmitter& node) {
   const V x = node.operand("self", type);
   const V max = e.columns(Reduction::kMax, x);
   const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
-  const V sum = e.columns(Reduction::kSum, e.exp(e.sub(x, shift)));
-  node.result(0, e.add(e.op(ScalarOp::kLog, sum), shift));
+  const V sum = e.sum_columns(e.exp(e.sub(x, shift)));
+  node.result(0, e.add(e.op(ScalarOp::kLog, e.convert(sum, type)), shift));
   return true;
 }
 
@@ -323,17 +319,18 @@ bool vector_norm(NodeEmitter& node, V x) {
   const double p = node.has("ord") ? node.number("ord") : node.has("p") ? node.number("p") : 2;
   const V size = e.op(ScalarOp::kAbs, x);
   if (p == 2) {
-    node.result(0, e.op(ScalarOp::kSqrt, node.reduce(Reduction::kSum, e.mul(x, x))));
+    const V wide = e.convert(x, sum_type(type));
+    node.result(0, e.op(ScalarOp::kSqrt, node.accumulate(Reduction::kSum, e.mul(wide, wide))));
   } else if (p == 1) {
-    node.result(0, node.reduce(Reduction::kSum, size));
+    node.result(0, node.accumulate(Reduction::kSum, size));
   } else if (p == 0) {
-    node.result(0, node.reduce(Reduction::kSum, e.convert(e.truth(x), type)));
+    node.result(0, node.accumulate(Reduction::kSum, e.convert(e.truth(x), type)));
   } else if (std::isinf(p)) {
     node.result(0, node.reduce(p > 0 ? Reduction::kMax : Reduction::kMin, size));
   } else {
     const V power = e.convert(e.scalar_float(p), type), root = e.convert(e.scalar_float(1 / p), type);
-    const V sum = node.reduce(Reduction::kSum, e.op(ScalarOp::kPow, size, power));
-    node.result(0, e.op(ScalarOp::kPow, sum, root));
+    const V sum = node.accumulate(Reduction::kSum, e.op(ScalarOp::kPow, size, power));
+    node.result(0, e.op(ScalarOp::kPow, e.convert(sum, type), root));
   }
   return true;
 }
@@ -344,13 +341,13 @@ bool reduction(NodeEmitter& node) {
   const V x = node.operand("self");
   switch (node.member.form.expansion) {
     case Expansion::kSum:
-      node.result(0, node.reduce(Reduction::kSum, e.convert(x, result)));
+      node.result(0, node.accumulate(Reduction::kSum, e.convert(x, result)));
       return true;
     case Expansion::kMean:
-      node.result(0, e.div(node.reduce(Reduction::kSum, e.convert(x, result)), node.reduced_points(result)));
+      node.result(0, e.div(node.accumulate(Reduction::kSum, e.convert(x, result)), node.reduced_points(sum_type(result))));
       return true;
     case Expansion::kProduct:
-      node.result(0, node.reduce(Reduction::kProduct, e.convert(x, result)));
+      node.result(0, node.accumulate(Reduction::kProduct, e.convert(x, result)));
       return true;
     case Expansion::kMax:
       node.result(0, node.reduce(Reduction::kMax, x));
@@ -370,12 +367,12 @@ bool reduction(NodeEmitter& node) {
       const V known = e.convert(x, result);
       const bool may_be_nan = ir::is_float(result);
       node.result(
-          0, node.reduce(Reduction::kSum,
+          0, node.accumulate(Reduction::kSum,
                          may_be_nan ? e.where(e.op(ScalarOp::kIsNan, known), e.constant(result, 0), known) : known));
       return true;
     }
     case Expansion::kCountNonzero:
-      node.result(0, node.reduce(Reduction::kSum, e.convert(e.truth(x), DType::kInt64)));
+      node.result(0, node.accumulate(Reduction::kSum, e.convert(e.truth(x), DType::kInt64)));
       return true;
     default: {
       // Those that say where: over the columns of a row only.
@@ -472,13 +469,11 @@ bool expand(NodeEmitter& node) {
     case Expansion::kLogSoftmaxBackward:
       return softmax_backward(node, true);
     case Expansion::kLayerNorm:
-      return layer_norm(node);
-    case Expansion::kLayerNormBackward:
-      return layer_norm_backward(node);
     case Expansion::kGroupNorm:
-      return group_norm(node);
+      return row_norm(node);
+    case Expansion::kLayerNormBackward:
     case Expansion::kGroupNormBackward:
-      return group_norm_backward(node);
+      return row_norm_backward(node);
     case Expansion::kBatchNorm:
       return batch_norm(node);
     case Expansion::kBatchNormBackward:

@@ -1,8 +1,8 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// Losses of pairs of elements, and their gradients: what is lost at a point, added up or not. Sums of halves are sums
-// of f32. Formulas: torch's documentation of each.
+// Losses of pairs of elements, and their gradients: what is lost at a point, added up or not. Sums of f32 and
+// halves are accumulated in f64. Formulas: torch's documentation of each.
 namespace torch_remote::codegen {
 namespace {
 
@@ -103,8 +103,8 @@ class LossEmitter {
 
   bool lost(V value) {
     const int64_t reduction = node_.whole("reduction");
-    if (reduction != kNoReduction) value = node_.reduce(Reduction::kSum, value);
-    if (reduction == kMeanReduction) value = e_.div(value, node_.reduced_points(type_));
+    if (reduction != kNoReduction) value = node_.accumulate(Reduction::kSum, value);
+    if (reduction == kMeanReduction) value = e_.div(value, node_.reduced_points(sum_type(type_)));
     node_.result(0, value);
     return true;
   }

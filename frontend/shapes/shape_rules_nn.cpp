@@ -102,6 +102,22 @@ void add_convolved(Inferred& out, IntArrayRef sizes, MemoryFormat format, Scalar
   }
 }
 
+// Whether torch convolves without an implementation (ConvBackend::Empty).
+bool is_empty_convolution(const at::Tensor& input) { return input.size(0) == 0 || input.size(1) == 0; }
+
+// What CPU makes of an empty input: the input times a number, resized. So its strides are those of that product where
+// the sizes are the input's, and the result is contiguous where they are not.
+void add_empty_convolved(Inferred& out, IntArrayRef sizes, const at::Tensor& input) {
+  ResultMeta product;
+  product.dtype = input.scalar_type();
+  broadcast_result(&input, product, true);
+  if (sizes.equals(product.sizes)) {
+    out.results.push_back(std::move(product));
+  } else {
+    out.add(sizes, input.scalar_type());
+  }
+}
+
 bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
   const at::Tensor& weight = args[1].toTensor();
@@ -144,7 +160,11 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
       sizes.push_back((padded - kernel) / stride[i] + 1);
     }
   }
-  add_convolved(out, sizes, convolution_format(input, weight, args + 3).result, input.scalar_type());
+  if (is_empty_convolution(input)) {
+    add_empty_convolved(out, sizes, input);
+  } else {
+    add_convolved(out, sizes, convolution_format(input, weight, args + 3).result, input.scalar_type());
+  }
   return true;
 }
 
@@ -166,9 +186,21 @@ bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& weight = args[2].toTensor();
   if (!same_float(grad, input) || !same_float(input, weight) || input.dim() < 3) return false;
   const auto mask = args[10].toListRef();
-  const ConvolutionFormat format = convolution_format(input, weight, args + 4);
-  add_wanted(out, mask[0], input.sizes(), input, format.result);
-  add_wanted(out, mask[1], weight.sizes(), weight, format.weight_grad);
+  if (is_empty_convolution(input)) {  // zeros_like of both
+    for (const auto& [wanted, like] : {std::pair(mask[0], &input), std::pair(mask[1], &weight)}) {
+      if (!wanted.toBool()) {
+        out.add_undefined();
+      } else if (like->is_non_overlapping_and_dense()) {
+        out.add(like->sizes(), like->strides(), like->scalar_type());
+      } else {
+        out.add(like->sizes(), at::infer_dense_strides(like->sizes(), like->strides()), like->scalar_type());
+      }
+    }
+  } else {
+    const ConvolutionFormat format = convolution_format(input, weight, args + 4);
+    add_wanted(out, mask[0], input.sizes(), input, format.result);
+    add_wanted(out, mask[1], weight.sizes(), weight, format.weight_grad);
+  }
   const int64_t channels = args[7].toBool() ? weight.size(1) * args[9].toInt() : weight.size(0);
   add_wanted(out, mask[2], {channels}, weight);
   return true;

@@ -1,0 +1,234 @@
+"""Ops that reduce or normalize, on data of all scales and far from zero, against CPU: largest errors, in units of a
+result, beside those of torch's own kernels. The exact numbers are those of float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fused import ulps
+from fused_cases import unchanged
+from torch import Tensor
+
+# An error may be so many units in the last place larger than torch's.
+MORE_ULPS = 2.0
+COLUMNS = 333
+
+Function = Callable[..., Any]
+
+SCALES = (1e-38, 1e-30, 1e-25, 1e-18, 1e-10, 1e-4, 1.0, 1e4, 1e10, 1e18, 1e20, 1e25, 1e30, 1e38)
+OFFSETS = (0.0, 1e0, 1e2, 1e4, 1e6)  # of the mean, in standard deviations
+
+
+@dataclass(frozen=True)
+class Op:
+    """`function` of a tensor with a set of data along `dim`; each result has it there, too. No `dim`: a set at a time."""
+
+    name: str
+    function: Function
+    shape: tuple[int, ...]  # of a set
+    dim: int | None = 0
+    gradient: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def sets(dtype: torch.dtype, generator: torch.Generator) -> list[tuple[float, float]]:
+    """Scales and offsets whose numbers the type has."""
+    info = torch.finfo(dtype)
+    pairs = itertools.product(SCALES, OFFSETS)
+    known = [(s, o) for s, o in pairs if s * max(o, 1) <= info.max and s * max(o, 1) >= info.tiny / 2]
+    # A type in which data so far from zero are all the same number says nothing.
+    return [(s, o) for s, o in known if o * info.eps < 1]
+
+
+def data(op: Op, dtype: torch.dtype, generator: torch.Generator) -> tuple[list[str], Tensor]:
+    """Names of the sets, and the sets one after the other."""
+    chosen = sets(dtype, generator)
+    most = torch.finfo(dtype).max
+    made = []
+    for scale, offset in chosen:
+        x = (torch.randn(op.shape, dtype=torch.float64, generator=generator) + offset) * scale
+        made.append(x.clamp(-most, most).to(dtype))
+    return [f"scale {s:g}, offset {o:g}" for s, o in chosen], torch.stack(made)
+
+
+def gradient_of(function: Function, op: Op) -> Function:
+    """The gradient of the first result, for a gradient of its own that is the same in all types."""
+
+    def run(x: Tensor, g: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        y = function(x * 1)
+        y = y[0] if isinstance(y, (tuple, list)) else y
+        (grad,) = torch.autograd.grad(y, x, g[: y.numel()].reshape(y.shape).to(y.dtype))
+        return grad
+
+    return run
+
+
+def standardized(x: Tensor) -> Tensor:
+    return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def weighted_layer_norm(x: Tensor) -> Tensor:
+    w = torch.linspace(0.5, 1.5, x.shape[-1], device=x.device, dtype=x.dtype)
+    return F.layer_norm(x, x.shape[-1:], w, w)
+
+
+def gradients_of_weights(x: Tensor) -> tuple[Tensor, Tensor]:
+    w = torch.linspace(0.5, 1.5, x.shape[-1], device=x.device, dtype=x.dtype).requires_grad_()
+    b = torch.zeros_like(w).requires_grad_()
+    y = F.layer_norm(x * 1, x.shape[-1:], w, b)
+    return torch.autograd.grad(y, (w, b), torch.ones_like(y) + torch.arange(x.shape[0], device=x.device)[:, None] / 8)
+
+
+def trained_batch_norm(x: Tensor) -> tuple[Tensor, ...]:
+    w = torch.linspace(0.5, 1.5, x.shape[1], device=x.device, dtype=x.dtype)
+    mean, var = torch.zeros_like(w), torch.ones_like(w)
+    y = F.batch_norm(x, mean, var, w, w, training=True)
+    return y, mean.reshape(1, -1), var.reshape(1, -1)
+
+
+def almost_bare_batch_norm(x: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True, eps=1e-37)
+
+
+def labels_of(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0], device=x.device) % x.shape[1]
+
+
+def halves(function: Function) -> Function:
+    """Of two tensors: the columns to the left and to the right."""
+    return lambda x: function(*x.chunk(2, -1))
+
+
+ROWS = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "nansum": lambda x: x.nansum(1),
+    "var": lambda x: x.var(1),
+    "std": lambda x: x.std(1),
+    "std, no correction": lambda x: x.std(1, correction=0),
+    "var_mean": lambda x: torch.var_mean(x, 1),
+    "std_mean": lambda x: torch.std_mean(x, 1),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "vector_norm 1": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
+    "vector_norm 3": lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+    "norm": lambda x: x.norm(dim=1, keepdim=True),
+    "prod": lambda x: x[:, :7].prod(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "standardized": standardized,
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "layer_norm, weights": weighted_layer_norm,
+    "layer_norm, no eps": lambda x: F.layer_norm(x, x.shape[1:], eps=0.0),
+    "rms_norm": rms_norm,
+    "normalize": lambda x: F.normalize(x, dim=1),
+    "cosine_similarity": halves(lambda x, y: F.cosine_similarity(x, y, 1)),
+    "squared differences": halves(lambda x, y: F.mse_loss(x, y, reduction="none").mean(1)),
+    "cross_entropy": lambda x: F.cross_entropy(x, labels_of(x), reduction="none"),
+}
+COLUMN_OPS = {
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "nansum": lambda x: x.nansum(0),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=0),
+    "prod": lambda x: x[:5].prod(0),
+}
+CHANNELS = {
+    "batch_norm": trained_batch_norm,
+    "batch_norm, least eps": almost_bare_batch_norm,
+}
+IMAGES = {
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "group_norm, no eps": lambda x: F.group_norm(x, 2, eps=0.0),
+    "instance_norm": lambda x: F.instance_norm(x),
+}
+WHOLE = {
+    "sum of all": lambda x: x.sum(),
+    "mean of all": lambda x: x.mean(),
+    "vector_norm of all": lambda x: torch.linalg.vector_norm(x),
+    "mse_loss": halves(F.mse_loss),
+    "l1_loss": halves(F.l1_loss),
+    "smooth_l1_loss": halves(F.smooth_l1_loss),
+    "huber_loss": halves(F.huber_loss),
+    "cross_entropy, mean": lambda x: F.cross_entropy(x, labels_of(x)),
+    "gradients of layer_norm's weights": gradients_of_weights,
+}
+# Piecewise constant or without a gradient that says more than the op's own.
+NO_GRADIENT = ("nansum", "prod", "std, no correction", "cumsum", "norm", "vector_norm 1", "vector_norm 3")
+
+
+def ops() -> list[Op]:
+    found = []
+    for table, shape, dim in (
+        (ROWS, (COLUMNS + 1,), 0),
+        (COLUMN_OPS, (COLUMNS,), 1),
+        (CHANNELS, (4, 9, 11), 1),
+        (IMAGES, (6, 9, 11), 0),
+        (WHOLE, (8, COLUMNS + 1), None),
+    ):
+        for name, function in table.items():
+            where = "" if dim != 1 or table is CHANNELS else ", rows"
+            found.append(Op(name + where, function, shape, dim))
+            if table is not WHOLE and name not in NO_GRADIENT:
+                found.append(Op(f"gradient of {name}{where}", function, shape, dim, True))
+    return found
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def results(op: Op, x: Tensor, g: Tensor) -> list[Tensor]:
+    function = gradient_of(op.function, op) if op.gradient else lambda x, g: op.function(unchanged(x))
+    made = function(x, g)
+    return [unchanged(r).detach().cpu() for r in ([made] if isinstance(made, Tensor) else made)]
+
+
+def largest_error(got: Tensor, exact: Tensor) -> Tensor:
+    """Of each set (a row), in units in the last place of the set's largest number."""
+    rounded = exact.to(got.dtype)
+    finite = torch.where(rounded.isfinite(), exact.abs(), 0.0)
+    return ulps(got, exact, finite.amax(1, keepdim=True).expand_as(exact)).amax(1)
+
+
+def compare(op: Op, names: list[str], got: list[Tensor], eager: list[Tensor], exact: list[Tensor]) -> list[str]:
+    """What is worse than torch, in words."""
+
+    def rows(result: Tensor) -> Tensor:
+        if op.dim is None:
+            return result.reshape(1, -1)
+        return (result.movedim(op.dim, 0) if result.dim() > 1 else result).reshape(len(names), -1)
+
+    failures = []
+    for i, (ours, torchs, right) in enumerate(zip(got, eager, exact, strict=True)):
+        mine, its = largest_error(rows(ours), rows(right)), largest_error(rows(torchs), rows(right))
+        for row in ((mine > its + MORE_ULPS) & ~its.isnan()).nonzero().flatten().tolist():
+            failures.append(f"result {i}, {names[row]}: off by {mine[row]:.4g} ulp, torch's by {its[row]:.4g}")
+    return failures
+
+
+def check(op: Op, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> list[str]:
+    names, x = data(op, dtype, generator)
+    g = torch.randn(math.prod(x.shape), dtype=torch.float64, generator=generator).to(dtype)
+    if op.dim is None:
+        calls = [(names[i : i + 1], x[i]) for i in range(len(names))]
+    else:
+        calls = [(names, x.movedim(0, op.dim).contiguous())]
+    failures = []
+    for of, values in calls:
+        exact = results(op, values.double(), g.double())
+        eager = results(op, values, g)
+        got = results(op, values.to(device), g.to(device))
+        failures += [f"{op.name} {str(dtype)[6:]}, {text}" for text in compare(op, of, got, eager, exact)]
+    return failures
