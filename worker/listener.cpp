@@ -211,8 +211,6 @@ Status Listener::open() {
   if (!status.ok()) return status;
   if (!options_.status_file.empty()) {
     if (status = StatusFile::create(options_.status_file, options_.most, &status_); !status.ok()) return status;
-    status_->all().confined = trial_.active;
-    status_->all().confined_wanted = trial_.wanted;
   }
   // They end waits, and come at no other time.
   struct sigaction child{};
@@ -226,8 +224,8 @@ Status Listener::open() {
   spdlog::info("sessions are confined: {}", trial_.confined);
   const std::string limit =
       server_.memory_limit ? std::to_string(server_.memory_limit >> 20) + " MiB" : std::string("all memory");
-  spdlog::info("{} sessions at once (--max-sessions), {} for the tensors of each (--memory-limit)",
-               options_.most ? std::to_string(options_.most) : "any number of", limit);
+  spdlog::info("sessions are limited: {} at once (--max-sessions), {} for the tensors of each (--memory-limit)",
+               options_.most ? std::to_string(options_.most) : "any number", limit);
   spdlog::info("listening on {}", url_);
   return {};
 }

@@ -1,6 +1,7 @@
 #include "worker/session_process.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <spawn.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
@@ -142,6 +143,13 @@ void tie_to_listener(pid_t listener) {
   if (getppid() != listener) _exit(0);  // it ended before that
 }
 
+// While it is on, memory that is freed is overwritten, so that copies of secrets do not stay in it.
+void overwrite_freed(bool on) {
+#if defined(__GLIBC__)
+  mallopt(M_PERTURB, on ? 0x5A : 0);
+#endif
+}
+
 void forget(std::string* secret) {
   explicit_bzero(secret->data(), secret->size());
   secret->clear();
@@ -203,6 +211,7 @@ Status start_session(const SessionStart& start, const std::vector<std::string>& 
 }
 
 Status read_session(int descriptor, SessionStart* start) {
+  overwrite_freed(true);
   std::string bytes(kMostBytes, '\0');
   const ssize_t size = pread(descriptor, bytes.data(), bytes.size(), 0);
   close(descriptor);
@@ -237,6 +246,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
   }
   const auto confine = [&options, &start, listener = getppid()] {
     forget(&options.token);
+    overwrite_freed(false);
     SandboxOptions sandbox = options.sandbox;
     std::ranges::copy(start.libraries, std::back_inserter(sandbox.readable));
     SandboxReport report;

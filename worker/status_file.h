@@ -41,8 +41,7 @@ struct WorkerStatus {
   std::atomic<uint64_t> sessions, refused, killed;  // so far; killed: by a signal
   // Of sessions that have ended.
   std::atomic<uint64_t> messages, bytes_in, bytes_out, busy;
-  std::atomic<uint64_t> confined, confined_wanted;  // of sessions: bits of Confinement (worker/sandbox/sandbox.h)
-  uint64_t spare[4];
+  uint64_t spare[6];
   SessionStatus session[kSessions];
 };
 static_assert(offsetof(WorkerStatus, session) == 128);

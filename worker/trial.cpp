@@ -47,8 +47,6 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, Trial*
   std::ranges::copy(found->libraries, std::back_inserter(sandbox.readable));
   SandboxReport report;
   if (status = enter_sandbox(sandbox, &report); !status.ok()) return status;
-  found->active = report.active;
-  found->wanted = report.wanted;
   found->confined = report.text();
   if (!options.sandbox.user.empty() && access(its.plugin.c_str(), R_OK) != 0) {
     return system_error("the user '" + options.sandbox.user + "' of --session-user cannot read " + its.plugin);
@@ -71,10 +69,10 @@ Status try_to_load(const ListenOptions& options, const ServerOptions& server, Tr
     } catch (const std::exception& error) {
       status = Status::internal(std::string("remote: ") + error.what());
     }
-    // "why", or lines: bits, bits, text, folders.
+    // Why not, or lines: nothing, what the sandbox is, folders.
     std::string text = status.message();
     if (status.ok()) {
-      text = '\n' + std::to_string(found->active) + '\n' + std::to_string(found->wanted) + '\n' + found->confined;
+      text = '\n' + found->confined;
       for (const std::string& folder : found->libraries) text += '\n' + folder;
     }
     (void)!write(ends[1], text.data(), text.size());
@@ -96,7 +94,7 @@ Status try_to_load(const ListenOptions& options, const ServerOptions& server, Tr
   }
   if (!message.starts_with('\n')) return {ErrorCode::kUnsupported, message};
   std::istringstream lines(message);
-  lines >> found->active >> found->wanted >> std::ws;
+  lines.ignore();
   std::getline(lines, found->confined);
   for (std::string folder; std::getline(lines, folder);) found->libraries.push_back(folder);
   return {};

@@ -13,8 +13,7 @@ namespace torch_remote::worker {
 // What a process that did what sessions do found out.
 struct Trial {
   std::vector<std::string> libraries;  // folders of the libraries that sessions need
-  uint32_t active = 0, wanted = 0;     // of their sandbox (worker/sandbox/sandbox.h)
-  std::string confined;                // the same as text
+  std::string confined;                // what their sandbox is (worker/sandbox/sandbox.h)
 };
 
 // Loads what sessions need, opens GPUs, and confines itself, in a process that ends then: what is missing is an error

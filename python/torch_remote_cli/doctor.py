@@ -146,6 +146,22 @@ def _gpus() -> Iterator[Check]:
             yield _ok(part["name"], ", ".join(filter(None, [part["version"], part["path"]])))
 
 
+def _sandbox() -> Check:
+    """What the kernel keeps from sessions of a worker that listens here."""
+    import json
+
+    try:
+        binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or package() / "bin/torch-remote-worker"
+        said = subprocess.run([binary, "--probe-sandbox"], capture_output=True, text=True, timeout=60)
+        found = json.loads(said.stdout)
+    except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        return _note("sandbox", "the worker does not say what confines its sessions")
+    active = f"sessions of a worker that listens: {', '.join(found['active'])}"
+    if found["missing"]:
+        return _note("sandbox", f"{active}; not active: {'; '.join(found['missing'])}", "docs/workers.md says what each is for")
+    return _ok("sandbox", active)
+
+
 def _tools() -> Iterator[Check]:
     from shutil import which
 
@@ -193,6 +209,7 @@ def checks(quick: bool) -> Iterator[Check]:
     yield torch
     yield from _environment()
     yield from _gpus()
+    yield _sandbox()
     yield from _tools()
     if not quick and installed["state"] == torch["state"] == "ok":
         yield _device()

@@ -45,7 +45,6 @@ constexpr const char* kOfTheNetwork[] = {"/etc/hosts", "/etc/resolv.conf", "/etc
                                          "/etc/gai.conf"};
 
 void add(SandboxReport* report, Confinement what, bool done, const std::string& why) {
-  report->wanted |= static_cast<uint32_t>(what);
   if (done) {
     report->active |= static_cast<uint32_t>(what);
   } else {

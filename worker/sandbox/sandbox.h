@@ -12,7 +12,6 @@
 // A kernel without one of them is no error: the report says which are active, and why the others are not.
 namespace torch_remote::worker {
 
-// Bits, as the status file has them (python/torch_remote_cli/status_file.py).
 enum class Confinement : uint32_t {
   kNoNewPrivileges = 1,  // setuid programs and file capabilities give nothing (PR_SET_NO_NEW_PRIVS)
   kNotDumpable = 2,      // other processes of the user can neither trace it nor read its memory (PR_SET_DUMPABLE)
@@ -36,7 +35,7 @@ struct SandboxOptions {
 };
 
 struct SandboxReport {
-  uint32_t active = 0, wanted = 0;  // Confinement
+  uint32_t active = 0;               // bits of Confinement
   std::vector<std::string> missing;  // what is not active, and why
 
   bool has(Confinement what) const { return (active & static_cast<uint32_t>(what)) != 0; }
