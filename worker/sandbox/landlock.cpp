@@ -51,8 +51,13 @@ void allow(int ruleset, uint64_t handled, const std::string& path, uint64_t righ
 int landlock_version(std::string* why) {
   const long version = syscall(kCreateRuleset, nullptr, 0, kVersion);
   if (version > 0) return static_cast<int>(version);
-  *why = errno == EOPNOTSUPP ? "Landlock is switched off in this kernel (its parameter lsm=)"
-                             : "this kernel has no Landlock (Linux 5.13 or later has)";
+  if (errno == EOPNOTSUPP) {
+    *why = "Landlock is switched off in this kernel (its parameter lsm=)";
+  } else if (errno == ENOSYS) {
+    *why = "this kernel has no Landlock (Linux 5.13 or later has), or a container forbids it";
+  } else {
+    *why = std::string("Landlock: ") + std::strerror(errno);
+  }
   return 0;
 }
 
