@@ -479,8 +479,7 @@ bool Listener::read_opening(Incoming& incoming) {
   const int client = std::exchange(incoming.socket, -1);
   Opening opening;
   std::string text;
-  const Answer::Code code =
-      remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, &opening, &text);
+  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, &opening, &text);
   if (code != Answer::kGoOn) {
     answer(client, code, text);
   } else if (opening.resumes()) {

@@ -114,10 +114,10 @@ bool has_secret(std::string_view variable) {
 // Read by the worker, the C library, torch, OpenMP, BLAS libraries, NVIDIA's, and sanitizers.
 bool is_for_libraries(std::string_view variable) {
   constexpr std::string_view kPrefixes[] = {
-      "TORCH",  "PYTORCH_", "ATEN_",     "OMP_",    "GOMP_",   "KMP_",  "MKL_",          "OPENBLAS_", "DNNL_", "ONEDNN_",
-      "LC_",    "CUDA_",    "NVIDIA_",   "NCCL_",   "CUBLAS",  "CUDNN", "LD_",           "MALLOC_",   "ASAN_", "UBSAN_",
-      "LSAN_",  "TSAN_",    "PATH=",     "HOME=",   "USER=",   "LANG=", "TZ=",           "TMPDIR=",   "XDG_CACHE_HOME=",
-      "GLIBC_", "LOGNAME=", "LANGUAGE=",
+      "TORCH", "PYTORCH_", "ATEN_", "OMP_",    "GOMP_",           "KMP_",   "MKL_",     "OPENBLAS_",
+      "DNNL_", "ONEDNN_",  "LC_",   "CUDA_",   "NVIDIA_",         "NCCL_",  "CUBLAS",   "CUDNN",
+      "LD_",   "MALLOC_",  "ASAN_", "UBSAN_",  "LSAN_",           "TSAN_",  "PATH=",    "HOME=",
+      "USER=", "LANG=",    "TZ=",   "TMPDIR=", "XDG_CACHE_HOME=", "GLIBC_", "LOGNAME=", "LANGUAGE=",
   };
   return std::ranges::any_of(kPrefixes, [variable](std::string_view prefix) { return variable.starts_with(prefix); });
 }
@@ -244,11 +244,11 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
   if (!options.devices.empty()) {
     server.open_device = options.devices[std::min<size_t>(start.device, options.devices.size() - 1)];
   }
-  const auto confine = [&options, &start, listener = getppid()] {
+  SandboxOptions sandbox = options.sandbox;
+  std::ranges::copy(start.libraries, std::back_inserter(sandbox.readable));
+  const auto confine = [&options, sandbox = std::move(sandbox), listener = getppid()] {
     forget(&options.token);
     overwrite_freed(false);
-    SandboxOptions sandbox = options.sandbox;
-    std::ranges::copy(start.libraries, std::back_inserter(sandbox.readable));
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
     tie_to_listener(listener);  // a change of user undoes that
@@ -267,7 +267,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
       }
       const std::string go_on = remote::encode_answer(remote::Answer::kGoOn, {});
       (void)!send(start.client, go_on.data(), go_on.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      return serve_network_client(start.client, start.opening, start.control, options, tls, server, counts);
+      return serve_network_client(start.client, start.opening, start.control, options, std::move(tls), server, counts);
     }
     std::unique_ptr<remote::Transport> transport =
         remote::make_unix_transport(start.client, remote::Lending::kReadOnly);

@@ -16,10 +16,10 @@
 namespace torch_remote::worker {
 
 struct SessionStart {
-  bool network = false;     // else over a Unix socket
-  int client = -1;          // the connected socket
-  int control = -1;         // of one over a network (worker/control_socket.h)
-  int status = -1;          // the status file; -1: there is none
+  bool network = false;      // else over a Unix socket
+  int client = -1;           // the connected socket
+  int control = -1;          // of one over a network (worker/control_socket.h)
+  int status = -1;           // the status file; -1: there is none
   uint64_t status_slot = 0;  // StatusFile::number_of
   uint64_t device = 0;       // of ListenOptions::devices
   remote::Opening opening;   // of one over a network

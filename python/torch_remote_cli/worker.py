@@ -64,7 +64,8 @@ def serve(
         str | None, typer.Option(help="User that a session becomes (needs root); default: this one.")
     ] = None,
     allow_user: Annotated[
-        list[str] | None, typer.Option(help="With --unix: a user whose processes may connect, beside this one and root.")
+        list[str] | None,
+        typer.Option(help="With --unix: a user whose processes may connect, beside this one and root."),
     ] = None,
     lease: Annotated[
         float | None, typer.Option(help="Seconds that a session waits for a client that was cut off.")

@@ -98,7 +98,10 @@ def probe(serve, tmp_path, *arguments):
     secret.write_text("of another one")
     with Python([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as sibling:
         url, process = serve(
-            *arguments, command=PROBING, TORCH_REMOTE_TEST_SECRET=str(secret), TORCH_REMOTE_TEST_SIBLING=str(sibling.pid)
+            *arguments,
+            command=PROBING,
+            TORCH_REMOTE_TEST_SECRET=str(secret),
+            TORCH_REMOTE_TEST_SIBLING=str(sibling.pid),
         )
         with client(url):
             pass

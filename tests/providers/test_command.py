@@ -271,6 +271,8 @@ def test_doctor(command):
     status, output, _ = command("doctor", TORCH_REMOTE_WORKER="unix:///nowhere/w.sock")
     assert status == 1 and "no worker at unix:///nowhere/w.sock" in output
     assert "-> " in output and "torch-remote-worker --listen" in output
+    status, output, _ = command("doctor", "--on", "tcp://127.0.0.1:1")
+    assert status == 1 and "127.0.0.1:1" in output and "Traceback" not in output
     status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
     assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
 
@@ -280,6 +282,12 @@ def test_bench(command):
     figures = {key: value for key, value in found.items() if key != "worker"}
     assert len(figures) == 6 and all(value > 0 for value in figures.values()), found
     assert "round trip" in ok(command("bench", "--seconds", "0.02"))
+
+
+def test_bench_says_why_a_machine_cannot_be_used(command):
+    status, _, errors = command("bench", "--on", "tcp://127.0.0.1:1")
+    assert status == 1 and "127.0.0.1:1" in errors
+    assert "Traceback" not in errors and "<string>" not in errors, errors
 
 
 def test_help_loads_no_torch(command, environment):

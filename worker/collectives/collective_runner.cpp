@@ -365,7 +365,8 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
   }
   if (options_.collectives && options_.collectives->open().ok()) plan.offers = kOffersDeviceCollectives;
   group->time = std::chrono::milliseconds(timeout);
-  if (!group->lane) group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told,
+  if (!group->lane)
+    group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told,
                                          MeshOptions{.memory = &options_.device->memory()});
   *work = group->lane->connect(
       [listener = group->listener.get(), plan = std::move(plan), limits = limits_of(*group)](Mesh& mesh) {

@@ -76,8 +76,7 @@ bool confine_files(const SandboxOptions& options, std::string* why) {
   if (done) {
     for (const std::string& path : options.readable) allow(ruleset, rules.files, path, kReadFile | kReadFolder);
     for (const std::string& path : options.writable) {
-      allow(ruleset, rules.files, path,
-            kReadFile | kReadFolder | kWriteFile | kTruncate | kRemoveFile | kMakeFile);
+      allow(ruleset, rules.files, path, kReadFile | kReadFolder | kWriteFile | kTruncate | kRemoveFile | kMakeFile);
     }
     done = syscall(kRestrictSelf, ruleset, 0) == 0;
   }

@@ -212,8 +212,7 @@ TEST_F(SandboxTest, NoCoreFilesNoPrivilegesNoDumps) {
     if (getrlimit(RLIMIT_CORE, &core) != 0 || core.rlim_cur != 0 || core.rlim_max != 0) return 1;
     if (prctl(PR_GET_DUMPABLE) != 0) return 2;
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1) return 3;
-    for (Confinement part :
-         {Confinement::kNoCoreFile, Confinement::kNotDumpable, Confinement::kNoNewPrivileges}) {
+    for (Confinement part : {Confinement::kNoCoreFile, Confinement::kNotDumpable, Confinement::kNoNewPrivileges}) {
       if (!report.has(part)) return 4;
     }
     return 0;

@@ -21,9 +21,7 @@
 namespace torch_remote::worker {
 namespace {
 
-void say(const char* name, long result) {
-  std::fprintf(stderr, "probe %s %d\n", name, result >= 0 ? 0 : errno);
-}
+void say(const char* name, long result) { std::fprintf(stderr, "probe %s %d\n", name, result >= 0 ? 0 : errno); }
 
 long run_program() {
   const pid_t pid = fork();
