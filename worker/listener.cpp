@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <optional>
@@ -29,8 +30,10 @@
 #include "remote/net/tcp.h"
 #include "remote/transport/unix_transport.h"
 #include "worker/control_socket.h"
-#include "worker/network_session.h"
+#include "worker/sandbox/sandbox.h"
+#include "worker/session_process.h"
 #include "worker/status_file.h"
+#include "worker/trial.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -44,9 +47,9 @@ constexpr std::string_view kUnix = "unix://", kTcp = "tcp://", kTls = "tls://";
 constexpr std::chrono::milliseconds kForOneToEnd{500};
 constexpr std::chrono::milliseconds kForRoom{100};
 constexpr std::chrono::milliseconds kForEnd{50};
-// Clients that are refused each have a process as long as it takes to tell them: so many at once, and no longer.
-constexpr size_t kMostRefused = 16;
-constexpr std::chrono::seconds kToRefuse{5};
+// Over a Unix socket: clients that wait for room, and those that are refused, which have a process each as long as it
+// takes to tell them.
+constexpr size_t kMostWaiting = 64, kMostRefused = 16;
 // Over a network: connections that have not said their opening (the oldest goes), and processes whose client has not
 // proved who it is.
 constexpr size_t kMostOpening = 64, kMostUnproven = 32;
@@ -56,7 +59,26 @@ Status system_error(const std::string& what) {
   return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
 }
 
-Status bind_unix(const std::string& path, const std::string& url, int* listener) {
+// A socket that a dead worker left goes. One that still answers is somebody's, and so is what is no socket.
+Status make_way(const std::string& path, const sockaddr_un& address) {
+  struct stat there{};
+  if (lstat(path.c_str(), &there) != 0) return {};
+  if (!S_ISSOCK(there.st_mode)) {
+    return Status::invalid("remote: cannot listen on " + path + ": there is something else than a socket; remove it, " +
+                           "or give --listen another path");
+  }
+  const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (made < 0) return system_error("no socket");
+  const bool answers = connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const bool refused = !answers && errno == ECONNREFUSED;
+  close(made);
+  if (answers) return Status::invalid("remote: another worker listens on " + path);
+  if (refused) unlink(path.c_str());
+  return {};
+}
+
+// `mode`: of the socket's file, whatever the umask.
+Status bind_unix(const std::string& path, const std::string& url, mode_t mode, int* listener) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -64,54 +86,21 @@ Status bind_unix(const std::string& path, const std::string& url, int* listener)
                            std::to_string(sizeof(address.sun_path) - 1) + " bytes");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size());
+  if (Status status = make_way(path, address); !status.ok()) return status;
   const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  // A socket that a dead worker left. One that still answers is somebody's.
-  if (made >= 0 && connect(made, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    return Status::invalid("remote: another worker listens on " + path);
-  }
-  if (errno == ECONNREFUSED) unlink(path.c_str());
-  if (made < 0 || bind(made, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(made, 64) != 0) {
-    return system_error("cannot listen on " + path);
-  }
+  const mode_t before = umask(static_cast<mode_t>(~mode & 0777));
+  const bool bound = made >= 0 && bind(made, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  umask(before);
+  if (!bound || ::listen(made, 64) != 0) return system_error("cannot listen on " + path);
   *listener = made;
   return {};
 }
 
-int process_of(int client) {
-  ucred peer{};
+ucred peer_of(int client) {
+  ucred peer{0, static_cast<uid_t>(-1), static_cast<gid_t>(-1)};
   socklen_t size = sizeof(peer);
-  return getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
-}
-
-// What a session needs is loaded once by a process that ends then: what is missing is said before anybody comes.
-Status try_to_load(const ListenOptions& options, const ServerOptions& server) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return system_error("no pipe");
-  const pid_t pid = fork();
-  if (pid < 0) return system_error("no process");
-  if (pid == 0) {
-    close(ends[0]);
-    ServerOptions its = server;
-    Status status = options.load(&its);
-    if (status.ok()) status = its.unavailable;
-    (void)!write(ends[1], status.message().data(), status.message().size());
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string message;
-  std::array<char, 1024> bytes;
-  for (ssize_t n; (n = read(ends[0], bytes.data(), bytes.size())) > 0 || (n < 0 && errno == EINTR);) {
-    if (n > 0) message.append(bytes.data(), static_cast<size_t>(n));
-  }
-  close(ends[0]);
-  int ended = 0;
-  while (waitpid(pid, &ended, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFSIGNALED(ended)) {
-    return Status::internal(std::string("remote: the process that loads the plugin was killed by signal ") +
-                            std::to_string(WTERMSIG(ended)));
-  }
-  return message.empty() ? Status() : Status(ErrorCode::kUnsupported, message);
+  (void)getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+  return peer;
 }
 
 // One that connected over a network and says its opening.
@@ -143,7 +132,8 @@ bool is_gone(const SessionProcess& session) {
 
 class Listener {
  public:
-  Listener(const ListenOptions& options, const ServerOptions& server) : options_(options), server_(server) {}
+  Listener(const ListenOptions& options, const ServerOptions& server, Trial trial)
+      : options_(options), server_(server), trial_(std::move(trial)) {}
 
   Status open();
   Status run();
@@ -161,11 +151,12 @@ class Listener {
   bool has_room() const { return options_.most == 0 || serving() < options_.most; }
   std::string busy() const;
   size_t next_device() const;
-  // What a session on that device is served with.
-  ServerOptions server_on(size_t device) const;
-  void forget_ours();
+  // Starts a session's process, or says why not.
+  Status start(const SessionStart& start, pid_t* pid) const;
 
-  void begin_unix(int client);
+  void accept_unix(int client);
+  void let_in_unix();
+  void begin_unix(int client, SessionProcess::State state);
   void begin_network(int client);
   // False: it is done with.
   bool read_opening(Incoming& incoming);
@@ -177,16 +168,25 @@ class Listener {
   void let_in(SessionProcess& session);
   // For a session's process that is about to be made, and after that.
   SessionStatus* begin_status(const std::string& client) { return status_ ? status_->begin(client) : nullptr; }
+  uint64_t slot_of(const SessionStatus* counts) const {
+    return counts != nullptr ? status_->number_of(counts) : WorkerStatus::kSessions;  // that is none
+  }
   SessionProcess& add_session(pid_t pid, SessionProcess::State state, std::string client, SessionStatus* counts);
 
   const ListenOptions& options_;
   const ServerOptions& server_;
+  const Trial trial_;
   std::string url_;
   int listener_ = -1;
-  std::shared_ptr<const remote::TlsContext> tls_;
+  bool tls_ = false;
   const pid_t self_ = getpid();
   sigset_t waiting_{};  // the signals that are not taken while it waits
   std::list<Incoming> incoming_;
+  struct Waiting {
+    int client = -1;
+    Clock::time_point until;
+  };
+  std::deque<Waiting> waiting_for_room_;  // over a Unix socket, in the order in which they came
   std::list<SessionProcess> sessions_;
   struct Ended {
     remote::SessionId session{};
@@ -200,7 +200,8 @@ Status Listener::open() {
   url_ = options_.url;
   Status status;
   if (url_.starts_with(kUnix)) {
-    status = bind_unix(url_.substr(kUnix.size()), url_, &listener_);
+    const bool others = !options_.users.empty();
+    status = bind_unix(url_.substr(kUnix.size()), url_, others ? 0666 : 0600, &listener_);
   } else if (url_.starts_with(kTcp) || url_.starts_with(kTls)) {
     status = open_network();
   } else {
@@ -220,18 +221,24 @@ Status Listener::open() {
   sigaddset(&blocked, SIGCHLD);
   sigprocmask(SIG_BLOCK, &blocked, &waiting_);
   sigdelset(&waiting_, SIGCHLD);
+  spdlog::info("sessions are confined: {}", trial_.confined);
+  const std::string limit =
+      server_.memory_limit ? std::to_string(server_.memory_limit >> 20) + " MiB" : std::string("all memory");
+  spdlog::info("sessions are limited: {} at once (--max-sessions), {} for the tensors of each (--memory-limit)",
+               options_.most ? std::to_string(options_.most) : "any number", limit);
   spdlog::info("listening on {}", url_);
   return {};
 }
 
 Status Listener::open_network() {
-  const bool tls = url_.starts_with(kTls);
+  const bool tls = tls_ = url_.starts_with(kTls);
   remote::Address address;
   if (Status status = remote::parse_address(std::string_view(url_).substr(kTcp.size()), url_, &address); !status) {
     return status;
   }
-  if (tls) {
-    if (Status status = remote::TlsContext::for_worker(options_.tls, &tls_); !status) return status;
+  if (tls) {  // sessions read the files themselves; that they can is seen before anybody comes
+    std::shared_ptr<const remote::TlsContext> context;
+    if (Status status = remote::TlsContext::for_worker(options_.tls, &context); !status) return status;
   }
   bool loopback = false;
   const bool any_port = address.port == 0;
@@ -271,6 +278,7 @@ Status Listener::run() {
       }
       let_in(session);
     }
+    let_in_unix();
     for (auto incoming = incoming_.begin(); incoming != incoming_.end();) {
       incoming = read_opening(*incoming) ? std::next(incoming) : incoming_.erase(incoming);
     }
@@ -289,6 +297,7 @@ void Listener::wait_for_something(std::vector<pollfd>& polled) {
     if (session.control >= 0) polled.push_back({session.control, POLLIN, 0});
     if (session.asked) until = std::min(until, *session.asked + kForOneToEnd);
   }
+  if (!waiting_for_room_.empty()) until = std::min(until, waiting_for_room_.front().until);
   const auto left = std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero());
   const timespec timeout = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
                             std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
@@ -299,7 +308,7 @@ Status Listener::accept_all() {
   for (;;) {
     const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (client >= 0) {
-      network() ? begin_network(client) : begin_unix(client);
+      network() ? begin_network(client) : accept_unix(client);
       continue;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
@@ -369,52 +378,14 @@ size_t Listener::next_device() const {
   return static_cast<size_t>(std::ranges::min_element(users) - users.begin());
 }
 
-ServerOptions Listener::server_on(size_t device) const {
-  ServerOptions its = server_;
-  if (!options_.devices.empty()) its.open_device = options_.devices[device];
-  return its;
-}
-
-// In a process that was forked from this one: what is not its business.
-void Listener::forget_ours() {
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != self_) _exit(0);  // it ended before that
-  std::signal(SIGCHLD, SIG_DFL);
-  sigprocmask(SIG_SETMASK, &waiting_, nullptr);
-  close(listener_);
-  for (const Incoming& incoming : incoming_) {
-    if (incoming.socket >= 0) close(incoming.socket);
-  }
-  for (const SessionProcess& session : sessions_) {
-    if (session.control >= 0) close(session.control);
-  }
-}
-
-[[noreturn]] void end_process(const Status& status) {
-  if (!status.ok()) spdlog::warn("{}", status.message());
-  spdlog::default_logger()->flush();
-  _exit(status.ok() ? 0 : 1);
+Status Listener::start(const SessionStart& start, pid_t* pid) const {
+  SessionStart its = start;
+  its.libraries = trial_.libraries;
+  its.status = status_ ? status_->descriptor() : -1;
+  return start_session(its, options_.command, waiting_, options_.sandbox.processes, pid);
 }
 
 // --- over a Unix socket ----------------------------------------------------------------------------------------------
-
-[[noreturn]] void serve_unix_client(int client, const ListenOptions& options, const ServerOptions& server,
-                                    SessionStatus* counts) {
-  Status status;
-  try {
-    std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(client, remote::Lending::kReadOnly);
-    if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
-    spdlog::debug("serving {}", transport->description());
-    ServerOptions its = server;
-    if (its.unavailable.ok()) {
-      if (Status loaded = options.load(&its); !loaded.ok()) its.unavailable = loaded;
-    }
-    status = serve(*transport, its);
-  } catch (const std::exception& error) {
-    status = Status::internal(std::string("remote: the session ends: ") + error.what());
-  }
-  end_process(status);
-}
 
 SessionProcess& Listener::add_session(pid_t pid, SessionProcess::State state, std::string client,
                                       SessionStatus* counts) {
@@ -429,37 +400,51 @@ SessionProcess& Listener::add_session(pid_t pid, SessionProcess::State state, st
   return session;
 }
 
-void Listener::begin_unix(int client) {
-  const auto deadline = Clock::now() + kForOneToEnd;
-  for (reap(); !has_room() && Clock::now() < deadline; reap()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  using State = SessionProcess::State;
-  const State state = has_room() ? State::kServing : State::kRefused;
-  if (state == State::kRefused && count(State::kRefused) >= kMostRefused) {
+void Listener::accept_unix(int client) {
+  const ucred peer = peer_of(client);
+  if (peer.uid != 0 && peer.uid != geteuid() && std::ranges::find(options_.users, peer.uid) == options_.users.end()) {
+    spdlog::warn("process {} of user {} is not let in (--allow-user)", peer.pid, peer.uid);
     close(client);
+  } else if (waiting_for_room_.size() >= kMostWaiting) {
+    close(client);
+  } else {
+    waiting_for_room_.push_back({client, Clock::now() + kForOneToEnd});
+    let_in_unix();
+  }
+}
+
+// Those that wait, if there is some room, or was none for a while.
+void Listener::let_in_unix() {
+  using State = SessionProcess::State;
+  reap();
+  while (!waiting_for_room_.empty() && (has_room() || Clock::now() >= waiting_for_room_.front().until)) {
+    const int client = waiting_for_room_.front().client;
+    waiting_for_room_.pop_front();
+    if (has_room()) {
+      begin_unix(client, State::kServing);
+    } else if (count(State::kRefused) < kMostRefused) {
+      begin_unix(client, State::kRefused);
+    }
+    close(client);
+  }
+}
+
+void Listener::begin_unix(int client, SessionProcess::State state) {
+  const bool serves = state == SessionProcess::State::kServing;
+  std::string name = "process " + std::to_string(peer_of(client).pid);
+  SessionStatus* const counts = serves ? begin_status(name) : nullptr;
+  SessionStart its;
+  its.client = client;
+  its.device = next_device();
+  its.status_slot = slot_of(counts);
+  if (!serves) its.refusal = busy();
+  pid_t pid = -1;
+  if (const Status status = start(its, &pid); !status.ok()) {
+    spdlog::error("{}", status.message());
+    if (status_) status_->end(counts);
     return;
   }
-  const size_t device = next_device();
-  ServerOptions its = server_on(device);
-  if (state == State::kRefused) {
-    its.greeting = kToRefuse;
-    its.unavailable = {ErrorCode::kUnsupported, busy()};
-  }
-  std::string name = "process " + std::to_string(process_of(client));
-  SessionStatus* const counts = state == State::kServing ? begin_status(name) : nullptr;
-  const pid_t pid = fork();
-  if (pid == 0) {
-    forget_ours();
-    serve_unix_client(client, options_, its, counts);
-  }
-  if (pid < 0) {
-    spdlog::error("cannot start a session's process: {}", std::strerror(errno));
-    if (status_) status_->end(counts);
-  } else {
-    add_session(pid, state, std::move(name), counts).device = device;
-  }
-  close(client);
+  add_session(pid, state, std::move(name), counts).device = its.device;
 }
 
 // --- over a network --------------------------------------------------------------------------------------------------
@@ -491,11 +476,10 @@ bool Listener::read_opening(Incoming& incoming) {
   const bool ours =
       std::memcmp(incoming.bytes.data(), Opening::kMagic.data(), std::min(incoming.have, Opening::kMagic.size())) == 0;
   if (ours && incoming.have < incoming.bytes.size()) return true;
-  const int client = std::exchange(incoming.socket, -1);  // a session's process closes those of others
+  const int client = std::exchange(incoming.socket, -1);
   Opening opening;
   std::string text;
-  const Answer::Code code =
-      remote::check_opening({incoming.bytes.data(), incoming.have}, tls_ != nullptr, &opening, &text);
+  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, &opening, &text);
   if (code != Answer::kGoOn) {
     answer(client, code, text);
   } else if (opening.resumes()) {
@@ -530,30 +514,26 @@ void Listener::begin_session(int client, const Opening& opening) {
   }
   std::string name = remote::peer_of(client);
   SessionStatus* const counts = begin_status(name);
-  const size_t device = next_device();
-  const pid_t pid = fork();
-  if (pid == 0) {
-    forget_ours();
-    close(ends[0]);
-    answer(client, Answer::kGoOn, {});
-    Status status;
-    try {
-      status = serve_network_client(client, opening, ends[1], options_, tls_, server_on(device), counts);
-    } catch (const std::exception& error) {
-      status = Status::internal(std::string("remote: the session ends: ") + error.what());
-    }
-    end_process(status);
-  }
+  SessionStart its;
+  its.network = true;
+  its.client = client;
+  its.control = ends[1];
+  its.device = next_device();
+  its.opening = opening;
+  its.token = options_.token;
+  its.status_slot = slot_of(counts);
+  pid_t pid = -1;
+  const Status started = start(its, &pid);
   close(ends[1]);
-  if (pid < 0) {
-    spdlog::error("cannot start a session's process: {}", std::strerror(errno));
+  if (!started.ok()) {
+    spdlog::error("{}", started.message());
     if (status_) status_->end(counts);
     close(ends[0]);
     return answer(client, Answer::kRefused, "it has no room just now; try again");
   }
   SessionProcess& session = add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts);
   session.control = ends[0];
-  session.device = device;
+  session.device = its.device;
 }
 
 void Listener::hand_over(int client, const Opening& opening) {
@@ -613,8 +593,10 @@ void Listener::let_in(SessionProcess& session) {
 }  // namespace
 
 Status listen(const ListenOptions& options, const ServerOptions& server) {
-  Listener listener(options, server);
-  if (Status status = try_to_load(options, server); !status.ok()) return status;
+  protect_secrets();
+  Trial trial;
+  if (Status status = try_to_load(options, server, &trial); !status.ok()) return status;
+  Listener listener(options, server, std::move(trial));
   if (Status status = listener.open(); !status.ok()) return status;
   return listener.run();
 }

@@ -41,20 +41,31 @@ Status StatusFile::create(const std::string& path, size_t most, std::unique_ptr<
   if (ftruncate(descriptor, sizeof(WorkerStatus)) == 0) {
     memory = mmap(nullptr, sizeof(WorkerStatus), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   }
-  Status status = memory == MAP_FAILED ? failed() : Status();
-  close(descriptor);
-  if (!status.ok()) return status;
+  if (memory == MAP_FAILED) {
+    const Status status = failed();
+    close(descriptor);
+    return status;
+  }
   auto* all = static_cast<WorkerStatus*>(memory);
   all->process = static_cast<uint64_t>(getpid());
   all->most = most;
   all->magic = WorkerStatus::kMagic;
-  if (rename(partial.c_str(), path.c_str()) != 0) return failed();
-  file->reset(new StatusFile(path, all));
-  return {};
+  file->reset(new StatusFile(path, descriptor, all));
+  return rename(partial.c_str(), path.c_str()) == 0 ? Status() : failed();
+}
+
+SessionStatus* StatusFile::attach(int descriptor, size_t number) {
+  void* memory = MAP_FAILED;
+  if (number < WorkerStatus::kSessions) {
+    memory = mmap(nullptr, sizeof(WorkerStatus), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  }
+  close(descriptor);
+  return memory == MAP_FAILED ? nullptr : &static_cast<WorkerStatus*>(memory)->session[number];
 }
 
 StatusFile::~StatusFile() {
   munmap(all_, sizeof(WorkerStatus));
+  close(descriptor_);
   unlink(path_.c_str());
 }
 

@@ -46,7 +46,7 @@ struct WorkerStatus {
 };
 static_assert(offsetof(WorkerStatus, session) == 128);
 
-// The listener's. Sessions' processes inherit it.
+// The listener's. Sessions' processes get its descriptor and the number of their session.
 class StatusFile {
  public:
   // Makes the file, readable by this user only, or replaces one that was left. `most`: see WorkerStatus.
@@ -61,9 +61,16 @@ class StatusFile {
   // It has ended: what it did is added to what all did.
   void end(SessionStatus* session);
 
+  int descriptor() const { return descriptor_; }
+  size_t number_of(const SessionStatus* session) const { return static_cast<size_t>(session - all_->session); }
+  // In a session's process: its numbers, which stay mapped. Null if that is no such file. Closes the descriptor.
+  static SessionStatus* attach(int descriptor, size_t number);
+
  private:
-  StatusFile(std::string path, WorkerStatus* all) : path_(std::move(path)), all_(all) {}
+  StatusFile(std::string path, int descriptor, WorkerStatus* all)
+      : path_(std::move(path)), descriptor_(descriptor), all_(all) {}
   const std::string path_;
+  const int descriptor_;
   WorkerStatus* const all_;
 };
 

@@ -86,10 +86,12 @@ def bench(
     if on is not None:
         environment["TORCH_REMOTE_WORKER"] = on
     result = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(seconds)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", _SCRIPT, str(seconds)], capture_output=True, text=True, env=environment
     )
     if result.returncode != 0:
-        output.fail("the device cannot be used; torch-remote doctor says why")
+        said, fix = output.reason(result.stderr)
+        output.fail(f"{said}; {fix or 'torch-remote doctor' + (f' --on {on}' if on else '') + ' looks for the cause'}")
+    print(result.stderr, end="", file=sys.stderr)
     found = json.loads(result.stdout.splitlines()[-1])
     if as_json:
         return output.print_json(found)

@@ -146,6 +146,24 @@ def _gpus() -> Iterator[Check]:
             yield _ok(part["name"], ", ".join(filter(None, [part["version"], part["path"]])))
 
 
+def _sandbox() -> Check:
+    """What the kernel keeps from sessions of a worker that listens here."""
+    import json
+
+    try:
+        binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or package() / "bin/torch-remote-worker"
+        said = subprocess.run([binary, "--probe-sandbox"], capture_output=True, text=True, timeout=60)
+        found = json.loads(said.stdout)
+    except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        return _note("sandbox", "the worker does not say what confines its sessions")
+    active = f"sessions of a worker that listens: {', '.join(found['active'])}"
+    if found["missing"]:
+        return _note(
+            "sandbox", f"{active}; not active: {'; '.join(found['missing'])}", "docs/workers.md says what each is for"
+        )
+    return _ok("sandbox", active)
+
+
 def _tools() -> Iterator[Check]:
     from shutil import which
 
@@ -155,22 +173,22 @@ def _tools() -> Iterator[Check]:
         yield _ok("ssh", str(which("ssh")))
 
 
-def _device() -> Check:
+def _device(on: str | None) -> Check:
     """Uses the device as a script would, in a process of its own."""
-    where = os.environ.get("TORCH_REMOTE_WORKER") or "local"
+    where = on or os.environ.get("TORCH_REMOTE_WORKER") or "local"
+    environment = {**os.environ, "TORCH_REMOTE_WORKER": where}
     began = time.monotonic()
     try:
-        result = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=300)
+        result = subprocess.run(
+            [sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=300, env=environment
+        )
     except subprocess.TimeoutExpired:
         return _bad(
             "device", f"no answer of the worker ({where}) for 300 s", "look at its log (torch-remote worker logs)"
         )
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines()
-        last = next((line for line in reversed(lines) if "remote: " in line), lines[-1] if lines else "no message")
-        message = last.partition("Error: ")[2] or last
-        said, _, fix = message.removeprefix("remote: ").rpartition("; ")
-        return _bad("device", said or message, fix if said else f"TORCH_REMOTE_WORKER is {where}")
+        said, fix = output.reason(result.stderr)
+        return _bad("device", said, fix or f"the worker is {where}")
     import json
 
     found = json.loads(result.stdout.splitlines()[-1])
@@ -184,7 +202,7 @@ def _device() -> Check:
     )
 
 
-def checks(quick: bool) -> Iterator[Check]:
+def checks(quick: bool, on: str | None = None) -> Iterator[Check]:
     """All of them, as they are done."""
     yield _system()
     installed = _installation()
@@ -193,15 +211,17 @@ def checks(quick: bool) -> Iterator[Check]:
     yield torch
     yield from _environment()
     yield from _gpus()
+    yield _sandbox()
     yield from _tools()
     if not quick and installed["state"] == torch["state"] == "ok":
-        yield _device()
+        yield _device(on)
 
 
 _MARKS: dict[str, str] = {"ok": "[green]ok[/]    ", "failed": "[red]failed[/]", "note": "[yellow]note[/]  "}
 
 
 def doctor(
+    on: Annotated[str | None, typer.Option(help="The machine; default: TORCH_REMOTE_WORKER, local.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not use the device.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -218,7 +238,7 @@ def doctor(
             )
 
     done = []
-    for check in checks(quick):
+    for check in checks(quick, on):
         show(check)
         done.append(check)
     failed = sum(check["state"] == "failed" for check in done)

@@ -54,3 +54,12 @@ def age(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60}m {seconds % 60}s"
     return f"{seconds // 3600}h {seconds % 3600 // 60}m"
+
+
+def reason(errors: str) -> tuple[str, str]:
+    """What a script said last on standard error about the device, and what to do, which may be empty."""
+    lines = errors.strip().splitlines()
+    last = next((line for line in reversed(lines) if "remote: " in line), lines[-1] if lines else "no message")
+    message = last.partition("Error: ")[2] or last
+    said, _, fix = message.removeprefix("remote: ").rpartition("; ")
+    return (said, fix) if said else (message, "")

@@ -46,7 +46,6 @@ class Options:
     json: bool = False  # lines of the log
     idle_timeout: float | None = None
     quiet: bool = False  # the log goes to the file only
-    most: int = 0
 
 
 def package() -> Path:
@@ -117,6 +116,7 @@ class Service:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._last = ""
+        self.about: dict[str, str] = {}  # what it says of its sessions
 
     def run(self, on_ready: Any = None) -> int:
         """Serves; the exit status."""
@@ -189,6 +189,9 @@ class Service:
                 if level not in LEVELS:
                     level = "error"
             self._last = line
+            for about in ("confined", "limited"):
+                if not self._ready.is_set() and line.startswith(f"sessions are {about}: "):
+                    self.about[about] = line.partition(": ")[2]
             self._log.write(level, line, process)
             if line.startswith("listening on ") and not self._ready.is_set():
                 self.url = line.removeprefix("listening on ")
@@ -239,6 +242,8 @@ class Service:
                 "log": str(log_file(self.options.name)),
                 "status_file": str(self._status),
                 "version": version(),
+                "confined": self.about.get("confined", ""),
+                "limits": self.about.get("limited", ""),
             },
         )
 

@@ -44,7 +44,9 @@ def serve(
     client_ca: Annotated[Path | None, typer.Option(help="Authority of clients' certificates (PEM).")] = None,
     device: Annotated[str, typer.Option(help="Where tensors live: cpu, cuda:0, ...")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Threads of a session; 0: as torch chooses.")] = 0,
-    memory_limit: Annotated[str | None, typer.Option(help="Of a session's tensors: 8G, 500M.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Of a session's tensors: 8G, 500M; 0: none; default: 80 % of the machine's.")
+    ] = None,
     allow_files: Annotated[
         Path | None, typer.Option(help="Clients may have files of this folder read here (torch.remote.load_file).")
     ] = None,
@@ -54,7 +56,17 @@ def serve(
     python: Annotated[
         str | None, typer.Option(help="Interpreter of these functions, which has torch; default: this one.")
     ] = None,
-    max_sessions: Annotated[int, typer.Option(min=0, help="Clients at once; 0: any number.")] = 0,
+    max_sessions: Annotated[
+        int | None,
+        typer.Option(min=0, help="Clients at once; 0: any number; default: twice the cores, 16 at least."),
+    ] = None,
+    session_user: Annotated[
+        str | None, typer.Option(help="User that a session becomes (needs root); default: this one.")
+    ] = None,
+    allow_user: Annotated[
+        list[str] | None,
+        typer.Option(help="With --unix: a user whose processes may connect, beside this one and root."),
+    ] = None,
     lease: Annotated[
         float | None, typer.Option(help="Seconds that a session waits for a client that was cut off.")
     ] = None,
@@ -79,23 +91,26 @@ def serve(
         output.fail("TLS needs both --tls-cert FILE and --tls-key FILE", 2)
     if unix is not None and (tls_cert is not None or token_file is not None):
         output.fail("a Unix socket has neither tokens nor TLS: the mode of its folder is the lock", 2)
+    if allow_user and unix is None:
+        output.fail("--allow-user is about a Unix socket (--unix PATH); tokens let clients in over a network", 2)
     if python is not None and not allow_python:
         output.fail("--python names the interpreter of functions, which want --allow-python", 2)
     where = f"[{host}]" if ":" in host else host
     url = f"unix://{unix.resolve()}" if unix else f"{'tls' if tls_cert else 'tcp'}://{where}:{port}"
-    arguments = ["--device", device, "--threads", str(threads), "--max-sessions", str(max_sessions)]
+    arguments = ["--device", device, "--threads", str(threads)]
     given: dict[str, Any] = {
         "--token-file": token_file, "--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-client-ca": client_ca,
         "--memory-limit": memory_limit, "--lease": lease, "--allow-files": allow_files,
+        "--max-sessions": max_sessions, "--session-user": session_user,
     }  # fmt: skip
     for flag, value in given.items():
         if value is not None:
             arguments += [flag, str(value)]
+    for user in allow_user or []:
+        arguments += ["--allow-user", user]
     if allow_python:
         arguments.append(f"--allow-python={python or sys.executable}")
-    options = Options(
-        name, url, arguments, _address(metrics), log_level, log_format == "json", idle_timeout, most=max_sessions
-    )
+    options = Options(name, url, arguments, _address(metrics), log_level, log_format == "json", idle_timeout)
     if background:
         return _serve_in_background(name, as_json)
 
@@ -119,6 +134,8 @@ def _say(entry: dict[str, Any], as_json: bool) -> None:
             f"{entry['name']} listens on {entry['url']}"
             + (f", metrics at {entry['metrics']}" if entry["metrics"] else "")
         )
+        print(f"sessions: {entry['limits']}")
+        print(f"confined: {entry['confined']}")
     sys.stdout.flush()
 
 
@@ -195,6 +212,8 @@ def status(name: Annotated[str | None, _NAME] = None, as_json: Annotated[bool, _
             f"{output.age(time.time() - entry['started'])}, {len(entry['sessions'])} sessions now, "
             f"{entry['sessions_total']} so far"
         )
+        print(f"  limits: {entry['limits']}")
+        print(f"  confined: {entry['confined']}")
         for session in entry["sessions"]:
             print(
                 f"  {session['client']}: process {session['process']}, {output.size(session['memory_bytes'])}, in "

@@ -99,6 +99,8 @@ def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
         assert session["memory_bytes"] > 1 << 20 and session["client"].startswith("127.0.0.1:")
         text = ok(command("worker", "status"))
         assert f"mine: {entry['url']}" in text and "1 sessions now" in text and session["client"] in text
+        assert "limits: 3 at once (--max-sessions), " in text and "confined: no new privileges, " in text
+        assert entry["confined"].startswith("no new privileges, ") and "MiB for the tensors of each" in entry["limits"]
         status, body = get(entry["metrics"] + "/metrics")
         assert status == 200
         samples = dict(line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
@@ -185,6 +187,13 @@ def test_a_listener_does_not_outlive_who_looks_after_it(environment):
         (["worker", "serve", "--tls-cert", "x"], "TLS needs both --tls-cert FILE and --tls-key FILE"),
         (["worker", "serve", "--token-file", "/nowhere"], "/nowhere"),
         (["worker", "serve", "--device", "tpu"], "is no device; there are cpu, cuda:0"),
+        (["worker", "serve", "--background", "--device", "gpu"], "--device: 'gpu' is no device; there are cpu, cuda:0"),
+        (["worker", "serve", "--memory-limit", "lots"], "--memory-limit: lots"),
+        (["worker", "serve", "--background", "--memory-limit", "lots"], "--memory-limit: lots"),
+        (["worker", "serve", "--allow-user", "root"], "--allow-user is about a Unix socket"),
+        (["worker", "serve", "--session-user", "no such user"], "there is no user 'no such user'"),
+        (["worker", "serve", "--device", "cuda:99"], "cuda"),
+        (["worker", "serve", "--background", "--device", "cuda:99"], "cuda"),
         (["worker", "serve", "--metrics", "here"], "write HOST:PORT, or a port of 127.0.0.1"),
         (["worker", "serve", "--log-level", "loud"], "there are trace, debug, info"),
         (["worker", "serve", "--name", "../x"], "a name has no slash"),
@@ -256,11 +265,14 @@ def test_entries_of_killed_processes_go(command, environment):
 def test_doctor(command):
     found = json.loads(ok(command("doctor", "--json")))
     by_name = {check["check"]: check for check in found["checks"]}
-    assert found["failed"] == 0 and {"system", "installation", "torch", "GPU", "device"} <= set(by_name)
+    assert found["failed"] == 0 and {"system", "installation", "torch", "GPU", "sandbox", "device"} <= set(by_name)
+    assert "no core files" in by_name["sandbox"]["found"]
     assert "round trip" in by_name["device"]["found"] and by_name["device"]["state"] == "ok"
     status, output, _ = command("doctor", TORCH_REMOTE_WORKER="unix:///nowhere/w.sock")
     assert status == 1 and "no worker at unix:///nowhere/w.sock" in output
     assert "-> " in output and "torch-remote-worker --listen" in output
+    status, output, _ = command("doctor", "--on", "tcp://127.0.0.1:1")
+    assert status == 1 and "127.0.0.1:1" in output and "Traceback" not in output
     status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
     assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
 
@@ -270,6 +282,12 @@ def test_bench(command):
     figures = {key: value for key, value in found.items() if key != "worker"}
     assert len(figures) == 6 and all(value > 0 for value in figures.values()), found
     assert "round trip" in ok(command("bench", "--seconds", "0.02"))
+
+
+def test_bench_says_why_a_machine_cannot_be_used(command):
+    status, _, errors = command("bench", "--on", "tcp://127.0.0.1:1")
+    assert status == 1 and "127.0.0.1:1" in errors
+    assert "Traceback" not in errors and "<string>" not in errors, errors
 
 
 def test_help_loads_no_torch(command, environment):

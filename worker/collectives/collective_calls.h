@@ -9,6 +9,7 @@
 
 #include "ir/graph.h"
 #include "ir/status.h"
+#include "worker/collectives/charge.h"
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/device_collectives.h"
 #include "worker/collectives/reduction.h"
@@ -66,6 +67,7 @@ struct Call {
     uint64_t nbytes = 0;
     std::span<std::byte> bytes;  // here
     std::vector<std::byte> copy;
+    Charge charge = {};  // of `copy`
   };
   std::vector<Tensor> tensors;
   std::vector<int64_t> numbers;

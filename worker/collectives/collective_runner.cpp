@@ -229,6 +229,15 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   }
   bool by_devices = false;
   if (Status status = runner_.find_devices(op, call, &by_devices); !status.ok()) return status;
+  Device& device = *runner_.options_.device;
+  // A copy stays until the other end has taken it, which may be late: there may be any number of them.
+  if ((op == Op::kSend || op == Op::kCopySend) && !between_devices && !by_devices &&
+      !(stays && device.is_host_memory())) {
+    Call::Tensor& sent = call.tensors[0];
+    if (Status status = sent.charge.take(&device.memory(), sent.nbytes, "a tensor that is sent"); !status.ok()) {
+      return status;
+    }
+  }
   for (Call::Tensor& tensor : call.tensors) {
     if (between_devices || by_devices) break;
     if (Status status = fetch(tensor); !status.ok()) return status;
@@ -250,7 +259,6 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
     *work = nullptr;
     return status;
   }
-  Device& device = *runner_.options_.device;
   if ((op == Op::kSend || op == Op::kCopySend) && device.is_host_memory() && !stays) {
     Call::Tensor& sent = call.tensors[0];
     sent.copy.assign(sent.bytes.begin(), sent.bytes.end());
@@ -357,7 +365,9 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
   }
   if (options_.collectives && options_.collectives->open().ok()) plan.offers = kOffersDeviceCollectives;
   group->time = std::chrono::milliseconds(timeout);
-  if (!group->lane) group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told);
+  if (!group->lane)
+    group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told,
+                                         MeshOptions{.memory = &options_.device->memory()});
   *work = group->lane->connect(
       [listener = group->listener.get(), plan = std::move(plan), limits = limits_of(*group)](Mesh& mesh) {
         if (Status status = mesh.status(); !status.ok()) return status;

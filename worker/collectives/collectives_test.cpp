@@ -16,6 +16,7 @@
 
 #include "remote/net/patience.h"
 #include "worker/collectives/peers.h"
+#include "worker/device/memory.h"
 
 // Ranks are threads, each with its own end of the mesh.
 namespace torch_remote::worker {
@@ -352,6 +353,70 @@ TEST(Joining, WhoIsMissingIsNamed) {
   plan.addresses[0].port = 1;  // nobody listens there
   EXPECT_NE(join(*all[1], plan, {.time = 5s}, other).message().find("rank 0 at 127.0.0.1:1 is not reached"),
             std::string::npos);
+}
+
+// What a worker of another rank sends unasked counts against the session's memory, before it has come.
+TEST(Limits, AMessageThatSaysItHasALotIsNotAllocated) {
+  const auto memory = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 20);
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  Mesh mesh(0, 2, {.memory = memory.get()});
+  mesh.add(1, ends[0]);
+  const Label unasked = message_label(DType::kUInt8, 1, uint64_t{100} << 30);
+  // As worker/collectives/mesh.cpp has it.
+  struct [[gnu::packed]] {
+    uint32_t magic = 0x4D435254;
+    uint8_t kind, op, dtype, reduction;
+    int32_t root;
+    uint32_t reserved = 0;
+    uint64_t sequence, count, nbytes;
+  } header;
+  header.kind = unasked.kind;
+  header.op = unasked.op;
+  header.dtype = unasked.dtype;
+  header.reduction = unasked.reduction;
+  header.root = unasked.root;
+  header.sequence = unasked.sequence;
+  header.count = unasked.count;
+  header.nbytes = uint64_t{100} << 30;
+  ASSERT_EQ(::send(ends[1], &header, sizeof(header), 0), static_cast<ssize_t>(sizeof(header)));
+  // While nobody asks for anything it waits there.
+  for (int i = 0; i < 3; ++i) mesh.drive(mesh.wakes());
+  EXPECT_OK(mesh.status());
+  // What is behind it cannot be read.
+  std::vector<uint8_t> data(8);
+  int from = 1;
+  const Status status = receive(mesh, DType::kUInt8, bytes(data), &from, 2, kLimits);
+  EXPECT_EQ(status.code(), ErrorCode::kOutOfMemory) << status.message();
+  EXPECT_NE(status.message().find("no memory left for what rank 1 sends; tried to allocate 107374182400 bytes"),
+            std::string::npos)
+      << status.message();
+  EXPECT_FALSE(memory->overcharged());
+  ::close(ends[1]);
+}
+
+TEST(Limits, WhatIsKeptCountsUntilItIsTaken) {
+  const auto memory = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 20);
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  Mesh mesh(0, 2, {.memory = memory.get()}), other(1, 2);
+  mesh.add(1, ends[0]);
+  other.add(0, ends[1]);
+  std::vector<uint8_t> large(700'000, 5), got(large.size());
+  std::thread sender([&] {
+    EXPECT_OK(send(other, DType::kUInt8, bytes(large), 0, 1, kLimits));
+    EXPECT_OK(send(other, DType::kUInt8, bytes(large), 0, 2, kLimits));
+  });
+  for (int i = 0; i < 5; ++i) mesh.drive(mesh.wakes());
+  EXPECT_FALSE(memory->charge(500'000));  // the first one is kept, and the second one waits for room
+  int from = 1;
+  for (const uint64_t tag : {1, 2}) {
+    std::ranges::fill(got, 0);
+    EXPECT_OK(receive(mesh, DType::kUInt8, bytes(got), &from, tag, kLimits));
+    EXPECT_EQ(got, large);
+  }
+  sender.join();
+  EXPECT_TRUE(memory->charge(1'000'000));
 }
 
 }  // namespace

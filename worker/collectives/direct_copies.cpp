@@ -60,7 +60,9 @@ Status find_way(Mesh& mesh, int peer, PeerMemory* memory, const OpLimits& limits
   return {};
 }
 
-MeshOptions options_of(const GroupPlan& plan) { return {plan.names, 0}; }
+MeshOptions options_of(const GroupPlan& plan, Device* device) {
+  return {plan.names, 0, device != nullptr ? &device->memory() : nullptr};
+}
 
 }  // namespace
 
@@ -96,7 +98,7 @@ Status DirectCopies::accept(int64_t pair, std::string_view plan, Interrupted int
   if (found == nullptr || !found->listener || found->lane) return no_pair();
   GroupPlan group;
   if (Status status = read_plan(plan, &group); !status.ok()) return status;
-  found->lane = std::make_shared<Lane>(0, 2, told_, options_of(group));
+  found->lane = std::make_shared<Lane>(0, 2, told_, options_of(group, device_));
   found->connected = found->lane->connect([listener = found->listener.get(), group = std::move(group),
                                            limits = limits_of(*found, std::move(interrupted)), memory = peer_memory(),
                                            between_devices = found->between_devices](Mesh& mesh) {
@@ -120,7 +122,7 @@ Status DirectCopies::connect(int64_t pair, std::string_view plan, Interrupted in
   group.rank = 1;
   leave(pair, true, nullptr);
   Pair& made = pairs_[pair];
-  made.lane = std::make_shared<Lane>(1, 2, told_, options_of(group));
+  made.lane = std::make_shared<Lane>(1, 2, told_, options_of(group, device_));
   OpLimits limits = limits_of(made, std::move(interrupted));
   limits.time = kReach;
   *work = made.lane->connect([group = std::move(group), limits = std::move(limits), answered = std::move(answered),

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "worker/collectives/charge.h"
 #include "worker/collectives/label.h"
 #include "worker/device/no_memory.h"
 
@@ -107,6 +108,7 @@ struct Mesh::Peer {
   struct Kept {
     Label label;
     std::vector<std::byte> bytes;
+    Charge charge;
   };
   struct Sent {
     Exchange* exchange = nullptr;
@@ -121,6 +123,8 @@ struct Mesh::Peer {
   Incoming* target = nullptr;
   Exchange* target_of = nullptr;
   std::vector<std::byte> bytes;
+  Charge charge;      // of `bytes`
+  bool held = false;  // the header is there, and no room for its bytes
   std::deque<Kept> kept;
   size_t kept_bytes = 0;
   // What goes.
@@ -320,6 +324,23 @@ bool Mesh::is_awaited(int rank) const {
   });
 }
 
+// Whether what comes from this rank is read now.
+bool Mesh::reads(int rank) const {
+  const Peer& peer = *peers_[rank];
+  if (peer.held) return is_awaited(rank);
+  return peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank);
+}
+
+// For a message that nobody has asked for yet.
+Status Mesh::make_room(int rank) {
+  Peer& peer = *peers_[rank];
+  const Status room = peer.charge.take(options_.memory, peer.header.nbytes, "what " + name_of(rank) + " sends");
+  peer.held = !room.ok();
+  if (peer.held) return is_awaited(rank) ? room : Status();
+  peer.bytes.resize(peer.header.nbytes);
+  return {};
+}
+
 // A header is there: finds out where its bytes belong.
 Status Mesh::take_label(int rank) {
   Peer& peer = *peers_[rank];
@@ -356,8 +377,7 @@ Status Mesh::take_label(int rank) {
   }
   if (header.nbytes > uint64_t{1} << 40)
     return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
-  peer.bytes.resize(header.nbytes);
-  return {};
+  return make_room(rank);
 }
 
 // Such a message is there: tells who asks for it, or keeps it until somebody does.
@@ -374,13 +394,16 @@ void Mesh::take_left_out(int rank) {
     }
   }
   peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
-  peer.kept.push_back({label, std::move(peer.bytes)});
+  peer.kept.push_back({label, std::move(peer.bytes), {}});
   peer.bytes = {};
 }
 
 Status Mesh::read(int rank) {
   Peer& peer = *peers_[rank];
-  while (peer.socket >= 0 && (peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank))) {
+  while (peer.socket >= 0 && reads(rank)) {
+    if (peer.held) {
+      if (Status status = make_room(rank); !status.ok()) return status;
+    }
     const bool in_header = peer.header_read < sizeof(MessageHeader);
     std::byte* to = nullptr;
     size_t left = 0;
@@ -409,6 +432,7 @@ Status Mesh::read(int rank) {
     }
     if (peer.header_read == sizeof(MessageHeader) && in_header) {
       if (Status status = take_label(rank); !status.ok()) return status;
+      if (peer.held) continue;
     }
     if (peer.header_read < sizeof(MessageHeader) || peer.bytes_read < peer.header.nbytes) continue;
     peer.header_read = 0;
@@ -426,7 +450,7 @@ Status Mesh::read(int rank) {
       peer.target = nullptr;
     } else {
       peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
-      peer.kept.push_back({decode(peer.header), std::move(peer.bytes)});
+      peer.kept.push_back({decode(peer.header), std::move(peer.bytes), std::move(peer.charge)});
       peer.bytes = {};
     }
   }
@@ -501,6 +525,8 @@ bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* st
   peer.target = &receive;
   peer.target_of = &exchange;
   peer.bytes = {};
+  peer.charge.drop();
+  peer.held = false;
   receive.peer = rank;
   return true;
 }
@@ -589,7 +615,7 @@ void Mesh::round(Lock& lock, uint64_t wakes) {
       const Peer* peer = peers_[rank].get();
       if (peer == nullptr || peer->socket < 0) continue;
       short events = 0;
-      if (peer->header_read != 0 || peer->kept_bytes < options_.most_kept || is_awaited(rank)) events |= POLLIN;
+      if (reads(rank)) events |= POLLIN;
       if (!peer->queue.empty()) events |= POLLOUT;
       polled.push_back({peer->socket, events, 0});
     }

@@ -16,6 +16,7 @@
 
 #include "ir/status.h"
 #include "worker/collectives/label.h"
+#include "worker/device/memory.h"
 
 // A TCP connection between each two workers of a group, and messages over them.
 namespace torch_remote::worker {
@@ -54,6 +55,8 @@ struct MeshOptions {
   std::vector<std::string> names = {};
   // Bytes that are kept of a peer from which nobody waits for anything.
   size_t most_kept = size_t{64} << 20;
+  // What is kept counts against the limit of this, which must outlive the mesh; null: there is none.
+  CachingAllocator* memory = nullptr;
 };
 
 // One rank's end. For any number of threads: exchanges of several go on at the same time, and whoever waits for one
@@ -77,7 +80,9 @@ class Mesh {
 
   // Sends and receives all of it, at once: what goes to one peer, and what comes from one, in the order given. What
   // comes meanwhile and is asked for later is kept: up to `most_kept` bytes of a peer from which nobody waits for
-  // anything, else all of it; so ranks that send to each other do not wait for each other. Errors name the other rank
+  // anything, else all of it; so ranks that send to each other do not wait for each other. A message for which the
+  // session's memory limit leaves no room is not read until somebody asks for it; if somebody asks for a later one
+  // instead, that fails. Errors name the other rank
   // and the op: kOpFailed. Instead of a message its sender may say why there is none (CollectiveOp::kLeftOut; its bytes
   // are the error's kind, a newline and the message): then the exchange that asks for it fails, and nothing else does.
   Status exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits);
@@ -118,6 +123,8 @@ class Mesh {
   bool take_kept(int rank, Exchange& exchange, Incoming& receive, Status* status);
   void take_left_out(int rank);
   bool is_awaited(int rank) const;
+  bool reads(int rank) const;
+  Status make_room(int rank);
   Status find_gone() const;
   Status gone(int rank, const Exchange& exchange, int error) const;
   Status over(const Exchange& exchange) const;
