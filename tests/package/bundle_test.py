@@ -128,14 +128,14 @@ def test_it_starts_with_nothing_around_it(folder):
 
 
 def test_the_driver_is_named_where_it_is_missing(folder, tmp_path):
-    with serving(folder / "bin/torch-remote-worker", f"unix://{tmp_path}/w", "--device", "cuda:0"):
-        result = subprocess.run(
-            [sys.executable, "-c", LINES], text=True, capture_output=True, timeout=120,
-            env={"PYTHONPATH": os.pathsep.join(sys.path), "TORCH_REMOTE_WORKER": f"unix://{tmp_path}/w"},
-        )  # fmt: skip
-    if result.returncode == 0:
-        pytest.skip("this machine has a GPU")
-    assert "there is no driver" in result.stderr and "nvidia-driver" in result.stderr, result.stderr
+    """Before anybody comes: it does not listen."""
+    result = subprocess.run(
+        [folder / "bin/torch-remote-worker", "--listen", f"unix://{tmp_path}/w", "--device", "cuda:99"],
+        env={"PATH": "/nonexistent"}, text=True, capture_output=True, timeout=120, cwd="/",
+    )  # fmt: skip
+    assert result.returncode == 1 and not (tmp_path / "w").exists()
+    if not Path("/proc/driver/nvidia/version").exists():
+        assert "there is no driver" in result.stderr and "nvidia-driver" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "unix"])
