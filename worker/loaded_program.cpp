@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "worker/device/no_memory.h"
+
 namespace torch_remote::worker {
 namespace {
 
@@ -86,11 +88,7 @@ void find_updates(LoadedProgram& program) {
   }
 }
 
-Status no_memory_to_load(size_t size) {
-  return {ErrorCode::kOutOfMemory,
-          "remote: the worker has no memory left for a program of " + std::to_string(size) + " bytes",
-          "OutOfMemoryError"};
-}
+Status no_memory_to_load(size_t size) { return no_memory_for("a program of " + std::to_string(size) + " bytes"); }
 
 // What a program takes at most while it is decoded, for each of its bytes.
 constexpr uint64_t kDecoded = 16;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -51,8 +52,10 @@ bool send_descriptor(int socket, int descriptor) {
   return sent == 1;
 }
 
-// -1: the other end is gone, or sent none.
-int receive_descriptor(int socket) {
+// What a process sends: a packet without a descriptor when it takes a call, one with a descriptor that answers it.
+enum class Packet { kTaken, kAnswer, kEnd };
+
+Packet receive_packet(int socket, int* descriptor) {
   char byte;
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
@@ -65,17 +68,29 @@ int receive_descriptor(int socket) {
   do {
     received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
-  const cmsghdr* header = received > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) return -1;
-  int descriptor;
-  std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-  return descriptor;
+  if (received <= 0) return Packet::kEnd;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (!header) return Packet::kTaken;
+  if (header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) return Packet::kEnd;
+  std::memcpy(descriptor, CMSG_DATA(header), sizeof(int));
+  return Packet::kAnswer;
 }
 
 std::string describe(int status) {
   if (WIFEXITED(status)) return "exited with status " + std::to_string(WEXITSTATUS(status));
   const int number = WTERMSIG(status);
   return "was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")";
+}
+
+// The worker's environment without its secrets: a function is its client's, and the token lets in every client.
+std::vector<char*> environment() {
+  constexpr std::string_view kSecret = "TORCH_REMOTE_TOKEN=";
+  std::vector<char*> kept;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!std::string_view(*variable).starts_with(kSecret)) kept.push_back(*variable);
+  }
+  kept.push_back(nullptr);
+  return kept;
 }
 
 bool read_all(int descriptor, uint64_t offset, void* bytes, uint64_t size) {
@@ -161,8 +176,10 @@ Status Parts::read(size_t part, uint64_t offset, std::byte* bytes, uint64_t size
 struct Python::Process {
   pid_t pid = -1;
   int socket = -1;
-  uint64_t call = 0;   // that it does; 0: none
-  bool ended = false;  // and was waited for
+  uint64_t call = 0;      // that it does; 0: none
+  Parts untaken;          // the call's request until the process has taken it
+  bool answered = false;  // a call
+  bool ended = false;     // and was waited for
   std::thread listener;
 
   ~Process() {
@@ -214,8 +231,8 @@ Status Python::start(std::unique_ptr<Process>* process) {
   const std::string code = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))";
   const char* arguments[] = {interpreter_.c_str(), "-c", code.c_str(), program_.c_str(), nullptr};
   auto made = std::make_unique<Process>();
-  const int error =
-      posix_spawnp(&made->pid, arguments[0], &files, &attributes, const_cast<char* const*>(arguments), environ);
+  const int error = posix_spawnp(&made->pid, arguments[0], &files, &attributes, const_cast<char* const*>(arguments),
+                                 environment().data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   close(sockets[1]);
@@ -224,17 +241,22 @@ Status Python::start(std::unique_ptr<Process>* process) {
     return {ErrorCode::kUnsupported,
             "remote: cannot start '" + interpreter_ + "' for a Python function: " + std::strerror(error)};
   }
-  made->listener = std::thread([this, its = made.get()] { listen(its); });
   *process = std::move(made);
   return {};
 }
 
 void Python::listen(Process* process) {
   for (;;) {
-    const int descriptor = receive_descriptor(process->socket);
+    int descriptor = -1;
+    const Packet packet = receive_packet(process->socket, &descriptor);
     PythonResult result;
-    if (descriptor >= 0) result.status = Parts::open(descriptor, &result.parts);
-    if (descriptor < 0) {
+    if (packet == Packet::kTaken) {
+      Parts taken;  // goes without the lock
+      std::lock_guard lock(mutex_);
+      taken = std::move(process->untaken);
+      continue;
+    }
+    if (packet == Packet::kEnd) {
       int status = 0;
       kill(-process->pid, SIGKILL);  // it may have closed its end and live on; it is not reaped yet
       siginfo_t info{};
@@ -244,15 +266,21 @@ void Python::listen(Process* process) {
       while (waitpid(process->pid, &status, 0) < 0 && errno == EINTR) {
       }
       process->ended = true;
+      if (process->call != 0 && process->answered && process->untaken.count() != 0) {
+        // It ended between two calls (an earlier one was killed, or interrupted), and another process does this one.
+        waiting_.emplace_front(std::exchange(process->call, 0), std::move(process->untaken));
+      }
       result.status = {ErrorCode::kOpFailed,
                        "remote: the Python process of a function " + describe(status) + " before the function ended"};
       finish(process, std::move(result));
     } else {
+      result.status = Parts::open(descriptor, &result.parts);
       std::lock_guard lock(mutex_);
+      process->answered = true;
       finish(process, std::move(result));
     }
     wake_();
-    if (descriptor < 0) return;
+    if (packet == Packet::kEnd) return;
   }
 }
 
@@ -260,14 +288,20 @@ void Python::finish(Process* process, PythonResult result) {
   result.call = std::exchange(process->call, 0);
   if (result.call != 0) results_.push_back(std::move(result));
   if (waiting_.empty() || process->ended) return;
-  process->call = waiting_.front().first;
-  (void)send_descriptor(process->socket, waiting_.front().second.descriptor());
+  auto [call, request] = std::move(waiting_.front());
   waiting_.pop_front();
+  give(process, call, std::move(request));
+}
+
+void Python::give(Process* process, uint64_t call, Parts request) {
+  process->call = call;
+  process->untaken = std::move(request);
+  (void)send_descriptor(process->socket, process->untaken.descriptor());  // if it is gone, its listener says so
 }
 
 Status Python::call(uint64_t call, Parts request) {
-  Process* chosen = nullptr;
   {
+    Process* chosen = nullptr;
     std::vector<std::unique_ptr<Process>> gone;  // joined without the lock
     std::lock_guard lock(mutex_);
     const auto alive = std::stable_partition(processes_.begin(), processes_.end(), [](auto& p) { return !p->ended; });
@@ -276,21 +310,21 @@ Status Python::call(uint64_t call, Parts request) {
     for (const auto& process : processes_) {
       if (process->call == 0) chosen = process.get();
     }
-    if (chosen) chosen->call = call;
-    if (!chosen && processes_.size() >= std::max(kMostProcesses, std::thread::hardware_concurrency())) {
+    if (chosen) {
+      give(chosen, call, std::move(request));
+      return {};
+    }
+    if (processes_.size() >= std::max(kMostProcesses, std::thread::hardware_concurrency())) {
       waiting_.emplace_back(call, std::move(request));
       return {};
     }
   }
-  if (!chosen) {
-    std::unique_ptr<Process> process;
-    if (Status status = start(&process); !status.ok()) return status;
-    std::lock_guard lock(mutex_);
-    chosen = process.get();
-    chosen->call = call;
-    processes_.push_back(std::move(process));
-  }
-  (void)send_descriptor(chosen->socket, request.descriptor());  // if it is gone, its listener says so
+  std::unique_ptr<Process> process;
+  if (Status status = start(&process); !status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  give(process.get(), call, std::move(request));
+  process->listener = std::thread([this, its = process.get()] { listen(its); });
+  processes_.push_back(std::move(process));
   return {};
 }
 
@@ -305,6 +339,7 @@ void Python::end(uint64_t call, bool kill) {
   }
   for (const auto& process : processes_) {
     if (process->call != call || process->ended) continue;
+    if (kill) process->untaken = {};                                       // no other process does it
     ::kill(kill ? -process->pid : process->pid, kill ? SIGKILL : SIGINT);  // with what it has started
   }
 }

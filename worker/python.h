@@ -20,6 +20,9 @@
 // What goes to such a process and comes back is memory of parts, in a file without name (memfd): the number of parts,
 // the offset and size of each (64 bits, little endian), the parts. Part 0 is for the Python at the ends: which
 // function; what it returned. The others are tensors' elements, packed.
+//
+// A process says so when it takes a call. One that ends before that, after it answered another call, has not begun:
+// the call is given to another process. So a call that follows one that was killed never fails because of it.
 namespace torch_remote::worker {
 
 inline constexpr uint64_t kMostParts = 4097;
@@ -86,6 +89,8 @@ class Python {
   void listen(Process* process);
   // Of a process that has ended a call: that is its result, and it gets the next one. With the lock.
   void finish(Process* process, PythonResult result);
+  // With the lock.
+  static void give(Process* process, uint64_t call, Parts request);
 
   const std::string interpreter_, program_;
   const std::function<void()> wake_;

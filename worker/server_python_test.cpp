@@ -22,6 +22,7 @@ while True:
     data, fds, _, _ = socket.recv_fds(connection, 1, 1)
     if not data:
         break
+    connection.send(b"1")
     request = mmap.mmap(fds[0], 0, access=mmap.ACCESS_READ)
     offset, size = struct.unpack_from("<QQ", request, 8)
     word = bytes(request[offset:offset + size]).decode()
@@ -37,6 +38,10 @@ while True:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         time.sleep(60)
     answer = bytes(request)
+    if word == "environment":
+        names = ("TORCH_REMOTE_TEST_OTHER", "TORCH_REMOTE_TOKEN")
+        text = "".join(f"{name}={os.environ.get(name)};" for name in names).encode()
+        answer = struct.pack("<QQQ", 1, 24, len(text)) + text
     if word == "outside":
         answer = struct.pack("<QQQ", 1, 1 << 40, 8)
     if word == "overflow":
@@ -49,6 +54,9 @@ while True:
     os.write(descriptor, answer)
     socket.send_fds(connection, [b"0"], [descriptor])
     os.close(descriptor)
+    if word == "leave":
+        time.sleep(0.1)
+        break
 )";
 
 class ServerPythonTest : public ServerTest {
@@ -179,6 +187,36 @@ TEST_F(ServerPythonTest, CallsAreInterruptedAndEnded) {
   EXPECT_NE(error, "");
 }
 
+TEST_F(ServerPythonTest, ACallThatAnEndingProcessGetsIsDoneByAnother) {
+  start(options);
+  ASSERT_EQ(hello(), "");
+  for (int i = 0; i < 5; ++i) {
+    call("leave", {}, 100);
+    EXPECT_EQ(wait(), "");
+    call("echo", {}, 100);
+    EXPECT_EQ(wait(), "");
+    EXPECT_EQ(answer, "echo");
+  }
+  // One that is ended does not begin anew elsewhere.
+  call("leave", {}, 100);
+  EXPECT_EQ(wait(), "");
+  end(call("sleep", {}, 100), true);
+  EXPECT_NE(wait().find("killed by signal 9"), std::string::npos);
+  call("die", {}, 100);
+  EXPECT_NE(wait().find("exited with status 3"), std::string::npos);
+}
+
+TEST_F(ServerPythonTest, FunctionsDoNotSeeTheToken) {
+  setenv("TORCH_REMOTE_TOKEN", "0123456789abcdef-secret", 1);
+  setenv("TORCH_REMOTE_TEST_OTHER", "seen", 1);
+  start(options);
+  ASSERT_EQ(hello(), "");
+  call("environment", {}, 100);
+  EXPECT_EQ(wait(), "");
+  EXPECT_EQ(answer, "TORCH_REMOTE_TEST_OTHER=seen;TORCH_REMOTE_TOKEN=None;");
+  unsetenv("TORCH_REMOTE_TOKEN");
+}
+
 TEST_F(ServerPythonTest, MoreCallsThanProcessesWait) {
   start(options);
   ASSERT_EQ(hello(), "");
@@ -196,7 +234,7 @@ TEST_F(ServerPythonTest, MemoryOfCallsCounts) {
   ASSERT_EQ(hello(), "");
   upload(1, std::vector<float>(4'000'000));
   call("echo", {1, 1, 1}, 100, {4'000'000});
-  EXPECT_NE(wait().find("no memory left for a call"), std::string::npos);
+  EXPECT_NE(wait().find("none left for a call"), std::string::npos);
   for (int i = 0; i < 8; ++i) {  // it is given back
     call("echo", {1}, 200 + static_cast<uint64_t>(i), {0});
     EXPECT_EQ(wait(), "");

@@ -333,7 +333,7 @@ TEST_F(ServerTest, ACopiedUploadCountsAgainstTheLimit) {
   ASSERT_EQ(hello(), "");
   upload(1, Floats(100'000, 1));
   upload(2, Floats(400'000, 1));
-  EXPECT_NE(synchronize().find("no memory left for an upload of 1600000 bytes"), std::string::npos);
+  EXPECT_NE(synchronize().find("none left for an upload of 1600000 bytes"), std::string::npos);
   EXPECT_EQ(read(1, {1}, {1}), Floats{1});
   upload(3, {});
   EXPECT_EQ(read(3, {0}, {1}), Floats());
@@ -370,7 +370,7 @@ TEST_F(ServerTest, AClientCannotRaiseItsLimit) {
     EXPECT_EQ(wire::verify<wire::MemoryReply>(frame.control)->limit(), std::min(limit, options.memory_limit));
   }
   upload(1, Floats(400'000, 1));
-  EXPECT_NE(synchronize().find("no memory left for an upload of 1600000 bytes"), std::string::npos);
+  EXPECT_NE(synchronize().find("none left for an upload of 1600000 bytes"), std::string::npos);
 }
 
 TEST_F(ServerTest, WhatAReadIsGivenCountsUntilItComesBack) {

@@ -1,6 +1,7 @@
 #include "worker/session.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "remote/wire/delta.h"
 #include "worker/device/no_memory.h"
@@ -71,9 +72,11 @@ Session::Session(Device* device, const Runners* runners)
     : device_(device), runners_(runners), memory_(&device->memory()) {
   const auto found = std::ranges::find_if(*runners, [](const auto& r) { return r->works_in_background(); });
   if (found != runners->end()) background_runner_ = static_cast<uint32_t>(found - runners->begin());
+  memory_->set_reclaim([this] { return reclaim(); });
 }
 
 Session::~Session() {
+  memory_->set_reclaim(nullptr);
   for (const auto& runner : *runners_) runner->end();
   memory_->discharge(counted_ * kPerBuffer);
 }
@@ -93,6 +96,21 @@ void Session::erase_freed() {
   for (const uint64_t id : frees_) buffers_.erase(id);
   if (kept_.empty()) return;
   for (const uint64_t id : frees_) kept_.erase(id);
+}
+
+// A run brings what the client has freed since the last message, and that goes when the run is done. Where memory runs
+// out before, what the run does not use gives its memory back at once. The entries stay, as there are pointers to some.
+bool Session::reclaim() {
+  if (running_ == nullptr || std::this_thread::get_id() != thread_) return false;
+  const std::unordered_set<uint64_t> bound(running_->bindings.ids.begin(), running_->bindings.ids.end());
+  bool reclaimed = false;
+  for (const uint64_t id : frees_) {
+    Entry* const entry = bound.contains(id) ? nullptr : buffers_.find(id);
+    if (entry == nullptr || entry->memory->data() == nullptr) continue;
+    entry->memory = std::make_shared<Memory>(entry->memory->nbytes());
+    reclaimed = true;
+  }
+  return reclaimed;
 }
 
 void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -216,6 +217,7 @@ class Session {
   }
   Status put_failed(uint64_t id, uint64_t nbytes, Status why, uint64_t sequence);
   void erase_freed();
+  bool reclaim();
 
   // A run (session_run.cpp).
   Status decode(const RunRequest& request, LoadedProgram** program);
@@ -294,7 +296,9 @@ class Session {
   // Scratch of run().
   std::vector<uint64_t> frees_;
   std::vector<uint64_t> nbytes_;
-  size_t counted_ = 0;  // buffers that are charged
+  const LoadedProgram* running_ = nullptr;
+  std::thread::id thread_;  // that runs programs
+  size_t counted_ = 0;      // buffers that are charged
   uint64_t run_count_ = 0;
   tr_error error_{};
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "remote/wire/delta.h"
+#include "worker/device/no_memory.h"
 #include "worker/runner/plugin_runner.h"
 
 namespace torch_remote::worker {
@@ -65,17 +66,16 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
     erase_freed();
     return {};
   }
+  running_ = program;
+  thread_ = std::this_thread::get_id();
   try {
     run_decoded(*program, request, words, failure);
   } catch (const std::bad_alloc&) {  // of what this process itself needs; all of that is free again
     words->clear();
-    drop(*program, request,
-         note({{ErrorCode::kOutOfMemory, "remote: the worker has no memory left to run a program", "OutOfMemoryError"},
-               program->number,
-               0,
-               request.sequence}),
+    drop(*program, request, note({no_memory_for("the run of a program"), program->number, 0, request.sequence}),
          failure);
   }
+  running_ = nullptr;
   erase_freed();
   return {};
 }

@@ -364,6 +364,47 @@ TEST_F(SmallSessionTest, ABufferBoundTwiceIsNotFreedTooEarly) {
   EXPECT_FALSE(exists(1));
 }
 
+// What a run frees and does not use gives its memory to the run; what it uses stays.
+TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[2]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+})");
+  upload(1, {1, 2});
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < 8; ++i) {  // 24 MiB each, beside a segment of 32 for small blocks
+    const uint64_t base = 100 + i;
+    const std::vector<uint64_t> frees = i == 0 ? std::vector<uint64_t>{} : std::vector<uint64_t>{last};
+    const int64_t more = static_cast<int64_t>(4096 * i);
+    ASSERT_EQ(run(1, {2, (24 << 20) + more}, {1}, base, frees), nullptr) << i;
+    EXPECT_EQ(read(base, 2), (Floats{2, 4})) << i;
+    EXPECT_FALSE(exists(last));
+    last = base;
+  }
+  EXPECT_EQ(device.memory().stats().failures, 0u);
+  // An input that the same run frees is there until the run is done.
+  ASSERT_EQ(run(1, {2, 8}, {1}, 200, {last}), nullptr);
+  upload(2, std::vector<float>(6 << 20, 3));
+  const FailurePtr failure = run(1, {2, 60 << 20}, {2}, 300, {2});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.code(), ErrorCode::kOutOfMemory);
+  EXPECT_FALSE(exists(2));
+  ASSERT_EQ(run(1, {2, 24 << 20}, {1}, 400, {}), nullptr);
+  EXPECT_EQ(read(400, 2), (Floats{2, 4}));
+}
+
+// Memory that was reserved and is unused does not count against what is adopted.
+TEST_F(SmallSessionTest, UnusedSegmentsMakeRoomForUploads) {
+  load(1, kTwoOps);
+  upload(1, {1, 2});
+  ASSERT_EQ(run(1, {2, 24 << 20}, {1, 1}, 100), nullptr);
+  ASSERT_EQ(run(1, {2, 8}, {1, 1}, 200, {100}), nullptr);
+  upload(2, std::vector<float>(6 << 20, 3));
+  EXPECT_EQ(read(2, 1), (Floats{3}));
+}
+
 // Random programs' bytes, cut or changed, never crash.
 TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
   ir::Graph graph;

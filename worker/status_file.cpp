@@ -106,8 +106,13 @@ Status CountingTransport::send(wire::Header header, std::span<const uint8_t> con
 }
 
 Status CountingTransport::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
-  if (busy_since_ != 0) add(counts_->busy, now() - busy_since_);
-  busy_since_ = 0;
+  // A look in the middle of a run, which waits for nothing, does not end the work.
+  const bool waits = timeout != std::chrono::nanoseconds::zero();
+  if (busy_since_ != 0) {
+    const uint64_t until = now();
+    add(counts_->busy, until - busy_since_);
+    busy_since_ = waits ? 0 : until;
+  }
   Status status = inner().receive(frame, timeout);
   if (!status.ok()) return status;
   busy_since_ = now();

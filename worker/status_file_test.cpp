@@ -90,5 +90,30 @@ TEST(CountingTransport, CountsBytesAndTimeBetweenMessages) {
   EXPECT_GE(counts.busy, 2'000'000u);  // the second one goes on
 }
 
+TEST(CountingTransport, ALookInTheMiddleOfWorkDoesNotEndIt) {
+  auto [client, worker] = remote::make_inproc_transport();
+  SessionStatus counts{};
+  CountingTransport transport(std::move(worker), &counts);
+  remote::Frame frame;
+  // One that waits for nothing is no work either.
+  EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
+  usleep(2000);
+  EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
+  EXPECT_EQ(counts.busy, 0u);
+  ASSERT_TRUE(client->send({}, {}, nullptr).ok());
+  ASSERT_TRUE(transport.receive(&frame, std::chrono::seconds(5)).ok());
+  for (int i = 0; i < 5; ++i) {
+    usleep(2000);
+    EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
+  }
+  EXPECT_GE(counts.busy, 10'000'000u);
+  // The wait for the next message ends it.
+  EXPECT_FALSE(transport.receive(&frame, std::chrono::milliseconds(1)).ok());
+  const uint64_t busy = counts.busy;
+  EXPECT_FALSE(transport.receive(&frame, std::chrono::milliseconds(20)).ok());
+  EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
+  EXPECT_EQ(counts.busy, busy);
+}
+
 }  // namespace
 }  // namespace torch_remote::worker

@@ -1,11 +1,14 @@
 #include "frontend/device/build_program.h"
 
+#include <fcntl.h>
 #include <torch/version.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
+#include <string_view>
 
 #include "frontend/source/source.h"
 #include "ir/graph.h"
@@ -53,6 +56,19 @@ class BuildSteps {
   const uint32_t program_;
   uint64_t began_ = 0;
 };
+
+// Readable by this user alone, and through no link that another one put there. What cannot be written is left out.
+void write_dump(const std::filesystem::path& path, std::string_view text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return;
+  while (!text.empty()) {
+    const ssize_t written = ::write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+  ::close(file);
+}
 
 }  // namespace
 
@@ -102,7 +118,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
     options.observe = [observe = std::move(options.observe), &steps, folder, step = 0](std::string_view name,
                                                                                        const ir::Graph& g) mutable {
       observe(name, g);
-      std::ofstream(folder / (std::to_string(step++) + "_" + std::string(name) + ".txt")) << ir::print(g);
+      write_dump(folder / (std::to_string(step++) + "_" + std::string(name) + ".txt"), ir::print(g));
       steps.next();
     };
   }

@@ -1,5 +1,6 @@
 #include "frontend/ops/registration.h"
 
+#include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -16,6 +17,7 @@
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
+#include "ir/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -67,7 +69,27 @@ class CpuAloneKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
+// torch's tracer (torch.jit.trace) records most ops when they are called, and is off inside them. It leaves out
+// convolution and records the op that torch's composite kernel calls. So that kernel runs where the tracer is still on:
+// an op that is sent from here would be in no graph, and its result a constant of the graph.
+class UntracedKernel final : public c10::OperatorKernel {
+ public:
+  explicit UntracedKernel(const OpEntry* op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+    if (at::tracer::impl::is_dispatch_enabled()) {
+      return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+    record_call(*op_, *stack);
+  }
+
+ private:
+  const OpEntry* op_;
+};
+
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
+  if (entry->desc->opcode == ir::ops::aten_convolution) {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<UntracedKernel>(entry));
+  }
   if (entry->has(ir::kFactOfCpuAlone)) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuAloneKernel>(entry));
   }

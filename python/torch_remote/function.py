@@ -29,7 +29,8 @@ import torch
 
 from torch_remote import _C, enabled
 from torch_remote.errors import FunctionError
-from torch_remote.function_parts import Arguments, decode, dtype_name
+from torch_remote.function_parts import Arguments, DamagedError, decode, dtype_name, dtype_of
+from torch_remote.providers import registry
 
 __all__ = ["RemoteFunction", "function"]
 
@@ -43,8 +44,8 @@ _PATIENCE = 3.0  # and that it has until its process is ended
 _pickling = threading.Lock()  # cloudpickle's list of modules is the process's
 
 
-def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The call without its tensors, and these."""
+def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Tensor], bool]:
+    """The call without its tensors, these, and whether there is an optimizer in it."""
     try:
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
@@ -53,6 +54,7 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
         ) from error
     tensors: list[torch.Tensor] = []
     numbers: dict[int, int] = {}
+    optimizers = False
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
         def persistent_id(self, value: object) -> int | None:
@@ -64,6 +66,8 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
             return numbers[id(value)]
 
         def reducer_override(self, value: object) -> Any:
+            nonlocal optimizers
+            optimizers = optimizers or isinstance(value, torch.optim.Optimizer)
             if isinstance(value, RemoteFunction):  # over there it is called at once
                 return functools.partial, (value.__wrapped__,)
             if isinstance(value, types.CodeType):
@@ -80,7 +84,22 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
             cloudpickle.register_pickle_by_value(module)
             after.callback(cloudpickle.unregister_pickle_by_value, module)
         Pickler(data, protocol=pickle.DEFAULT_PROTOCOL).dump((function, args, kwargs))
-    return data.getvalue(), tensors
+    return data.getvalue(), tensors, optimizers
+
+
+def _with_gradients(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Adds the tensors' `.grad`s; which tensor has which."""
+    numbers = {id(tensor): i for i, tensor in enumerate(tensors)}
+    pairs = []
+    for i, tensor in enumerate(list(tensors)):
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is None or gradient.layout != torch.strided or not _is_argument(gradient):
+            continue
+        if id(gradient) not in numbers:
+            numbers[id(gradient)] = len(tensors)
+            tensors.append(gradient)
+        pairs.append((i, numbers[id(gradient)]))
+    return pairs
 
 
 def _is_argument(tensor: torch.Tensor) -> bool:
@@ -150,9 +169,9 @@ class _Attempt:
         about = json.loads(text)
         kinds = about["tensors"]
         if len(kinds) != len(sizes):
-            raise RuntimeError("remote: a function's answer is damaged")
+            raise DamagedError(f"{len(sizes)} tensors came, and it describes {len(kinds)}")
         tensors = [
-            _C.result_tensor(self._device, self._base + i, size, shape, getattr(torch, dtype))
+            _C.result_tensor(self._device, self._base + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
         self._print(about)
@@ -213,7 +232,9 @@ class _Call:
 
     def __init__(self, owner: RemoteFunction[Any, Any], args: Any, kwargs: Any) -> None:
         self._owner = owner
-        self._pickled, given = _pickle(owner.__wrapped__, args, kwargs)
+        self._pickled, given, self._optimizers = _pickle(owner.__wrapped__, args, kwargs)
+        self._count = len(given)  # behind them come their gradients, which autograd does not see
+        self._grads = _with_gradients(given)
         devices = {tensor.device.index for tensor in given if tensor.device.type == "remote"}
         if len(devices) > 1:
             names = ", ".join(f"remote:{i}" for i in sorted(devices))
@@ -221,7 +242,8 @@ class _Call:
         self._device = devices.pop() if devices else _C.current_device()
         self._seed = int(torch.randint(2**62, ()).item())
         self._grad_enabled = torch.is_grad_enabled()
-        self._wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in given]
+        self._wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in given[: self._count]]
+        self._wants_grad += [False] * (len(given) - self._count)
         here = [tensor if tensor.device.type == "remote" else tensor.to(f"remote:{self._device}") for tensor in given]
         if len(given) > _MOST_ARGUMENTS:
             raise ValueError(f"remote: a function gets {_MOST_ARGUMENTS} tensors at most, not {len(given)}; stack some")
@@ -239,13 +261,13 @@ class _Call:
             return {
                 "part": first + where[0], "sizes": where[1], "strides": where[2], "offset": where[3],
                 "dtype": dtype_name(tensor), "conj": tensor.is_conj(), "neg": tensor.is_neg(),
-                "parameter": isinstance(own, torch.nn.Parameter), "grad": wants_grad,
+                "parameter": isinstance(own, torch.nn.Parameter), "grad": wants_grad, "leaf": own.is_leaf,
             }  # fmt: skip
 
         tensors = [
             describe(tensor, where, 0, wants, own)
             for tensor, where, wants, own in zip(
-                arguments.here, arguments.where, self._wants_grad, self._arguments.given, strict=True
+                arguments.here, arguments.where, self._wants_grad, self._arguments.given, strict=False
             )
         ]
         first = len(parts)
@@ -254,7 +276,7 @@ class _Call:
         ]
         header = {
             "python": list(sys.version_info[:2]),
-            "path": [path or os.getcwd() for path in sys.path],
+            "path": [path or os.getcwd() for path in sys.path] if registry.is_own(self._device) else [],
             "packages": self._owner.packages,
             "sources": self._owner.sources,
             "seed": self._seed,
@@ -263,6 +285,8 @@ class _Call:
             "parts": len(parts),
             "grad_enabled": self._grad_enabled,
             "gradients": gradients,
+            "grads": self._grads if gradients is None else [],
+            "optimizers": self._optimizers,
             "tensors": tensors,
         }
         everything = [*parts, *(part.tensor for part in given.parts)]
@@ -279,9 +303,16 @@ class _Call:
         count = len(tensors) - len(changed)
         arguments.write(changed, tensors[count:], self._clones)
         if "error" in about:
+            self._take_grads(about["grads"], tensors[:count])
             raise _error(about["error"])
         about["tensors"] = about["tensors"][:count]
         self.about, self.results = about, tensors[:count]
+
+    def _take_grads(self, grads: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Gives tensors the `.grad` that the function has given them."""
+        for i, encoded in grads:
+            tensor, gradient = self._arguments.given[i], decode(encoded, tensors, self._arguments)
+            tensor.grad = None if gradient is None else gradient.detach().to(tensor.device)
 
     def run_backward(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
@@ -296,16 +327,17 @@ class _Call:
             raise _error(about["error"])
         found = iter(results)
         made = iter([next(found) if has else None for has in about["result"]])
-        return [next(made) if wants else None for wants in self._wants_grad]
+        return [next(made) if wants else None for wants in self._wants_grad[: self._count]]
 
     def __call__(self) -> Any:
         if any(self._wants_grad):
-            results: Sequence[torch.Tensor] = _Differentiable.apply(self, *self._arguments.here)
+            results: Sequence[torch.Tensor] = _Differentiable.apply(self, *self._arguments.here[: self._count])
         else:
             self.run_forward()
             results = self.results
         self.results = []
         result = decode(self.about["result"], results, self._arguments)
+        self._take_grads(self.about["grads"], results)
         if not any(tensor.requires_grad for tensor in results):
             self._clones = {}
         return result
@@ -391,10 +423,10 @@ def function(function: Any = None, /, *, packages: Sequence[str] = (), timeout: 
 
     The worker must have been started with --allow-python; local ones are. Tensors among the arguments, however deep,
     and those that the function refers to (a module's parameters) are given to it as CPU tensors; what it changes in
-    them in place is changed here. All else is copied there. Results are tensors, which come to the device, numpy's
-    arrays, numbers, text, bytes, None, and lists, tuples, sets and dicts of these. What it raises is raised here, with
-    its traceback; what it prints is printed here. For gradients of torch's operations it is called again, with the
-    same random numbers. `await f.aio(...)` does not block.
+    them in place, and their `.grad`, is changed here. All else is copied there. Results are tensors, which come to the
+    device, numpy's arrays, numbers, text, bytes, None, and lists, tuples, sets and dicts of these. What it raises is
+    raised here, with its traceback; what it prints is printed here. For gradients of torch's operations it is called
+    again, with the same random numbers. `await f.aio(...)` does not block.
 
     Args:
         packages: what the worker's Python must have: "name" or "name==version".

@@ -63,7 +63,7 @@ class Arguments:
     def write(self, changed: Sequence[int], bytes_of: Sequence[torch.Tensor], clones: dict[int, torch.Tensor]) -> None:
         """What a function changed in its arguments. `clones` gets, of each part, what it was."""
         for number in changed:
-            part = self.parts[number]
+            part: Part = _at(self.parts, number)
             moved = [i for i in part.members if self.given[i] is not self.here[i]]
             for i in moved:
                 storage = self.given[i].untyped_storage().data_ptr()
@@ -88,11 +88,11 @@ class Arguments:
         self, number: int, owner: int | None, dtype: str, sizes: list[int], strides: list[int], offset: int
     ) -> torch.Tensor:
         """A result that lies in a part; of a tensor that autograd knows as its base, if `owner` is one."""
-        part = self.parts[number]
-        wanted = getattr(torch, dtype)
+        part: Part = _at(self.parts, number)
+        wanted = dtype_of(dtype)
         offset += part.begin // wanted.itemsize
         if owner is not None:
-            return self.here[owner].as_strided(sizes, strides, offset)
+            return _at(self.here, owner).as_strided(sizes, strides, offset)
         for i in part.members:
             if self.here[i].dtype == wanted:
                 return self.here[i].detach().as_strided(sizes, strides, offset)
@@ -109,18 +109,58 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return offset * size, (offset + last + 1) * size
 
 
+class DamagedError(RuntimeError):
+    """What came is nothing that python_process.py sends."""
+
+    def __init__(self, what: object) -> None:
+        super().__init__(f"remote: a function's answer is damaged: {what}")
+
+
+def dtype_of(name: object) -> torch.dtype:
+    """The dtype of that name, and nothing else that torch has."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise DamagedError(f"{name!r} is no dtype")
+    return found
+
+
 def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -> Any:
-    """What python_process.py encoded."""
-    again = functools.partial(decode, tensors=tensors, arguments=arguments)
+    """What python_process.py encoded. The worker may send anything: what makes no sense is a DamagedError."""
+    try:
+        return _decode(value, tensors, arguments)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, _MissingClassError):
+            raise TypeError(str(error)) from None
+        raise DamagedError(error) from error
+
+
+def _at(items: Sequence[Any], index: object) -> Any:
+    if type(index) is not int or not 0 <= index < len(items):
+        raise DamagedError(f"{index!r} is none of {len(items)} tensors")
+    return items[index]
+
+
+def _texts(*values: object) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise DamagedError(f"{value!r} is no text")
+
+
+def _decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -> Any:
+    again = functools.partial(_decode, tensors=tensors, arguments=arguments)
     kind, *rest = value
     if kind == "value":
+        if not isinstance(rest[0], (str, bool, type(None))):
+            raise DamagedError(f"{rest[0]!r} is no text")
         return rest[0]
     if kind == "tensor":
-        return tensors[rest[0]]
+        return _at(tensors, rest[0])
     if kind == "argument":
-        return arguments.given[rest[0]]
+        return _at(arguments.given, rest[0])
     if kind == "view":
         return arguments.view(*rest)
+    if kind in ("int", "float", "bytes", "bytearray"):
+        _texts(rest[0])
     if kind == "int":
         return int(rest[0])
     if kind == "float":
@@ -132,11 +172,11 @@ def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) ->
     if kind == "bytearray":
         return bytearray(base64.b64decode(rest[0]))
     if kind == "dtype":
-        return getattr(torch, rest[0])
+        return dtype_of(rest[0])
     if kind == "size":
         return torch.Size(rest[0])
     if kind == "numpy":
-        array = tensors[rest[0]].cpu().numpy()
+        array = _at(tensors, rest[0]).cpu().numpy()
         return array[()] if rest[1] else array
     if kind in _CONTAINERS:
         return _CONTAINERS[kind](again(item) for item in rest[0])
@@ -144,24 +184,27 @@ def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) ->
         return _named_tuple(*rest[:3])([again(item) for item in rest[3]])
     if kind == "dict":
         return {again(key): again(item) for key, item in rest[0]}
-    raise RuntimeError(
-        f"remote: a function's result has a value of the kind {kind!r}, which this version does not know"
-    )
+    raise DamagedError(f"it has a value of the kind {kind!r}, which this version does not know")
 
 
 _CONTAINERS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
+class _MissingClassError(TypeError):
+    pass
+
+
 def _named_tuple(module: str, name: str, fields: list[str] | None) -> Callable[[list[Any]], Any]:
     """What makes this tuple: a class that is here already."""
+    _texts(module, name, *(fields or ()))
     if fields is None:  # torch's own
         found = getattr(torch.return_types, name, None)
-        if found is not None:
+        if isinstance(found, type) and issubclass(found, tuple):
             return found
     else:
         found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), sys.modules.get(module))
         if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
             return functools.partial(tuple.__new__, found)
-    raise TypeError(
+    raise _MissingClassError(
         f"remote: the function returned a {module}.{name}, a class that is not there in this process; return a tuple"
     )

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib.metadata
 import io
 import json
@@ -201,7 +202,9 @@ def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any
             f"{header['python'][0]}.{header['python'][1]}: functions only go between the same; start the worker with "
             f"--allow-python=python{header['python'][0]}.{header['python'][1]}"
         )
-    sys.path += [path for path in header["path"] if path not in sys.path and os.path.exists(path)]
+    sys.path += [
+        path for path in header["path"] if path not in sys.path
+    ]  # only clients whose own worker this is send theirs
     _check_packages(["torch", "cloudpickle", *header["packages"]])
     import torch
 
@@ -253,16 +256,25 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
     count = header["arguments"]
     arguments, abouts = inputs[:count], header["tensors"][:count]
     homes, wants = [tensor.detach() for tensor in arguments], [about["grad"] for about in abouts]
+    for i, j in header["grads"]:
+        arguments[i].grad = arguments[j]
     mine, old = parts[1 : 1 + header["parts"]], original[1 : 1 + header["parts"]]
     backward = header["gradients"] is not None
     encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
     answer: dict[str, Any] = {}
     try:
         function, args, kwargs = _Unpickler(pickled, arguments).load()
+        optimizers = _optimizers(torch) if header["optimizers"] else []
         with torch.set_grad_enabled(header["grad_enabled"]):
             result = encoder.encode(function(*args, **kwargs))
         if backward:
             return _gradients(torch, header, encoder.tensors, inputs)
+        answer["grads"] = _grads(arguments, header, encoder)
+        if any(len(optimizer.state) != count for optimizer, count in optimizers):
+            raise RuntimeError(
+                "remote: the function called step() of an optimizer that it was given, which is a copy: the state that "
+                "was made would be lost; return the gradients, or leave them in .grad, and call step() outside"
+            )
         answer["result"], outputs = result, encoder.tensors
         tensors = [_elements(torch, tensor) for tensor in outputs]
         answer["tensors"] = [[str(t.dtype).removeprefix("torch."), list(t.shape), t.requires_grad] for t in outputs]
@@ -271,14 +283,43 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
         if backward:
             raise
         # What it has changed until then stays changed, as it does where it is called here.
-        answer, tensors = {"error": _describe(error), "tensors": [], "changed": []}, []
+        answer, tensors = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         if not isinstance(error, KeyboardInterrupt):
+            encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
             with contextlib.suppress(RuntimeError):
                 answer["changed"] = _changed(torch, mine, old, arguments, homes, wants)
+                answer["grads"] = _grads(arguments, header, encoder)
+                tensors = [_elements(torch, tensor) for tensor in encoder.tensors]
+                kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape), False] for t in encoder.tensors]
+                answer["tensors"] = kinds
     for i in answer["changed"]:
         answer["tensors"].append(["uint8", [len(parts[1 + i])], False])
         tensors.append(parts[1 + i])
     return answer, tensors
+
+
+def _optimizers(torch: Any) -> list[tuple[Any, int]]:
+    """Those that were unpickled, and of how many parameters they have state."""
+    kind = torch.optim.Optimizer
+    return [(found, len(found.state)) for found in gc.get_objects() if issubclass(type(found), kind)]
+
+
+def _grads(arguments: list[Any], header: dict[str, Any], encoder: _Encoder) -> list[Any]:
+    """Of tensors that have another `.grad` than before: the tensor's number, and that."""
+    before, found = {i: arguments[j] for i, j in header["grads"]}, []
+    for i, tensor in enumerate(arguments):
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is before.get(i):
+            continue
+        if not header["tensors"][i]["leaf"]:
+            raise RuntimeError(
+                "remote: the function called backward() through a tensor that was computed before the call, where the "
+                "pass ends; return the loss, and call backward() outside"
+            )
+        if gradient is not None and gradient.requires_grad:
+            gradient = gradient.detach()
+        found.append([i, encoder.encode(gradient)])
+    return found
 
 
 def _gradients(
@@ -356,6 +397,7 @@ def main() -> None:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if not data or not descriptors:
             return
+        connection.send(b"\1")  # the call is taken: it fails if this process ends before its answer
         printed: list[tuple[bool, list[str]]] = []
         parts: list[Any] = []
         interrupted = False
@@ -371,7 +413,7 @@ def main() -> None:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as error:  # whatever it is, the client gets it
             interrupted = isinstance(error, KeyboardInterrupt)
-            answer, parts = {"error": _describe(error), "tensors": [], "changed": []}, []
+            answer, parts = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         answer["printed"] = [(is_error, "".join(texts)) for is_error, texts in printed]
         _send(connection, [json.dumps(answer).encode(), *parts])
         if interrupted and _interrupted_import:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -243,6 +244,28 @@ TEST_F(CaptureTest, TwoWritersOfOneFileAreRefused) {
   const Status status = CaptureWriter::open({path}, &second);
   EXPECT_EQ(status.code(), ErrorCode::kInvalid);
   EXPECT_NE(status.message().find("%p"), std::string::npos) << status.message();
+}
+
+// A capture has tensors in it.
+TEST_F(CaptureTest, OnlyTheUserReadsACapture) {
+  const mode_t before = umask(0);
+  open();
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::permissions(path, fs::perms::all);  // an older one, which is written anew
+  open();
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  umask(before);
+}
+
+TEST_F(CaptureTest, ACaptureFollowsNoLink) {
+  const fs::path victim = folder / "victim";
+  std::ofstream(victim) << "precious";
+  fs::create_symlink(victim, path);
+  std::shared_ptr<CaptureWriter> writer;
+  const Status status = CaptureWriter::open({path}, &writer);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalid);
+  EXPECT_NE(status.message().find("symbolic link"), std::string::npos) << status.message();
+  EXPECT_EQ(fs::file_size(victim), 8u);
 }
 
 TEST_F(CaptureTest, AnImpossiblePathIsNamed) {

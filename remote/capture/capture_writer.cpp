@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -86,8 +87,16 @@ Status CaptureWriter::open(const CaptureOptions& options, std::shared_ptr<Captur
   const auto fail = [&](const std::string& why) {
     return Status::invalid("remote: cannot write the capture '" + options.path + "': " + why);
   };
-  const int file = ::open(options.path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) return fail(std::strerror(errno));
+  // A capture has the tensors that were sent: only this user reads it, and it is not written through a link, or to a
+  // file, that another user put there.
+  const int file = ::open(options.path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return fail(errno == ELOOP ? "it is a symbolic link; name the file itself" : std::strerror(errno));
+  struct stat about{};
+  const bool regular = fstat(file, &about) == 0 && S_ISREG(about.st_mode);
+  if (regular && (about.st_uid != geteuid() || fchmod(file, 0600) != 0)) {
+    ::close(file);
+    return fail("the file belongs to another user");
+  }
   if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(file);
     return fail("somebody is writing it; with %p in its name, each process has a file of its own");

@@ -10,7 +10,8 @@ Status ClientImpl::call(std::span<const std::byte> request, const std::vector<Ca
   if (Status status = health(); !status) return status;
   AttachmentPtr attachment = transport_->allocate(request.size());
   if (!attachment) {
-    return {ErrorCode::kOutOfMemory, "remote: no memory for a call of " + std::to_string(request.size()) + " bytes"};
+    return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left for a call of " +
+                                         std::to_string(request.size()) + " bytes"};
   }
   std::ranges::copy(request, attachment->bytes().begin());
   std::lock_guard order(order_);

@@ -205,6 +205,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   if (!hit) {
     info->first_difference = programs_.first_difference(trace);
     if (Status status = drop_programs(); !status) return status;
+    // The program is loaded before the run, which brings frees, is seen. The trace uses none of them.
+    if (Status status = send_frees(); !status) return status;
     program = programs_.add(key, trace, survivors_);
   }
   program->used = ++uses_;
@@ -238,6 +240,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
   if (Status status = drop_programs(); !status) return status;
+  if (Status status = send_frees(); !status) return status;
   *program = programs_.add(*graph, std::move(sources), options);
   if (options.low_latency) transport_->busy_wait(kBusyWait);
   auto job = std::make_unique<BuildJob>();
@@ -309,7 +312,8 @@ Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fi
   if (Status status = health(); !status) return status;
   AttachmentPtr attachment = transport_->allocate(size);
   if (!attachment)
-    return {ErrorCode::kOutOfMemory, "remote: no memory for an upload of " + std::to_string(size) + " bytes"};
+    return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left for an upload of " +
+                                         std::to_string(size) + " bytes"};
   fill(attachment->bytes().data());
   std::lock_guard order(order_);
   if (Status status = begin(1, size); !status) return status;

@@ -97,8 +97,8 @@ Status ClientImpl::check_size(const Frame& frame, uint64_t expected) {
   const size_t came = frame.attachment ? frame.attachment->bytes().size() : 0;
   if (came == expected) return {};
   if (frame.refused != 0) {
-    return {ErrorCode::kOutOfMemory, "remote: this process has no memory for the " + std::to_string(frame.refused) +
-                                         " bytes of a tensor to read"};
+    return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left for the " +
+                                         std::to_string(frame.refused) + " bytes of a tensor to read"};
   }
   return Status::internal("remote: the worker sent " + std::to_string(came) + " bytes of a tensor of " +
                           std::to_string(expected));

@@ -187,8 +187,8 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
   run.program->takes = bytes_on_worker(program.size());
   AttachmentPtr attachment = transport_.allocate(program.size());
   if (!attachment)
-    return {ErrorCode::kOutOfMemory,
-            "remote: no memory to send a program of " + std::to_string(program.size()) + " bytes"};
+    return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left to send a program of " +
+                                         std::to_string(program.size()) + " bytes"};
   std::memcpy(attachment->bytes().data(), program.data(), program.size());
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateLoadProgram(builder, run.program->number, run.program->options.low_latency,

@@ -53,8 +53,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "the address of this machine by which workers of other ranks and devices reach a local worker "
      "([distributed.md](distributed.md)); default: 127.0.0.1"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
-     "folder where a worker keeps compiled kernels; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or "
-     "`~/.cache`"},
+     "folder where a worker keeps compiled kernels, 256 MB of them at most, and touches nothing else; it is not used "
+     "if "
+     "others can write to it; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
     {"TORCH_REMOTE_CUDA_LIB", "",
      "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
      "them by itself"},

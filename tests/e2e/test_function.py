@@ -274,6 +274,88 @@ def test_an_optimizer_step_there(remote):
         torch.testing.assert_close(model.state_dict()[name].cpu(), value)
 
 
+def test_gradients_that_a_function_leaves_arrive(remote):
+    def step(model, w, x, repeat):
+        for _ in range(repeat):
+            loss = (model(x) * w).square().mean()
+            loss.backward()
+        return loss.detach()
+
+    def gradients(model, w):
+        return [None if t.grad is None else t.grad.cpu() for t in (*model.parameters(), w)]
+
+    def run_both(call, *args):
+        for f, (model, w), x in ((torch_remote.function(call), there, x_there), (call, here, x_here)):
+            f(model, w, x, *args)
+        torch.testing.assert_close(gradients(*there), gradients(*here))
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    here = model, torch.ones(2, requires_grad=True)
+    there = torch.nn.Linear(3, 2).to(remote), torch.ones(2, device=remote, requires_grad=True)
+    there[0].load_state_dict(model.state_dict())
+    x_here = torch.randn(4, 3)
+    x_there = x_here.to(remote)
+    for repeat in (1, 2):  # they are added to those that are there
+        run_both(step, repeat)
+    kept = there[1].grad
+
+    def scale(model, w, x):
+        w.grad *= 2
+        model.bias.grad = None
+        model.weight.grad = w.grad.sum() * torch.ones(2, 3)
+
+    run_both(scale)
+    assert there[1].grad is kept and there[0].bias.grad is None
+
+    def fails(model, w, x):
+        model(x).sum().backward()
+        raise ValueError
+
+    for f, (net, w), x in ((torch_remote.function(fails), there, x_there), (fails, here, x_here)):
+        with pytest.raises(ValueError):
+            f(net, w, x)
+    torch.testing.assert_close(gradients(*there), gradients(*here))
+
+    # A gradient that is there, and another one that arrives before the function is called again.
+    w = torch.ones(2, device=remote, requires_grad=True)
+    w.sum().backward()
+    y = torch_remote.function(lambda w: w.square())(w)
+    w.sum().backward()
+    y.sum().backward()
+    assert w.grad.tolist() == [4, 4]
+
+    @torch_remote.function
+    def of_the_cpu(w):
+        (w * 3).sum().backward()
+
+    w = torch.ones(2, requires_grad=True)
+    of_the_cpu(w)
+    assert w.grad.device.type == "cpu" and w.grad.tolist() == [3, 3]
+    with pytest.raises(RuntimeError, match="computed before the call"):
+        of_the_cpu(w * 2)
+
+
+def test_an_optimizers_state_is_not_lost(remote):
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model, x = torch.nn.Linear(3, 2).to(remote), torch.ones(1, 3, device=remote)
+    before = model.weight.detach().clone()
+    torch_remote.function(step)(model, torch.optim.SGD(model.parameters(), 0.1), x)  # it has none
+    assert not torch.equal(model.weight, before)
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(RuntimeError, match="the state that was made would be lost"):
+        torch_remote.function(step)(model, optimizer, x)
+    optimizer.step()  # of the gradients that are there
+    assert len(optimizer.state) == 2
+    exponential = optimizer.state[model.weight]["exp_avg"].clone()
+    torch_remote.function(step)(model, optimizer, x)
+    assert not torch.equal(optimizer.state[model.weight]["exp_avg"], exponential)
+
+
 def test_views_and_arguments_come_back_as_such(remote):
     @torch_remote.function
     def f(x, w):
@@ -442,6 +524,96 @@ def test_time_outs(remote):
         wait(60, x)
     assert time.monotonic() - begin < 10
     assert torch_remote.function(lambda x: x + 1)(x).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 1.5])
+def test_the_call_after_one_that_timed_out(remote, seconds):
+    """It is interrupted while its process starts, while that imports torch, or while it runs; the process may end."""
+
+    @torch_remote.function(timeout=seconds)
+    def wait(x):
+        import time
+
+        time.sleep(60)
+
+    x = torch.ones(2, device="remote")
+    torch.remote.restart()
+    x = torch.ones(2, device="remote")
+    for i in range(2):
+        with pytest.raises(TimeoutError):
+            wait(x)
+        for _ in range(3):
+            assert torch_remote.function(lambda x, i: x + i)(x, i).tolist() == [1 + i, 1 + i]
+        torch.remote.restart()
+        x = torch.ones(2, device="remote")
+
+
+MODULE = """
+import torch_remote
+import only_here
+
+@torch_remote.function
+def f(x):
+    return x + only_here.value
+"""
+
+
+def test_modules_of_this_process_are_there_for_its_own_worker_only(script, remote, tmp_path):
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only/only_here.py").write_text("value = 5\n")
+    (tmp_path / "only/mine.py").write_text(MODULE)
+    source = f"""
+        import sys; sys.path.append({str(tmp_path / "only")!r})
+        import torch, torch_remote, mine
+        x = torch.ones(2, device="remote")
+        try:
+            print(mine.f(x).tolist())
+        except ModuleNotFoundError as error:
+            print(error)
+    """
+    for name in ("local", "inproc", "local://"):
+        assert script(source, TORCH_REMOTE_WORKER=name).stdout == "[6.0, 6.0]\n", name
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    listen = ["--listen", f"unix://{tmp_path}/w", "--allow-python=" + sys.executable]
+    worker = Python(
+        [sys.executable, "-m", "torch_remote.worker", *listen],
+        env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        url = worker.stdout.readline().strip()
+        assert script(source, TORCH_REMOTE_WORKER=url).stdout == "No module named 'only_here'\n"
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "error"),
+    [
+        (["dtype", "save"], "'save' is no dtype"),
+        (["dtype", 3], "3 is no dtype"),
+        (["view", 0, None, "nn", [1], [1], 0], "'nn' is no dtype"),
+        (["tensor", -1], "-1 is none of 1 tensors"),
+        (["argument", True], "True is none of 1 tensors"),
+        (["view", 7, None, "float32", [1], [1], 0], "7 is none of 1 tensors"),
+        (["view", 0, 5, "float32", [1], [1], 0], "5 is none of 1 tensors"),
+        (["value", {"a": 1}], "is no text"),
+        (["int", 3], "3 is no text"),
+        (["int", "three"], "damaged"),
+        (["bytes", None], "None is no text"),
+        (["list", [["list", 5]]], "damaged"),
+        (["named", "torch.return_types", "sys", None, []], "a class that is not there"),
+        (["named", "os", 3, None, []], "3 is no text"),
+        (["what"], "the kind 'what'"),
+        ([], "damaged"),
+    ],
+)
+def test_answers_that_are_none(remote, encoded, error):
+    from torch_remote.function_parts import Arguments, decode
+
+    given = [torch.ones(2, device="remote")]
+    with pytest.raises((RuntimeError, TypeError), match=error):
+        decode(encoded, [torch.zeros(1)], Arguments(given, given))
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

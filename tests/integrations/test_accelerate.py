@@ -54,6 +54,29 @@ def test_it_takes_the_device_and_trains_as_on_cpu(remote, classifier, examples, 
     assert (losses != expected) or precision == "no"  # lower precision was at work
 
 
+FINDER = """
+import torch, torch_remote
+from accelerate.utils import find_executable_batch_size
+
+total = torch.remote.get_device_properties().total_memory
+torch.remote.set_per_process_memory_fraction((300 << 20) / total)
+tried = []
+
+@find_executable_batch_size(starting_batch_size=128)
+def train(batch_size):
+    tried.append(batch_size)
+    rows = torch.ones(batch_size, 1 << 20, device="remote")  # 4 MiB each
+    return rows.sum().item()
+
+assert train() == tried[-1] * (1 << 20)
+assert len(tried) > 1 and tried[-1] <= 75, tried
+"""
+
+
+def test_it_finds_a_batch_size_that_fits(script, remote):
+    script(FINDER)
+
+
 @pytest.mark.parametrize("how", ["argument", "ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE"])
 def test_the_cpu_for_who_asks(remote, monkeypatch, how):
     if how != "argument":

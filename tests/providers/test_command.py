@@ -127,6 +127,40 @@ def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
     assert "stopping" in ok(command("worker", "logs", "mine", "-n", "1"))
 
 
+BUSY = """
+import sys, time, torch, torch_remote
+x = torch.ones(700, 700, device="remote")
+(x @ x).sum().item()
+print("ready", flush=True)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    for _ in range(20):
+        y = x @ x
+    y.sum().item()
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_worker_that_computes_is_busy(command, environment, threads):
+    entry = json.loads(ok(command("worker", "serve", "--background", "--json", "--threads", threads)))
+    with Python(
+        [sys.executable, "-c", BUSY], env={**environment, "TORCH_REMOTE_WORKER": entry["url"]},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout.readline() == "ready\n"
+            (before,) = status_file.read(Path(entry["status_file"])).sessions
+            assert process.stdout.readline() == "done\n"
+            (after,) = status_file.read(Path(entry["status_file"])).sessions
+            (worker,) = json.loads(ok(command("worker", "status", "--json")))
+            assert worker["sessions"][0]["busy_seconds"] > 1
+        finally:
+            process.kill()
+    assert 1 < after.busy_seconds - before.busy_seconds < 2.5
+
+
 def test_totals_keep_what_ended(command, environment):
     entry = json.loads(ok(command("worker", "serve", "--background", "--json", "--metrics", "127.0.0.1:0")))
     for _ in range(2):

@@ -136,6 +136,28 @@ def install(folder, name, source, entries):
     (info / "entry_points.txt").write_text(f"[torch_remote.providers]\n{entries}")
 
 
+def test_a_device_by_what_it_computes_on(remote):
+    """As libraries that offer "cuda" and "cpu" of a machine have their users write."""
+    with RemoteMachine() as machine:
+        first = machine.device()
+        assert machine.device("cpu") == machine.device("cpu:0") == machine.device("cpu", 0) == first
+        assert torch.ones(2, device=machine.device("cpu")).sum().item() == 2
+        for wrong, error, message in (
+            (("cuda",), MachineError, r"computes on 'cpu', not on 'cuda'; write device\(0\); a machine with a GPU"),
+            (("cpu", 1), MachineError, r"has 1 device, and no device\(1\); ask for more with gpu_count="),
+            (("cpu:1",), MachineError, r"has 1 device, and no device\(1\)"),
+            (("remote:0",), MachineError, r"computes on 'cpu' or 'cuda'; write device\(\), device\(1\)"),
+            (("gpu",), MachineError, "computes on 'cpu' or 'cuda'"),
+            (("cpu:0", 0), TypeError, "has two indices"),
+            ((0, 0), TypeError, "has two indices"),
+            (("cpu", "0"), TypeError, "'0' is no index; write device"),
+            ((1.0,), TypeError, r"1\.0 is no index"),
+            ((True,), TypeError, "True is no index"),
+        ):
+            with pytest.raises(error, match=message):
+                machine.device(*wrong)
+
+
 def test_a_provider_of_another_package(script, remote, tmp_path):
     install(tmp_path, "cupboard", THEIRS, "cupboard = cupboard:Cupboard\nlocal = x:y\n")
     script(
@@ -144,7 +166,7 @@ def test_a_provider_of_another_package(script, remote, tmp_path):
         with torch_remote.RemoteMachine("cupboard", shelf="top", gpu_count=2) as machine:
             assert torch.ones(2, device=machine.device(1)).sum().item() == 2
             assert machine.status().price == 0.25 and cupboard.Cupboard.started == ["top"]
-        with torch_remote.RemoteMachine() as machine:  # nobody replaces the package's own
+        with RemoteMachine() as machine:  # nobody replaces the package's own
             assert type(machine._provider).__module__ == "torch_remote.providers.local"
         """,
         PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),

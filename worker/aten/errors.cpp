@@ -41,7 +41,7 @@ void describe_exception(tr_error* error) noexcept {
   } catch (const c10::Error& e) {
     set_error(error, "RuntimeError", e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    set_error(error, "OutOfMemoryError", "remote: the worker has no memory left");
+    set_error(error, "OutOfMemoryError", "remote: the worker is out of memory.");
   } catch (const std::exception& e) {
     set_error(error, "RuntimeError", e.what());
   } catch (...) {

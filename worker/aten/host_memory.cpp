@@ -114,7 +114,7 @@ tr_buffer take_storage(c10::Storage storage) {
 tr_buffer allocate(const tr_host& host, uint64_t nbytes) {
   tr_buffer buffer{};
   TORCH_CHECK_WITH(OutOfMemoryError, host.allocate(host.context, nbytes, &buffer) == 0,
-                   "remote: the worker has no memory left; tried to allocate ", nbytes, " bytes");
+                   "remote: the worker is out of memory. It tried to allocate ", nbytes, " bytes");
   return buffer;
 }
 

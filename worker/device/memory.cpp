@@ -71,6 +71,14 @@ size_t CachingAllocator::class_size(uint32_t size_class) {
 }
 
 bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
+  if (take(nbytes, buffer, reach)) return true;
+  if (reclaim_ && reclaim_() && take(nbytes, buffer, reach)) return true;
+  std::lock_guard lock(mutex_);
+  ++stats_.failures;
+  return false;
+}
+
+bool CachingAllocator::take(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
   std::lock_guard lock(mutex_);
   if (!sources_[1]) reach = Reach::kShared;
   Block* block = nullptr;
@@ -79,10 +87,7 @@ bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach)
   } else if (nbytes <= limit_) {  // also keeps the rounding from overflowing
     block = take_large(round_up(nbytes, kPage), reach);
   }
-  if (!block) {
-    ++stats_.failures;
-    return false;
-  }
+  if (!block) return false;
   block->in_use = true;
   ++blocks_in_use_;
   stats_.allocations.increase(1);
@@ -310,8 +315,11 @@ bool CachingAllocator::overcharged() const {
   return charged_ > limit_;
 }
 
-bool CachingAllocator::over_limit() const {
+bool CachingAllocator::over_limit() {
   std::lock_guard lock(mutex_);
+  if (fits(0)) return false;
+  free_slabs();
+  free_segments();
   return !fits(0);
 }
 

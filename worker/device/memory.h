@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "worker/device/buffer.h"
@@ -87,6 +89,9 @@ class CachingAllocator {
 
   // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
   bool allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach = Reach::kShared);
+  // Called, without the lock, by an allocation that is about to fail: it may give blocks back, and returns whether it
+  // did; then the allocation tries once more. Set it while no other thread allocates.
+  void set_reclaim(std::function<bool()> reclaim) { reclaim_ = std::move(reclaim); }
 
   // Counts memory that is not from here (tensors adopted from messages) in the statistics and against the limit.
   void add_external(uint64_t nbytes);
@@ -100,8 +105,8 @@ class CachingAllocator {
   void discharge(uint64_t nbytes);
   // What is charged alone is more than the limit.
   bool overcharged() const;
-  // External memory came that there was no room for.
-  bool over_limit() const;
+  // External memory came that there was no room for, also after unused segments were given back.
+  bool over_limit();
 
   // Gives segments without a block in use back to their source.
   void trim();
@@ -152,6 +157,7 @@ class CachingAllocator {
   static size_t class_size(uint32_t size_class);
   static void release(void* owner);
 
+  bool take(uint64_t nbytes, tr_buffer* buffer, Reach reach);
   Block* take_small(uint32_t size_class);
   Block* take_large(size_t size, Reach reach);
   bool fits(uint64_t nbytes) const;
@@ -172,6 +178,7 @@ class CachingAllocator {
   MemoryStats stats_;
   uint64_t blocks_in_use_ = 0;  // without external ones
   bool closed_ = false;
+  std::function<bool()> reclaim_;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::array<std::set<Block*, BySize>, 2> free_large_;  // by reach

@@ -36,6 +36,21 @@ uint64_t checksum(std::string_view text, const std::vector<uint8_t>& bytes) {
   return hash({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, hash(text, 1));
 }
 
+constexpr std::string_view kSuffix = ".kernel";
+constexpr size_t kDigits = 32;
+
+// Whether path_of() or write() makes files of this name: digits, suffix, and while it is written the process.
+bool is_own_name(std::string_view name) {
+  const auto all = [](std::string_view text, std::string_view of) {
+    return text.find_first_not_of(of) == std::string_view::npos;
+  };
+  if (name.size() < kDigits + kSuffix.size() || !all(name.substr(0, kDigits), "0123456789abcdef")) return false;
+  name.remove_prefix(kDigits);
+  if (!name.starts_with(kSuffix)) return false;
+  name.remove_prefix(kSuffix.size());
+  return name.empty() || (name.size() > 1 && name[0] == '.' && all(name.substr(1), "0123456789"));
+}
+
 // Others must not be able to put code there.
 bool is_private(const fs::path& folder) {
   struct stat info{};
@@ -49,9 +64,10 @@ KernelFiles::KernelFiles(std::string folder, uint64_t limit, std::string about)
     : folder_(std::move(folder)), limit_(limit), about_(std::move(about)) {
   if (folder_.empty()) return;
   std::error_code error;
-  fs::create_directories(folder_, error);
-  fs::permissions(folder_, fs::perms::owner_all, error);
-  if (!is_private(folder_)) folder_.clear();
+  const fs::path made(folder_);
+  fs::create_directories((made.has_filename() ? made : made.parent_path()).parent_path(), error);
+  (void)::mkdir(folder_.c_str(), 0700);  // one that is there stays as it is
+  if (!is_private(made)) folder_.clear();
 }
 
 std::string KernelFiles::path_of(const std::string& text) const {
@@ -109,6 +125,7 @@ void KernelFiles::prune() const {
   uint64_t total = 0;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
+    if (!is_own_name(entry.path().filename().native()) || entry.is_symlink(error)) continue;
     const uint64_t size = entry.file_size(error);
     if (error) continue;  // another process has removed it
     files.push_back({entry.last_write_time(error), size, entry.path()});

@@ -10,8 +10,9 @@ namespace torch_remote::worker::kernels {
 // processes may use it. Any thread.
 class KernelFiles {
  public:
-  // `folder` is made if it is not there; empty, or others can write to it: nothing is kept. `limit`: bytes of all
-  // files, the oldest ones go first. `about`: what makes of one text several kernels: target, version of the compiler.
+  // `folder` is made (mode 0700) if it is not there; one that is there keeps its mode, and where others can write to it
+  // nothing is cached. `limit`: bytes of all cached files, the oldest ones go first; other files in the folder are left
+  // alone. `about`: what makes of one text several kernels: target, version of the compiler.
   KernelFiles(std::string folder, uint64_t limit, std::string about);
 
   // False: it is not there, or damaged.

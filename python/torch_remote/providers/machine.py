@@ -56,6 +56,24 @@ def bytes_of(text: int | str) -> int:
     return number
 
 
+def _kind_and_index(device: int | str, index: int | None) -> tuple[str | None, int]:
+    """What RemoteMachine.device() was asked for."""
+    fix = "write device(), device(1), device('cpu') or device('cuda', 1)"
+    for number in (index, None if isinstance(device, str) else device):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise TypeError(f"remote: device({device!r}, {index!r}): {number!r} is no index; {fix}")
+    if isinstance(device, int):
+        if index is not None:
+            raise TypeError(f"remote: device({device}, {index}) has two indices; {fix}")
+        return None, device
+    match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device)
+    if match is None:
+        raise MachineError(f"remote: device({device!r}): a machine computes on 'cpu' or 'cuda'; {fix}")
+    if match[2] is not None and index is not None:
+        raise TypeError(f"remote: device({device!r}, {index}) has two indices; {fix}")
+    return match[1], int(match[2] or index or 0)
+
+
 def _seconds(name: str, value: float | str | None) -> float | None:
     if value is None:
         return None
@@ -298,8 +316,27 @@ class RemoteMachine:
 
     # -- use
 
-    def device(self, index: int = 0) -> torch.device:
-        """The machine's device of that index, from 0 to gpu_count - 1."""
+    def device(self, device: int | str = 0, index: int | None = None) -> torch.device:
+        """The machine's device of that index, from 0 to gpu_count - 1.
+
+        Args:
+            device: the index; or what the device must compute on, "cpu" or "cuda", also with an index: "cuda:1".
+            index: the index, if `device` names what it computes on.
+        """
+        kind, index = _kind_and_index(device, index)
+        found = self._device(index)
+        if kind is not None:
+            targets = _C.machine(found.index)["targets"]
+            has = "cuda" if any(target.startswith("sm_") for target in targets) else "cpu"
+            if kind != has:
+                more = "; a machine with a GPU is made with RemoteMachine(..., gpu=...)" if kind == "cuda" else ""
+                raise MachineError(
+                    f"remote: device({device!r}): device({index}) of {self!r} computes on {has!r}, not on {kind!r}; "
+                    f"write device({index}){more}"
+                )
+        return found
+
+    def _device(self, index: int) -> torch.device:
         with self._lock:
             if not self._devices:
                 raise MachineError(

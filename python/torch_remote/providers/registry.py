@@ -28,6 +28,15 @@ def machines() -> list[Machine]:
         return list(_all.values())
 
 
+def is_own(device: int) -> bool:
+    """Whether the device's worker is this process or a child of it: the same user, on the same machine."""
+    with _lock:
+        machine = _owners.get(device)
+    if machine is not None:
+        return machine.spec.provider == "local"
+    return _C.worker_names()[device].partition("://")[0] in ("local", "inproc")  # it may not have started yet
+
+
 def check_may_start() -> None:
     if _C.in_bad_fork():
         raise RuntimeError(
