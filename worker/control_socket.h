@@ -9,7 +9,7 @@
 namespace torch_remote::worker {
 
 enum class Control : char {
-  kAsks = 'a',      // from the session: its client is known, is there room? The session's id follows
+  kAsks = 'a',      // from the session: its client is known, is there room? The session's routing key follows
   kAdmitted = 'y',  // to it: there is
   kRefused = 'n',   // to it: there is not; why follows
   kReturns = 'r',   // to it: its client comes back; the opening follows, the socket comes with it

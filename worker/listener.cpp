@@ -118,7 +118,8 @@ struct SessionProcess {
   State state = State::kServing;
   std::string client;  // "process 12", "127.0.0.1:4000"
   int control = -1;    // of one whose client came over a network
-  remote::SessionId session{};
+  std::optional<remote::Digest> routing;   // whose openings are its client's (remote/net/handshake.h)
+  uint64_t attempts = 0;                   // of these that were taken
   std::optional<Clock::time_point> asked;  // for room
   size_t device = 0;                       // of ListenOptions::devices
   SessionStatus* counts = nullptr;
@@ -189,7 +190,7 @@ class Listener {
   std::deque<Waiting> waiting_for_room_;  // over a Unix socket, in the order in which they came
   std::list<SessionProcess> sessions_;
   struct Ended {
-    remote::SessionId session{};
+    remote::Digest routing{};
     std::string how;
   };
   std::deque<Ended> ended_;
@@ -249,12 +250,6 @@ Status Listener::open_network() {
     return Status::invalid("remote: " + url_ +
                            " can be reached from other machines, and whoever connects runs programs here: give a token "
                            "(--token-file FILE) that clients must know, or listen on 127.0.0.1");
-  }
-  if (!loopback && !tls) {
-    spdlog::warn(
-        "{} can be reached from other machines, and what goes over it can be read and changed on its way: "
-        "listen on tls://, or on 127.0.0.1 behind a tunnel",
-        url_);
   }
   if (!knows_clients) {
     spdlog::warn("every user of this machine may use the worker at {}: --token-file keeps others out", url_);
@@ -341,7 +336,7 @@ void Listener::reap() {
                      strsignal(WTERMSIG(status)));
       }
     }
-    if (session->session != remote::SessionId{}) ended_.push_back({session->session, std::move(how)});
+    if (session->routing) ended_.push_back({*session->routing, std::move(how)});
     if (ended_.size() > kMostEnded) ended_.pop_front();
     if (session->control >= 0) close(session->control);
     sessions_.erase(session);
@@ -473,13 +468,12 @@ bool Listener::read_opening(Incoming& incoming) {
   }
   incoming.have += static_cast<size_t>(n);
   // Another protocol is answered before it has said so much.
-  const bool ours =
-      std::memcmp(incoming.bytes.data(), Opening::kMagic.data(), std::min(incoming.have, Opening::kMagic.size())) == 0;
-  if (ours && incoming.have < incoming.bytes.size()) return true;
+  if (!remote::is_whole({incoming.bytes.data(), incoming.have})) return true;
   const int client = std::exchange(incoming.socket, -1);
   Opening opening;
   std::string text;
-  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, &opening, &text);
+  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, !options_.token.empty(),
+                                                  &opening, &text);
   if (code != Answer::kGoOn) {
     answer(client, code, text);
   } else if (opening.resumes()) {
@@ -495,7 +489,6 @@ bool Listener::read_opening(Incoming& incoming) {
 void Listener::answer(int client, Answer::Code code, const std::string& text) {
   const std::string bytes = remote::encode_answer(code, text);
   (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (code == Answer::kGoOn) return;
   spdlog::info("{} is refused ({})", remote::peer_of(client), static_cast<int>(code));
   shutdown(client, SHUT_WR);
   char rest[256];  // what is not read would take the answer with it
@@ -537,7 +530,10 @@ void Listener::begin_session(int client, const Opening& opening) {
 }
 
 void Listener::hand_over(int client, const Opening& opening) {
-  const auto find = [&] { return std::ranges::find(sessions_, opening.session, &SessionProcess::session); };
+  const auto find = [&] {
+    return std::ranges::find_if(
+        sessions_, [&](const auto& session) { return session.routing && remote::is_from(opening, *session.routing); });
+  };
   reap();
   auto session = find();
   // A process that dies closes its sockets a moment before it can be asked how it died.
@@ -547,10 +543,15 @@ void Listener::hand_over(int client, const Opening& opening) {
     session = find();
   }
   if (session == sessions_.end() || session->control < 0) {
-    const auto ended = std::ranges::find(ended_, opening.session, &Ended::session);
+    const auto ended =
+        std::ranges::find_if(ended_, [&](const Ended& it) { return remote::is_from(opening, it.routing); });
     return answer(client, Answer::kUnknownSession, ended != ended_.end() ? ended->how : std::string());
   }
-  answer(client, Answer::kGoOn, {});
+  if (opening.attempt <= session->attempts) {  // was overheard, or given up by the client since
+    spdlog::info("{} says again what the client of {} said", remote::peer_of(client), session->client);
+    return;
+  }
+  session->attempts = opening.attempt;
   const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
   if (!send_control(session->control, Control::kReturns, bytes, client)) {
     spdlog::warn("the session of {} does not take its client back", session->client);
@@ -563,11 +564,11 @@ bool Listener::read_control(SessionProcess& session) {
     const Status status = receive_control(session.control, &message);
     if (!status.ok()) return status.code() == ErrorCode::kTimeout;
     if (message.descriptor >= 0) close(message.descriptor);
-    if (message.type != Control::kAsks || message.body.size() != session.session.size() ||
+    if (message.type != Control::kAsks || message.body.size() != sizeof(remote::Digest) ||
         session.state != SessionProcess::State::kUnproven) {
       continue;
     }
-    std::memcpy(session.session.data(), message.body.data(), session.session.size());
+    std::memcpy(session.routing.emplace().data(), message.body.data(), sizeof(remote::Digest));
     session.asked = Clock::now();
   }
 }
@@ -581,7 +582,7 @@ void Listener::let_in(SessionProcess& session) {
     send_control(session.control, Control::kAdmitted, {});
   } else if (Clock::now() - *session.asked >= kForOneToEnd) {
     session.state = SessionProcess::State::kRefused;
-    session.session = {};
+    session.routing.reset();
     if (status_) ++status_->all().refused;
     send_control(session.control, Control::kRefused, busy());
   } else {

@@ -6,8 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstring>
+#include <deque>
 #include <memory>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "remote/net/resuming_transport.h"
@@ -18,48 +23,30 @@
 namespace torch_remote::worker {
 namespace {
 
-using remote::Greeted;
 using remote::Opening;
 using remote::Patience;
 using remote::ResumingTransport;
 
-// What every connection of a session is made from.
-struct Maker {
-  int control;
-  const ListenOptions& options;
-  std::shared_ptr<const remote::TlsContext> tls;
-  uint64_t most_attached;
+// A client that comes back: how long its handshake may take, and how many there are at once. Newest first: it connects
+// again where it has given the earlier one up.
+constexpr std::chrono::seconds kReturnTime{5};
+constexpr size_t kMostReturns = 2;
+constexpr std::chrono::seconds kWriteTime{1};
 
-  // Owns the socket.
-  Status connect(int socket, const Opening& opening, const remote::Resumed* resumed, const remote::Admit& admit,
-                 Greeted* greeted, std::unique_ptr<remote::StreamTransport>* transport) const {
-    const Patience patience(remote::kProofTime);
-    std::string description = (tls ? "tls " : "tcp ") + remote::peer_of(socket);
-    std::unique_ptr<remote::ByteStream> stream;
-    remote::ChannelBinding binding{};
-    if (tls) {
-      if (Status status = start_tls(socket, tls, {}, patience, std::move(description), &stream, &binding);
-          !status.ok()) {
-        return status;
-      }
-    } else {
-      stream = remote::make_socket_stream(socket, std::move(description));
-    }
-    const remote::Proof proof{options.token, resumed, options.lease, options.heartbeat};
-    if (Status status = prove_worker(*stream, opening, tls ? &binding : nullptr, proof, admit, patience, greeted);
-        !status.ok()) {
-      return status;
-    }
-    *transport = std::make_unique<remote::StreamTransport>(
-        std::move(stream), remote::StreamTransport::Options{.memory = nullptr, .most_attached = most_attached});
-    return {};
-  }
-};
+std::unique_ptr<remote::StreamTransport> frames_over(remote::Applicant& applicant, uint64_t most_attached) {
+  return std::make_unique<remote::StreamTransport>(
+      std::move(applicant.stream), remote::StreamTransport::Options{.memory = nullptr, .most_attached = most_attached});
+}
+
+std::string describe(int socket, const ListenOptions& options) {
+  return (options.url.starts_with("tls://") ? "tls " : "tcp ") + remote::peer_of(socket);
+}
 
 // Asks the listener, which answers within a second.
-Status ask_for_room(int control, const remote::SessionId& session) {
+Status ask_for_room(int control, const remote::Digest& session_key) {
   const auto lost = [] { return Status(ErrorCode::kLost, "remote: the worker ends"); };
-  if (!send_control(control, Control::kAsks, {reinterpret_cast<const char*>(session.data()), session.size()})) {
+  const remote::Digest routing = remote::routing_key(session_key);
+  if (!send_control(control, Control::kAsks, {reinterpret_cast<const char*>(routing.data()), routing.size()})) {
     return lost();
   }
   for (;;) {
@@ -74,79 +61,159 @@ Status ask_for_room(int control, const remote::SessionId& session) {
   }
 }
 
-// Later connections, as the listener hands them over.
-class Returning {
+// Later connections, as the listener hands them over. Each handshake has a thread of its own: whatever the other end
+// does, the session's keeper goes on with heartbeats and confirmations.
+class Arrivals {
  public:
-  Returning(const Maker& maker, const Greeted& greeted, int interrupt)
-      : maker_(maker), greeted_(greeted), interrupt_(interrupt) {}
+  Arrivals(int control, const ListenOptions& options, uint64_t most_attached, const remote::Digest& session,
+           std::shared_ptr<const remote::TlsContext> keys)
+      : control_(control),
+        options_(options),
+        most_attached_(most_attached),
+        session_(session),
+        keys_(std::move(keys)),
+        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  ~Arrivals() {
+    for (const auto& arrival : arrivals_) arrival->given_up = true;
+    for (const auto& arrival : arrivals_) arrival->thread.join();
+    close(wake_);
+  }
+  Arrivals(const Arrivals&) = delete;
+  Arrivals& operator=(const Arrivals&) = delete;
 
-  Status operator()(bool, std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
-                    ResumingTransport::Connection* connection) {
+  void interrupt() const {
+    const uint64_t one = 1;
+    (void)!write(wake_, &one, sizeof(one));
+  }
+
+  Status next(std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
+              ResumingTransport::Connection* connection) {
     const Status not_yet = {ErrorCode::kTimeout, "remote: timeout"};
-    pollfd polled[] = {{maker_.control, POLLIN, 0}, {interrupt_, POLLIN, 0}};
+    pollfd polled[] = {{control_, POLLIN, 0}, {wake_, POLLIN, 0}};
     if (poll(polled, 2, static_cast<int>(step.count())) <= 0) return not_yet;
-    ControlMessage message;
-    const Status status = receive_control(maker_.control, &message);
-    if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
-    if (!status.ok()) return not_yet;
-    Opening opening;
-    if (message.type != Control::kReturns || message.body.size() != sizeof(opening) || message.descriptor < 0) {
-      if (message.descriptor >= 0) close(message.descriptor);
-      return not_yet;
+    if (polled[1].revents != 0) {
+      uint64_t count = 0;
+      (void)!read(wake_, &count, sizeof(count));
     }
-    std::memcpy(&opening, message.body.data(), sizeof(opening));
-    const remote::Resumed resumed{greeted_.session, greeted_.key, 0};
-    const remote::Admit admit = [&freeze](remote::SessionId*, uint64_t* received) {
-      *received = freeze();
-      return Status();
-    };
-    Greeted again;
-    if (Status made = maker_.connect(message.descriptor, opening, &resumed, admit, &again, &connection->transport);
-        !made.ok()) {
-      spdlog::warn("{}", made.message());
-      return not_yet;
+    if (polled[0].revents != 0) {
+      if (Status status = take_from_listener(); !status.ok()) return status;
     }
-    spdlog::info("a session goes on over {}", connection->transport->description());
-    connection->received = again.received;
-    return {};
+    return take_known(freeze, connection) ? Status() : not_yet;
   }
 
  private:
-  const Maker& maker_;
-  const Greeted greeted_;
-  const int interrupt_;
+  struct Arrival {
+    std::thread thread;
+    std::atomic<bool> given_up{false}, done{false};
+    Status status;  // these two once it is done
+    remote::Applicant applicant;
+  };
+
+  Status take_from_listener() {
+    ControlMessage message;
+    const Status status = receive_control(control_, &message);
+    if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
+    if (!status.ok()) return {};
+    Opening opening;
+    if (message.type != Control::kReturns || message.body.size() != sizeof(opening) || message.descriptor < 0) {
+      if (message.descriptor >= 0) close(message.descriptor);
+      return {};
+    }
+    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    if (arrivals_.size() >= kMostReturns) drop(arrivals_.begin());
+    Arrival* const made = arrivals_.emplace_back(std::make_unique<Arrival>()).get();
+    made->thread = std::thread([this, made, opening, socket = message.descriptor] {
+      const Patience patience(kReturnTime, [made] { return !made->given_up; });
+      const remote::WorkerSide side{.token = {}, .keys = keys_.get(), .session = &session_};
+      made->status = hear(socket, opening, side, patience, describe(socket, options_), &made->applicant);
+      made->done = true;
+      interrupt();
+    });
+    return {};
+  }
+
+  // The newest client that is known goes on; what it gave up before goes.
+  bool take_known(const ResumingTransport::Freeze& freeze, ResumingTransport::Connection* connection) {
+    for (size_t i = arrivals_.size(); i-- > 0;) {
+      if (!arrivals_[i]->done) continue;
+      arrivals_[i]->thread.join();
+      const std::unique_ptr<Arrival> arrival = std::move(arrivals_[i]);
+      arrivals_.erase(arrivals_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!arrival->status.ok()) {
+        spdlog::warn("{}", arrival->status.message());
+        continue;
+      }
+      while (i-- > 0) drop(arrivals_.begin());
+      remote::Applicant& applicant = arrival->applicant;
+      connection->received = applicant.received;
+      // So few bytes go out at once.
+      if (Status status = let_in(applicant, freeze(), options_.lease, options_.heartbeat, Patience(kWriteTime));
+          !status.ok()) {
+        spdlog::warn("{}", status.message());
+        return false;
+      }
+      spdlog::info("a session goes on over {}", applicant.stream->description());
+      connection->transport = frames_over(applicant, most_attached_);
+      return true;
+    }
+    return false;
+  }
+
+  void drop(std::deque<std::unique_ptr<Arrival>>::iterator arrival) {
+    (*arrival)->given_up = true;
+    (*arrival)->thread.join();
+    arrivals_.erase(arrival);
+  }
+
+  const int control_;
+  const ListenOptions& options_;
+  const uint64_t most_attached_;
+  const remote::Digest session_;
+  const std::shared_ptr<const remote::TlsContext> keys_;
+  const int wake_;
+  std::deque<std::unique_ptr<Arrival>> arrivals_;  // the keeper's; newest last
 };
 
 }  // namespace
 
-Status serve_network_client(int socket, const Opening& opening, int control, const ListenOptions& options,
+Status serve_network_client(int socket, const Opening& opening, int control, ListenOptions options,
                             std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
                             SessionStatus* counts) {
-  const Maker maker{control, options, std::move(tls), server.memory_limit ? server.memory_limit : UINT64_MAX};
-  const remote::Admit admit = [control](remote::SessionId* session, uint64_t*) {
-    remote::fill_random(*session);
-    return ask_for_room(control, *session);
-  };
-  Greeted greeted;
-  ResumingTransport::Connection first;
-  if (Status status = maker.connect(socket, opening, nullptr, admit, &greeted, &first.transport); !status.ok()) {
+  std::shared_ptr<const remote::TlsContext> keys;
+  if (Status status = remote::TlsContext::for_keys(remote::TlsContext::Side::kWorker, &keys); !status.ok()) {
+    close(socket);
     return status;
   }
+  const Patience patience(remote::kProofTime);
+  remote::Applicant applicant;
+  const remote::WorkerSide side{.token = options.token, .certificates = tls.get(), .keys = keys.get()};
+  Status status = hear(socket, opening, side, patience, describe(socket, options), &applicant);
+  remote::wipe(&options.token);
+  tls.reset();
+  if (!status.ok()) return status;
+  if (status = ask_for_room(control, applicant.key); !status.ok()) {
+    refuse(applicant, status.message(), patience);
+    return {ErrorCode::kUnsupported,
+            "remote: " + applicant.stream->description() + " was not let in: " + status.message()};
+  }
+  if (status = let_in(applicant, 0, options.lease, options.heartbeat, patience); !status.ok()) return status;
+  const uint64_t most_attached = server.memory_limit ? server.memory_limit : UINT64_MAX;
+  ResumingTransport::Connection first;
+  first.transport = frames_over(applicant, most_attached);
   spdlog::debug("serving {}", first.transport->description());
   ServerOptions its = server;
-  if (Status status = options.load(&its); !status.ok()) its.unavailable = status;
+  if (status = options.load(&its); !status.ok()) its.unavailable = status;
   its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);  // it may have to be sent again
+  Arrivals arrivals(control, options, most_attached, applicant.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;
   how.heartbeat = options.heartbeat;
   how.reconnect_always = true;
-  const int interrupt = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  how.interrupt = [interrupt] {
-    const uint64_t one = 1;
-    (void)!write(interrupt, &one, sizeof(one));
-  };
-  std::unique_ptr<remote::Transport> transport =
-      std::make_unique<ResumingTransport>(std::move(first), how, Returning(maker, greeted, interrupt));
+  how.interrupt = [&arrivals] { arrivals.interrupt(); };
+  std::unique_ptr<remote::Transport> transport = std::make_unique<ResumingTransport>(
+      std::move(first), how,
+      [&arrivals](bool, std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
+                  ResumingTransport::Connection* connection) { return arrivals.next(step, freeze, connection); });
   if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
   return serve(*transport, its);
 }

@@ -1,8 +1,7 @@
 #include "remote/net/dial.h"
 
-#include <unistd.h>
-
 #include <atomic>
+#include <cstdio>
 #include <utility>
 
 #include "remote/net/handshake.h"
@@ -17,73 +16,62 @@ namespace {
 constexpr std::string_view kTcp = "tcp://", kTls = "tls://";
 // As much as may be on its way (remote/client/types.h), and a bit.
 constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
-// A worker's machine that answers, but has nobody at that port: its listener is gone, and the sessions with it.
-constexpr int kMissed = 3;  // heartbeats
+// How long a broken connection is nobody's concern.
+constexpr std::chrono::seconds kQuiet{3};
 
 // Who connects to one worker.
 class Dialer {
  public:
   static Status open(const std::string& url, const DialOptions& options, std::shared_ptr<Dialer>* dialer) {
     auto made = std::make_shared<Dialer>();
-    const bool tls = url.starts_with(kTls);
+    made->side_.tls = url.starts_with(kTls);
     if (Status status = parse_address(std::string_view(url).substr(kTcp.size()), url, &made->address_); !status) {
       return status;
     }
-    made->name_ = made->address_.text();
-    made->scheme_ = tls ? "tls " : "tcp ";
+    made->side_.host = made->address_.host;
+    made->side_.name = made->address_.text();
     made->token_ = options.token;
+    made->side_.token = made->token_;
     made->time_ = options.time;
-    if (tls) {
-      if (Status status = TlsContext::for_client(options.tls, &made->tls_); !status) return status;
+    if (Status status = TlsContext::for_keys(TlsContext::Side::kClient, &made->keys_); !status) return status;
+    made->side_.keys = made->keys_.get();
+    if (made->side_.tls) {
+      if (Status status = TlsContext::for_client(options.tls, &made->certificates_); !status) return status;
+      made->side_.certificates = made->certificates_.get();
     }
     *dialer = std::move(made);
     return {};
   }
 
-  // One connection: for a new session, or for that one. *reached: somebody listens there.
+  // One connection: for a new session, or for that one. *ended: the listener says that it has none such.
   Status connect(const Resumed* resumed, const KeepWaiting& keep_waiting, Greeted* greeted,
-                 std::unique_ptr<StreamTransport>* transport, bool* reached) const {
+                 std::unique_ptr<StreamTransport>* transport, bool* ended) const {
     const Patience patience(time_, keep_waiting);
     int socket = -1;
-    *reached = false;
+    *ended = false;
     if (Status status = connect_tcp(address_, patience, &socket); !status) return status;
-    *reached = true;
-    Opening opening;
-    if (Status status = open_connection(socket, tls_ != nullptr, resumed, name_, patience, &opening); !status) {
-      close(socket);
-      return status;
-    }
     std::unique_ptr<ByteStream> stream;
-    ChannelBinding binding{};
-    if (tls_) {
-      if (Status status = start_tls(socket, tls_, address_.host, patience, scheme_ + name_, &stream, &binding);
-          !status) {
-        return status;
-      }
-    } else {
-      stream = make_socket_stream(socket, scheme_ + name_);
-    }
-    if (Status status =
-            prove_client(*stream, opening, tls_ ? &binding : nullptr, token_, resumed, name_, patience, greeted);
-        !status) {
-      return status;
-    }
+    if (Status status = join(socket, side_, resumed, patience, greeted, &stream, ended); !status) return status;
     *transport = std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options());
     return {};
   }
 
+  const std::string& name() const { return side_.name; }
   void interrupt() { interrupted_ = true; }
   bool interrupted() const { return interrupted_; }
 
  private:
   Address address_;
-  std::string name_, scheme_, token_;
+  ClientSide side_;
+  std::string token_;
   std::chrono::milliseconds time_{};
-  std::shared_ptr<const TlsContext> tls_;
+  std::shared_ptr<const TlsContext> certificates_, keys_;
   std::atomic<bool> interrupted_{false};
 };
 
-// A client that was cut off, and comes back.
+// A client that was cut off, and comes back. It tries until the lease is over (ResumingTransport ends it), whatever the
+// network answers in between: a tunnel or a load balancer that is started anew refuses, too. Only the listener itself
+// can say that the session is gone.
 class Returning {
  public:
   Returning(std::shared_ptr<Dialer> dialer, const Greeted& greeted) : dialer_(std::move(dialer)), greeted_(greeted) {}
@@ -91,33 +79,44 @@ class Returning {
   Status operator()(bool broken, std::chrono::milliseconds, const ResumingTransport::Freeze& freeze,
                     ResumingTransport::Connection* connection) {
     if (!broken) return {ErrorCode::kTimeout, "remote: timeout"};
-    const Resumed resumed{greeted_.session, greeted_.key, freeze()};
+    if (broken_since_ == Patience::Clock::time_point()) broken_since_ = Patience::Clock::now();
+    const Resumed resumed{greeted_.key, ++attempts_, freeze()};
     Greeted again;
-    bool reached = false;
-    Status status = dialer_->connect(
-        &resumed, [this] { return !dialer_->interrupted(); }, &again, &connection->transport, &reached);
+    bool ended = false;
+    const auto goes_on = [this] {
+      say_what_is_waited_for();
+      return !dialer_->interrupted();
+    };
+    const Status status = dialer_->connect(&resumed, goes_on, &again, &connection->transport, &ended);
     connection->received = again.received;
     if (status.ok()) {
-      refused_since_ = {};
+      if (said_) std::fprintf(stderr, "remote: the connection to the worker at %s is back\n", dialer_->name().c_str());
+      broken_since_ = {};
+      said_ = false;
       return status;
     }
-    // Nobody is there, but the machine is: for so long the way to it may be what was started anew.
-    const auto now = Patience::Clock::now();
-    if (status.code() != ErrorCode::kLost || reached) {
-      refused_since_ = {};
-    } else if (refused_since_ == Patience::Clock::time_point()) {
-      refused_since_ = now;
-    } else if (now - refused_since_ > kMissed * greeted_.heartbeat) {
-      return {ErrorCode::kUnsupported, status.message()};
-    }
-    const bool final = status.code() == ErrorCode::kUnsupported || status.code() == ErrorCode::kInvalid;
-    return final ? status : Status(ErrorCode::kLost, status.message());
+    why_ = status.message();
+    say_what_is_waited_for();
+    return ended ? status : Status(ErrorCode::kLost, status.message());
   }
 
  private:
+  void say_what_is_waited_for() {
+    if (said_ || Patience::Clock::now() - broken_since_ < kQuiet) return;
+    said_ = true;
+    std::fprintf(stderr,
+                 "remote: the connection to the worker at %s broke%s%s; trying to connect again for %lld s, as long as "
+                 "it keeps the session\n",
+                 dialer_->name().c_str(), why_.empty() ? "" : ": ", why_.c_str(),
+                 static_cast<long long>(greeted_.lease.count() / 1000));
+  }
+
   std::shared_ptr<Dialer> dialer_;
   Greeted greeted_;
-  Patience::Clock::time_point refused_since_;
+  uint64_t attempts_ = 0;
+  Patience::Clock::time_point broken_since_;
+  std::string why_;
+  bool said_ = false;  // of this outage
 };
 
 }  // namespace
@@ -139,8 +138,8 @@ Status dial(const std::string& url, const DialOptions& options, const KeepWaitin
   if (Status status = Dialer::open(url, options, &dialer); !status) return status;
   Greeted greeted;
   ResumingTransport::Connection first;
-  bool reached = false;
-  if (Status status = dialer->connect(nullptr, keep_waiting, &greeted, &first.transport, &reached); !status) {
+  bool ended = false;
+  if (Status status = dialer->connect(nullptr, keep_waiting, &greeted, &first.transport, &ended); !status) {
     return status;
   }
   ResumingTransport::Options how;

@@ -1,32 +1,29 @@
 #include "remote/net/handshake.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "remote/net/tcp.h"
 
 namespace torch_remote::remote {
 namespace {
 
-struct Challenge {
-  std::array<char, 4> magic = {'T', 'R', 'R', 'N'};
-  uint8_t has_token = 0;  // for errors only: a proof tells
-  std::array<uint8_t, 3> reserved{};
-  Digest nonce{};
-};
-static_assert(sizeof(Challenge) == 40);
-
-struct Response {
-  Digest nonce{};
+struct Request {
+  std::array<char, 4> magic = {'T', 'R', 'R', 'Q'};
+  uint32_t reserved = 0;
   uint64_t received = 0;
-  Digest proof{};  // of all before
+  Digest proof{};
 };
-static_assert(sizeof(Response) == 72);
+static_assert(sizeof(Request) == 48);
 
-struct Verdict {
+struct Result {
   enum Code : uint8_t { kWelcome = 0, kRefused, kNoProof };
 
   uint8_t code = kWelcome;
@@ -35,14 +32,22 @@ struct Verdict {
   uint32_t lease = 0, heartbeat = 0;  // ms
   uint32_t reserved_too = 0;
   uint64_t received = 0;
-  SessionId session{};
-  Digest proof{};  // of all before
+  Digest proof{};
 };
-static_assert(sizeof(Verdict) == 72);
+static_assert(sizeof(Result) == 56);
 
-constexpr std::string_view kClientProves = "torch-remote 1: the client proves";
-constexpr std::string_view kWorkerProves = "torch-remote 1: the worker proves";
-constexpr std::string_view kSessionKey = "torch-remote 1: the key of the session";
+// Of derived keys and proofs: each has one use.
+constexpr std::string_view kTokenKey = "torch-remote 2: connection by token";
+constexpr std::string_view kResumedKey = "torch-remote 2: connection of a session";
+constexpr std::string_view kClientProves = "torch-remote 2: the client proves";
+constexpr std::string_view kWorkerProves = "torch-remote 2: the worker proves";
+constexpr std::string_view kRoutingKey = "torch-remote 2: routing";
+constexpr std::string_view kBinding = "EXPORTER-torch-remote-binding";
+constexpr std::string_view kSessionKey = "EXPORTER-torch-remote-session-key";
+
+std::span<const uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
 
 // Of the worker's texts: letters of ASCII only, as they end in a terminal.
 std::string printable(std::string text) {
@@ -50,33 +55,47 @@ std::string printable(std::string text) {
   return text;
 }
 
-// What was said so far.
-class Transcript {
- public:
-  Transcript(const Opening& opening, const ChannelBinding* binding) {
-    add(&opening, sizeof(opening));
-    const uint8_t tls = binding != nullptr;
-    add(&tls, 1);
-    if (binding) add(binding->data(), binding->size());
-  }
-  void add(const void* data, size_t size) {
-    const auto* p = static_cast<const uint8_t*>(data);
-    bytes_.insert(bytes_.end(), p, p + size);
-  }
-  Digest prove(std::span<const uint8_t> secret, std::string_view what) const {
-    std::vector<uint8_t> message(what.begin(), what.end());
-    message.push_back(0);
-    message.insert(message.end(), bytes_.begin(), bytes_.end());
-    return hmac_sha256(secret, message);
-  }
+// What both said in the clear.
+using Preamble = std::array<uint8_t, sizeof(Opening) + sizeof(Digest)>;
 
- private:
-  std::vector<uint8_t> bytes_;
-};
+Preamble preamble_of(const Opening& opening, const Digest& nonce) {
+  Preamble said;
+  std::memcpy(said.data(), &opening, sizeof(opening));
+  std::memcpy(said.data() + sizeof(opening), nonce.data(), nonce.size());
+  return said;
+}
 
-std::span<const uint8_t> secret_of(const std::string& token, const Resumed* resumed) {
-  if (resumed) return resumed->key;
-  return {reinterpret_cast<const uint8_t*>(token.data()), token.size()};
+std::array<uint8_t, 16> tag_of(uint64_t attempt, const Digest& routing_key) {
+  std::array<uint8_t, sizeof(attempt)> message;
+  std::memcpy(message.data(), &attempt, sizeof(attempt));
+  const Digest digest = hmac_sha256(routing_key, message);
+  std::array<uint8_t, 16> tag;
+  std::copy_n(digest.begin(), tag.size(), tag.begin());
+  return tag;
+}
+
+Digest prove(std::string_view token, std::string_view who, const Digest& binding) {
+  std::vector<uint8_t> message(who.begin(), who.end());
+  message.insert(message.end(), binding.begin(), binding.end());
+  return hmac_sha256(bytes_of(token), message);
+}
+
+// The stream over a socket that both have said the preamble on, its binding, and the key of a session that begins.
+Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Preamble& said, const Patience& patience,
+              std::string description, Applicant* made) {
+  if (tls == nullptr) {  // everybody on this machine may use it
+    made->stream = make_socket_stream(socket, std::move(description));
+    made->binding = derive_key({}, said, kBinding);
+    made->key = derive_key({}, said, kSessionKey);
+    return {};
+  }
+  std::unique_ptr<TlsStream> stream;
+  if (Status status = start_tls(socket, *tls, peer, patience, std::move(description), &stream); !status) return status;
+  if (Status status = stream->export_secret(kBinding, said, &made->binding); !status) return status;
+  if (Status status = stream->export_secret(kSessionKey, said, &made->key); !status) return status;
+  made->tls = stream.get();
+  made->stream = std::move(stream);
+  return {};
 }
 
 Status write_all(ByteStream& stream, const void* data, size_t size, const Patience& patience) {
@@ -146,18 +165,19 @@ Status explain(const Status& status, const std::string& name, const std::string&
   return status;
 }
 
-}  // namespace
+std::string not_the_token(const std::string& name) {
+  return "the token is not that of the worker at " + name +
+         "; set TORCH_REMOTE_TOKEN_FILE to the file that the worker was given (--token-file)";
+}
 
-// --- the client's side -----------------------------------------------------------------------------------------------
+Status refused(const std::string& why) { return {ErrorCode::kUnsupported, "remote: " + why}; }
 
-Status open_connection(int socket, bool tls, const Resumed* resumed, const std::string& name, const Patience& patience,
-                       Opening* opening) {
+Status exchange_openings(int socket, const Opening& opening, const std::string& name, const Patience& patience,
+                         Digest* nonce, bool* ended) {
   constexpr const char* kWhen = "before it says who it is";
-  *opening = Opening();
-  opening->flags = tls ? Opening::kTls : 0;
-  if (resumed) opening->session = resumed->session;
   size_t done = 0;
-  Status status = exchange(socket, true, opening, sizeof(*opening), patience, &done);
+  Opening said = opening;
+  Status status = exchange(socket, true, &said, sizeof(said), patience, &done);
   Answer answer;
   if (status.ok()) status = exchange(socket, false, &answer, sizeof(answer), patience, &done);
   if (!status.ok() && status.code() == ErrorCode::kLost && done > 0 &&
@@ -166,15 +186,17 @@ Status open_connection(int socket, bool tls, const Resumed* resumed, const std::
   }
   if (!status.ok()) return explain(status, name, kWhen);
   if (answer.magic != Answer::kMagic) return no_worker(name, "it says something else");
+  if (answer.code == Answer::kGoOn && answer.version == Opening::kVersion) {
+    status = exchange(socket, false, nonce->data(), nonce->size(), patience, &done);
+    return status.ok() ? status : explain(status, name, kWhen);
+  }
   std::string text(std::min<size_t>(answer.text, kMaxText), '\0');
   if (status = exchange(socket, false, text.data(), text.size(), patience, &done); !status) {
     return explain(status, name, kWhen);
   }
   text = printable(std::move(text));
-  const auto refused = [&](const std::string& why) -> Status { return {ErrorCode::kUnsupported, "remote: " + why}; };
+  if (answer.version != Opening::kVersion) answer.code = Answer::kOtherVersion;
   switch (answer.code) {
-    case Answer::kGoOn:
-      return {};
     case Answer::kWantsTls:
       return refused("the worker at " + name + " wants TLS; connect with tls://" + name);
     case Answer::kHasNoTls:
@@ -185,62 +207,113 @@ Status open_connection(int socket, bool tls, const Resumed* resumed, const std::
                      " of the handshake, this client " + std::to_string(Opening::kVersion) +
                      "; install the same torch-remote on both");
     case Answer::kUnknownSession:
+      *ended = true;
       return refused("the worker at " + name + " has no such session any more" + (text.empty() ? "" : ": " + text));
+    case Answer::kWantsToken:
+      return refused("the worker at " + name +
+                     " wants a token; set TORCH_REMOTE_TOKEN_FILE to the file that has it (or TORCH_REMOTE_TOKEN)");
+    case Answer::kHasNoToken:
+      return refused("a token is set, but the worker at " + name +
+                     " has none, so it cannot prove that it is yours; start it with --token-file, or unset "
+                     "TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN");
     default:
       return refused("the worker at " + name + " refuses" + (text.empty() ? "" : ": " + text));
   }
 }
 
-Status prove_client(ByteStream& stream, const Opening& opening, const ChannelBinding* binding, const std::string& token,
-                    const Resumed* resumed, const std::string& name, const Patience& patience, Greeted* greeted) {
+Status not_let_in(ByteStream& stream, const std::string& why) {
+  return {ErrorCode::kUnsupported, "remote: " + stream.description() + " was not let in: " + why};
+}
+
+Status write_result(ByteStream& stream, Result result, const std::string& why, const Patience& patience) {
+  const std::string text = why.substr(0, kMaxText);
+  result.text = static_cast<uint16_t>(text.size());
+  if (Status status = write_all(stream, &result, sizeof(result), patience); !status.ok()) return status;
+  return write_all(stream, text.data(), text.size(), patience);
+}
+
+}  // namespace
+
+Digest routing_key(const Digest& session_key) { return derive_key(session_key, {}, kRoutingKey); }
+
+bool is_from(const Opening& opening, const Digest& routing_key) {
+  return opening.resumes() && equal(opening.tag, tag_of(opening.attempt, routing_key));
+}
+
+// --- the client's side -----------------------------------------------------------------------------------------------
+
+Status join(int socket, const ClientSide& side, const Resumed* resumed, const Patience& patience, Greeted* greeted,
+            std::unique_ptr<ByteStream>* stream, bool* ended) {
+  *ended = false;
+  Opening opening;
+  opening.flags = static_cast<uint8_t>((side.tls ? Opening::kTls : 0) | (side.token.empty() ? 0 : Opening::kHasToken));
+  fill_random(opening.nonce);
+  if (resumed != nullptr) {
+    opening.attempt = resumed->attempt;
+    opening.tag = tag_of(resumed->attempt, routing_key(resumed->key));
+  }
+  const bool by_certificate = resumed == nullptr && side.tls;
+  const bool by_key = resumed != nullptr || (!side.tls && !side.token.empty());
+  Digest nonce{};
+  Status status;
+  if (!by_certificate && !by_key && !is_loopback_peer(socket)) {
+    status = Status::invalid("remote: tcp:// without a token is for workers on this machine only, as nothing is "
+                             "encrypted, and " + side.name + " is another one; start the worker with --token-file and "
+                             "set TORCH_REMOTE_TOKEN_FILE, or use a tunnel to 127.0.0.1");
+  }
+  if (status.ok()) status = exchange_openings(socket, opening, side.name, patience, &nonce, ended);
+  if (!status.ok()) {
+    close(socket);
+    return status;
+  }
+  const Preamble said = preamble_of(opening, nonce);
+  Digest key{};
+  if (resumed != nullptr) {
+    key = derive_key(resumed->key, said, kResumedKey);
+  } else if (by_key) {
+    key = derive_key(bytes_of(side.token), said, kTokenKey);
+  }
+  Applicant made;
+  status = secure(socket, by_certificate ? side.certificates : by_key ? side.keys : nullptr,
+                  {side.host, by_key ? &key : nullptr}, said, patience, (side.tls ? "tls " : "tcp ") + side.name, &made);
+  if (by_key && status.code() == ErrorCode::kUnsupported) {
+    return refused(resumed != nullptr ? "the worker at " + side.name + " does not take this client for the session's own"
+                                      : not_the_token(side.name));
+  }
+  if (!status.ok()) return status;
+  const std::string_view token = by_certificate ? side.token : std::string_view();
+  status = request(*made.stream, made.binding, token, resumed != nullptr ? resumed->received : 0, side.name, patience,
+                   greeted);
+  if (!status.ok()) return status;
+  greeted->key = resumed != nullptr ? resumed->key : made.key;
+  if (made.tls != nullptr) made.tls->use_large_buffers();
+  *stream = std::move(made.stream);
+  return {};
+}
+
+Status request(ByteStream& stream, const Digest& binding, std::string_view token, uint64_t received,
+               const std::string& name, const Patience& patience, Greeted* greeted) {
   constexpr const char* kWhen = "while both prove who they are";
-  const auto refused = [&](const std::string& why) -> Status { return {ErrorCode::kUnsupported, "remote: " + why}; };
-  Challenge challenge;
-  if (Status status = read_all(stream, &challenge, sizeof(challenge), patience); !status) {
-    return explain(status, name, kWhen);
-  }
-  if (challenge.magic != Challenge().magic) return no_worker(name, "its challenge is none");
-  if (!resumed && challenge.has_token && token.empty()) {
-    return refused("the worker at " + name +
-                   " wants a token; set TORCH_REMOTE_TOKEN_FILE to the file that has it (or TORCH_REMOTE_TOKEN)");
-  }
-  if (!resumed && !challenge.has_token && !token.empty()) {
-    return refused("a token is set, but the worker at " + name +
-                   " has none, so it cannot prove that it is yours; start it with --token-file, or unset "
-                   "TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN");
-  }
-  const std::span<const uint8_t> secret = secret_of(token, resumed);
-  Transcript transcript(opening, binding);
-  transcript.add(&challenge, sizeof(challenge));
-  Response response;
-  fill_random(response.nonce);
-  response.received = resumed ? resumed->received : 0;
-  transcript.add(&response, offsetof(Response, proof));
-  response.proof = transcript.prove(secret, kClientProves);
-  Status status = write_all(stream, &response, sizeof(response), patience);
-  Verdict verdict;
-  if (status.ok()) status = read_all(stream, &verdict, sizeof(verdict), patience);
+  Request request;
+  request.received = received;
+  request.proof = prove(token, kClientProves, binding);
+  Status status = write_all(stream, &request, sizeof(request), patience);
+  Result result;
+  if (status.ok()) status = read_all(stream, &result, sizeof(result), patience);
   if (!status.ok()) return explain(status, name, kWhen);
-  if (verdict.code == Verdict::kNoProof) {
-    return resumed ? refused("the worker at " + name + " does not take this client for the session's own")
-                   : refused("the token is not that of the worker at " + name +
-                             "; set TORCH_REMOTE_TOKEN_FILE to the file that the worker was given (--token-file)");
-  }
-  if (verdict.code != Verdict::kWelcome) {
-    std::string text(std::min<size_t>(verdict.text, kMaxText), '\0');
+  if (result.code == Result::kNoProof) return refused(not_the_token(name));
+  if (result.code != Result::kWelcome) {
+    std::string text(std::min<size_t>(result.text, kMaxText), '\0');
     if (status = read_all(stream, text.data(), text.size(), patience); !status) return explain(status, name, kWhen);
     return {ErrorCode::kUnsupported, printable(std::move(text))};
   }
-  transcript.add(&verdict, offsetof(Verdict, proof));
-  if (!equal(verdict.proof, transcript.prove(secret, kWorkerProves))) {
+  if (!equal(result.proof, prove(token, kWorkerProves, binding))) {
     return refused("the worker at " + name +
                    " does not know the token; it is not the one that was meant, or somebody is in between");
   }
-  greeted->session = verdict.session;
-  greeted->key = resumed ? resumed->key : transcript.prove(secret, kSessionKey);
-  greeted->received = verdict.received;
-  greeted->lease = std::chrono::milliseconds(verdict.lease);
-  greeted->heartbeat = std::chrono::milliseconds(std::max(verdict.heartbeat, 1u));
+  greeted->received = result.received;
+  greeted->lease = std::chrono::milliseconds(result.lease);
+  greeted->heartbeat = std::chrono::milliseconds(std::max(result.heartbeat, 1u));
   return {};
 }
 
@@ -254,68 +327,110 @@ std::string encode_answer(Answer::Code code, const std::string& text) {
   return bytes + text.substr(0, answer.text);
 }
 
-Answer::Code check_opening(std::span<const uint8_t> bytes, bool tls, Opening* opening, std::string* text) {
+bool is_whole(std::span<const uint8_t> bytes) {
+  constexpr size_t kMagicSize = Opening::kMagic.size();
+  if (bytes.size() >= sizeof(Opening)) return true;
+  if (std::memcmp(bytes.data(), Opening::kMagic.data(), std::min(bytes.size(), kMagicSize)) != 0) return true;
+  return bytes.size() > kMagicSize && bytes[kMagicSize] != Opening::kVersion;
+}
+
+Answer::Code check_opening(std::span<const uint8_t> bytes, bool tls, bool has_token, Opening* opening,
+                           std::string* text) {
   text->clear();
+  constexpr size_t kMagicSize = Opening::kMagic.size();
+  if (bytes.size() <= kMagicSize || std::memcmp(bytes.data(), Opening::kMagic.data(), kMagicSize) != 0) {
+    *text = "the greeting is no client's of torch-remote";
+    return Answer::kRefused;
+  }
+  if (bytes[kMagicSize] != Opening::kVersion) return Answer::kOtherVersion;
   if (bytes.size() != sizeof(*opening)) {
     *text = "the greeting is no client's of torch-remote";
     return Answer::kRefused;
   }
   std::memcpy(opening, bytes.data(), sizeof(*opening));
-  if (opening->magic != Opening::kMagic) {
-    *text = "the greeting is no client's of torch-remote";
-    return Answer::kRefused;
-  }
-  if (opening->version != Opening::kVersion) return Answer::kOtherVersion;
-  const bool wants_tls = opening->flags & Opening::kTls;
+  const bool wants_tls = opening->flags & Opening::kTls, token_too = opening->flags & Opening::kHasToken;
   if (tls && !wants_tls) return Answer::kWantsTls;
   if (!tls && wants_tls) return Answer::kHasNoTls;
+  if (opening->resumes()) return Answer::kGoOn;
+  if (has_token && !token_too) return Answer::kWantsToken;
+  if (!has_token && token_too) return Answer::kHasNoToken;
   return Answer::kGoOn;
 }
 
-Status prove_worker(ByteStream& stream, const Opening& opening, const ChannelBinding* binding, const Proof& proof,
-                    const Admit& admit, const Patience& patience, Greeted* greeted) {
-  const auto gone = [&](const Status& status) -> Status {
-    return {ErrorCode::kUnsupported, "remote: " + stream.description() + " was not let in: " + status.message()};
-  };
-  const auto refuse = [&](Verdict::Code code, const std::string& why) {
-    Verdict verdict;
-    verdict.code = code;
-    const std::string text = code == Verdict::kNoProof ? std::string() : why.substr(0, kMaxText);
-    verdict.text = static_cast<uint16_t>(text.size());
-    Status status = write_all(stream, &verdict, sizeof(verdict), patience);
-    if (status.ok()) status = write_all(stream, text.data(), text.size(), patience);
-    return gone({ErrorCode::kUnsupported, why});
-  };
-  const std::span<const uint8_t> secret = secret_of(proof.token, proof.resumed);
-  Challenge challenge;
-  challenge.has_token = !proof.token.empty();
-  fill_random(challenge.nonce);
-  Transcript transcript(opening, binding);
-  transcript.add(&challenge, sizeof(challenge));
-  Response response;
-  Status status = write_all(stream, &challenge, sizeof(challenge), patience);
-  if (status.ok()) status = read_all(stream, &response, sizeof(response), patience);
-  if (!status.ok()) return gone(status);
-  transcript.add(&response, offsetof(Response, proof));
-  if (!equal(response.proof, transcript.prove(secret, kClientProves))) {
-    return refuse(Verdict::kNoProof, "its proof is wrong");
+Status hear(int socket, const Opening& opening, const WorkerSide& side, const Patience& patience,
+            std::string description, Applicant* applicant) {
+  const bool resumes = side.session != nullptr;
+  const bool by_certificate = !resumes && side.certificates != nullptr;
+  const bool by_key = resumes || (!by_certificate && !side.token.empty());
+  Digest nonce{};
+  fill_random(nonce);
+  std::string answer = encode_answer(Answer::kGoOn);
+  answer.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
+  size_t done = 0;
+  Status status = exchange(socket, true, answer.data(), answer.size(), patience, &done);
+  if (!status.ok()) {
+    close(socket);
+    return {ErrorCode::kUnsupported, "remote: " + description + " was not let in: " + status.message()};
   }
-  Verdict verdict;
-  if (proof.resumed) verdict.session = proof.resumed->session;
-  if (status = admit(&verdict.session, &verdict.received); !status.ok()) {
-    return refuse(Verdict::kRefused, status.message());
+  const Preamble said = preamble_of(opening, nonce);
+  Digest key{};
+  if (resumes) {
+    key = derive_key(*side.session, said, kResumedKey);
+  } else if (by_key) {
+    key = derive_key(bytes_of(side.token), said, kTokenKey);
   }
-  verdict.lease = static_cast<uint32_t>(proof.lease.count());
-  verdict.heartbeat = static_cast<uint32_t>(proof.heartbeat.count());
-  transcript.add(&verdict, offsetof(Verdict, proof));
-  verdict.proof = transcript.prove(secret, kWorkerProves);
-  if (status = write_all(stream, &verdict, sizeof(verdict), patience); !status.ok()) return gone(status);
-  greeted->session = verdict.session;
-  greeted->key = proof.resumed ? proof.resumed->key : transcript.prove(secret, kSessionKey);
-  greeted->received = response.received;
-  greeted->lease = proof.lease;
-  greeted->heartbeat = proof.heartbeat;
+  status = secure(socket, by_certificate ? side.certificates : by_key ? side.keys : nullptr,
+                  {{}, by_key ? &key : nullptr}, said, patience, description, applicant);
+  if (!status.ok()) {
+    const bool other_key = by_key && status.code() == ErrorCode::kUnsupported;
+    return {ErrorCode::kUnsupported, "remote: " + description + " was not let in: " +
+                                         (other_key ? "its proof is wrong (" : "") + status.message() +
+                                         (other_key ? ")" : "")};
+  }
+  const std::string_view token = by_certificate ? side.token : std::string_view();
+  if (status = hear_request(*applicant->stream, applicant->binding, token, patience, &applicant->received);
+      !status.ok()) {
+    return status;
+  }
+  applicant->proof = prove(token, kWorkerProves, applicant->binding);
+  if (resumes) applicant->key = *side.session;
   return {};
+}
+
+Status hear_request(ByteStream& stream, const Digest& binding, std::string_view token, const Patience& patience,
+                    uint64_t* received) {
+  Request request;
+  if (Status status = read_all(stream, &request, sizeof(request), patience); !status.ok()) {
+    return not_let_in(stream, status.message());
+  }
+  if (request.magic != Request().magic || !equal(request.proof, prove(token, kClientProves, binding))) {
+    Result result;
+    result.code = Result::kNoProof;
+    (void)write_result(stream, result, {}, patience);
+    return not_let_in(stream, "its proof is wrong");
+  }
+  *received = request.received;
+  return {};
+}
+
+Status let_in(Applicant& applicant, uint64_t received, std::chrono::milliseconds lease,
+              std::chrono::milliseconds heartbeat, const Patience& patience) {
+  Result result;
+  result.lease = static_cast<uint32_t>(lease.count());
+  result.heartbeat = static_cast<uint32_t>(heartbeat.count());
+  result.received = received;
+  result.proof = applicant.proof;
+  if (Status status = write_result(*applicant.stream, result, {}, patience); !status.ok()) {
+    return not_let_in(*applicant.stream, status.message());
+  }
+  if (applicant.tls != nullptr) applicant.tls->use_large_buffers();
+  return {};
+}
+
+void refuse(Applicant& applicant, const std::string& why, const Patience& patience) {
+  Result result;
+  result.code = Result::kRefused;
+  (void)write_result(*applicant.stream, result, why, patience);
 }
 
 }  // namespace torch_remote::remote

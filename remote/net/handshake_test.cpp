@@ -17,182 +17,315 @@ using namespace std::chrono_literals;
 
 const std::string kToken = "0123456789abcdef0123456789abcdef";
 
-// Keeps what passes.
-class Tap : public ByteStream {
+bool says(const Status& status, const std::string& part) { return status.message().find(part) != std::string::npos; }
+
+// Carries what passes between two sockets, and keeps it.
+class Tap {
  public:
-  Tap(std::unique_ptr<ByteStream> inner, std::string* sent) : inner_(std::move(inner)), sent_(sent) {}
-  Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>* descriptors) override {
-    return inner_->read(to, bytes, descriptors);
+  Tap(int a, int b) : a_(a), b_(b), thread_([this] { run(); }) {}
+  ~Tap() { finish(); }
+  // What a and b said, when both have ended.
+  const std::array<std::string, 2>& finish() {
+    if (thread_.joinable()) thread_.join();
+    return said_;
   }
-  Status write(std::span<const iovec> from, size_t* bytes, int* descriptor) override {
-    const Status status = inner_->write(from, bytes, descriptor);
-    if (status.ok()) sent_->append(static_cast<const char*>(from.front().iov_base), *bytes);
-    return status;
-  }
-  int input() const override { return inner_->input(); }
-  int output() const override { return inner_->output(); }
-  void shut_down() override { inner_->shut_down(); }
-  void abandon() override { inner_->abandon(); }
-  std::string description() const override { return inner_->description(); }
 
  private:
-  std::unique_ptr<ByteStream> inner_;
-  std::string* sent_;
+  void run() {
+    pollfd polled[] = {{a_, POLLIN, 0}, {b_, POLLIN, 0}};
+    while (polled[0].fd >= 0 || polled[1].fd >= 0) {
+      (void)poll(polled, 2, 30'000);
+      for (int i : {0, 1}) {
+        if (polled[i].revents == 0) continue;
+        char bytes[4096];
+        const ssize_t n = recv(polled[i].fd, bytes, sizeof(bytes), 0);
+        if (n > 0) {
+          said_[i].append(bytes, static_cast<size_t>(n));
+          (void)!send(i == 0 ? b_ : a_, bytes, static_cast<size_t>(n), MSG_NOSIGNAL);
+        } else {
+          shutdown(i == 0 ? b_ : a_, SHUT_WR);
+          polled[i].fd = -1;
+        }
+      }
+    }
+    close(a_);
+    close(b_);
+  }
+
+  const int a_, b_;
+  std::array<std::string, 2> said_;
+  std::thread thread_;
 };
 
-struct Proven {
+std::shared_ptr<const TlsContext> keys(TlsContext::Side side) {
+  std::shared_ptr<const TlsContext> made;
+  EXPECT_TRUE(TlsContext::for_keys(side, &made).ok());
+  return made;
+}
+
+struct Joined {
   Status client, worker;
-  Greeted clients, workers;
-  std::string sent;  // by both
+  Greeted greeted;  // the client
+  Applicant applicant;
+  std::unique_ptr<ByteStream> stream;  // the client's
+  std::array<std::string, 2> said;     // by client and worker
 };
 
 struct Case {
   std::string clients_token = kToken, workers_token = kToken;
   const Resumed* clients_session = nullptr;
-  const Resumed* workers_session = nullptr;
-  const ChannelBinding* clients_binding = nullptr;
-  const ChannelBinding* workers_binding = nullptr;
-  Status admitted = {};
+  const Digest* workers_session = nullptr;
+  std::string refusal;
+  const TlsFiles* clients_files = nullptr;  // tls://
+  const TlsFiles* workers_files = nullptr;
+  Answer::Code answered = Answer::kGoOn;  // what the listener's check must say
 };
 
-Proven prove(const Case& c) {
-  const auto [a, b] = testing::tcp_sockets();
-  Proven result;
-  std::string to_worker, to_client;
-  Tap client(make_socket_stream(a, "the worker"), &to_worker), worker(make_socket_stream(b, "the client"), &to_client);
-  Opening opening;
-  if (c.clients_session) opening.session = c.clients_session->session;
-  std::thread other([&] {
-    const Proof proof{c.workers_token, c.workers_session, 7s, 3s};
-    const Admit admit = [&](SessionId* session, uint64_t* received) {
-      if (c.workers_session) {
-        *received = 17;
-      } else {
-        fill_random(*session);
-      }
-      return c.admitted;
-    };
-    result.worker = prove_worker(worker, opening, c.workers_binding, proof, admit, Patience(10s), &result.workers);
+// A whole handshake, with a listener's part.
+Joined join_each_other(const Case& c) {
+  const auto [a, heard] = testing::tcp_sockets();
+  const auto [carried, b] = testing::tcp_sockets();
+  Joined result;
+  Tap tap(heard, carried);
+  std::shared_ptr<const TlsContext> clients_certificates, workers_certificates;
+  if (c.clients_files) {
+    EXPECT_TRUE(TlsContext::for_client(*c.clients_files, &clients_certificates).ok());
+    EXPECT_TRUE(TlsContext::for_worker(*c.workers_files, &workers_certificates).ok());
+  }
+  const bool tls = c.clients_files != nullptr;
+  std::thread other([&, b = b] {
+    std::array<uint8_t, sizeof(Opening)> bytes;
+    size_t have = 0;
+    for (ssize_t n; have < bytes.size() && (n = recv(b, bytes.data() + have, bytes.size() - have, 0)) > 0;) {
+      have += static_cast<size_t>(n);
+    }
+    Opening opening;
+    std::string text;
+    const Answer::Code code = check_opening({bytes.data(), have}, tls, !c.workers_token.empty(), &opening, &text);
+    EXPECT_EQ(code, c.answered);
+    if (code != Answer::kGoOn) {
+      const std::string answer = encode_answer(code, text);
+      (void)!send(b, answer.data(), answer.size(), MSG_NOSIGNAL);
+      close(b);
+      return;
+    }
+    const auto its_keys = keys(TlsContext::Side::kWorker);
+    const WorkerSide side{.token = c.workers_token,
+                          .certificates = workers_certificates.get(),
+                          .keys = its_keys.get(),
+                          .session = c.workers_session};
+    result.worker = hear(b, opening, side, Patience(10s), "the client", &result.applicant);
+    if (!result.worker.ok()) {
+      result.applicant = {};
+      return;
+    }
+    if (c.refusal.empty()) {
+      result.worker = let_in(result.applicant, 17, 7s, 3s, Patience(10s));
+    } else {
+      refuse(result.applicant, c.refusal, Patience(10s));
+    }
   });
-  result.client = prove_client(client, opening, c.clients_binding, c.clients_token, c.clients_session, "host:1",
-                               Patience(10s), &result.clients);
-  client.shut_down();
+  const auto its_keys = keys(TlsContext::Side::kClient);
+  const ClientSide side{.tls = tls,
+                        .token = c.clients_token,
+                        .certificates = clients_certificates.get(),
+                        .keys = its_keys.get(),
+                        .host = "127.0.0.1",
+                        .name = "host:1"};
+  bool ended = false;
+  result.client = join(a, side, c.clients_session, Patience(10s), &result.greeted, &result.stream, &ended);
+  EXPECT_FALSE(ended);
   other.join();
-  result.sent = to_worker + to_client;
+  if (result.client.ok() && result.worker.ok()) {  // what is said then arrives
+    int none = -1;
+    const char secret[] = "what nobody else should read";
+    const iovec out{const_cast<char*>(secret), sizeof(secret)};
+    size_t n = 0;
+    EXPECT_TRUE(result.stream->write({&out, 1}, &n, &none).ok());
+  }
+  result.stream = nullptr;
+  result.applicant.stream = nullptr;
+  result.said = tap.finish();
   return result;
 }
 
-bool says(const Status& status, const std::string& part) { return status.message().find(part) != std::string::npos; }
-
-TEST(Handshake, BothLearnThatTheOtherKnowsTheTokenWhichIsNeverSent) {
-  const Proven proven = prove({});
-  ASSERT_TRUE(proven.client.ok()) << proven.client.message();
-  ASSERT_TRUE(proven.worker.ok()) << proven.worker.message();
-  EXPECT_EQ(proven.clients.session, proven.workers.session);
-  EXPECT_NE(proven.clients.session, SessionId{});
-  EXPECT_EQ(proven.clients.key, proven.workers.key);
-  EXPECT_EQ(proven.clients.lease, 7s);
-  EXPECT_EQ(proven.clients.heartbeat, 3s);
-  EXPECT_EQ(proven.sent.find(kToken), std::string::npos);
-  EXPECT_EQ(proven.sent.find(kToken.substr(0, 8)), std::string::npos);
-  const std::string key(proven.clients.key.begin(), proven.clients.key.end());
-  EXPECT_EQ(proven.sent.find(key), std::string::npos);
-  EXPECT_LT(proven.sent.size(), 512u);
-  EXPECT_NE(prove({}).clients.key, proven.clients.key);  // each session has its own
+bool contains(const std::array<std::string, 2>& said, std::string_view text) {
+  return said[0].find(text) != std::string::npos || said[1].find(text) != std::string::npos;
 }
 
-TEST(Handshake, WithoutTokensEverybodyIsLetIn) {
-  EXPECT_TRUE(prove({.clients_token = "", .workers_token = ""}).client.ok());
+std::string text_of(const Digest& digest) { return {digest.begin(), digest.end()}; }
+
+TEST(Handshake, ATokenMeansEncryptionAndIsNeverSent) {
+  const Joined joined = join_each_other({});
+  ASSERT_TRUE(joined.client.ok()) << joined.client.message();
+  ASSERT_TRUE(joined.worker.ok()) << joined.worker.message();
+  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
+  EXPECT_EQ(joined.greeted.received, 17u);
+  EXPECT_EQ(joined.greeted.lease, 7s);
+  EXPECT_EQ(joined.greeted.heartbeat, 3s);
+  EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
+  EXPECT_FALSE(contains(joined.said, kToken));
+  EXPECT_FALSE(contains(joined.said, kToken.substr(0, 8)));
+  EXPECT_FALSE(contains(joined.said, text_of(joined.greeted.key)));
+  EXPECT_NE(join_each_other({}).greeted.key, joined.greeted.key);  // each session has its own
+}
+
+TEST(Handshake, WithoutTokensEverybodyOnThisMachineIsLetIn) {
+  const Joined joined = join_each_other({.clients_token = "", .workers_token = ""});
+  EXPECT_TRUE(joined.client.ok()) << joined.client.message();
+  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
+  EXPECT_TRUE(contains(joined.said, "what nobody else should read"));
 }
 
 TEST(Handshake, AnotherTokenOpensNothingAndErrorsNameTheFix) {
-  Proven proven = prove({.clients_token = "another token, as long"});
-  EXPECT_EQ(proven.client.code(), ErrorCode::kUnsupported);
-  EXPECT_TRUE(says(proven.client, "the token is not that of the worker at host:1")) << proven.client.message();
-  EXPECT_TRUE(says(proven.client, "TORCH_REMOTE_TOKEN_FILE")) << proven.client.message();
-  EXPECT_FALSE(proven.worker.ok());
-  EXPECT_TRUE(says(proven.worker, "its proof is wrong")) << proven.worker.message();
+  const testing::Certificates files;
+  const TlsFiles client{"", "", files.file("ca.pem")}, worker = files.of("worker");
+  for (const bool tls : {false, true}) {
+    const TlsFiles* const clients = tls ? &client : nullptr;
+    const TlsFiles* const workers = tls ? &worker : nullptr;
+    Joined joined = join_each_other(
+        {.clients_token = "another token, as long", .clients_files = clients, .workers_files = workers});
+    EXPECT_EQ(joined.client.code(), ErrorCode::kUnsupported);
+    EXPECT_TRUE(says(joined.client, "the token is not that of the worker at host:1")) << joined.client.message();
+    EXPECT_TRUE(says(joined.client, "TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
+    EXPECT_FALSE(joined.worker.ok());
+    EXPECT_TRUE(says(joined.worker, "its proof is wrong")) << joined.worker.message();
 
-  proven = prove({.clients_token = ""});
-  EXPECT_TRUE(says(proven.client, "wants a token; set TORCH_REMOTE_TOKEN_FILE")) << proven.client.message();
-  EXPECT_FALSE(proven.worker.ok());
+    joined = join_each_other({.clients_token = "",
+                              .clients_files = clients,
+                              .workers_files = workers,
+                              .answered = Answer::kWantsToken});
+    EXPECT_TRUE(says(joined.client, "wants a token; set TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
 
-  proven = prove({.workers_token = ""});
-  EXPECT_TRUE(says(proven.client, "has none, so it cannot prove that it is yours")) << proven.client.message();
-  EXPECT_FALSE(proven.worker.ok());
+    joined = join_each_other({.workers_token = "",
+                              .clients_files = clients,
+                              .workers_files = workers,
+                              .answered = Answer::kHasNoToken});
+    EXPECT_TRUE(says(joined.client, "has none, so it cannot prove that it is yours")) << joined.client.message();
+  }
+}
+
+TEST(Handshake, OverTlsBothProveTheTokenToo) {
+  const testing::Certificates files;
+  const TlsFiles client{"", "", files.file("ca.pem")}, worker = files.of("worker");
+  const Joined joined = join_each_other({.clients_files = &client, .workers_files = &worker});
+  EXPECT_TRUE(joined.client.ok()) << joined.client.message();
+  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
+  EXPECT_FALSE(contains(joined.said, kToken));
+  // A proof of another connection is none: it is over a secret of this one.
+  const auto [a, b] = testing::tcp_sockets();
+  const auto stream = make_socket_stream(a, "the worker");
+  const Digest here{1}, there{2};
+  std::thread other([&, b = b] {
+    const auto its = make_socket_stream(b, "the client");
+    uint64_t received = 0;
+    EXPECT_TRUE(says(hear_request(*its, there, kToken, Patience(10s), &received), "its proof is wrong"));
+  });
+  Greeted greeted;
+  EXPECT_TRUE(says(request(*stream, here, kToken, 0, "host:1", Patience(10s), &greeted), "the token is not"));
+  other.join();
+}
+
+// Who answers to a client without knowing the token learns nothing and is not believed.
+TEST(Handshake, AWorkerThatDoesNotKnowTheTokenIsNotBelieved) {
+  const auto [a, b] = testing::key_streams({1}, {2});
+  EXPECT_EQ(a.status.code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(b.status.code(), ErrorCode::kUnsupported);
+  // Also with a certificate.
+  const testing::Certificates files;
+  std::shared_ptr<const TlsContext> server;
+  ASSERT_TRUE(TlsContext::for_worker(files.of("worker"), &server).ok());
+  const Digest key{1};
+  const auto client = keys(TlsContext::Side::kClient);
+  const auto [c, d] = testing::shake_hands(*client, {.key = &key}, *server, {});
+  EXPECT_EQ(c.status.code(), ErrorCode::kUnsupported);
 }
 
 TEST(Handshake, ARefusalIsToldToWhoeverIsKnown) {
-  const Proven proven = prove({.admitted = {ErrorCode::kUnsupported, "remote: it is \033[31mbusy"}});
-  EXPECT_EQ(proven.client.message(), "remote: it is ?[31mbusy");
-  EXPECT_FALSE(proven.worker.ok());
-}
-
-TEST(Handshake, AProofIsOfOneTlsConnection) {
-  const ChannelBinding one{1}, another{2};
-  EXPECT_TRUE(prove({.clients_binding = &one, .workers_binding = &one}).worker.ok());
-  EXPECT_FALSE(prove({.clients_binding = &one, .workers_binding = &another}).worker.ok());
-  EXPECT_FALSE(prove({.clients_binding = &one}).worker.ok());
+  const Joined joined = join_each_other({.refusal = "remote: it is \033[31mbusy"});
+  EXPECT_EQ(joined.client.message(), "remote: it is ?[31mbusy");
 }
 
 TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
-  const Resumed session{{1, 2, 3}, {4, 5, 6}, 12}, stolen{{1, 2, 3}, {9}, 12};
-  Proven proven = prove({.clients_session = &session, .workers_session = &session});
-  ASSERT_TRUE(proven.client.ok()) << proven.client.message();
-  EXPECT_EQ(proven.workers.received, 12u);
-  EXPECT_EQ(proven.clients.received, 17u);
-  EXPECT_EQ(proven.clients.session, session.session);
-  // Who knows the token and saw the session's id gets nowhere.
-  proven = prove({.clients_session = &stolen, .workers_session = &session});
-  EXPECT_FALSE(proven.client.ok());
-  EXPECT_FALSE(proven.worker.ok());
-  proven = prove({.workers_session = &session});
-  EXPECT_FALSE(proven.worker.ok());
+  const Resumed session{{4, 5, 6}, 1, 12}, stolen{{9}, 1, 12};
+  for (const char* token : {"", kToken.c_str()}) {
+    Joined joined = join_each_other({.clients_token = token,
+                                     .workers_token = token,
+                                     .clients_session = &session,
+                                     .workers_session = &session.key});
+    ASSERT_TRUE(joined.client.ok()) << joined.client.message();
+    EXPECT_EQ(joined.applicant.received, 12u);
+    EXPECT_EQ(joined.greeted.received, 17u);
+    EXPECT_EQ(joined.greeted.key, session.key);
+    EXPECT_EQ(joined.applicant.key, session.key);
+    EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
+    // Who knows the token gets nowhere.
+    joined = join_each_other({.clients_token = token,
+                              .workers_token = token,
+                              .clients_session = &stolen,
+                              .workers_session = &session.key});
+    EXPECT_FALSE(joined.client.ok());
+    EXPECT_FALSE(joined.worker.ok());
+  }
+}
+
+TEST(Handshake, OnlyTheClientOfASessionMakesItsOpenings) {
+  const Resumed session{{4, 5, 6}, 7, 0};
+  const Joined joined = join_each_other({.clients_session = &session, .workers_session = &session.key});
+  Opening opening;
+  ASSERT_GE(joined.said[0].size(), sizeof(opening));
+  std::memcpy(&opening, joined.said[0].data(), sizeof(opening));
+  EXPECT_TRUE(is_from(opening, routing_key(session.key)));
+  EXPECT_FALSE(is_from(opening, routing_key({4, 5, 7})));
+  ++opening.attempt;  // the next one is nobody else's to make
+  EXPECT_FALSE(is_from(opening, routing_key(session.key)));
+  EXPECT_FALSE(is_from(Opening(), routing_key(session.key)));
+  EXPECT_FALSE(contains(joined.said, text_of(routing_key(session.key))));
 }
 
 // What was heard on one connection is of no use on another one.
 TEST(Handshake, WhatWasHeardCannotBeSaidAgain) {
-  std::string heard;
-  for (int i = 0; i < 200; ++i) {
+  const std::string heard = join_each_other({}).said[0];
+  Opening opening;
+  std::memcpy(&opening, heard.data(), sizeof(opening));
+  const auto its_keys = keys(TlsContext::Side::kWorker);
+  for (int i = 0; i < 100; ++i) {
     const auto [a, b] = testing::tcp_sockets();
-    std::string said;
-    auto worker = std::make_unique<Tap>(make_socket_stream(b, "the client"), &said);
-    Status status;
-    std::thread other([&] {
-      Greeted greeted;
-      const Admit admit = [](SessionId*, uint64_t*) { return Status(); };
-      status = prove_worker(*worker, Opening(), nullptr, {kToken}, admit, Patience(10s), &greeted);
-      worker->shut_down();
-    });
-    if (i == 0) {
-      Tap client(make_socket_stream(a, "the worker"), &heard);
-      Greeted greeted;
-      EXPECT_TRUE(prove_client(client, Opening(), nullptr, kToken, nullptr, "", Patience(10s), &greeted).ok());
-      other.join();
-      EXPECT_TRUE(status.ok());
-    } else {
-      EXPECT_EQ(send(a, heard.data(), heard.size(), MSG_NOSIGNAL), static_cast<ssize_t>(heard.size()));
-      other.join();
-      EXPECT_FALSE(status.ok());
-      close(a);
-    }
+    const std::string words = heard.substr(sizeof(opening));
+    EXPECT_EQ(send(a, words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
+    Applicant applicant;
+    const WorkerSide side{.token = kToken, .keys = its_keys.get()};
+    const Status status = hear(b, opening, side, Patience(10s), "a stranger", &applicant);
+    EXPECT_TRUE(says(status, "its proof is wrong")) << status.message();
+    // Nothing but the answer and an alert: no flight of the worker's, which only follows a proof.
+    std::string answer(4096, '\0');
+    answer.resize(static_cast<size_t>(std::max<ssize_t>(recv(a, answer.data(), answer.size(), 0), 0)));
+    constexpr size_t kAnswer = sizeof(Answer) + sizeof(Digest);
+    ASSERT_GE(answer.size(), kAnswer);
+    EXPECT_LE(answer.size(), kAnswer + 7);
+    close(a);
   }
 }
 
 TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
+  const auto clients_keys = keys(TlsContext::Side::kClient), workers_keys = keys(TlsContext::Side::kWorker);
   for (const bool client : {false, true}) {
-    const auto [a, b] = testing::tcp_sockets();
-    const auto stream = make_socket_stream(a, "somebody");
-    Greeted greeted;
-    const auto begin = std::chrono::steady_clock::now();
-    const Admit admit = [](SessionId*, uint64_t*) { return Status(); };
-    const Status status =
-        client ? prove_client(*stream, Opening(), nullptr, kToken, nullptr, "host:1", Patience(50ms), &greeted)
-               : prove_worker(*stream, Opening(), nullptr, {kToken}, admit, Patience(50ms), &greeted);
-    EXPECT_FALSE(status.ok());
-    EXPECT_EQ(says(status, "is silent"), client) << status.message();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
-    close(b);
+    for (const std::string token : {std::string(), kToken}) {
+      const auto [a, b] = testing::tcp_sockets();
+      const auto begin = std::chrono::steady_clock::now();
+      Greeted greeted;
+      Applicant applicant;
+      std::unique_ptr<ByteStream> stream;
+      bool ended = false;
+      const Status status =
+          client ? join(a, {.token = token, .keys = clients_keys.get(), .host = "", .name = "host:1"}, nullptr,
+                        Patience(50ms), &greeted, &stream, &ended)
+                 : hear(a, Opening(), {.token = token, .keys = workers_keys.get()}, Patience(50ms), "x", &applicant);
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(says(status, "is silent"), client) << status.message();
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+      close(b);
+    }
   }
 }
 
@@ -202,7 +335,10 @@ TEST(Opening, IsCheckedForProtocolVersionAndTls) {
   const auto check = [](Opening opening, bool tls, size_t size = sizeof(Opening)) {
     Opening read;
     std::string text;
-    return check_opening({reinterpret_cast<const uint8_t*>(&opening), size}, tls, &read, &text);
+    const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(&opening), size);
+    const Answer::Code code = check_opening(bytes, tls, false, &read, &text);
+    EXPECT_TRUE(code != Answer::kGoOn || is_whole(bytes));
+    return code;
   };
   Opening plain, tls, version, other;
   tls.flags = Opening::kTls;
@@ -215,6 +351,13 @@ TEST(Opening, IsCheckedForProtocolVersionAndTls) {
   EXPECT_EQ(check(version, false), Answer::kOtherVersion);
   EXPECT_EQ(check(other, false), Answer::kRefused);
   EXPECT_EQ(check(plain, false, 3), Answer::kRefused);
+  EXPECT_EQ(check(plain, false, 63), Answer::kRefused);
+  // One of an older version is shorter, and is not waited for.
+  EXPECT_EQ(check(version, false, 24), Answer::kOtherVersion);
+  EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&version), 24}));
+  EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&other), 4}));
+  EXPECT_FALSE(is_whole({reinterpret_cast<const uint8_t*>(&plain), 63}));
+  EXPECT_FALSE(is_whole({reinterpret_cast<const uint8_t*>(&plain), 4}));
 }
 
 // What a client says to a worker that answers so.
@@ -222,19 +365,23 @@ Status open_against(const std::string& answer, bool tls = false, std::chrono::mi
   const auto [a, b] = testing::tcp_sockets();
   (void)!send(b, answer.data(), answer.size(), MSG_NOSIGNAL);
   shutdown(b, SHUT_WR);
-  Opening opening;
-  const Status status = open_connection(a, tls, nullptr, "host:1", Patience(time), &opening);
-  close(a);
+  Greeted greeted;
+  std::unique_ptr<ByteStream> stream;
+  bool ended = false;
+  const Status status = join(a, {.tls = tls, .token = "", .host = "", .name = "host:1"}, nullptr,
+                             Patience(time), &greeted, &stream, &ended);
+  EXPECT_EQ(ended, says(status, "no such session"));
   close(b);
   return status;
 }
 
 TEST(Opening, EachAnswerHasItsError) {
-  EXPECT_TRUE(open_against(encode_answer(Answer::kGoOn)).ok());
+  EXPECT_TRUE(says(open_against(encode_answer(Answer::kGoOn)), "ended the connection before it says who it is"));
   EXPECT_TRUE(says(open_against(encode_answer(Answer::kWantsTls)), "wants TLS; connect with tls://host:1"));
   EXPECT_TRUE(says(open_against(encode_answer(Answer::kHasNoTls), true), "has no TLS; connect with tcp://host:1"));
   EXPECT_TRUE(says(open_against(encode_answer(Answer::kUnknownSession, "it was killed")), "it was killed"));
   EXPECT_TRUE(says(open_against(encode_answer(Answer::kRefused, "too many")), "refuses: too many"));
+  EXPECT_TRUE(says(open_against(std::string("TRRW\x01\x02\x00\x00", 8)), "speaks version 1 of the handshake"));
   EXPECT_TRUE(says(open_against("HTTP/1.1 400 Bad Request\r\n"), "is no worker of torch-remote"));
   EXPECT_TRUE(says(open_against("HTTP"), "is no worker of torch-remote"));
   EXPECT_TRUE(says(open_against(""), "ended the connection before it says who it is"));
@@ -283,12 +430,12 @@ class Tls : public ::testing::Test {
 };
 
 TEST_F(Tls, BothEndsHaveOneBindingAndEachConnectionAnother) {
-  const auto [a, b] = testing::tls_streams(trusting, files.of("worker"), "127.0.0.1");
+  auto [a, b] = testing::tls_streams(trusting, files.of("worker"), "127.0.0.1");
   ASSERT_TRUE(a.status.ok()) << a.status.message();
   ASSERT_TRUE(b.status.ok()) << b.status.message();
-  EXPECT_EQ(a.binding, b.binding);
-  const auto [c, d] = testing::tls_streams(trusting, files.of("worker"), "127.0.0.1");
-  EXPECT_NE(a.binding, c.binding);
+  EXPECT_EQ(a.secret(), b.secret());
+  auto [c, d] = testing::tls_streams(trusting, files.of("worker"), "127.0.0.1");
+  EXPECT_NE(a.secret(), c.secret());
 }
 
 TEST_F(Tls, AWorkerThatIsNotTrustedIsRefusedWithTheReason) {
@@ -317,9 +464,8 @@ TEST_F(Tls, AConnectionThatBreaksMeanwhileMayBeTriedAgain) {
   close(b);
   std::shared_ptr<const TlsContext> context;
   ASSERT_TRUE(TlsContext::for_client(trusting, &context).ok());
-  std::unique_ptr<ByteStream> stream;
-  ChannelBinding binding;
-  EXPECT_EQ(start_tls(a, context, "127.0.0.1", Patience(10s), "a worker", &stream, &binding).code(), ErrorCode::kLost);
+  std::unique_ptr<TlsStream> stream;
+  EXPECT_EQ(start_tls(a, *context, {.host = "127.0.0.1"}, Patience(10s), "a worker", &stream).code(), ErrorCode::kLost);
 }
 
 TEST_F(Tls, AWorkerMayWantCertificatesOfItsClients) {
@@ -336,7 +482,7 @@ TEST_F(Tls, AWorkerMayWantCertificatesOfItsClients) {
     Greeted greeted;
     if (b.status.ok() || !a.status.ok()) return a.status;
     b.stream = nullptr;
-    return prove_client(*a.stream, Opening(), &a.binding, kToken, nullptr, "host:1", Patience(10s), &greeted);
+    return request(*a.stream, {}, kToken, 0, "host:1", Patience(10s), &greeted);
   };
   EXPECT_TRUE(attempt("client").ok());
   EXPECT_TRUE(says(attempt(""), "set TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY")) << attempt("").message();

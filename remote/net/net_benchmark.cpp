@@ -94,10 +94,16 @@ void run() {
   };
   const auto [a, b] = testing::tcp_sockets();
   const auto tcp_a = resuming(make_socket_stream(a, "tcp")), tcp_b = resuming(make_socket_stream(b, "tcp"));
-  print("tcp://, up", frames(*tcp_a, *tcp_b));
-  print("tcp://, down", frames(*tcp_b, *tcp_a));
+  print("not encrypted, up", frames(*tcp_a, *tcp_b));
+  print("not encrypted, down", frames(*tcp_b, *tcp_a));
+  auto [e, f] = testing::key_streams({1}, {1});
+  for (const auto& end : {&e, &f}) end->stream->use_large_buffers();
+  const auto key_a = resuming(std::move(e.stream)), key_b = resuming(std::move(f.stream));
+  print("tcp:// + token, up", frames(*key_a, *key_b));
+  print("tcp:// + token, down", frames(*key_b, *key_a));
   const testing::Certificates files;
   auto [c, d] = testing::tls_streams({"", "", files.file("ca.pem")}, files.of("worker"), "127.0.0.1");
+  for (const auto& end : {&c, &d}) end->stream->use_large_buffers();
   const auto tls_a = resuming(std::move(c.stream)), tls_b = resuming(std::move(d.stream));
   print("tls://, up", frames(*tls_a, *tls_b));
   print("tls://, down", frames(*tls_b, *tls_a));

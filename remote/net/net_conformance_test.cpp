@@ -24,6 +24,16 @@ TransportPair tls_pair() {
   const testing::Certificates certificates;
   auto [a, b] = testing::tls_streams({"", "", certificates.file("ca.pem")}, certificates.of("worker"), "127.0.0.1");
   EXPECT_TRUE(a.status.ok() && b.status.ok()) << a.status.message() << b.status.message();
+  a.stream->use_large_buffers();
+  b.stream->use_large_buffers();
+  return {over(std::move(a.stream)), over(std::move(b.stream))};
+}
+
+TransportPair key_pair() {
+  auto [a, b] = testing::key_streams({1}, {1});
+  EXPECT_TRUE(a.status.ok() && b.status.ok()) << a.status.message() << b.status.message();
+  a.stream->use_large_buffers();
+  b.stream->use_large_buffers();
   return {over(std::move(a.stream)), over(std::move(b.stream))};
 }
 
@@ -43,7 +53,7 @@ TransportPair resuming_pair() {
 }  // namespace
 
 std::vector<TransportKind> transport_kinds() {
-  return {{"tcp", tcp_pair}, {"tls", tls_pair}, {"resuming", resuming_pair}};
+  return {{"tcp", tcp_pair}, {"tls", tls_pair}, {"key", key_pair}, {"resuming", resuming_pair}};
 }
 
 }  // namespace torch_remote::remote

@@ -93,13 +93,18 @@ class Session {
 
   Status begin(int socket, bool client_side, const Freeze& freeze, Connection* connection) {
     std::unique_ptr<ByteStream> stream;
-    ChannelBinding binding;
     if (!tls_) {
       stream = make_socket_stream(socket, "tcp");
-    } else if (Status status = start_tls(socket, client_side ? clients_ : workers_, client_side ? "127.0.0.1" : "",
-                                         Patience(kHandshake), "tls", &stream, &binding);
-               !status.ok()) {
-      return {ErrorCode::kLost, status.message()};
+    } else {
+      std::unique_ptr<TlsStream> made;
+      const TlsPeer peer{.host = client_side ? "127.0.0.1" : ""};
+      if (Status status =
+              start_tls(socket, client_side ? *clients_ : *workers_, peer, Patience(kHandshake), "tls", &made);
+          !status.ok()) {
+        return {ErrorCode::kLost, status.message()};
+      }
+      made->use_large_buffers();
+      stream = std::move(made);
     }
     uint64_t theirs = 0;
     if (Status status = exchange(*stream, freeze(), &theirs); !status.ok()) return status;

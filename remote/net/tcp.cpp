@@ -186,6 +186,13 @@ void set_up_tcp(int socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
+bool is_loopback_peer(int socket) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  return getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+         is_loopback(reinterpret_cast<const sockaddr&>(peer));
+}
+
 std::string peer_of(int socket) {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);

@@ -32,6 +32,9 @@ Status listen_tcp(Address* address, int* socket, bool* loopback);
 // which lets them grow with the connection further than a program may ask for (net.core.wmem_max).
 void set_up_tcp(int socket);
 
+// Whether the other end is on this machine.
+bool is_loopback_peer(int socket);
+
 // "127.0.0.1:40000": who is at the other end.
 std::string peer_of(int socket);
 

@@ -1,8 +1,11 @@
 #include "remote/net/tls.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <sys/socket.h>
@@ -21,8 +24,10 @@ namespace {
 
 constexpr size_t kRecord = 16 << 10;         // the most bytes of one
 constexpr size_t kReadAhead = 16 * kRecord;  // what one call takes from the socket
-constexpr long kMaxCertificates = 32 << 10;  // bytes that an end may send of them
-constexpr std::string_view kBindingLabel = "EXPORTER-Channel-Binding";
+constexpr size_t kMostKeyFile = 64 << 10;
+constexpr long kMaxCertificates = 16 << 10;  // bytes that an end may send of them
+// Says which key is meant, and nothing about it.
+constexpr std::string_view kIdentity = "torch-remote";
 
 // What OpenSSL says of the last failure; forgets it.
 std::string openssl_error() {
@@ -76,13 +81,34 @@ BIO* make_bio(int socket) {
 
 // --- contexts --------------------------------------------------------------------------------------------------------
 
+// Without copies of the file that stay in memory: stdio's buffers would.
+bool load_key(SSL_CTX* context, const std::string& file) {
+  const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    ERR_raise_data(ERR_LIB_SYS, errno, "open");
+    return false;
+  }
+  std::vector<char> text(kMostKeyFile);
+  size_t size = 0;
+  for (ssize_t n; size < text.size() && (n = read(descriptor, text.data() + size, text.size() - size)) > 0;) {
+    size += static_cast<size_t>(n);
+  }
+  close(descriptor);
+  BIO* bio = BIO_new_mem_buf(text.data(), static_cast<int>(size));
+  EVP_PKEY* key = PEM_read_bio_PrivateKey(bio, nullptr, [](char*, int, int, void*) { return -1; }, nullptr);
+  BIO_free(bio);
+  OPENSSL_cleanse(text.data(), text.size());
+  const bool good = key != nullptr && SSL_CTX_use_PrivateKey(context, key) == 1;
+  EVP_PKEY_free(key);
+  return good;
+}
+
 Status load_certificate(SSL_CTX* context, const TlsFiles& files, const char* how) {
   if (SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1) {
     return Status::invalid("remote: cannot read the certificate '" + files.certificate + "' (" + openssl_error() +
                            "); give a PEM file" + how);
   }
-  if (SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_check_private_key(context) != 1) {
+  if (!load_key(context, files.key) || SSL_CTX_check_private_key(context) != 1) {
     return Status::invalid("remote: cannot use the key '" + files.key + "' (" + openssl_error() +
                            "); give the PEM file of the key of that certificate, without a pass phrase" + how);
   }
@@ -102,14 +128,45 @@ Status new_context(const SSL_METHOD* method, SSL_CTX** context) {
   *context = SSL_CTX_new(method);
   if (*context == nullptr) return Status::internal("remote: OpenSSL cannot be used: " + openssl_error());
   SSL_CTX_set_min_proto_version(*context, TLS1_3_VERSION);
-  SSL_CTX_set_mode(*context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  // Buffers go when they are empty, so that the stream can ask for larger ones after the handshake.
+  SSL_CTX_set_mode(*context,
+                   SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
   SSL_CTX_set_options(*context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
   SSL_CTX_set_max_cert_list(*context, kMaxCertificates);
   // The quickest one first, where the processor has instructions for it.
   SSL_CTX_set_ciphersuites(*context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
-  SSL_CTX_set_read_ahead(*context, 1);
-  SSL_CTX_set_default_read_buffer_len(*context, kReadAhead);
+  SSL_CTX_set_num_tickets(*context, 0);  // sessions of TLS are not resumed; ours are
   return {};
+}
+
+// --- keys that both ends know ----------------------------------------------------------------------------------------
+
+// What OpenSSL takes such a key as.
+SSL_SESSION* session_of(SSL* ssl) {
+  static constexpr unsigned char kCipher[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
+  const auto* key = static_cast<const Digest*>(SSL_get_app_data(ssl));
+  SSL_SESSION* made = key != nullptr ? SSL_SESSION_new() : nullptr;
+  if (made == nullptr) return nullptr;
+  if (SSL_SESSION_set1_master_key(made, key->data(), key->size()) == 1 &&
+      SSL_SESSION_set_cipher(made, SSL_CIPHER_find(ssl, kCipher)) == 1 &&
+      SSL_SESSION_set_protocol_version(made, TLS1_3_VERSION) == 1) {
+    return made;
+  }
+  SSL_SESSION_free(made);
+  return nullptr;
+}
+
+int offer_key(SSL* ssl, const EVP_MD*, const unsigned char** identity, size_t* size, SSL_SESSION** session) {
+  *identity = reinterpret_cast<const unsigned char*>(kIdentity.data());
+  *size = kIdentity.size();
+  *session = session_of(ssl);
+  return *session != nullptr;
+}
+
+int find_key(SSL* ssl, const unsigned char* identity, size_t size, SSL_SESSION** session) {
+  *session = nullptr;
+  if (std::string_view(reinterpret_cast<const char*>(identity), size) == kIdentity) *session = session_of(ssl);
+  return 1;
 }
 
 // --- what went wrong -------------------------------------------------------------------------------------------------
@@ -173,15 +230,14 @@ std::string alert_text(int reason) {
 // --- the stream ------------------------------------------------------------------------------------------------------
 
 // OpenSSL's object is not thread safe: what one call does, 16 KiB at most, has a lock.
-class TlsStream : public ByteStream {
+class Stream : public TlsStream {
  public:
-  TlsStream(int socket, std::shared_ptr<const TlsContext> context, std::string description)
-      : context_(std::move(context)), socket_(socket), description_(std::move(description)) {
-    ssl_ = SSL_new(context_->get());
+  Stream(int socket, const TlsContext& context, std::string description)
+      : socket_(socket), description_(std::move(description)), ssl_(SSL_new(context.get())) {
     BIO* bio = make_bio(socket_);
     SSL_set_bio(ssl_, bio, bio);
   }
-  ~TlsStream() override {
+  ~Stream() override {
     if (shaken_) SSL_shutdown(ssl_);  // says that this is the end, if it can
     ERR_clear_error();
     SSL_free(ssl_);
@@ -193,7 +249,22 @@ class TlsStream : public ByteStream {
     ::close(socket_);
   }
 
-  Status shake_hands(const std::string& host, const Patience& patience, ChannelBinding* binding);
+  Status shake_hands(const TlsContext& context, const TlsPeer& peer, const Patience& patience);
+
+  Status export_secret(std::string_view label, std::span<const uint8_t> context, Digest* secret) override {
+    std::lock_guard lock(mutex_);
+    if (SSL_export_keying_material(ssl_, secret->data(), secret->size(), label.data(), label.size(), context.data(),
+                                   context.size(), 1) == 1) {
+      return {};
+    }
+    return Status::internal("remote: TLS gives no secret of the connection: " + openssl_error());
+  }
+  void use_large_buffers() override {
+    std::lock_guard lock(mutex_);
+    SSL_clear_mode(ssl_, SSL_MODE_RELEASE_BUFFERS);
+    SSL_set_read_ahead(ssl_, 1);
+    SSL_set_default_read_buffer_len(ssl_, kReadAhead);
+  }
 
   Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
     size_t all = 0;
@@ -271,18 +342,26 @@ class TlsStream : public ByteStream {
     return {ErrorCode::kLost, alert.empty() ? "TLS: " + openssl_error() : alert};
   }
 
-  const std::shared_ptr<const TlsContext> context_;
   const int socket_;
   const std::string description_;
   std::mutex mutex_;
-  SSL* ssl_ = nullptr;
+  SSL* const ssl_;
   bool shaken_ = false;
   std::vector<char> gathered_;  // of who writes
 };
 
-Status TlsStream::shake_hands(const std::string& host, const Patience& patience, ChannelBinding* binding) {
-  const bool client = !host.empty();
-  if (client) {
+Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const Patience& patience) {
+  const bool client = context.side() == TlsContext::Side::kClient;
+  if (SSL_CTX* own = context.credentials()) {
+    STACK_OF(X509)* chain = nullptr;
+    SSL_CTX_get0_chain_certs(own, &chain);
+    if (SSL_use_cert_and_key(ssl_, SSL_CTX_get0_certificate(own), SSL_CTX_get0_privatekey(own), chain, 1) != 1) {
+      return Status::internal("remote: the certificate cannot be used: " + openssl_error());
+    }
+  }
+  SSL_set_app_data(ssl_, const_cast<Digest*>(peer.key));  // while the handshake lasts
+  if (client && peer.key == nullptr) {
+    const std::string& host = peer.host;
     in6_addr number;
     X509_VERIFY_PARAM* checks = SSL_get0_param(ssl_);
     if (inet_pton(AF_INET, host.c_str(), &number) == 1 || inet_pton(AF_INET6, host.c_str(), &number) == 1) {
@@ -292,6 +371,8 @@ Status TlsStream::shake_hands(const std::string& host, const Patience& patience,
       X509_VERIFY_PARAM_set_hostflags(checks, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
       SSL_set_tlsext_host_name(ssl_, host.c_str());
     }
+  }
+  if (client) {
     SSL_set_connect_state(ssl_);
   } else {
     SSL_set_accept_state(ssl_);
@@ -303,10 +384,10 @@ Status TlsStream::shake_hands(const std::string& host, const Patience& patience,
     const int error = SSL_get_error(ssl_, result);
     if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) {
       const long trust = SSL_get_verify_result(ssl_);
-      if (client && trust != X509_V_OK) {
+      if (client && peer.key == nullptr && trust != X509_V_OK) {
         ERR_clear_error();
         return {ErrorCode::kUnsupported,
-                "remote: the worker at " + description_ + " is not trusted: " + not_trusted(ssl_, trust, host)};
+                "remote: the worker at " + description_ + " is not trusted: " + not_trusted(ssl_, trust, peer.host)};
       }
       const bool cut =
           error == SSL_ERROR_SYSCALL || ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
@@ -322,22 +403,41 @@ Status TlsStream::shake_hands(const std::string& host, const Patience& patience,
     }
     if (!status.ok()) return status;
   }
-  shaken_ = true;
-  if (SSL_export_keying_material(ssl_, binding->data(), binding->size(), kBindingLabel.data(), kBindingLabel.size(),
-                                 nullptr, 0, 0) != 1) {
-    return Status::internal("remote: TLS gives no channel binding: " + openssl_error());
+  SSL_set_app_data(ssl_, nullptr);
+  SSL_certs_clear(ssl_);
+  // Who does not know the key can still propose a handshake without it.
+  if (peer.key != nullptr && SSL_session_reused(ssl_) != 1) {
+    return {ErrorCode::kUnsupported, "remote: " + description_ + " does not know the key"};
   }
+  shaken_ = true;
   return {};
 }
 
 }  // namespace
 
-TlsContext::~TlsContext() { SSL_CTX_free(context_); }
+TlsContext::~TlsContext() {
+  SSL_CTX_free(context_);
+  SSL_CTX_free(credentials_);
+}
+
+Status TlsContext::for_keys(Side side, std::shared_ptr<const TlsContext>* context) {
+  const bool client = side == Side::kClient;
+  SSL_CTX* made = nullptr;
+  if (Status status = new_context(client ? TLS_client_method() : TLS_server_method(), &made); !status) return status;
+  context->reset(new TlsContext(side, made));
+  // Nobody's certificate is trusted.
+  if (client) SSL_CTX_set_verify(made, SSL_VERIFY_PEER, nullptr);
+  SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256");
+  SSL_CTX_set_psk_use_session_callback(made, offer_key);
+  SSL_CTX_set_psk_find_session_callback(made, find_key);
+  return {};
+}
 
 Status TlsContext::for_client(const TlsFiles& files, std::shared_ptr<const TlsContext>* context) {
   SSL_CTX* made = nullptr;
   if (Status status = new_context(TLS_client_method(), &made); !status) return status;
-  context->reset(new TlsContext(made));
+  const std::shared_ptr<TlsContext> its(new TlsContext(Side::kClient, made));
+  *context = its;
   SSL_CTX_set_verify(made, SSL_VERIFY_PEER, nullptr);
   if (files.certificate.empty() != files.key.empty()) {
     return Status::invalid(
@@ -346,7 +446,8 @@ Status TlsContext::for_client(const TlsFiles& files, std::shared_ptr<const TlsCo
   }
   if (!files.certificate.empty()) {
     constexpr const char* kHow = " (TORCH_REMOTE_TLS_CERT, TORCH_REMOTE_TLS_KEY)";
-    if (Status status = load_certificate(made, files, kHow); !status) return status;
+    if (Status status = new_context(TLS_client_method(), &its->credentials_); !status) return status;
+    if (Status status = load_certificate(its->credentials_, files, kHow); !status) return status;
   }
   if (!files.authorities.empty()) return load_authorities(made, files.authorities, " (TORCH_REMOTE_TLS_CA)");
   SSL_CTX_set_default_verify_paths(made);
@@ -359,9 +460,10 @@ Status TlsContext::for_worker(const TlsFiles& files, std::shared_ptr<const TlsCo
   }
   SSL_CTX* made = nullptr;
   if (Status status = new_context(TLS_server_method(), &made); !status) return status;
-  context->reset(new TlsContext(made));
-  SSL_CTX_set_num_tickets(made, 0);  // sessions of TLS are not resumed; ours are
-  if (Status status = load_certificate(made, files, " (--tls-cert, --tls-key)"); !status) return status;
+  const std::shared_ptr<TlsContext> its(new TlsContext(Side::kWorker, made));
+  *context = its;
+  if (Status status = new_context(TLS_server_method(), &its->credentials_); !status) return status;
+  if (Status status = load_certificate(its->credentials_, files, " (--tls-cert, --tls-key)"); !status) return status;
   if (files.authorities.empty()) return {};
   SSL_CTX_set_verify(made, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (STACK_OF(X509_NAME)* names = SSL_load_client_CA_file(files.authorities.c_str())) {
@@ -370,11 +472,10 @@ Status TlsContext::for_worker(const TlsFiles& files, std::shared_ptr<const TlsCo
   return load_authorities(made, files.authorities, " (--tls-client-ca)");
 }
 
-Status start_tls(int socket, std::shared_ptr<const TlsContext> context, const std::string& host,
-                 const Patience& patience, std::string description, std::unique_ptr<ByteStream>* stream,
-                 ChannelBinding* binding) {
-  auto made = std::make_unique<TlsStream>(socket, std::move(context), std::move(description));
-  if (Status status = made->shake_hands(host, patience, binding); !status) return status;
+Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Patience& patience,
+                 std::string description, std::unique_ptr<TlsStream>* stream) {
+  auto made = std::make_unique<Stream>(socket, context, std::move(description));
+  if (Status status = made->shake_hands(context, peer, patience); !status) return status;
   *stream = std::move(made);
   return {};
 }

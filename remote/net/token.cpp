@@ -8,9 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "remote/wire/environment.h"
 
@@ -52,10 +56,24 @@ Status read_token_from_environment(std::string* token) {
   }
   token->clear();
   bool others = false;
-  if (!file.empty()) return read_token_file(file, token, &others);
+  if (!file.empty()) {
+    Status status = read_token_file(file, token, &others);
+    static std::atomic<bool> warned{false};
+    if (status.ok() && others && !warned.exchange(true)) {
+      std::fprintf(stderr, "remote: other users can read the token in TORCH_REMOTE_TOKEN_FILE: chmod 600 '%s'\n",
+                   file.c_str());
+    }
+    return status;
+  }
   if (text.empty()) return {};
   *token = text;
   return check(*token, "TORCH_REMOTE_TOKEN");
+}
+
+void wipe(std::string* secret) {
+  secret->resize(secret->capacity());
+  OPENSSL_cleanse(secret->data(), secret->size());
+  secret->clear();
 }
 
 Digest hmac_sha256(std::span<const uint8_t> key, std::span<const uint8_t> message) {
@@ -67,6 +85,15 @@ Digest hmac_sha256(std::span<const uint8_t> key, std::span<const uint8_t> messag
     std::abort();  // a proof that is not one would let anybody in
   }
   return digest;
+}
+
+Digest derive_key(std::span<const uint8_t> secret, std::span<const uint8_t> salt, std::string_view label) {
+  Digest extracted = hmac_sha256(salt, secret);
+  std::vector<uint8_t> info(label.begin(), label.end());
+  info.push_back(1);
+  const Digest key = hmac_sha256(extracted, info);
+  OPENSSL_cleanse(extracted.data(), extracted.size());
+  return key;
 }
 
 bool equal(std::span<const uint8_t> a, std::span<const uint8_t> b) {

@@ -1,14 +1,17 @@
 // What strangers say to a worker before they are let in, and what answers to a client: nobody who does not know the
 // secret gets through, and nothing is read beyond what the handshake has.
 //
-// An input is a byte that says who hears it (0: the listener; 1: a worker; 2: a client; 3, 4: the same of a session
-// that goes on; 5: a client's opening), and what the other one says.
+// An input is a byte that says who hears it, and what the other one says. 0: the listener hears an opening; 1, 2: a
+// worker and a client, inside of TLS; 3, 4: a worker behind the answer, of a new session and of one that goes on; 5, 6: a
+// client behind its opening.
 #include "remote/net/handshake.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 
 #include "remote/transport/byte_stream.h"
 #include "tests/fuzzers/fuzzer.h"
@@ -46,34 +49,71 @@ class Said : public ByteStream {
   size_t read_ = 0;
 };
 
-bool prove(std::span<const uint8_t> bytes, bool worker, const Resumed* resumed) {
-  const std::string token = "a token of enough bytes";
+const std::string kToken = "a token of enough bytes";
+
+bool prove(std::span<const uint8_t> bytes, bool worker) {
   const Patience patience(std::chrono::seconds(10));
-  const Admit admit = [](SessionId*, uint64_t*) { return Status(); };
   Said said(bytes);
   Greeted greeted;
-  const Status status = worker
-                            ? prove_worker(said, Opening(), nullptr, {token, resumed}, admit, patience, &greeted)
-                            : prove_client(said, Opening(), nullptr, token, resumed, "somewhere", patience, &greeted);
+  uint64_t received = 0;
+  const Digest binding{1, 2, 3};
+  const Status status = worker ? hear_request(said, binding, kToken, patience, &received)
+                               : request(said, binding, kToken, 0, "somewhere", patience, &greeted);
   if (status.ok()) wrong("who does not know the secret was believed");
   if (said.taken() > 2 * kMaxText) wrong("too much was read");
   return false;
 }
 
-// What a client makes of an answer.
-bool open(std::span<const uint8_t> bytes) {
+// A socket on which the other end has said all of it.
+int said_on_socket(std::span<const uint8_t> bytes, int* other) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) wrong("no sockets");
-  (void)!send(ends[1], bytes.data(), std::min<size_t>(bytes.size(), 4096), MSG_NOSIGNAL | MSG_DONTWAIT);
+  (void)!send(ends[1], bytes.data(), std::min<size_t>(bytes.size(), 65536), MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(ends[1], SHUT_WR);
-  Opening opening;
-  const Status status =
-      open_connection(ends[0], false, nullptr, "somewhere", Patience(std::chrono::seconds(10)), &opening);
-  close(ends[0]);
-  close(ends[1]);
-  if (!std::ranges::all_of(status.message(), [](char c) { return c >= 0x20 && c < 0x7F; }))
-    wrong("an error with signs");
-  return status.ok();
+  *other = ends[1];
+  return ends[0];
+}
+
+void check_text(const Status& status) {
+  if (status.ok()) wrong("who does not know the secret was believed");
+  if (!std::ranges::all_of(status.message(), [](char c) { return c >= 0x20 && c < 0x7F; })) wrong("an error with signs");
+}
+
+// What a client makes of an answer, and of what comes behind it.
+bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
+  static const std::shared_ptr<const TlsContext> keys = [] {
+    std::shared_ptr<const TlsContext> made;
+    if (!TlsContext::for_keys(TlsContext::Side::kClient, &made).ok()) wrong("no TLS");
+    return made;
+  }();
+  int other;
+  const int socket = said_on_socket(bytes, &other);
+  ClientSide side;
+  side.token = kToken;
+  side.keys = keys.get();
+  side.name = "somewhere";
+  Greeted greeted;
+  std::unique_ptr<ByteStream> stream;
+  bool ended = false;
+  check_text(join(socket, side, resumed, Patience(std::chrono::seconds(10)), &greeted, &stream, &ended));
+  close(other);
+  return ended;
+}
+
+// What a worker makes of what comes behind an opening.
+bool hear_stranger(std::span<const uint8_t> bytes, const Digest* session) {
+  static const std::shared_ptr<const TlsContext> keys = [] {
+    std::shared_ptr<const TlsContext> made;
+    if (!TlsContext::for_keys(TlsContext::Side::kWorker, &made).ok()) wrong("no TLS");
+    return made;
+  }();
+  int other;
+  const int socket = said_on_socket(bytes, &other);
+  const WorkerSide side{.token = kToken, .keys = keys.get(), .session = session};
+  Applicant applicant;
+  check_text(hear(socket, Opening(), side, Patience(std::chrono::seconds(10)), "a stranger", &applicant));
+  close(other);
+  return false;
 }
 
 }  // namespace
@@ -83,16 +123,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace torch_remote::fuzzers;
   if (size == 0) return verdict(false);
   const std::span<const uint8_t> bytes(data + 1, size - 1);
-  const Resumed resumed{{1}, {2}, 3};
-  switch (data[0] % 6) {
+  const Resumed resumed{{1}, 2, 3};
+  switch (data[0] % 7) {
     case 0: {
       Opening opening;
       std::string text;
-      return verdict(check_opening(bytes, false, &opening, &text) == Answer::kGoOn);
+      const bool good = check_opening(bytes, false, true, &opening, &text) == Answer::kGoOn;
+      if (good && is_from(opening, routing_key(resumed.key))) wrong("who does not know the secret was believed");
+      if (good && !is_whole(bytes)) wrong("a listener would wait for more");
+      return verdict(good);
     }
+    case 1:
+      return verdict(prove(bytes, true));
+    case 2:
+      return verdict(prove(bytes, false));
+    case 3:
+      return verdict(hear_stranger(bytes, nullptr));
+    case 4:
+      return verdict(hear_stranger(bytes, &resumed.key));
     case 5:
-      return verdict(open(bytes));
+      return verdict(open(bytes, nullptr));
     default:
-      return verdict(prove(bytes, data[0] % 2 == 1, data[0] % 6 >= 3 ? &resumed : nullptr));
+      return verdict(open(bytes, &resumed));
   }
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
+#include <optional>
 #include <vector>
 
 #include "remote/net/handshake.h"
@@ -78,13 +79,14 @@ class Listener {
   struct Session {
     uint32_t process = 0;
     int control = -1;
-    remote::SessionId id{};
+    std::optional<remote::Digest> routing;
+    uint64_t attempts = 0;
   };
 
   static void answer(int client, Answer::Code code, const std::string& text = {}) {
     const std::string bytes = remote::encode_answer(code, text);
     (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (code != Answer::kGoOn) shutdown(client, SHUT_WR);
+    shutdown(client, SHUT_WR);
   }
 
   bool read_opening(Incoming& incoming) {
@@ -92,7 +94,7 @@ class Listener {
                            incoming.bytes.size() - incoming.have, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN && run_.world.now() < incoming.deadline) return true;
     if (n > 0) incoming.have += static_cast<size_t>(n);
-    if (n > 0 && incoming.have < incoming.bytes.size()) return true;
+    if (n > 0 && !remote::is_whole({incoming.bytes.data(), incoming.have})) return true;
     if (n > 0) begin(incoming);
     close(incoming.socket);
     return false;
@@ -101,21 +103,23 @@ class Listener {
   void begin(const Incoming& incoming) {
     Opening opening;
     std::string text;
-    const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, false, &opening, &text);
+    const Answer::Code code =
+        remote::check_opening({incoming.bytes.data(), incoming.have}, false, true, &opening, &text);
     if (code != Answer::kGoOn) return answer(incoming.socket, code, text);
     if (opening.resumes()) {
-      const auto session = std::ranges::find(sessions_, opening.session, &Session::id);
+      const auto session = std::ranges::find_if(
+          sessions_, [&](const Session& s) { return s.routing && remote::is_from(opening, *s.routing); });
       if (session == sessions_.end() || !run_.world.alive(session->process)) {
         return answer(incoming.socket, Answer::kUnknownSession, "it has ended");
       }
-      answer(incoming.socket, Answer::kGoOn);
+      if (opening.attempt <= session->attempts) return;
+      session->attempts = opening.attempt;
       const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
       worker::send_control(session->control, worker::Control::kReturns, bytes, incoming.socket);
       return;
     }
     int ends[2];
     if (!worker::make_control_sockets(ends).ok()) return;
-    answer(incoming.socket, Answer::kGoOn);
     Session& session = sessions_.emplace_back();
     session.process = run_.world.add_process("worker");
     session.control = ends[0];
@@ -135,7 +139,7 @@ class Listener {
     worker::ControlMessage message;
     while (worker::receive_control(session.control, &message).ok()) {
       if (message.type != worker::Control::kAsks) continue;
-      std::memcpy(session.id.data(), message.body.data(), session.id.size());
+      std::memcpy(session.routing.emplace().data(), message.body.data(), sizeof(remote::Digest));
       require(++run_.admitted <= run_.invited, "somebody was let in who has no token");
       run_.worker = session.process;
       worker::send_control(session.control, worker::Control::kAdmitted, {});
@@ -156,13 +160,15 @@ void listen(Run& run) { Listener(run).serve(); }
 void intrude(Run& run) {
   Random& random = run.world.random();
   sleep(random.below(10 * kSecond));
-  const bool replays = run.network.overheard().size() == 96 && random.chance(0.6);
+  const bool replays = run.network.overheard().size() > sizeof(Opening) && random.chance(0.6);
   run.network.count(replays ? Fault::kReplay : Fault::kStranger);
   std::string says = run.network.overheard();
   if (!replays) {
     says.assign(random.below(200), '\0');
     for (char& c : says) c = static_cast<char>(random.next());
     Opening opening;
+    opening.flags = Opening::kHasToken;
+    opening.attempt = random.below(3);  // also of a session
     if (random.chance(0.8)) says = std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)) + says;
   }
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -185,8 +191,11 @@ void intrude(Run& run) {
     if (got == 0 || (got < 0 && errno != EAGAIN)) break;
     if (got > 0) heard.append(bytes, static_cast<size_t>(got));
   }
-  constexpr size_t kVerdict = sizeof(Answer) + 40;
-  require(heard.size() <= kVerdict || heard[kVerdict] != 0, "a stranger was welcomed");
+  // Behind the answer a worker that knows who it talks to says its hello (a record of handshakes), else it complains.
+  constexpr size_t kAnswer = sizeof(Answer) + sizeof(remote::Digest);
+  constexpr char kHandshake = 22;
+  require(heard.size() <= kAnswer || heard[sizeof(Answer) - 3] != Answer::kGoOn || heard[kAnswer] != kHandshake,
+          "a stranger was welcomed");
   close(socket);
 }
 

@@ -13,7 +13,7 @@ constexpr const char* kNames[] = {"cut",     "reset",   "half-open",   "one way"
                                   "delay",   "outage",  "worker dies", "client dies", "no memory"};
 static_assert(std::size(kNames) == static_cast<size_t>(Fault::kCount));
 
-constexpr size_t kHeader = 32;  // of a frame
+constexpr size_t kOverheard = 600;  // bytes: an opening, and most of what a client says then
 Network* g_network = nullptr;
 
 int failed(int error) {
@@ -168,11 +168,8 @@ int Network::connect(int socket) {
   bool harmless = true;
   if (weather.faults > 0 && random.chance(weather.bad)) {
     --weather.faults;
-    const Nanoseconds refused_since = std::exchange(refused_since_, kNever);
     switch (random.below(12)) {
       case 0:
-        refused_since_ = std::min(refused_since, world_.now());
-        if (world_.now() - refused_since_ > weather.longest_refusal) break;
         count(Fault::kRefused);
         world_.at(world_.now() + after, [this, client] {
           client->connecting = false;
@@ -198,7 +195,13 @@ int Network::connect(int socket) {
 
 void Network::establish(const FilePtr& client, bool harmless) {
   if (client->references == 0) return;  // who connected has given up
-  if (world_.now() < outage_until_) {   // asked again, as TCP does
+  if (world_.now() < outage_until_ && outage_refuses_) {
+    count(Fault::kRefused);
+    client->connecting = false;
+    client->error = ECONNREFUSED;
+    return world_.readiness_changed();
+  }
+  if (world_.now() < outage_until_) {  // asked again, as TCP does
     world_.at(outage_until_ + weather.latency, [this, client, harmless] { establish(client, harmless); });
     return;
   }
@@ -307,26 +310,18 @@ void Network::transmit(File& file, std::string bytes, bool end) {
   const bool strikes = link.fault != Fault::kCount && link.fault_side == side && !bytes.empty() &&
                        link.sent[side] + bytes.size() > link.fault_at;
   if (strikes && link.fault == Fault::kCorrupt) {
-    // Only what a checksum covers: TCP's own is what guards the rest, and under TLS a code does.
-    const size_t at = link.fault_at - link.sent[side];
-    static constexpr char kMagic[] = {'T', 'R', 'R', 'M'};
-    const bool header = bytes.size() >= kHeader && std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) == 0;
-    uint32_t length = 0;
-    if (header) std::memcpy(&length, bytes.data() + 24, sizeof(length));
-    if (header && length > 0 && bytes.size() >= kHeader + length) {
-      bytes[kHeader + at % length] = static_cast<char>(bytes[kHeader + at % length] ^ (1 << world_.random().below(8)));
-      count(Fault::kCorrupt);
-      link.fault = Fault::kCount;
-    } else {
-      link.fault_at = link.sent[side] + bytes.size();  // at the next chance
-    }
+    // TCP's own checksum guards little; the code of each TLS record guards all of it.
+    char& byte = bytes[link.fault_at - link.sent[side]];
+    byte = static_cast<char>(byte ^ (1 << world_.random().below(8)));
+    count(Fault::kCorrupt);
+    link.fault = Fault::kCount;
   } else if (strikes && link.fault == Fault::kStall) {
     strike(file);
   } else if (strikes) {
     file.on_way += bytes.size() - (link.fault_at - link.sent[side]);
     bytes.resize(link.fault_at - link.sent[side]);
   }
-  if (side == 0 && link.sent[0] < 200 && overheard_.size() < 96 && links_ == link.number) overheard_ += bytes;
+  if (side == 0 && overheard_.size() < kOverheard && links_ == link.number) overheard_ += bytes;
   const auto wire = static_cast<Nanoseconds>(static_cast<double>(bytes.size()) / link.bytes_per_ns);
   link.free[side] = std::max(link.free[side], world_.now()) + wire;
   Nanoseconds arrives = link.free[side] + link.latency + (link.jitter ? world_.random().below(link.jitter) : 0);

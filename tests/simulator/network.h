@@ -24,7 +24,7 @@ enum class Fault : uint8_t {
   kOneWay,    // likewise in one direction only
   kLateCut,   // one end learns of it long after the other: the next connection overtakes this one
   kStall,     // nothing passes for a while
-  kCorrupt,   // a bit of a control message is another one
+  kCorrupt,   // a bit is another one
   kRefused,   // nobody listens, for this attempt
   kSilence,   // nobody answers it
   kLate,      // it takes long
@@ -52,7 +52,6 @@ struct Weather {
   double partial = 0;          // of reads and writes that do a part
   uint64_t faults = 0;         // how many may still come
   Nanoseconds longest_stall = 0;
-  Nanoseconds longest_refusal = 0;  // of attempts in a row: who is refused for longer takes the listener for gone
 };
 
 class Network {
@@ -62,8 +61,11 @@ class Network {
   Weather weather;
   std::array<uint64_t, static_cast<size_t>(Fault::kCount)> counts{};
   void count(Fault fault);
-  // From now on nobody reaches anybody until then.
-  void outage(Nanoseconds until) { outage_until_ = until; }
+  // From now on nobody reaches anybody until then. `refuses`: who connects is told so, as by a tunnel that restarts.
+  void outage(Nanoseconds until, bool refuses) {
+    outage_until_ = until;
+    outage_refuses_ = refuses;
+  }
   // What a client said first over one of the connections so far; empty if none has.
   const std::string& overheard() const { return overheard_; }
 
@@ -111,8 +113,8 @@ class Network {
   int next_ = kFirstDescriptor;
   FilePtr listener_;
   uint64_t links_ = 0;
-  Nanoseconds refused_since_ = kNever;  // attempts in a row
   Nanoseconds outage_until_ = 0;
+  bool outage_refuses_ = false;
   std::string overheard_;
 };
 

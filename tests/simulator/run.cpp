@@ -1,5 +1,8 @@
 #include "tests/simulator/run.h"
 
+#define OPENSSL_SUPPRESS_DEPRECATED  // a provider would be the new way, and 300 lines
+#include <openssl/rand.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 namespace torch_remote::simulator {
@@ -20,6 +23,15 @@ Run* g_run = nullptr;
 }
 
 void sleep(Nanoseconds time) { g_run->world.sleep_until(g_run->world.now() + time); }
+
+void draw_tls_secrets_from_the_seed() {
+  static const auto draw = [](unsigned char* to, int size) {
+    return static_cast<int>(getrandom(to, static_cast<size_t>(size), 0) == size);  // interpose.cpp's
+  };
+  static const RAND_METHOD method = {
+      .seed = nullptr, .bytes = draw, .cleanup = nullptr, .add = nullptr, .pseudorand = draw, .status = [] { return 1; }};
+  require(RAND_set_rand_method(&method) == 1, "OpenSSL takes no random numbers from the seed");
+}
 
 void decide(Run& run) {
   Random& random = run.world.random();
@@ -54,7 +66,6 @@ void decide(Run& run) {
   if (weather.jitter > 0) plan.heartbeat = std::chrono::milliseconds(5'000);
   weather.longest_stall =
       static_cast<Nanoseconds>(plan.heartbeat.count()) * kMillisecond * one_of<uint64_t>(random, {1, 5});
-  weather.longest_refusal = 2 * static_cast<Nanoseconds>(plan.heartbeat.count()) * kMillisecond;
   plan.steps = random.between(5, 60);
   plan.threads = random.chance(0.3) ? 2 : 1;
   plan.largest = one_of<size_t>(random, {16, 2'000, 30'000});
@@ -64,6 +75,7 @@ void decide(Run& run) {
   const auto some_time = [&] {
     return begin + random.below(one_of<Nanoseconds>(random, {kSecond, 20 * kSecond, 200 * kSecond}));
   };
+  plan.outage_refuses = random.chance(0.5);
   switch (random.below(12)) {
     case 0:
       plan.worker_dies = some_time();
@@ -81,6 +93,10 @@ void decide(Run& run) {
     case 3:  // shorter; also than a greeting may take
       plan.outage = some_time();
       plan.outage_ends = plan.outage + random.below(25 * kSecond);
+      if (random.chance(0.5)) {  // nearly as long as the lease, of which the time to notice it is a part
+        plan.lease = std::chrono::milliseconds(100'000);
+        plan.outage_ends = plan.outage + random.between(40 * kSecond, 60 * kSecond);
+      }
       break;
     case 4:
       plan.lease = std::chrono::milliseconds(random.between(1'000, 30'000));

@@ -24,6 +24,7 @@ struct Plan {
   uint64_t threads = 1, steps = 20;
   size_t largest = 2000;  // elements
   Nanoseconds worker_dies = kNever, client_dies = kNever, outage = kNever, outage_ends = 0;
+  bool outage_refuses = false;
   uint64_t strangers = 0;
   uint64_t memory_limit = 0;
   double slow_runs = 0;
@@ -57,6 +58,8 @@ T one_of(Random& random, std::initializer_list<T> choices) {
   return choices.begin()[random.below(choices.size())];
 }
 
+// OpenSSL runs as it is; what it draws by chance comes from the seed, too.
+void draw_tls_secrets_from_the_seed();
 // Draws the plan and the weather.
 void decide(Run& run);
 

@@ -11,6 +11,7 @@ namespace torch_remote::simulator {
 
 void simulate(uint64_t seed, bool prints, void (*finish)(const Outcome&, const World&)) {
   spdlog::set_level(spdlog::level::off);
+  draw_tls_secrets_from_the_seed();
   Run& run = *(g_run = new Run(seed));
   run.finish = finish;
   run.world.prints = prints;
@@ -42,7 +43,7 @@ void simulate(uint64_t seed, bool prints, void (*finish)(const Outcome&, const W
   if (plan.outage != kNever) {
     run.world.at(plan.outage, [&run] {
       run.network.count(Fault::kOutage);
-      run.network.outage(run.plan.outage_ends);
+      run.network.outage(run.plan.outage_ends, run.plan.outage_refuses);
     });
   }
   while (!run.client_done && run.world.alive(run.client)) sleep(kSecond);

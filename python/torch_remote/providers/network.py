@@ -57,7 +57,7 @@ class Tcp(Provider):
 
 
 class Tls(Tcp):
-    """The same, encrypted."""
+    """The same, where the worker shows a certificate."""
 
     scheme = "tls"
     options = {

@@ -53,24 +53,43 @@ class Certificates {
 };
 
 struct TlsEnd {
-  std::unique_ptr<ByteStream> stream;
-  ChannelBinding binding{};
+  std::unique_ptr<TlsStream> stream;
   Status status;
+
+  // A secret of the connection.
+  Digest secret() {
+    Digest secret{};
+    EXPECT_TRUE(stream->export_secret("EXPORTER-test", {}, &secret).ok());
+    return secret;
+  }
 };
 
 // Both ends shake hands at the same time.
-inline std::pair<TlsEnd, TlsEnd> tls_streams(const TlsFiles& client, const TlsFiles& worker, const std::string& host) {
+inline std::pair<TlsEnd, TlsEnd> shake_hands(const TlsContext& client, const TlsPeer& worker, const TlsContext& server,
+                                             const TlsPeer& peer) {
   auto [a, b] = tcp_sockets();
   TlsEnd clients, workers;
+  std::thread other([&, b = b] {
+    workers.status = start_tls(b, server, peer, Patience(kPatience), "a client", &workers.stream);
+  });
+  clients.status = start_tls(a, client, worker, Patience(kPatience), "a worker", &clients.stream);
+  other.join();
+  return {std::move(clients), std::move(workers)};
+}
+
+inline std::pair<TlsEnd, TlsEnd> tls_streams(const TlsFiles& client, const TlsFiles& worker, const std::string& host) {
   std::shared_ptr<const TlsContext> ca, cb;
   EXPECT_TRUE(TlsContext::for_client(client, &ca).ok());
   EXPECT_TRUE(TlsContext::for_worker(worker, &cb).ok());
-  std::thread other([&, b = b] {
-    workers.status = start_tls(b, cb, {}, Patience(kPatience), "a client", &workers.stream, &workers.binding);
-  });
-  clients.status = start_tls(a, ca, host, Patience(kPatience), "a worker", &clients.stream, &clients.binding);
-  other.join();
-  return {std::move(clients), std::move(workers)};
+  return shake_hands(*ca, {.host = host}, *cb, {});
+}
+
+// Ends that know these keys.
+inline std::pair<TlsEnd, TlsEnd> key_streams(const Digest& client, const Digest& worker) {
+  std::shared_ptr<const TlsContext> ca, cb;
+  EXPECT_TRUE(TlsContext::for_keys(TlsContext::Side::kClient, &ca).ok());
+  EXPECT_TRUE(TlsContext::for_keys(TlsContext::Side::kWorker, &cb).ok());
+  return shake_hands(*ca, {.key = &client}, *cb, {.key = &worker});
 }
 
 }  // namespace torch_remote::remote::testing
