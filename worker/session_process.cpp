@@ -114,10 +114,10 @@ bool has_secret(std::string_view variable) {
 // Read by the worker, the C library, torch, OpenMP, BLAS libraries, NVIDIA's, and sanitizers.
 bool is_for_libraries(std::string_view variable) {
   constexpr std::string_view kPrefixes[] = {
-      "TORCH", "PYTORCH_", "ATEN_", "OMP_",    "GOMP_",           "KMP_",   "MKL_",     "OPENBLAS_",
-      "DNNL_", "ONEDNN_",  "LC_",   "CUDA_",   "NVIDIA_",         "NCCL_",  "CUBLAS",   "CUDNN",
-      "LD_",   "MALLOC_",  "ASAN_", "UBSAN_",  "LSAN_",           "TSAN_",  "PATH=",    "HOME=",
-      "USER=", "LANG=",    "TZ=",   "TMPDIR=", "XDG_CACHE_HOME=", "GLIBC_", "LOGNAME=", "LANGUAGE=",
+      "TORCH",   "PYTORCH_", "ATEN_",           "OMP_",    "GOMP_",    "KMP_",      "MKL_",  "OPENBLAS_", "DNNL_",
+      "ONEDNN_", "LC_",      "CUDA_",           "NVIDIA_", "NCCL_",    "CUBLAS",    "CUDNN", "LD_",       "MALLOC_",
+      "ASAN_",   "UBSAN_",   "LSAN_",           "TSAN_",   "TERM=",    "PATH=",     "HOME=", "USER=",     "LANG=",
+      "TZ=",     "TMPDIR=",  "XDG_CACHE_HOME=", "GLIBC_",  "LOGNAME=", "LANGUAGE=",
   };
   return std::ranges::any_of(kPrefixes, [variable](std::string_view prefix) { return variable.starts_with(prefix); });
 }

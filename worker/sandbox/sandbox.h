@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "ir/status.h"
+#include "worker/sandbox/options.h"
 
 // What a session's process may still do, once its client is known and before anything of the client's is read: limits
 // that the kernel enforces, so that they also hold for a client that took the process over. None of them can be undone.
@@ -21,17 +21,6 @@ enum class Confinement : uint32_t {
   kNoProcesses = 32,     // part of that: no program is started, no process forked
   kNoNetwork = 64,       // part of that: no socket is opened
   kUser = 128,           // another user than the listener's
-};
-
-struct SandboxOptions {
-  bool files = true;                                  // false: Landlock stays off
-  bool processes = false;                             // it may start some
-  bool network = false;                               // it may open TCP connections and wait for them
-  bool gpu = false;                                   // a driver that opens local sockets is used
-  std::vector<std::string> readable;                  // files and folders, with what is in them
-  std::vector<std::string> writable;                  // folders in which files may be made, changed and removed
-  std::string user;                                   // to become; empty: none
-  std::function<void(SandboxOptions*)> as_user = {};  // adds what is known once it is that user; may be null
 };
 
 struct SandboxReport {
@@ -54,9 +43,6 @@ Status enter_sandbox(const SandboxOptions& options, SandboxReport* report);
 const char* name_of(Confinement what);
 // As programs read it: {"active": ["files", ...], "missing": [...]}.
 std::string to_json(const SandboxReport& report);
-
-// Of the kernel: 0, there is no Landlock, and why.
-int landlock_version(std::string* why);
 
 // The folders of the libraries that this process has loaded.
 std::vector<std::string> library_folders();

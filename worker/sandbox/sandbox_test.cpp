@@ -25,6 +25,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "worker/sandbox/filter.h"
 
 namespace torch_remote::worker {
 namespace {
