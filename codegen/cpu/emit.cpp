@@ -81,7 +81,9 @@ class FunctionEmitter {
     if (plan_.loops.size() == 1 && !reduces) return;
     ahead_ = plan_.loops.size() == 1 ? 0 : 1;
     for (uint32_t loop = 2; loop < plan_.loops.size(); ++loop) {
-      if (plan_.loops[loop].vectors.size() > plan_.loops[ahead_].vectors.size()) ahead_ = loop;
+      if (plan_.loops[loop].condition != kNone) continue;
+      const bool is_left_out = plan_.loops[ahead_].condition != kNone;
+      if (is_left_out || plan_.loops[loop].vectors.size() > plan_.loops[ahead_].vectors.size()) ahead_ = loop;
     }
     std::vector<bool> known(kernel_.operands.size());
     for (const LoopPlan& loop : plan_.loops) {
@@ -108,6 +110,26 @@ class FunctionEmitter {
   // -- A loop over the columns of a row -----------------------------------------------------------------------------
 
   void phase(const LoopPlan& loop) {
+    MlirValues results;
+    if (loop.condition == kNone) {
+      results = sums_over_row(loop);
+    } else {
+      const auto zeros = [&] {
+        MlirValues none;
+        for (const uint32_t reduce : loop.reduces) {
+          none.push_back(reductions_.neutral(Reduction::kSum, type(reduce), ops_.type(type(reduce))));
+        }
+        return none;
+      };
+      llvm::SmallVector<mlir::Type, 4> types;
+      for (const uint32_t reduce : loop.reduces) types.push_back(ops_.type(type(reduce)));
+      results = ops_.branch(scalar(loop.condition), [&] { return sums_over_row(loop); }, zeros, types, true);
+    }
+    for (size_t i = 0; i < loop.reduces.size(); ++i) scalars_[loop.reduces[i]] = results[i];
+  }
+
+  // All of the loop; what its reductions come to.
+  MlirValues sums_over_row(const LoopPlan& loop) {
     MlirValues results = begin(loop.reduces);
     if (kernel_.columns == 2) {
       results = ops_.loop(ops_.i64(0), memory_.size(0), 1, results, [&](MlirValue outer, mlir::ValueRange carried) {
@@ -119,7 +141,9 @@ class FunctionEmitter {
     }
     outer_ = {};
     size_t next = 0;
-    for (const uint32_t reduce : loop.reduces) scalars_[reduce] = end(reduce, results, &next);
+    MlirValues sums;
+    for (const uint32_t reduce : loop.reduces) sums.push_back(end(reduce, results, &next));
+    return sums;
   }
 
   // What a reduction comes to, of the partial results of all of a loop; its own begin at `*next` in each half.

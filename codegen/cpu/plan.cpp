@@ -134,6 +134,21 @@ class Planner {
       if (plan_.scopes[v] == Scope::kVector) loop.vectors.push_back(v);
       if (plan_.scopes[v] == Scope::kOuter) loop.outers.push_back(v);
     }
+    loop.condition = condition_of(loop);
+  }
+
+  // See LoopPlan::condition.
+  uint32_t condition_of(const LoopPlan& loop) const {
+    const bool only_reduces = loop.keeps.empty() && loop.totals.empty() && loop.lines.empty() && loop.stores.empty() &&
+                              loop.outer_stores.empty();
+    if (!only_reduces) return kNone;
+    uint32_t found = kNone;
+    for (const uint32_t reduce : loop.reduces) {
+      const uint32_t condition = condition_of_sum(kernel_, facts_, reduce);
+      if (condition == kNone || (found != kNone && found != condition)) return kNone;
+      found = condition;
+    }
+    return found;
   }
 
   void want(uint32_t value, uint32_t number) {

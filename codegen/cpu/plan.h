@@ -27,6 +27,8 @@ struct LoopPlan {
   std::vector<uint32_t> lines;         // of Schedule::totals: added to here, by sums of lines
   std::vector<uint32_t> stores;        // of Kernel::stores
   std::vector<uint32_t> outer_stores;  // of Kernel::stores: once a place of the outer column dim
+  // A bool of the row. Where it is false, all that the loop computes is sums of zeros, and the loop is left out.
+  uint32_t condition = kNone;
 };
 
 // What one function does. Rows function: `before`, then for each row values[0], loops[0], values[1], loops[1], ... and

@@ -76,6 +76,16 @@ StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts
   return result;
 }
 
+uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, uint32_t value) {
+  const Value& sum = kernel.values[value];
+  if (sum.kind != Kind::kReduce || sum.over != Over::kColumns || sum.reduction != Reduction::kSum) return kNone;
+  const Value& choice = kernel.values[sum.a];
+  if (choice.kind != Kind::kScalarOp || choice.op != ir::ScalarOp::kWhere) return kNone;
+  const Value& otherwise = kernel.values[choice.c];
+  const bool is_zero = otherwise.kind == Kind::kConstant && otherwise.number == 0 && otherwise.integer == 0;
+  return is_zero && (values[choice.a].dims & kernel.column_dims()) == 0 ? choice.a : kNone;
+}
+
 Uses uses(const Kernel& kernel, std::span<const Facts> values) {
   Uses result{.rows = std::vector<bool>(values.size()), .finish = std::vector<bool>(values.size())};
   for (const Store& store : kernel.stores) {

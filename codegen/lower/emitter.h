@@ -17,8 +17,7 @@ namespace torch_remote::codegen {
 
 using V = uint32_t;  // a value of the kernel, or kNone
 
-// What sums and products of a type are accumulated in. Squares of f32 neither overflow nor vanish in f64, and a mean that
-// is a million times a deviation leaves the deviation nine digits.
+// What sums and products of a type are accumulated in. Squares of f32 neither overflow nor vanish in f64.
 constexpr ir::DType sum_type(ir::DType type) { return type == ir::DType::kFloat32 ? ir::DType::kFloat64 : type; }
 
 // Adds values to a launch's kernel. What is there already is not made again.

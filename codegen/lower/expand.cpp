@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
@@ -54,7 +56,7 @@ bool softmax(NodeEmitter& node, bool log) {
   const V x = node.operand("self", type);
   const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
   const V exp = e.exp(shifted);
-  const V sum = e.convert(e.sum_columns(exp), type);
+  const V sum = e.columns(Reduction::kSum, exp);
   // One division a row: the sum is 1 at least, so its reciprocal is a normal number.
   node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.mul(exp, e.div(e.constant(type, 1), sum)));
   return true;
@@ -66,17 +68,13 @@ V exp_of_log_softmax(Emitter& e, V output) {
   const auto is = [&](V value, ScalarOp op) {
     return value != kNone && e.value_at(value).kind == Kind::kScalarOp && e.value_at(value).op == op;
   };
-  const auto unconverted = [&](V value) {
-    return e.value_at(value).kind == Kind::kConvert ? e.value_at(value).a : value;
-  };
   if (!is(output, ScalarOp::kSub) || !is(e.value_at(output).b, ScalarOp::kLog)) return e.exp(output);
   const V shifted = e.value_at(output).a, sum = e.value_at(e.value_at(output).b).a;
-  const Value& total = e.value_at(unconverted(sum));
-  if (total.kind != Kind::kReduce || total.over != Over::kColumns || total.reduction != Reduction::kSum) {
-    return e.exp(output);
-  }
-  const V exp = unconverted(total.a);
-  if (!is(exp, ScalarOp::kExp) || e.value_at(exp).a != shifted) return e.exp(output);
+  const Value& total = e.value_at(sum);
+  const bool sums = total.kind == Kind::kReduce && total.over == Over::kColumns && total.reduction == Reduction::kSum &&
+                    is(total.a, ScalarOp::kExp) && e.value_at(total.a).a == shifted;
+  if (!sums) return e.exp(output);
+  const V exp = total.a;
   return e.mul(exp, e.div(e.constant(e.type(sum), 1), sum));
 }
 
@@ -89,7 +87,7 @@ bool softmax_backward(NodeEmitter& node, bool log) {
     const V sum = e.convert(e.sum_columns(grad), type);
     node.result(0, e.sub(grad, e.mul(exp_of_log_softmax(e, output), sum)));
   } else {
-    const V sum = e.convert(e.sum_columns(e.mul(grad, output)), type);
+    const V sum = e.columns(Reduction::kSum, e.mul(grad, output));
     node.result(0, e.mul(e.sub(grad, sum), output));
   }
   return true;
@@ -101,8 +99,69 @@ struct Moments {
   V count, mean, squares;  // squares: the sum of (x - mean)^2
 };
 
-Moments moments_of(NodeEmitter& node, V x) {
+// Where squares are that large on average, those that vanish in f32 do not matter.
+constexpr double kLeastSquare = 1e-36;
+
+// Rows of more columns are added up in f64 at once.
+constexpr int64_t kMostInSingle = 1 << 15;
+
+// Whether f32 sums of squares are as good as those of f64: nothing overflowed, and what vanished does not matter.
+V are_good(Emitter& e, V squares, double points) {
+  const V is_finite = e.op(ScalarOp::kLt, squares, e.constant(DType::kFloat64, std::numeric_limits<float>::max()));
+  return e.op(ScalarOp::kLogicalAnd, is_finite, e.op(ScalarOp::kGt, squares, e.scalar_float(points * kLeastSquare)));
+}
+
+// The sum of squares of x - mean, in f64, of rows for which `again` is true. Other rows leave that loop out
+// (codegen/cpu/plan.h, LoopPlan::condition), as they do those of other sums of `where again, x, 0`.
+V squares_again(Emitter& e, V x, V mean, V again) {
+  const V centered = e.sub(e.convert(x, DType::kFloat64), mean);
+  return e.columns(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
+}
+
+// A number of f64 as two of f32.
+std::pair<V, V> in_two(Emitter& e, V wide) {
+  const V high = e.convert(wide, DType::kFloat32);
+  return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
+}
+
+// Of f32: the mean in f64, the squares in f32 and, where they overflow or vanish, again in f64.
+Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
+  const V count = node.reduced_points(DType::kFloat64);
+  const V mean = e.div(e.sum_columns(x), count);
+  const auto [high, low] = in_two(e, mean);
+  const V centered = e.sub(e.sub(x, high), low);
+  const V squares = e.convert(e.columns(Reduction::kSum, e.mul(centered, centered)), DType::kFloat64);
+  const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
+  return {count, mean, e.where(again, squares_again(e, x, mean, again), squares)};
+}
+
+// Of f32, where the mean is only subtracted: both in f32, of what differs from a rough mean. Both again in f64 where
+// squares overflow or vanish, and where the rough mean is too rough, as it is if all numbers are equal or the mean is
+// far larger than the standard deviation.
+Moments moments_about_rough_mean(NodeEmitter& node, V x) {
+  Emitter& e = node.e;
+  const DType wide = DType::kFloat64;
+  const double points = static_cast<double>(node.count_reduced());
+  const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
+  const V count = node.reduced_points(wide), part = e.scalar_float(1 / points);
+  const V rough = e.convert(e.mul(sum_of(x), part), DType::kFloat32);
+  const V difference = e.sub(x, rough);
+  const V sum = sum_of(difference), squares = sum_of(e.mul(difference, difference));
+  const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
+  const V is_close = e.op(ScalarOp::kLe, e.mul(excess, e.constant(wide, 16)), squares);
+  const V again = e.op(ScalarOp::kLogicalNot, e.op(ScalarOp::kLogicalAnd, are_good(e, squares, points), is_close));
+  const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
+  const V mean = e.where(again, e.div(all, count), e.add(e.convert(rough, wide), shift));
+  return {count, mean, e.where(again, squares_again(e, x, mean, again), e.sub(squares, excess))};
+}
+
+// `gives_mean`: the mean is a result.
+Moments moments_of(NodeEmitter& node, V x, bool gives_mean) {
+  Emitter& e = node.e;
+  if (e.type(x) == DType::kFloat32 && node.count_reduced() <= kMostInSingle) {
+    return gives_mean ? moments_with_exact_mean(node, x) : moments_about_rough_mean(node, x);
+  }
   const DType wide = sum_type(e.type(x));
   const V count = node.reduced_points(wide);
   const V mean = e.div(e.sum_columns(x), count);
@@ -127,8 +186,7 @@ V normalized(Emitter& e, V x, V mean, V rstd) {
   const DType type = e.type(x);
   if (e.type(mean) == type) return e.mul(e.sub(x, mean), e.convert(rstd, type));
   const DType wide = e.type(mean);
-  const V half = e.mul(mean, e.constant(wide, 0.5)), high = e.convert(half, type);
-  const V low = e.convert(e.sub(half, e.convert(high, wide)), type);
+  const auto [high, low] = in_two(e, e.mul(mean, e.constant(wide, 0.5)));
   const V centered = e.sub(e.fma(x, e.constant(type, 0.5), e.op(ScalarOp::kNeg, high)), low);
   return e.mul(centered, e.convert(e.mul(rstd, e.constant(wide, 2)), type));
 }
@@ -147,7 +205,7 @@ bool row_norm(NodeEmitter& node) {
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
-  const Moments moments = moments_of(node, x);
+  const Moments moments = moments_of(node, x, false);
   const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
   node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
   node.result(1, reported_mean(e, moments));
@@ -155,14 +213,24 @@ bool row_norm(NodeEmitter& node) {
   return true;
 }
 
-// The gradient of rows that were normalized to `normal`, of that of `normal` times the weight.
-V gradient_of_normal(NodeEmitter& node, V grad, V normal, V rstd, DType type) {
+// What normalized rows are, less their mean: that of a mean that was rounded when it was stored is not 0.
+V recentered(NodeEmitter& node, V normal) {
   Emitter& e = node.e;
-  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
-  const V count = node.reduced_points(sum_type(type));
-  const V along = e.convert(e.div(e.sum_columns(e.mul(scaled, normal)), count), type);
-  const V level = e.convert(e.div(e.sum_columns(scaled), count), type);
-  return e.mul(e.sub(e.sub(scaled, level), e.mul(normal, along)), rstd);
+  const DType type = e.type(normal), wide = sum_type(type);
+  const V sum = e.convert(e.columns(Reduction::kSum, normal), wide);
+  return e.sub(normal, e.convert(e.div(sum, node.reduced_points(wide)), type));
+}
+
+// The gradient of rows that were normalized to `normal`, of that of `normal` times the weight; over `rstd`. `rough` is
+// `normal` before it was recentered: with it all sums are in one loop.
+V gradient_of_normal(NodeEmitter& node, V scaled, V rough, V normal) {
+  Emitter& e = node.e;
+  const DType type = e.type(scaled), wide = sum_type(type);
+  const V count = node.reduced_points(wide);
+  const auto mean_of = [&](V value) { return e.div(e.convert(e.columns(Reduction::kSum, value), wide), count); };
+  const V level = mean_of(scaled);
+  const V along = e.sub(mean_of(e.mul(scaled, rough)), e.mul(level, mean_of(rough)));
+  return e.sub(e.sub(scaled, e.convert(level, type)), e.mul(normal, e.convert(along, type)));
 }
 
 // Of layer norm and group norm.
@@ -171,8 +239,12 @@ bool row_norm_backward(NodeEmitter& node) {
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
-  const V normal = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
-  if (node.wants(0)) node.result(0, gradient_of_normal(node, grad, normal, rstd, type));
+  const V rough = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
+  const V normal = recentered(node, rough);
+  if (node.wants(0)) {
+    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+    node.result(0, e.mul(gradient_of_normal(node, scaled, rough, normal), rstd));
+  }
   for (const size_t result : {1, 2}) {  // of a single row it is the row
     if (!node.wants(result)) continue;
     const V sum = node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad);
@@ -202,7 +274,7 @@ bool batch_norm(NodeEmitter& node) {
     node.result(0, weighted(node, normalized(e, x, node.operand("running_mean", type), rstd)));
     return true;
   }
-  const Moments moments = moments_of(node, x);
+  const Moments moments = moments_of(node, x, true);
   const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
   node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
   node.result(1, moments.mean);
@@ -219,20 +291,21 @@ bool batch_norm_backward(NodeEmitter& node) {
   const bool trains = node.has_part("save_mean");
   const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
   const V rstd = trains ? node.operand("save_invstd", wide) : rstd_of(node, node.operand("running_var", wide));
-  const V grad = node.operand("grad_out", type), centered = e.sub(node.operand("input", type), mean);
-  const V sum = e.sum_columns(grad);
-  const V product = e.sum_columns(e.mul(e.convert(grad, wide), e.convert(centered, wide)));
-  if (node.wants(0)) {
-    V slope = grad;
-    if (trains) {
-      const V count = node.reduced_points(wide);
-      const V along = e.div(e.mul(product, e.mul(rstd, rstd)), count);
-      slope = e.sub(e.sub(grad, e.convert(e.div(sum, count), type)), e.mul(centered, e.convert(along, type)));
-    }
-    const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
-    node.result(0, e.mul(slope, e.convert(scale, type)));
+  const V grad = node.operand("grad_out", type), scale = e.convert(rstd, type);
+  const V rough = e.mul(e.sub(node.operand("input", type), mean), scale);
+  const V sum = e.columns(Reduction::kSum, grad);
+  V product = e.convert(e.columns(Reduction::kSum, e.mul(grad, rough)), wide), slope = grad;
+  if (trains) {
+    const V count = node.reduced_points(wide);
+    const V shift = e.div(e.convert(e.columns(Reduction::kSum, rough), wide), count);
+    product = e.sub(product, e.mul(e.convert(sum, wide), shift));
+    if (node.wants(0)) slope = gradient_of_normal(node, grad, rough, recentered(node, rough));
   }
-  node.result(1, e.mul(product, rstd));
+  if (node.wants(0)) {
+    const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
+    node.result(0, e.mul(slope, e.convert(factor, type)));
+  }
+  node.result(1, product);
   node.result(2, sum);
   return true;
 }
@@ -287,14 +360,15 @@ bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
   if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
-  const Moments moments = moments_of(node, node.operand("self", type));
+  const Expansion what = node.member.form.expansion;
+  const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
+  const Moments moments = moments_of(node, node.operand("self", type), gives_mean);
   const double rest =
       static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
   const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
-  const Expansion what = node.member.form.expansion;
   const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
   node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
-  if (what == Expansion::kVarMean || what == Expansion::kStdMean) node.result(1, reported_mean(e, moments));
+  if (gives_mean) node.result(1, reported_mean(e, moments));
   return true;
 }
 
@@ -306,8 +380,8 @@ bool log_sum_exp(NodeEmitter& node) {
   const V x = node.operand("self", type);
   const V max = e.columns(Reduction::kMax, x);
   const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
-  const V sum = e.sum_columns(e.exp(e.sub(x, shift)));
-  node.result(0, e.add(e.op(ScalarOp::kLog, e.convert(sum, type)), shift));
+  const V sum = e.columns(Reduction::kSum, e.exp(e.sub(x, shift)));
+  node.result(0, e.add(e.op(ScalarOp::kLog, sum), shift));
   return true;
 }
 

@@ -459,7 +459,19 @@ bool Launches::waits_for_memory(const Launch& launch) {
   double operations = 0;
   bool in_loops = false;
   std::vector<bool> moved(kernel.operands.size());
+  // What only sums under a condition are made of is seldom computed.
+  std::vector<bool> counts(kernel.values.size());
+  for (const codegen::Store& store : kernel.stores) {
+    counts[store.value] = true;
+    for (const uint32_t index : store.indices) counts[index] = true;
+  }
+  for (size_t i = kernel.values.size(); i-- > 0;) {
+    counts[i] = counts[i] && codegen::condition_of_sum(kernel, facts, static_cast<uint32_t>(i)) == codegen::kNone;
+    if (!counts[i]) continue;
+    for (const uint32_t input : codegen::inputs(kernel.values[i])) counts[input] = true;
+  }
   for (size_t i = 0; i < kernel.values.size(); ++i) {
+    if (!counts[i]) continue;
     const codegen::Value& value = kernel.values[i];
     const bool reduces = value.kind == codegen::Kind::kReduce && (facts[value.a].dims & column) != 0;
     in_loops |= reduces;
