@@ -18,6 +18,7 @@ constexpr std::string_view kTcp = "tcp://", kTls = "tls://";
 constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
 // How long a broken connection is nobody's concern.
 constexpr std::chrono::seconds kQuiet{3};
+constexpr std::string_view kPrefix = "remote: ";  // of messages
 
 // Who connects to one worker.
 class Dialer {
@@ -95,7 +96,7 @@ class Returning {
       said_ = false;
       return status;
     }
-    why_ = status.message();
+    why_ = status.message().substr(status.message().starts_with(kPrefix) ? kPrefix.size() : 0);
     say_what_is_waited_for();
     return ended ? status : Status(ErrorCode::kLost, status.message());
   }
@@ -105,10 +106,10 @@ class Returning {
     if (said_ || Patience::Clock::now() - broken_since_ < kQuiet) return;
     said_ = true;
     std::fprintf(stderr,
-                 "remote: the connection to the worker at %s broke%s%s; trying to connect again for %lld s, as long as "
-                 "it keeps the session\n",
-                 dialer_->name().c_str(), why_.empty() ? "" : ": ", why_.c_str(),
-                 static_cast<long long>(greeted_.lease.count() / 1000));
+                 "remote: the connection to the worker at %s broke; trying to connect again for %lld s, as long as it "
+                 "keeps the session%s%s\n",
+                 dialer_->name().c_str(), static_cast<long long>(greeted_.lease.count() / 1000),
+                 why_.empty() ? "" : ". The last attempt: ", why_.c_str());
   }
 
   std::shared_ptr<Dialer> dialer_;

@@ -148,7 +148,7 @@ def test_what_other_machines_reach_needs_a_token(worker, files):
     assert "give a token" in worker(url="tcp://0.0.0.0:0", check=False)
     assert "give a token" in worker(*tls(files), url="tls://0.0.0.0:0", check=False)
     _, process = worker("--token-file", files / "token", url="tcp://0.0.0.0:0")
-    assert "can be read and changed on its way" in process.log.read_text()
+    assert "listening on" in process.log.read_text()
     assert "--tls-cert FILE --tls-key FILE" in worker(url="tls://127.0.0.1:0", check=False)
 
 
@@ -164,11 +164,12 @@ def test_the_listener_loads_nothing_that_sessions_need(script, worker):
 def test_strangers_end_neither_the_listener_nor_the_others_sessions(script, worker, files):
     url, process = worker(*tls(files, "--token-file", files / "token"), url="tls://127.0.0.1:0")
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    opening = b"TRRC\x01\x01\x00\x00" + bytes(16)
+    opening = b"TRRC\x02\x03\x00\x00" + bytes(56)
     seed = random.Random(5)
     for i in range(150):
         with socket.create_connection(address) as stranger:
-            stranger.sendall((opening if i % 2 else b"")[: seed.randrange(30)] + seed.randbytes(seed.randrange(200)))
+            words = opening if i % 4 == 1 else opening[: seed.randrange(70)] if i % 2 else b""
+            stranger.sendall(words + seed.randbytes(seed.randrange(200)))
             if i % 3 == 0:
                 stranger.settimeout(0.05)
                 with contextlib.suppress(OSError):
@@ -178,6 +179,167 @@ def test_strangers_end_neither_the_listener_nor_the_others_sessions(script, work
     assert process.poll() is None
     for stranger in silent:
         stranger.close()
+
+
+def test_an_older_client_is_told_the_version(worker):
+    url, _ = worker()
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as old:
+        old.settimeout(5)
+        old.sendall(b"TRRC\x01\x00\x00\x00" + bytes(16))
+        assert old.recv(100) == b"TRRW\x02\x02\x00\x00"
+
+
+def test_a_token_file_that_others_can_read_is_said_at_both_ends(script, worker, tmp_path):
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o644)
+    url, process = worker("--token-file", token)
+    assert f"other users can read the token: chmod 600 {token}" in process.log.read_text()
+    done = script(USE, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN_FILE=token)
+    assert done.stderr.count(f"other users can read the token in TORCH_REMOTE_TOKEN_FILE: chmod 600 '{token}'") == 1
+    token.chmod(0o600)
+    assert "other users" not in script(USE, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN_FILE=token).stderr
+
+
+class Tunnel(threading.Thread):
+    """Carries connections to a port, keeps what clients say, and may be down: then its port refuses."""
+
+    def __init__(self, port, at=0):
+        super().__init__(daemon=True)
+        self.to, self.heard, self.open = ("127.0.0.1", port), [], []
+        self.listener = socket.create_server(("127.0.0.1", at))
+        self.port = self.listener.getsockname()[1]
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            ends = client, socket.create_connection(self.to)
+            self.open += ends
+            self.heard.append(b"")
+            for up in (True, False):
+                threading.Thread(target=self.carry, args=(*ends[:: 1 if up else -1], up), daemon=True).start()
+
+    def carry(self, a, b, up):
+        with contextlib.suppress(OSError):
+            while data := a.recv(65536):
+                if up and len(self.heard[-1]) < 4096:
+                    self.heard[-1] += data
+                b.sendall(data)
+        for end in (a, b):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        for end in self.open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.open.clear()
+
+    def go_down(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+
+    def come_back(self):
+        return Tunnel(self.to[1], self.port)
+
+
+IDLE = """
+import sys, torch, torch_remote
+x = torch.arange(4.0, device="remote")
+x.sum().item()
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print((x + 1).sum().item(), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def idle(port, scheme="tcp", **variables):
+    """A client that computes when it is told to."""
+    with Python(
+        [sys.executable, "-c", IDLE],
+        env=environment() | {"TORCH_REMOTE_WORKER": f"{scheme}://127.0.0.1:{port}"} | variables,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as client:  # fmt: skip
+        assert client.stdout.readline() == "ready\n"
+        yield client
+
+
+def compute(client):
+    client.stdin.write("\n")
+    client.stdin.flush()
+    return client.stdout.readline()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_silent_strangers_who_heard_a_session_cost_it_nothing(worker, files, scheme):
+    arguments = tls(files) if scheme == "tls" else []
+    lease = ["--heartbeat", "0.3", "--lease", "3"]
+    url, process = worker(*arguments, *lease, "--token-file", files / "token", url=f"{scheme}://127.0.0.1:0")
+    tunnel = Tunnel(int(url.rpartition(":")[2]))
+    variables = {"TORCH_REMOTE_TOKEN": TOKEN, "TORCH_REMOTE_TLS_CA": str(files / "ca.pem")}
+    with idle(tunnel.port, scheme, **variables) as client:
+        tunnel.cut()
+        assert compute(client) == "10.0\n"
+        came_back = process.log.read_text().count("a session goes on")
+        assert came_back == 1 and len(tunnel.heard) == 2 and len(children(process)) == 1
+        strangers = []
+        for opening in [said[:64] for said in tunnel.heard] * 4:  # of the first connection and of the second one
+            strangers.append(socket.create_connection(tunnel.to))
+            strangers[-1].sendall(opening)
+        time.sleep(4)  # longer than the lease, and many heartbeats
+        assert compute(client) == "10.0\n"
+        log = process.log.read_text()
+        assert log.count("a session goes on") == came_back, log  # nobody cut the connection
+        for stranger in strangers:
+            stranger.close()
+        client.stdin.close()
+        assert client.wait(60) == 0
+
+
+def test_a_client_tries_while_the_port_refuses_as_long_as_the_lease(worker, files):
+    url, process = worker("--heartbeat", "0.3", "--lease", "30", "--token-file", files / "token")
+    tunnel = Tunnel(int(url.rpartition(":")[2]))
+    with idle(tunnel.port, TORCH_REMOTE_TOKEN=TOKEN) as client:
+        tunnel.go_down()
+        client.stdin.write("\n")
+        client.stdin.flush()
+        time.sleep(8)  # more than three heartbeats, by far
+        os.kill(client.pid, signal.SIGINT)  # a wait can be interrupted
+        assert client.stdout.readline() == "interrupted\n"
+        tunnel.come_back()
+        assert compute(client) == "10.0\n"
+        assert len(children(process)) == 1
+        client.stdin.close()
+        assert client.wait(60) == 0
+        said = client.stderr.read()
+    assert said.count("broke; trying to connect again for 30 s, as long as it keeps the session") == 1, said
+    assert said.count("is back") == 1, said
+
+
+def test_a_lease_that_is_over_is_a_lost_worker(worker):
+    url, _ = worker("--heartbeat", "0.3", "--lease", "2")
+    tunnel = Tunnel(int(url.rpartition(":")[2]))
+    source = IDLE.replace("KeyboardInterrupt", "torch.remote.WorkerLost").replace("interrupted", "lost")
+    with Python(
+        [sys.executable, "-c", source], env=environment() | {"TORCH_REMOTE_WORKER": f"tcp://127.0.0.1:{tunnel.port}"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as client:  # fmt: skip
+        assert client.stdout.readline() == "ready\n"
+        tunnel.go_down()
+        begin = time.monotonic()
+        assert compute(client) == "lost\n"
+        assert 1 < time.monotonic() - begin < 20
+        client.stdin.close()
+        client.wait(60)
 
 
 def test_a_full_worker_says_who_uses_it(script, worker):

@@ -83,14 +83,18 @@ class Proxy(threading.Thread):
         self.counts = dict.fromkeys(KINDS, 0)
         self.lost: str | None = None  # "up" or "down"
         self.down_until = 0.0
+        self.refuses = False
         self.open: list[socket.socket] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.start()
 
-    def outage(self, seconds: float) -> None:
-        """Cuts all, and lets nobody through for so long."""
+    def outage(self, seconds: float, refuses: bool = False) -> None:
+        """Cuts all, and lets nobody through for so long; `refuses`: the port refuses, as that of a tunnel does."""
         self.down_until = time.monotonic() + seconds
+        if refuses:
+            self.refuses = True
+            self.listener.shutdown(socket.SHUT_RDWR)  # ends accept
         for end in list(self.open):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -100,7 +104,16 @@ class Proxy(threading.Thread):
 
     def run(self) -> None:
         while True:
-            client, _ = self.listener.accept()
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                if not self.refuses:
+                    raise
+                self.listener.close()
+                time.sleep(max(0.0, self.down_until - time.monotonic()))
+                self.refuses = False
+                self.listener = socket.create_server(("127.0.0.1", self.port))
+                continue
             if time.monotonic() < self.down_until:
                 client.close()
                 continue

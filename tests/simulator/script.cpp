@@ -53,7 +53,8 @@ class Script {
     options.token = kToken;
     std::unique_ptr<remote::Transport> transport;
     Status status;
-    for (int i = 0; i < 200; ++i) {
+    // A new session is not promised to wait for an outage to end, but this client does.
+    for (int i = 0; i < 200 || run_.world.now() < refused_until(); ++i) {
       status = remote::dial("tcp://127.0.0.1:4500", options, {}, &transport);
       if (status.ok()) break;
       require(run_.plan.damages || status.code() == ErrorCode::kLost || status.code() == ErrorCode::kTimeout,
@@ -71,6 +72,8 @@ class Script {
     add_into_ = load(kAddInto);
     mix_ = load(kMix);
   }
+
+  Nanoseconds refused_until() const { return run_.plan.outage_ends + kSecond; }
 
   void play() {
     if (run_.plan.threads == 1) return steps(random_.next());

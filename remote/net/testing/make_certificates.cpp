@@ -1,5 +1,6 @@
-// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem), with their
-// keys.
+// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem); certificates that
+// are no good there: of no authority (stranger.pem), that has expired (old.pem), for another host (named.pem). All with
+// their keys.
 #include <string>
 
 #include "remote/net/testing/certificates.h"
@@ -10,4 +11,7 @@ int main(int argc, char** argv) {
   const std::string folder = std::string(argv[1]) + "/";
   make_certificate(folder + "ca", {.name = "authority", .is_authority = true});
   make_certificate(folder + "worker", {.name = "127.0.0.1", .authority = folder + "ca"});
+  make_certificate(folder + "stranger", {.name = "127.0.0.1"});
+  make_certificate(folder + "old", {.name = "127.0.0.1", .until = -60, .authority = folder + "ca"});
+  make_certificate(folder + "named", {.name = "gpu.example.org", .authority = folder + "ca"});
 }
