@@ -166,7 +166,7 @@ def test_a_provider_of_another_package(script, remote, tmp_path):
         with torch_remote.RemoteMachine("cupboard", shelf="top", gpu_count=2) as machine:
             assert torch.ones(2, device=machine.device(1)).sum().item() == 2
             assert machine.status().price == 0.25 and cupboard.Cupboard.started == ["top"]
-        with RemoteMachine() as machine:  # nobody replaces the package's own
+        with torch_remote.RemoteMachine() as machine:  # nobody replaces the package's own
             assert type(machine._provider).__module__ == "torch_remote.providers.local"
         """,
         PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
