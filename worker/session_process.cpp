@@ -265,8 +265,8 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
       if (options.url.starts_with("tls://")) {
         if (Status status = remote::TlsContext::for_worker(options.tls, &tls); !status) return status;
       }
-      return serve_network_client(start.client, start.opening, start.control, std::move(options), std::move(tls), server,
-                                  counts);
+      return serve_network_client(start.client, start.opening, start.control, std::move(options), std::move(tls),
+                                  server, counts);
     }
     std::unique_ptr<remote::Transport> transport =
         remote::make_unix_transport(start.client, remote::Lending::kReadOnly);
