@@ -213,7 +213,10 @@ TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   client->free(12);
   client->free(3);
   TraceWriter(trace).op(0, 5, 10, true);
-  flush();
+  flush();  // loads a program, which needs memory, too
+  client->free(9);
+  TraceWriter(trace).op(0, 5, 10, true);
+  EXPECT_TRUE(flush().hit);
   client->free(4);
   const uint64_t id = upload("hello");
   std::string text;
@@ -221,11 +224,13 @@ TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   ASSERT_TRUE(read(id, 5, &text).ok());
   EXPECT_EQ(text, "hello");
   const auto messages = worker->messages();
-  ASSERT_EQ(types(),
-            (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kFree, Type::kUpload, Type::kFree, Type::kRead}));
-  EXPECT_EQ(messages[1].frees, (std::vector<uint64_t>{3, 12}));
-  EXPECT_EQ(messages[2].frees, std::vector<uint64_t>{4});
-  EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{6});
+  ASSERT_EQ(types(), (std::vector<Type>{Type::kFree, Type::kLoadProgram, Type::kRun, Type::kRun, Type::kFree,
+                                        Type::kUpload, Type::kFree, Type::kRead}));
+  EXPECT_EQ(messages[0].frees, (std::vector<uint64_t>{3, 12}));
+  EXPECT_EQ(messages[2].frees, std::vector<uint64_t>{});
+  EXPECT_EQ(messages[3].frees, std::vector<uint64_t>{9});
+  EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{4});
+  EXPECT_EQ(messages[6].frees, std::vector<uint64_t>{6});
 }
 
 TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {

@@ -574,7 +574,7 @@ def test_modules_of_this_process_are_there_for_its_own_worker_only(script, remot
     for name in ("local", "inproc", "local://"):
         assert script(source, TORCH_REMOTE_WORKER=name).stdout == "[6.0, 6.0]\n", name
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    listen = ["--listen", f"unix://{tmp_path}/w", "--allow-python=" + sys.executable]
+    listen = ["--listen", "tcp://127.0.0.1:0", "--allow-python=" + sys.executable]
     worker = Python(
         [sys.executable, "-m", "torch_remote.worker", *listen],
         env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True,
