@@ -169,7 +169,14 @@ WHOLE = {
     "gradients of layer_norm's weights": gradients_of_weights,
 }
 # What torch computes by several ops, or of what it stored in the type of the input, or of denormal powers.
-BY_CHANCE = ("vector_norm 3", "standardized", "rms_norm", "normalize", "cosine_similarity", "gradients of layer_norm's weights")
+BY_CHANCE = (
+    "vector_norm 3",
+    "standardized",
+    "rms_norm",
+    "normalize",
+    "cosine_similarity",
+    "gradients of layer_norm's weights",
+)
 # Piecewise constant or without a gradient that says more than the op's own.
 NO_GRADIENT = ("nansum", "prod", "std, no correction", "cumsum", "norm", "vector_norm 1", "vector_norm 3")
 
