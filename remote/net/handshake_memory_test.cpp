@@ -49,6 +49,7 @@ void count_free(void* memory, const char*, int) {
 const bool g_counting = CRYPTO_set_mem_functions(count_malloc, count_realloc, count_free) == 1;
 
 constexpr int64_t kLimit = 64 << 10;
+constexpr int64_t kCertificate = 16 << 10;  // what a client's certificate, and the check of it, take
 
 // A record of a TLS handshake with that much of a client hello that is longer still.
 std::string long_hello(size_t size) {
@@ -113,7 +114,9 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
                               {.token = token, .certificates = certificates.get(), .keys = keys.get(), .session = nullptr},
                               {.token = token, .certificates = clients.get(), .keys = keys.get(), .session = nullptr},
                               {.token = {}, .certificates = nullptr, .keys = keys.get(), .session = &session}};
-  std::string noise(1 << 20, 'x');
+  const std::string noise(1 << 20, 'x');
+  // The first one of a process has OpenSSL look up its algorithms, which has nothing to do with the stranger.
+  (void)taken(sides[0], {});
   for (const WorkerSide& side : sides) {
     for (const std::string& words : {std::string(), noise, long_hello(100), long_hello(200'000)}) {
       EXPECT_LT(taken(side, words), kLimit) << words.size() << " bytes";
@@ -121,42 +124,48 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
   }
 }
 
-// Strangers that speak TLS, up to the proof that they cannot give.
+// What OpenSSL takes for a client that speaks TLS up to the proof, which it cannot give.
+int64_t taken_by_hands(const TlsContext& server, const TlsContext& client) {
+  const auto [a, b] = testing::tcp_sockets();
+  std::thread stranger([&, a = a] {
+    std::array<char, sizeof(Answer) + sizeof(Digest)> answer;
+    EXPECT_EQ(receive_all(a, answer), static_cast<ssize_t>(answer.size()));
+    std::unique_ptr<TlsStream> stream;
+    const Status status = start_tls(a, client, {.host = "127.0.0.1", .key = nullptr}, Patience(10s), "w", &stream);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (!status.ok()) return;
+    Greeted greeted;
+    EXPECT_FALSE(request(*stream, {}, "another token, as long", 0, "host:1", Patience(10s), &greeted).ok());
+  });
+  Applicant applicant;
+  const WorkerSide side{
+      .token = "a token that only both ends know", .certificates = &server, .keys = nullptr, .session = nullptr};
+  t_now = t_most = 0;
+  t_counts = true;
+  const Status status = hear(b, Opening(), side, Patience(10s), "a stranger", &applicant);
+  t_counts = false;
+  applicant.stream = nullptr;
+  stranger.join();
+  EXPECT_NE(status.message().find("its proof is wrong"), std::string::npos) << status.message();
+  EXPECT_GT(t_most, 10'000);
+  return t_most;
+}
+
 TEST(HandshakeMemory, OfAStrangerThatShakesHandsIsLittle) {
   ASSERT_TRUE(g_counting);
   const testing::Certificates files;
   testing::make_certificate(files.file("client"), {.name = "client", .authority = files.file("ca")});
   TlsFiles worker = files.of("worker");
-  worker.authorities = files.file("ca.pem");
   for (const bool wants_certificates : {false, true}) {
+    if (wants_certificates) worker.authorities = files.file("ca.pem");
     std::shared_ptr<const TlsContext> server, client;
-    ASSERT_TRUE(TlsContext::for_worker(wants_certificates ? worker : files.of("worker"), &server).ok());
+    ASSERT_TRUE(TlsContext::for_worker(worker, &server).ok());
     TlsFiles strangers = wants_certificates ? files.of("client") : TlsFiles();
     strangers.authorities = files.file("ca.pem");
     ASSERT_TRUE(TlsContext::for_client(strangers, &client).ok());
-    const auto [a, b] = testing::tcp_sockets();
-    std::thread stranger([&, a = a] {
-      std::array<char, sizeof(Answer) + sizeof(Digest)> answer;
-      EXPECT_EQ(receive_all(a, answer), static_cast<ssize_t>(answer.size()));
-      std::unique_ptr<TlsStream> stream;
-      const Status status = start_tls(a, *client, {.host = "127.0.0.1", .key = nullptr}, Patience(10s), "w", &stream);
-      EXPECT_TRUE(status.ok()) << status.message();
-      if (!status.ok()) return;
-      Greeted greeted;
-      EXPECT_FALSE(request(*stream, {}, "another token, as long", 0, "host:1", Patience(10s), &greeted).ok());
-    });
-    Applicant applicant;
-    t_now = t_most = 0;
-    t_counts = true;
-    const WorkerSide side{
-        .token = "a token that only both ends know", .certificates = server.get(), .keys = nullptr};
-    const Status status = hear(b, Opening(), side, Patience(10s), "a stranger", &applicant);
-    t_counts = false;
-    applicant.stream = nullptr;
-    stranger.join();
-    EXPECT_NE(status.message().find("its proof is wrong"), std::string::npos) << status.message();
-    EXPECT_GT(t_most, 10'000);
-    EXPECT_LT(t_most, kLimit);
+    // The first one of a process has OpenSSL look up its algorithms, which has nothing to do with the stranger.
+    (void)taken_by_hands(*server, *client);
+    EXPECT_LT(taken_by_hands(*server, *client), kLimit + (wants_certificates ? kCertificate : 0)) << wants_certificates;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <openssl/bio.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -12,8 +13,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -23,6 +26,7 @@ namespace torch_remote::remote {
 namespace {
 
 constexpr size_t kRecord = 16 << 10;         // the most bytes of one
+constexpr size_t kSmallRecord = 1 << 10;     // of those until the other end is known
 constexpr size_t kReadAhead = 16 * kRecord;  // what one call takes from the socket
 constexpr size_t kMostKeyFile = 64 << 10;
 constexpr long kMaxCertificates = 16 << 10;  // bytes that an end may send of them
@@ -38,11 +42,66 @@ std::string openssl_error() {
   return text;
 }
 
+void* allocate(size_t size, const char*, int) { return std::malloc(size); }
+void overwrite_and_free(void* memory, const char*, int) {
+  if (memory == nullptr) return;
+  OPENSSL_cleanse(memory, malloc_usable_size(memory));
+  std::free(memory);
+}
+void* reallocate(void* memory, size_t size, const char* file, int line) {
+  if (size == 0) return overwrite_and_free(memory, file, line), nullptr;
+  void* const made = std::malloc(size);
+  if (made == nullptr || memory == nullptr) return made;
+  std::memcpy(made, memory, std::min(size, malloc_usable_size(memory)));
+  overwrite_and_free(memory, file, line);
+  return made;
+}
+
 // --- a socket for OpenSSL --------------------------------------------------------------------------------------------
 
 // OpenSSL's own would raise SIGPIPE.
+// OpenSSL allocates what the length of a client's hello says, up to 128 KiB, before it has read it. So what a worker
+// hears in the clear goes through this: records with a whole hello of a length that clients have.
+class HelloGuard {
+ public:
+  bool good(const char* data, size_t size) {
+    for (const char* p = data; p < data + size; ++p) {
+      const auto byte = static_cast<uint8_t>(*p);
+      if (left_ == 0) {
+        header_[have_++] = byte;
+        if (have_ < header_.size()) continue;
+        have_ = at_ = 0;
+        left_ = static_cast<size_t>(header_[3] << 8 | header_[4]);
+        continue;
+      }
+      constexpr uint8_t kHandshake = 22, kClientHello = 1;
+      if (header_[0] == kHandshake && at_ < message_.size()) {
+        message_[at_++] = byte;
+        if (at_ == message_.size() && (message_[0] != kClientHello || message_[1] != 0 || message_[2] >= kMostHello >> 8)) {
+          return false;
+        }
+      }
+      --left_;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kMostHello = 4096;
+
+  std::array<uint8_t, 5> header_{};   // of a record
+  std::array<uint8_t, 4> message_{};  // its first bytes
+  size_t have_ = 0, at_ = 0, left_ = 0;
+};
+
+struct Socket {
+  int descriptor = -1;
+  bool guards = false;
+  HelloGuard guard;
+};
+
 int write_socket(BIO* bio, const char* data, int size) {
-  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+  const int socket = static_cast<const Socket*>(BIO_get_data(bio))->descriptor;
   BIO_clear_retry_flags(bio);
   ssize_t n;
   do {
@@ -53,19 +112,23 @@ int write_socket(BIO* bio, const char* data, int size) {
 }
 
 int read_socket(BIO* bio, char* data, int size) {
-  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+  auto& from = *static_cast<Socket*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
   ssize_t n;
   do {
-    n = recv(socket, data, static_cast<size_t>(size), MSG_DONTWAIT);
+    n = recv(from.descriptor, data, static_cast<size_t>(size), MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_read(bio);
+  if (n > 0 && from.guards && !from.guard.good(data, static_cast<size_t>(n))) {
+    errno = EPROTO;
+    return -1;
+  }
   return static_cast<int>(n);
 }
 
 long control_socket(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
 
-BIO* make_bio(int socket) {
+BIO* make_bio(Socket* socket) {
   static BIO_METHOD* const method = [] {
     BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
     BIO_meth_set_write(made, write_socket);
@@ -74,7 +137,7 @@ BIO* make_bio(int socket) {
     return made;
   }();
   BIO* bio = BIO_new(method);
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(socket)));
+  BIO_set_data(bio, socket);
   BIO_set_init(bio, 1);
   return bio;
 }
@@ -135,6 +198,7 @@ Status new_context(const SSL_METHOD* method, SSL_CTX** context) {
   SSL_CTX_set_max_cert_list(*context, kMaxCertificates);
   // The quickest one first, where the processor has instructions for it.
   SSL_CTX_set_ciphersuites(*context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
+  SSL_CTX_set_max_send_fragment(*context, kSmallRecord);
   SSL_CTX_set_num_tickets(*context, 0);  // sessions of TLS are not resumed; ours are
   return {};
 }
@@ -234,7 +298,9 @@ class Stream : public TlsStream {
  public:
   Stream(int socket, const TlsContext& context, std::string description)
       : socket_(socket), description_(std::move(description)), ssl_(SSL_new(context.get())) {
-    BIO* bio = make_bio(socket_);
+    wire_.descriptor = socket_;
+    wire_.guards = context.side() == TlsContext::Side::kWorker;
+    BIO* bio = make_bio(&wire_);
     SSL_set_bio(ssl_, bio, bio);
   }
   ~Stream() override {
@@ -262,6 +328,7 @@ class Stream : public TlsStream {
   void use_large_buffers() override {
     std::lock_guard lock(mutex_);
     SSL_clear_mode(ssl_, SSL_MODE_RELEASE_BUFFERS);
+    SSL_set_max_send_fragment(ssl_, kRecord);
     SSL_set_read_ahead(ssl_, 1);
     SSL_set_default_read_buffer_len(ssl_, kReadAhead);
   }
@@ -345,6 +412,7 @@ class Stream : public TlsStream {
   const int socket_;
   const std::string description_;
   std::mutex mutex_;
+  Socket wire_;
   SSL* const ssl_;
   bool shaken_ = false;
   std::vector<char> gathered_;  // of who writes
@@ -403,6 +471,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
     }
     if (!status.ok()) return status;
   }
+  wire_.guards = false;
   SSL_set_app_data(ssl_, nullptr);
   SSL_certs_clear(ssl_);
   // Who does not know the key can still propose a handshake without it.
@@ -414,6 +483,10 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
 }
 
 }  // namespace
+
+bool overwrite_what_openssl_frees() {
+  return CRYPTO_set_mem_functions(allocate, reallocate, overwrite_and_free) == 1;
+}
 
 TlsContext::~TlsContext() {
   SSL_CTX_free(context_);

@@ -18,6 +18,10 @@ struct ssl_ctx_st;
 // that both know (RFC 8446, an external pre-shared key with a fresh Diffie-Hellman exchange).
 namespace torch_remote::remote {
 
+// From now on OpenSSL overwrites what it frees, which it does not do with all that a private key's file becomes on its
+// way. For programs whose memory is to keep no secrets; call it before anything uses OpenSSL. False: something did.
+bool overwrite_what_openssl_frees();
+
 // Names of PEM files; empty ones are not given.
 struct TlsFiles {
   std::string certificate;  // of this end, with those between it and the authority

@@ -89,7 +89,7 @@ inline std::pair<TlsEnd, TlsEnd> key_streams(const Digest& client, const Digest&
   std::shared_ptr<const TlsContext> ca, cb;
   EXPECT_TRUE(TlsContext::for_keys(TlsContext::Side::kClient, &ca).ok());
   EXPECT_TRUE(TlsContext::for_keys(TlsContext::Side::kWorker, &cb).ok());
-  return shake_hands(*ca, {.key = &client}, *cb, {.key = &worker});
+  return shake_hands(*ca, {.host = {}, .key = &client}, *cb, {.host = {}, .key = &worker});
 }
 
 }  // namespace torch_remote::remote::testing
