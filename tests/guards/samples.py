@@ -1,10 +1,10 @@
 """Writes samples of calls of ATen's overloads, for the guard harness.
 
-    samples.py OUT
+    samples.py OUT CALLS
 
 Most are the calls that torch's OpInfo samples, and ours, make on CPU. The in-place and out overloads are called like
 their functional siblings, and what then is without a sample gets one from its schema. OUT holds a list of (name,
-arguments in the schema's order); numbers stand for dtypes and memory formats, and DEFAULT for what is not given.
+arguments in the schema's order, at most CALLS of an overload); numbers stand for dtypes and memory formats, and DEFAULT for what is not given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from hand_samples import hand_samples
+from hand_samples import attention_samples, hand_samples
 from harness import FOREACH, NotTransferableError, attempt, copy_tree, seed_all
 from own_samples import own_samples
 from torch.testing._internal.common_methods_invocations import op_db
@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 DEFAULT = "\0default"
-CALLS = 2  # of an overload, of different arguments
 MOST = 24  # samples of an OpInfo that are looked at
 LARGEST = 4096  # elements of a tensor: other samples are too slow to change in many ways
 _DTYPES = (
@@ -63,8 +62,10 @@ def positional(schema: Any, args: tuple, kwargs: dict) -> list[Any] | None:
     values = []
     for i, argument in enumerate(schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name, DEFAULT)
-        if isinstance(value, (torch.Generator, torch.device, torch.layout)):
+        if isinstance(value, (torch.Generator, torch.device, torch.layout)) or argument.name == "device":
             value = DEFAULT
+        elif isinstance(value, str) and value == DEFAULT and not argument.has_default_value():
+            return None
         values.append(value)
 
     def plain(x: Any) -> Any:
@@ -100,12 +101,13 @@ def shape_of(values: list[Any]) -> str:
 
 
 class Samples:
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.schemas = schemas()
+        self.most = most  # calls of an overload, of different arguments
         self.calls: dict[str, dict[str, list[Any]]] = {}
 
     def wants(self, name: str) -> bool:
-        return name in self.schemas and len(self.calls.get(name, ())) < CALLS
+        return name in self.schemas and len(self.calls.get(name, ())) < self.most
 
     def add(self, name: str, args: tuple, kwargs: dict) -> None:
         if not self.wants(name):
@@ -162,8 +164,14 @@ def capture_op(op: OpInfo, dtype: torch.dtype, samples: Samples) -> None:
             with Capture(samples):
                 attempt(lambda f=form, s=sample: f(s.input, *s.args, **s.kwargs))
         # What torch takes apart before a mode sees it: the op itself.
-        for name in (op.aten_name, f"_{op.aten_name}"):
-            samples.add(f"aten::{name}", (sample.input, *sample.args), sample.kwargs)
+        for name in (f"aten::{op.aten_name}", f"aten::_{op.aten_name}"):
+            given = ((sample.input, *sample.args), sample.kwargs)
+            if samples.wants(name) and attempt(lambda n=name, g=given: overload(n)(*copied(g)[0], **copied(g)[1]))[1] is None:
+                samples.add(name, *given)
+
+
+def copied(given: Any) -> Any:
+    return copy_tree(given, "cpu")
 
 
 def functional_of(name: str, known: dict[str, Any]) -> str | None:
@@ -304,11 +312,16 @@ def add_by_schema(samples: Samples) -> None:
             print(f"{last}: status {status}", file=sys.stderr)
 
 
-def main(path: str) -> None:
+def main(path: str, most: int) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    samples = Samples()
+    samples = Samples(most)
     for name, args in hand_samples():
+        schema = samples.schemas[name]
+        values = args + [DEFAULT] * (len(schema.arguments) - len(args))
+        _, error = attempt(lambda s=schema, n=name, v=values: call(s, n, v))
+        if error is not None:
+            raise ValueError(f"{name}: torch refuses the sample: {error}")
         samples.add(name, tuple(args), {})
     for dtype in (torch.float32, torch.int64, torch.bool):
         for op in (*op_db, *FOREACH):
@@ -320,9 +333,10 @@ def main(path: str) -> None:
     add_by_schema(samples)
     add_siblings(samples)
     print(f"by schema: {len(samples.calls)}", file=sys.stderr)
-    rows = [[name, values] for name, calls in sorted(samples.calls.items()) for values in calls.values()]
+    rows: list[list[Any]] = [list(row) for row in attention_samples()]
+    rows += [[name, values] for name, calls in sorted(samples.calls.items()) for values in calls.values()]
     torch.save(rows, path)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))
