@@ -30,7 +30,17 @@ def main() -> int:
     )
     parser.add_argument("--conventions", required=True)
     parser.add_argument("--torch_version", help="fail if another torch is installed")
-    for output in ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions", "relations"):
+    for output in (
+        "header",
+        "source",
+        "json",
+        "docs",
+        "composed",
+        "call_checks",
+        "kernel_dtypes",
+        "expansions",
+        "relations",
+    ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
     parser.add_argument("tables", nargs="+", help="the *.toml files")

@@ -1,8 +1,8 @@
 """Runs the guard harness (worker/aten/guard_harness.cpp) and reads its report.
 
-    bazel run //tests/guards:guards                 what the worker's own path lets through
-    bazel run //tests/guards:guards -- --torch      what torch's kernels do without the worker's checks
-    bazel run //tests/guards:guards -- --update     writes ir/ops/allowed_ops.txt
+bazel run //tests/guards:guards                 what the worker's own path lets through
+bazel run //tests/guards:guards -- --torch      what torch's kernels do without the worker's checks
+bazel run //tests/guards:guards -- --update     writes ir/ops/allowed_ops.txt
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Any
 import torch
 
 HARNESS = "worker/aten/guard_harness"
-HEADER = """# Ops of aten:: outside the op table that programs may call: //tests/guards changed their arguments in every way that it
+HEADER = """\
+# Ops of aten:: outside the op table that programs may call: //tests/guards changed their arguments in every way that it
 # knows, and found no access outside of operands. Written by: bazel run //tests/guards:guards -- --update
 """
 # By what their names begin with, overloads included: they change what a tensor is instead of its elements, read files,
 # or take the insides of sparse and nested tensors on trust, layouts that no program has.
 NEVER = (
     "set_", "resize_", "resize_as_", "_resize_output_", "set_data", "from_file", "_reshape_alias",
-    "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_sparse_bsc_tensor_unsafe", "_sparse_bsr_tensor_unsafe",
-    "_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe",
+    "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_sparse_bsc_tensor_unsafe",
+    "_sparse_bsr_tensor_unsafe", "_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe",
     "_sparse_csr_tensor_unsafe",
 )  # fmt: skip
 

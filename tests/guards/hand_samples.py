@@ -27,7 +27,10 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("_ctc_loss", [scores, labels, [5, 5], [2, 2], 0, False]),
         ("_ctc_loss.Tensor", [scores, labels, tensor([5, 5]), tensor([2, 2]), 0, False]),
         ("_ctc_loss_backward", [randn(2), scores, labels, [5, 5], [2, 2], loss, alpha, 0, False]),
-        ("_ctc_loss_backward.Tensor", [randn(2), scores, labels, tensor([5, 5]), tensor([2, 2]), loss, alpha, 0, False]),
+        (
+            "_ctc_loss_backward.Tensor",
+            [randn(2), scores, labels, tensor([5, 5]), tensor([2, 2]), loss, alpha, 0, False],
+        ),
         ("_amp_foreach_non_finite_check_and_unscale_", [[randn(3), randn(2, 2)], tensor([0.0]), tensor([0.5])]),
         ("_amp_foreach_non_finite_check_and_unscale", [[randn(3), randn(2, 2)], tensor([0.0]), tensor([0.5])]),
         ("_amp_update_scale_", [tensor([2.0]), tensor([1], dtype=torch.int32), tensor([0.0]), 2.0, 0.5, 3]),
@@ -80,10 +83,15 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("_functional_assert_async.msg", [one, "no", one]),
         ("affine_grid_generator", [randn(2, 2, 3), [2, 3, 4, 4], False]),
         ("_pack_padded_sequence", [randn(4, 2, 3), tensor([4, 2]), False]),
-        ("_weight_int8pack_mm", [randn(4, 16).bfloat16(), torch.ones(8, 16, dtype=torch.int8), torch.ones(8).bfloat16()]),
+        (
+            "_weight_int8pack_mm",
+            [randn(4, 16).bfloat16(), torch.ones(8, 16, dtype=torch.int8), torch.ones(8).bfloat16()],
+        ),
         ("fake_quantize_per_tensor_affine_cachemask", [x, 0.1, 0, 0, 255]),
-        ("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-         [x, one, torch.zeros(1, dtype=torch.int32), torch.ones(1).long(), 0, 255]),
+        (
+            "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+            [x, one, torch.zeros(1, dtype=torch.int32), torch.ones(1).long(), 0, 255],
+        ),
         (
             "_native_multi_head_attention",
             [randn(2, 3, 8)] * 3 + [8, 2, randn(24, 8), randn(24), randn(8, 8), randn(8)],
@@ -101,7 +109,10 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         most = [randn(3), randn(2, 2)]
         for suffix in ("", "_"):
             rows += [
-                (f"{name}{suffix}.tensor_lr", [*state, [], steps, lr, 0.9, 0.99, 0.1, 1e-8, False, False, one, tensor(0.0)]),
+                (
+                    f"{name}{suffix}.tensor_lr",
+                    [*state, [], steps, lr, 0.9, 0.99, 0.1, 1e-8, False, False, one, tensor(0.0)],
+                ),
                 (f"{name}{suffix}", [*state, most, steps, 0.1, 0.9, 0.99, 0.1, 1e-8, True, False]),
             ]
     for suffix in ("", "_"):

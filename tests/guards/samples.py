@@ -4,7 +4,8 @@
 
 Most are the calls that torch's OpInfo samples, and ours, make on CPU. The in-place and out overloads are called like
 their functional siblings, and what then is without a sample gets one from its schema. OUT holds a list of (name,
-arguments in the schema's order, at most CALLS of an overload); numbers stand for dtypes and memory formats, and DEFAULT for what is not given.
+arguments in the schema's order), at most CALLS of an overload; numbers stand for dtypes and memory formats, and DEFAULT
+for what is not given.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DEFAULT = "\0default"
 MOST = 24  # samples of an OpInfo that are looked at
 LARGEST = 4096  # elements of a tensor: other samples are too slow to change in many ways
 _DTYPES = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16"
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32"
+    " bfloat16"
 ).split()
 _FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d]
 
@@ -166,7 +168,10 @@ def capture_op(op: OpInfo, dtype: torch.dtype, samples: Samples) -> None:
         # What torch takes apart before a mode sees it: the op itself.
         for name in (f"aten::{op.aten_name}", f"aten::_{op.aten_name}"):
             given = ((sample.input, *sample.args), sample.kwargs)
-            if samples.wants(name) and attempt(lambda n=name, g=given: overload(n)(*copied(g)[0], **copied(g)[1]))[1] is None:
+            if (
+                samples.wants(name)
+                and attempt(lambda n=name, g=given: overload(n)(*copied(g)[0], **copied(g)[1]))[1] is None
+            ):
                 samples.add(name, *given)
 
 

@@ -153,7 +153,8 @@ void AtenProgram::find_written() {
     const ir::Node& node = graph_.nodes[n];
     if (!operations_[n] || ir::op_desc(node.opcode).facts & ir::kFactMayOverlap) continue;
     ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
-      const bool writes = access == ir::Access::kCreates ? !operations_[n]->makes_results() : access != ir::Access::kReads;
+      const bool writes =
+          access == ir::Access::kCreates ? !operations_[n]->makes_results() : access != ir::Access::kReads;
       written_[view] = written_[view] || writes;
     });
   }

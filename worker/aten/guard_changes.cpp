@@ -104,8 +104,8 @@ std::vector<std::pair<std::string, Make>> tensor_changes(const at::Tensor& tenso
     }
   }
   if (c10::isFloatingType(tensor.scalar_type()) && tensor.numel() > 0) {
-    for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e9,
-                               -1e9, 1e30, -1e30}) {
+    for (const double value :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e9, -1e9, 1e30, -1e30}) {
       all.push_back({"elements " + std::to_string(value),
                      [value](const at::Tensor& t) { return at::full_like(t, value).to(t.scalar_type()); }});
     }

@@ -280,7 +280,7 @@ class Harness {
       const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       if (signal == SIGALRM || signal == SIGKILL) {
         ++slow_;
-          report("slow", at, "");
+        report("slow", at, "");
         ++crashes[name_of(at)];
       } else {
         report("crash", at, std::to_string(signal ? signal : -WEXITSTATUS(status)));
@@ -385,8 +385,9 @@ class Harness {
       refused += outcome == Outcome::kRefused;
       if (cases_[c].change.what.empty() && outcome == Outcome::kRan) exercised.insert(samples_[cases_[c].sample].name);
     }
-    std::printf("{\"kind\": \"summary\", \"cases\": %zu, \"ran\": %zu, \"refused\": %zu, \"slow\": %zu, \"exercised\": [",
-                cases_.size(), ran, refused, slow_);
+    std::printf(
+        "{\"kind\": \"summary\", \"cases\": %zu, \"ran\": %zu, \"refused\": %zu, \"slow\": %zu, \"exercised\": [",
+        cases_.size(), ran, refused, slow_);
     bool first = true;
     for (const std::string& name : exercised) {
       std::printf("%s\"%s\"", first ? "" : ", ", name.c_str());
@@ -437,7 +438,8 @@ int main(int argc, char** argv) {
     }
     std::printf("]}\n");
   }
-  Harness(std::move(samples), worker, std::string_view(argv[3]) == "begin" ? GuardPlace::kBegin : GuardPlace::kEnd).run();
+  Harness(std::move(samples), worker, std::string_view(argv[3]) == "begin" ? GuardPlace::kBegin : GuardPlace::kEnd)
+      .run();
   return 0;
 }
 

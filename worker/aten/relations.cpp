@@ -81,7 +81,9 @@ bool pivots(const IValue& tensor, int64_t size) {
   return empty(all) || (above_least(tensor) && all_inside(all.abs().sub(1), size));
 }
 
-bool finite(const IValue& tensor) { return empty(tensor.toTensor()) || tensor.toTensor().isfinite().all().item<bool>(); }
+bool finite(const IValue& tensor) {
+  return empty(tensor.toTensor()) || tensor.toTensor().isfinite().all().item<bool>();
+}
 
 bool above_least(const IValue& tensor) {
   const at::Tensor& all = tensor.toTensor();
@@ -100,7 +102,8 @@ bool fits(const IValue& value, const IValue& sizes, const IValue& strides) {
     int64_t reach = 0;
     if (all[d] < 0 || steps[d] < 0) return false;
     if (all[d] == 0) return true;
-    if (__builtin_mul_overflow(all[d] - 1, steps[d], &reach) || __builtin_add_overflow(last, reach, &last)) return false;
+    if (__builtin_mul_overflow(all[d] - 1, steps[d], &reach) || __builtin_add_overflow(last, reach, &last))
+      return false;
   }
   return last < static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
 }

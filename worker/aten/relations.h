@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-// What ir/ops/relations.toml says about arguments, as functions. Tensors and lists of tensors are given as arguments are;
-// an undefined tensor has no dims.
+// What ir/ops/relations.toml says about arguments, as functions. Tensors and lists of tensors are given as arguments
+// are; an undefined tensor has no dims.
 namespace torch_remote::worker::aten::relations {
 
 using c10::IValue;
