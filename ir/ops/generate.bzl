@@ -7,8 +7,8 @@ def op_table_files(name, outputs):
 
     Args:
       name: of the rule.
-      outputs: form ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions") to
-        file name.
+      outputs: form ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions",
+        "relations") to file name.
     """
     matrix = ["//tests/ops:matrix.json"] if "docs" in outputs else []
     native.genrule(

@@ -3,8 +3,8 @@ writes the outputs asked for.
 
     generate.py --table_header ir/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--matrix tests/ops/matrix.json] \
-        ir/ops/pointwise.toml ...
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] \
+        [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import op_dtypes
 import op_emit
 import op_lists
+import op_relations
 from op_entries import TableError, load_table, read_vocabulary
 from op_schemas import load_overloads, torch_version
 
@@ -29,7 +30,17 @@ def main() -> int:
     )
     parser.add_argument("--conventions", required=True)
     parser.add_argument("--torch_version", help="fail if another torch is installed")
-    for output in ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions"):
+    for output in (
+        "header",
+        "source",
+        "json",
+        "docs",
+        "composed",
+        "call_checks",
+        "kernel_dtypes",
+        "expansions",
+        "relations",
+    ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
     parser.add_argument("tables", nargs="+", help="the *.toml files")
@@ -55,6 +66,7 @@ def main() -> int:
             "call_checks": lambda: op_lists.call_checks(folder / "call_checks.toml", overloads),
             "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
             "expansions": lambda: op_lists.expansions(folder / "fusion.toml", options.table_header, ops),
+            "relations": lambda: op_relations.relations(folder / "relations.toml", ops, overloads),
             "docs": lambda: (
                 op_emit.docs(ops, vocabulary, functions, torch_version())
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import op_emit
 import op_lists
+import op_relations
 import pytest
 from op_entries import TableError, load_table, read_vocabulary
 from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/op_table.h", "ir/ops/conventions.toml")
 OVERLOADS = load_overloads()
-LISTS = ("call_checks.toml", "conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml")
+LISTS = (
+    "call_checks.toml", "conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml", "relations.toml",
+)  # fmt: skip
 TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name not in LISTS]
 
 
@@ -257,6 +260,41 @@ def test_call_checks_are_of_known_ops(tmp_path):
     assert "no op of native_functions.yaml is called 'mmm'" in wrong('mm = ["mmm"]')
     assert "no op of native_functions.yaml is called 'nothing_*'" in wrong('mm = ["nothing_*"]')
     assert "'mm' has a check already" in wrong('mm = ["mm"]', 'other = ["mm"]')
+
+
+def test_relations_are_of_known_ops_and_arguments(tmp_path):
+    ops = load_table(TABLES, OVERLOADS, VOCABULARY)
+
+    def made(text: str, allowed: str = "aten::relu_x\n") -> str:
+        (tmp_path / "allowed_ops.txt").write_text(allowed)
+        path = tmp_path / "relations.toml"
+        path.write_text(text)
+        return op_relations.relations(path, ops, OVERLOADS)
+
+    def relation(op: str, need: str) -> str:
+        return f'[[relation]]\nops = ["{op}"]\nneeds = ["{need}"]\n'
+
+    def wrong(*args: str) -> str:
+        with pytest.raises(TableError) as caught:
+            made(*args)
+        return str(caught.value)
+
+    header = op_relations.relations(Path("ir/ops/relations.toml"), ops, OVERLOADS)
+    assert '{"aten::_cummax_helper", {relate_' in header and '{"remote::attention_backward", {relate_' in header
+    rows = [line.split('"')[1] for line in header.splitlines() if line.startswith('    {"')]
+    assert rows == sorted(rows) and len(set(rows)) == len(rows)
+    # Optional tensors, results and kinds.
+    code = made(relation("native_layer_norm_backward", "numel(weight) == product(normalized_shape)"))
+    assert "need(!relations::defined(a[5]) || ((relations::numel(a[5]) == relations::product(a[2]))), op," in code
+    assert code.count("relate_0, false}") == 2  # and its out overload
+    code = made(relation("_logcumsumexp", "typed(result, self)"))
+    assert "r == nullptr || (relations::typed(r[0], a[0]))" in code and "(relations::typed(a[2], a[0]))" in code
+    assert "relate_0, true}" in made(relation("nll_loss_backward", "labels(target, size(self, -1), ignore_index)"))
+    assert "'_cummax_help' is not in native_functions" in wrong(relation("_cummax_help", "same(self, values)"))
+    assert "'same(self, value)' fits no overload" in wrong(relation("_cummax_helper", "same(self, value)"))
+    assert "cannot read 'same(self)'" in wrong(relation("_cummax_helper", "same(self)"))
+    assert "aten::relu is in the op table" in wrong(relation("lcm", "above_least(self)"), "aten::relu\n")
+    assert "must be sorted" in wrong(relation("lcm", "above_least(self)"), "aten::b\naten::a\n")
 
 
 def test_expansions_are_of_known_ops_and_kinds(tmp_path):

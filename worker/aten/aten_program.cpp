@@ -20,6 +20,7 @@
 #include "worker/aten/host_memory.h"
 #include "worker/aten/images.h"
 #include "worker/aten/packed_weights.h"
+#include "worker/aten/relations.h"
 #include "worker/aten/turn.h"
 
 namespace torch_remote::worker::aten {
@@ -84,6 +85,7 @@ AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph,
     operations_[n].emplace(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_, target_);
   }
   find_lifetimes();
+  find_written();
 }
 
 at::Tensor AtenProgram::tensor_of(const Arg& arg, const ir::Node& node) {
@@ -145,6 +147,19 @@ void AtenProgram::find_lifetimes() {
   }
 }
 
+void AtenProgram::find_written() {
+  written_.resize(graph_.views.size());
+  for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+    const ir::Node& node = graph_.nodes[n];
+    if (!operations_[n] || ir::op_desc(node.opcode).facts & ir::kFactMayOverlap) continue;
+    ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+      const bool writes =
+          access == ir::Access::kCreates ? !operations_[n]->makes_results() : access != ir::Access::kReads;
+      written_[view] = written_[view] || writes;
+    });
+  }
+}
+
 // True if the tensor's sizes, strides or offset changed.
 bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
   const ir::View& view = graph_.views[index];
@@ -162,6 +177,10 @@ bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
     return false;
   }
   impl->set_sizes_and_strides(sizes, strides, offset);
+  // Some of torch's kernels write as many elements as there are one behind the other.
+  TORCH_CHECK(!written_[index] || !relations::shares_memory(views_[index]),
+              "remote: an op of the program writes a tensor of sizes ", sizes, " and strides ", strides,
+              ", whose elements share memory");
   return true;
 }
 

@@ -55,6 +55,7 @@ class AtenProgram {
   at::Tensor tensor_of(const ir::Arg& arg, const ir::Node& node);
   ir::DType number_type(const ir::Arg& arg, const ir::Node& node) const;
   void find_lifetimes();
+  void find_written();
   void update(const int64_t* symbols);
   bool update_view(uint32_t view, const int64_t* symbols);
   void update_threads(const int64_t* symbols);
@@ -96,6 +97,7 @@ class AtenProgram {
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
+  std::vector<bool> written_;  // of the views: an op writes each of its elements, so that these must not share memory
   std::deque<ScalarTensor> scalars_;                  // they stay where they are
   std::vector<std::optional<Operation>> operations_;  // of the nodes that are wanted
   std::vector<NodeState> nodes_;

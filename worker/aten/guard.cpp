@@ -10,6 +10,7 @@
 
 #include "ir/op_table.h"
 #include "worker/aten/indices.h"
+#include "worker/aten/relations.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -45,30 +46,6 @@ constexpr std::array<std::string_view, 29> kTorchsOwn{"_c10d_functional",
                                                       "sparse",
                                                       "static_runtime",
                                                       "symm_mem"};
-
-// By what their names begin with, overloads included: they change what a tensor is instead of its elements, and so this
-// program's own tensors; they read files; or they take the insides of sparse, nested and packed tensors on trust,
-// layouts that no program has.
-constexpr std::array<std::string_view, 16> kHarmful{
-    "aten::set_",
-    "aten::resize_",
-    "aten::resize_as_",
-    "aten::_resize_output_",
-    "aten::set_data",
-    "aten::from_file",
-    "aten::_convert_indices_from_coo_to_csr",
-    "aten::_convert_indices_from_csr_to_coo",
-    "aten::_nested_view_from_buffer",
-    "aten::_nested_view_from_buffer_copy",
-    "aten::_sparse_bsc_tensor_unsafe",
-    "aten::_sparse_bsr_tensor_unsafe",
-    "aten::_sparse_compressed_tensor_unsafe",
-    "aten::_sparse_coo_tensor_unsafe",
-    "aten::_sparse_csc_tensor_unsafe",
-    "aten::_sparse_csr_tensor_unsafe",
-};
-
-std::string_view without_overload(std::string_view name) { return name.substr(0, name.find('.', name.find("::"))); }
 
 void check(bool good, const char* what) { TORCH_CHECK_INDEX(good, "index out of range: ", what); }
 
@@ -249,39 +226,63 @@ void convolution_backward(c10::IValue* args) {
   for (size_t i = 0; i < 3; ++i) args[i] = row_by_row(args[i].toTensor());
 }
 
-constexpr std::array<std::pair<std::string_view, Guard>, 15> kGuards{{
-    {"aten::_ctc_loss", ctc_loss},
-    {"aten::_ctc_loss_backward", ctc_loss_backward},
-    {"aten::_embedding_bag_dense_backward", embedding_bag_backward},
-    {"aten::_embedding_bag_per_sample_weights_backward", embedding_bag_weights_backward},
-    {"aten::_segment_reduce_backward", segment_reduce_backward},
-    {"aten::adaptive_max_pool2d_backward", adaptive_pool<2>},
-    {"aten::adaptive_max_pool3d_backward", adaptive_pool<3>},
-    {"aten::convolution_backward", convolution_backward},
-    {"aten::embedding_dense_backward", embedding_backward},
-    {"aten::fractional_max_pool2d", fractional_pool},
-    {"aten::fractional_max_pool3d", fractional_pool},
-    {"aten::fractional_max_pool3d_backward", fractional_pool3d_backward},
-    {"aten::max_pool2d_with_indices_backward", pool<2>},
-    {"aten::max_pool3d_with_indices_backward", pool<3>},
-    {"aten::segment_reduce", segment_reduce},
-}};
+// (grad_in, input_sizes, dim, size, step): a window of the input for each place that it slides to.
+void unfold_backward(c10::IValue* args) {
+  const at::Tensor& grad = args[0].toTensor();
+  const std::vector<int64_t> sizes = args[1].toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  const int64_t dim = args[2].toInt() + (args[2].toInt() < 0 ? rank : 0), size = args[3].toInt();
+  const int64_t step = args[4].toInt();
+  if (rank == 0 && grad.dim() == 1) return;
+  bool good = grad.dim() == rank + 1 && dim >= 0 && dim < rank && size > 0 && step > 0 && grad.size(rank) == size;
+  for (int64_t d = 0; good && d < rank; ++d) {
+    const int64_t input = sizes[static_cast<size_t>(d)];
+    good = grad.size(d) == (d == dim ? (input - size) / step + 1 : input) && (d != dim || input >= size);
+  }
+  TORCH_CHECK(good, "unfold_backward: a gradient of sizes ", grad.sizes(), " is none of an input of sizes ", sizes);
+}
+
+// (LD, pivots, …) A block of two rows has the same negative pivot twice, as torch's factorisation of the lower triangle
+// makes them.
+void ldl_solve(c10::IValue* args) {
+  const at::Tensor pivots = numbers(args[1].toTensor());
+  const int64_t count = pivots.dim() == 0 ? 0 : pivots.size(-1);
+  check(pivots.dim() + 1 == args[0].toTensor().dim() && args[0].toTensor().size(-1) == count,
+        "an LDL factorisation has not a pivot for each row");
+  const int64_t* row = pivots.const_data_ptr<int64_t>();
+  for (int64_t r = 0; count > 0 && r < pivots.numel() / count; ++r, row += count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (row[i] > 0) continue;
+      check(i + 1 < count && row[i + 1] == row[i], "the pivots of an LDL factorisation are none");
+      ++i;
+    }
+  }
+}
+
+void need(bool holds, const char* op, const char* what) {
+  TORCH_CHECK(holds, "remote: the arguments of '", op, "' do not fit: it needs ", what);
+}
+
+#include "worker/aten/relations_generated.h"
 
 }  // namespace
 
 const char* why_refused(std::string_view name) {
-  const std::string_view space = name.substr(0, name.find("::")), op = without_overload(name);
-  if (std::ranges::find(kHarmful, op) != kHarmful.end()) return "takes tensors apart without a look at what is in them";
-  if (space == "aten") return nullptr;
+  const std::string_view space = name.substr(0, name.find("::"));
   const ir::Opcode opcode = ir::find_op(name);
   if (opcode < ir::kFirstOpaque) return nullptr;
+  if (space == "aten") {
+    if (std::ranges::binary_search(kAllowed, name)) return nullptr;
+    return "is not known to stay inside of its operands' memory whatever its arguments are (ir/ops/allowed_ops.txt); "
+           "use ops of docs/operators.md in its place";
+  }
   if (std::ranges::find(kTorchsOwn, space) == kTorchsOwn.end()) return nullptr;
   return "is one of torch's own helpers, which trust what they are given; call the op of aten:: that stands for it";
 }
 
 Guard find_guard(std::string_view name) {
-  const auto found = std::ranges::find(kGuards, without_overload(name), &std::pair<std::string_view, Guard>::first);
-  return found != kGuards.end() ? found->second : nullptr;
+  const auto* found = std::ranges::lower_bound(kGuards, name, {}, &std::pair<std::string_view, Guard>::first);
+  return found != std::end(kGuards) && found->first == name ? found->second : Guard();
 }
 
 }  // namespace torch_remote::worker::aten

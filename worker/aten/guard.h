@@ -8,15 +8,20 @@
 namespace torch_remote::worker::aten {
 
 // Why programs must not have this op ("aten::add.Tensor"), as the end of a sentence that begins with its name; or null.
-// Allowed is what the op table lists, what else is in aten::, and what libraries register in namespaces of their own.
+// Allowed is what the op table lists, the ops of aten:: that ir/ops/allowed_ops.txt lists because //tests/guards found
+// nothing wrong with them, and what libraries that the worker's process has loaded register in namespaces of their own.
 const char* why_refused(std::string_view name);
 
-// Looks at the arguments of an op whose kernel takes positions from the elements of a tensor and does not look whether
-// they lie inside of the tensor that it reads or writes there. Throws c10::IndexError if one does not. Where a kernel
-// writes beyond its memory for tensors that lie in some way, it has them lie in another one.
-using Guard = void (*)(c10::IValue* arguments);
+// What torch's kernel of an op does not check itself, as ir/ops/relations.toml says: how the sizes of operands belong
+// together, and whether the elements of indices lie inside of what they point to.
+struct Guard {
+  // Throws c10::Error if arguments do not fit: a c10::IndexError if it is because of elements. May replace arguments by
+  // copies that lie otherwise in memory. `results`: the memory that the kernel is to write, or null.
+  void (*check)(const char* op, c10::IValue* arguments, const c10::IValue* results) = nullptr;
+  bool reads_elements = false;
+};
 
-// Null: the op's kernel looks itself, or has no such arguments.
+// Without a check: the op's kernel looks itself.
 Guard find_guard(std::string_view name);
 
 }  // namespace torch_remote::worker::aten

@@ -183,10 +183,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     if (!special_) special_ = find_upsample(node, graph);
     if (!special_) special_ = find_nansum(node, graph);
     if (!special_) casts_ = Casts::find(node, graph);
-    guard_ = find_guard(name);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: '", name, "' is not left to torch's kernels for GPUs");
   }
+  guard_ = find_guard(name);
   has_kernel_ = functional_.hasComputedKernelForDispatchKey(target.key);
   if (special_) {
     mode_ = Mode::kSpecial;
@@ -315,7 +315,13 @@ void Operation::update(const int64_t* symbols) {
 
 void Operation::call(c10::Stack& stack) {
   if (mode_ == Mode::kSpecial) {
-    special_({arguments_, results_, seed_, offset_});
+    if (guard_.check) [[unlikely]] {
+      stack.assign(arguments_.begin(), arguments_.end());
+      guard_.check(functional_.schema().name().c_str(), stack.data(), nullptr);
+      special_({stack, results_, seed_, offset_});
+    } else {
+      special_({arguments_, results_, seed_, offset_});
+    }
     return;
   }
   stack.assign(arguments_.begin(), arguments_.end());
@@ -341,8 +347,10 @@ void Operation::call_functional(c10::Stack& stack) {
 
 // The stack has the arguments.
 void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
-  if (guard_) [[unlikely]]
-    guard_(stack.data());
+  if (guard_.check) [[unlikely]] {
+    const size_t count = functional_.schema().arguments().size();
+    guard_.check(op.schema().name().c_str(), stack.data(), stack.size() > count ? &stack[count] : nullptr);
+  }
   for (const uint32_t argument : copied_) stack[argument] = stack[argument].toList().copy();
   if (casts_) {
     const c10::Stack own = stack;

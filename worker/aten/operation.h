@@ -80,7 +80,7 @@ class Operation {
   Mode mode_;
   Special special_ = nullptr;
   Hazard hazard_ = Hazard::kNone;
-  Guard guard_ = nullptr;
+  Guard guard_;
   std::optional<Casts> casts_;
   bool has_kernel_ = false;     // torch has one for the target
   bool random_ = false;         // seeds before each call

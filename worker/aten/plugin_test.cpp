@@ -495,7 +495,7 @@ std::vector<std::string> namespaces_of_torch() {
 TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
   TestRunner runner;
   for (const std::string& space : namespaces_of_torch()) {
-    EXPECT_EQ(why_refused(space + "::something") == nullptr, space == "aten" || space == "remote") << space;
+    EXPECT_EQ(why_refused(space + "::something") == nullptr, space == "remote") << space;
   }
   EXPECT_EQ(why_refused("mylib::add"), nullptr);
   EXPECT_EQ(why_refused("aten::add.Tensor"), nullptr);
@@ -612,7 +612,7 @@ TEST(Plugin, GradientsOfPoolingHaveThePlanesOfTheirInput) {
     TestRunner::Loaded program(runner, builder);
     const auto outcome = program.run();
     EXPECT_NE(outcome.code, 0) << call.op;
-    EXPECT_STREQ(outcome.error.kind, "IndexError") << call.op << ": " << outcome.error.message;
+    EXPECT_STREQ(outcome.error.kind, "RuntimeError") << call.op << ": " << outcome.error.message;
   }
 }
 
@@ -643,13 +643,13 @@ TEST(Plugin, OffersItsThreads) {
 TEST(Plugin, GradientsOfOnePlaceInStepsAreOfPlainImages) {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   const Guard guard = find_guard("aten::convolution_backward");
-  ASSERT_NE(guard, nullptr);
+  ASSERT_NE(guard.check, nullptr);
   const auto layouts = [&](int64_t channels, int64_t kernel, int64_t step) {
     const at::Tensor image = at::randn({2, channels, 9, 9}).contiguous(kLast);
     const at::Tensor weight = at::randn({8, channels, kernel, kernel}).to(at::kFloat, false, true, kLast);
     std::vector<c10::IValue> args{at::randn({2, 8, 5, 5}).contiguous(kLast), image, weight, c10::IValue(),
                                   std::vector<int64_t>{step, step}};
-    guard(args.data());
+    guard.check("convolution_backward", args.data(), nullptr);
     EXPECT_TRUE(at::equal(args[1].toTensor(), image) && at::equal(args[2].toTensor(), weight));
     std::string text;
     for (int i = 0; i < 3; ++i) text += args[i].toTensor().suggest_memory_format() == kLast ? 'L' : 'P';

@@ -79,7 +79,7 @@ bool has_positions(const c10::Argument& argument) {
 }  // namespace
 
 bool can_run_on_gpu(std::string_view name) {
-  if (why_refused(name) != nullptr || find_guard(name) != nullptr) return false;
+  if (why_refused(name) != nullptr || find_guard(name).reads_elements) return false;
   const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
   if (!found || !found->hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA)) return false;
   const auto& arguments = found->schema().arguments();

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+
+// What ir/ops/relations.toml says about arguments, as functions. Tensors and lists of tensors are given as arguments
+// are; an undefined tensor has no dims.
+namespace torch_remote::worker::aten::relations {
+
+using c10::IValue;
+
+bool defined(const IValue& value);
+int64_t dim(const IValue& tensor);
+int64_t size(const IValue& tensor, int64_t dim);  // negative ones count from the end; -1 for one that is not there
+int64_t numel(const IValue& tensor);
+int64_t count(const IValue& list);
+int64_t product(const IValue& list);
+int64_t item(const IValue& list, int64_t index);
+
+bool same(const IValue& a, const IValue& b);
+bool leading(const IValue& a, int64_t without_a, const IValue& b, int64_t without_b);
+bool typed(const IValue& a, const IValue& b);
+bool inside(const IValue& tensor, int64_t size);
+bool labels(const IValue& tensor, int64_t size, int64_t ignored);
+bool pivots(const IValue& tensor, int64_t size);
+bool finite(const IValue& tensor);
+bool above_least(const IValue& tensor);
+bool fits(const IValue& tensor, const IValue& sizes, const IValue& strides);
+bool alike(const IValue& list);
+bool dense(const IValue& list);
+bool each_has(const IValue& list, int64_t elements);
+bool small(const IValue& list);
+
+// These change an argument.
+void pack(IValue& tensor);
+bool wrap(IValue& dims, int64_t rank);
+
+// Whether elements of the tensor may share memory: it reaches over less than it has elements.
+bool shares_memory(const at::Tensor& tensor);
+
+}  // namespace torch_remote::worker::aten::relations
