@@ -96,8 +96,12 @@ bool softmax_backward(NodeEmitter& node, bool log) {
 // The moments of a row, in the type that sums have (`sum_type`): two passes, and no square of an f32 overflows or
 // vanishes in f64.
 struct Moments {
-  V count, mean, squares;  // squares: the sum of (x - mean)^2
+  V count, part;    // of the row's points; 1 / count
+  V mean, squares;  // squares: the sum of (x - mean)^2
 };
+
+// 1 over the number of points that the node reduces.
+V part_of(NodeEmitter& node) { return node.e.scalar_float(1 / static_cast<double>(node.count_reduced())); }
 
 // Where squares are that large on average, those that vanish in f32 do not matter.
 constexpr double kLeastSquare = 1e-36;
@@ -124,19 +128,19 @@ std::pair<V, V> in_two(Emitter& e, V wide) {
   return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
 }
 
-// Of f32: the mean in f64, the squares in f32 and, where they overflow or vanish, again in f64.
+// Of f32: the mean in f64, squares in f32, their sum in f64; where squares overflow or vanish, they again in f64.
 Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V count = node.reduced_points(DType::kFloat64);
   const V mean = e.div(e.sum_columns(x), count);
   const auto [high, low] = in_two(e, mean);
   const V centered = e.sub(e.sub(x, high), low);
-  const V squares = e.convert(e.columns(Reduction::kSum, e.mul(centered, centered)), DType::kFloat64);
+  const V squares = e.sum_columns(e.mul(centered, centered));
   const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
-  return {count, mean, e.where(again, squares_again(e, x, mean, again), squares)};
+  return {count, part_of(node), mean, e.where(again, squares_again(e, x, mean, again), squares)};
 }
 
-// Of f32, where the mean is only subtracted: both in f32, of what differs from a rough mean. Both again in f64 where
+// Of f32, where the moments are only used: both in f32, of what differs from a rough mean. Both again in f64 where
 // squares overflow or vanish, and where the rough mean is too rough, as it is if all numbers are equal or the mean is
 // far larger than the standard deviation.
 Moments moments_about_rough_mean(NodeEmitter& node, V x) {
@@ -144,7 +148,7 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   const DType wide = DType::kFloat64;
   const double points = static_cast<double>(node.count_reduced());
   const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
-  const V count = node.reduced_points(wide), part = e.scalar_float(1 / points);
+  const V count = node.reduced_points(wide), part = part_of(node);
   const V rough = e.convert(e.mul(sum_of(x), part), DType::kFloat32);
   const V difference = e.sub(x, rough);
   const V sum = sum_of(difference), squares = sum_of(e.mul(difference, difference));
@@ -153,20 +157,20 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   const V again = e.op(ScalarOp::kLogicalNot, e.op(ScalarOp::kLogicalAnd, are_good(e, squares, points), is_close));
   const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
   const V mean = e.where(again, e.div(all, count), e.add(e.convert(rough, wide), shift));
-  return {count, mean, e.where(again, squares_again(e, x, mean, again), e.sub(squares, excess))};
+  return {count, part, mean, e.where(again, squares_again(e, x, mean, again), e.sub(squares, excess))};
 }
 
-// `gives_mean`: the mean is a result.
-Moments moments_of(NodeEmitter& node, V x, bool gives_mean) {
+// `are_results`: of the node, or what it stores for later runs is made of them.
+Moments moments_of(NodeEmitter& node, V x, bool are_results) {
   Emitter& e = node.e;
   if (e.type(x) == DType::kFloat32 && node.count_reduced() <= kMostInSingle) {
-    return gives_mean ? moments_with_exact_mean(node, x) : moments_about_rough_mean(node, x);
+    return are_results ? moments_with_exact_mean(node, x) : moments_about_rough_mean(node, x);
   }
   const DType wide = sum_type(e.type(x));
   const V count = node.reduced_points(wide);
   const V mean = e.div(e.sum_columns(x), count);
   const V centered = e.sub(e.convert(x, wide), mean);
-  return {count, mean, e.sum_columns(e.mul(centered, centered))};
+  return {count, part_of(node), mean, e.sum_columns(e.mul(centered, centered))};
 }
 
 // PyTorch reports NaN as the mean of a row with an infinity, for which `squares` is NaN.
@@ -180,23 +184,37 @@ V rstd_of(NodeEmitter& node, V variance) {
   return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
 }
 
-// (x - mean) * rstd in x's type. A mean that is wider than x is subtracted as two numbers of x's type, so that a mean
-// far larger than the deviations costs no digits. Both are halved, so that a difference of large numbers is finite.
-V normalized(Emitter& e, V x, V mean, V rstd) {
-  const DType type = e.type(x);
-  if (e.type(mean) == type) return e.mul(e.sub(x, mean), e.convert(rstd, type));
-  const DType wide = e.type(mean);
+// (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, `shift` may be kNone. A mean that is wider than x is
+// subtracted as two numbers of x's type, so that a mean far larger than the standard deviation costs no digits. x is
+// halved, so that a difference of large numbers is finite.
+V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
+  const DType type = e.type(x), wide = e.type(scale);
+  if (e.type(mean) == type) {
+    const V centered = e.sub(x, mean), factor = e.convert(scale, type);
+    return shift == kNone ? e.mul(centered, factor) : e.fma(centered, factor, e.convert(shift, type));
+  }
   const auto [high, low] = in_two(e, e.mul(mean, e.constant(wide, 0.5)));
-  const V centered = e.sub(e.fma(x, e.constant(type, 0.5), e.op(ScalarOp::kNeg, high)), low);
-  return e.mul(centered, e.convert(e.mul(rstd, e.constant(wide, 2)), type));
+  const V centered = e.fma(x, e.constant(type, 0.5), e.op(ScalarOp::kNeg, high));
+  const V factor = e.mul(scale, e.constant(wide, 2)), rest = e.mul(e.convert(low, wide), factor);
+  const V added = shift == kNone ? e.op(ScalarOp::kNeg, rest) : e.sub(e.convert(shift, wide), rest);
+  return e.fma(centered, e.convert(factor, type), e.convert(added, type));
 }
 
-// normal * weight + bias, of those that are given.
-V weighted(NodeEmitter& node, V normal) {
+// Where a weight and a bias belong to a channel.
+V channel_norm(NodeEmitter& node, V x, V mean, V rstd) {
   Emitter& e = node.e;
-  const DType type = e.type(normal);
-  if (node.has("weight")) normal = e.mul(normal, node.operand("weight", type));
-  return node.has("bias") ? e.add(normal, node.operand("bias", type)) : normal;
+  const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", e.type(rstd))) : rstd;
+  return shifted_and_scaled(e, x, mean, scale, node.has("bias") ? node.operand("bias", e.type(rstd)) : kNone);
+}
+
+// Where they belong to an element of a row.
+V element_norm(NodeEmitter& node, V x, V mean, V rstd) {
+  Emitter& e = node.e;
+  const DType type = e.type(x);
+  const V normal = shifted_and_scaled(e, x, mean, rstd, kNone);
+  if (!node.has("weight")) return node.has("bias") ? e.add(normal, node.operand("bias", type)) : normal;
+  const V weight = node.operand("weight", type);
+  return node.has("bias") ? e.fma(normal, weight, node.operand("bias", type)) : e.mul(normal, weight);
 }
 
 // Layer norm and group norm.
@@ -206,48 +224,50 @@ bool row_norm(NodeEmitter& node) {
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
   const Moments moments = moments_of(node, x, false);
-  const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
-  node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
+  const V rstd = rstd_of(node, e.mul(moments.squares, moments.part));
+  const bool of_elements = node.member.form.expansion == Expansion::kLayerNorm;
+  node.result(0, (of_elements ? element_norm : channel_norm)(node, x, moments.mean, rstd));
   node.result(1, reported_mean(e, moments));
   node.result(2, rstd);
   return true;
 }
 
-// What normalized rows are, less their mean: that of a mean that was rounded when it was stored is not 0.
-V recentered(NodeEmitter& node, V normal) {
-  Emitter& e = node.e;
-  const DType type = e.type(normal), wide = sum_type(type);
-  const V sum = e.convert(e.columns(Reduction::kSum, normal), wide);
-  return e.sub(normal, e.convert(e.div(sum, node.reduced_points(wide)), type));
-}
+// The gradients of rows that were normalized, of `grad`. `normal` is what they became, or that times a number `scale`
+// (f64) a row. Its mean is not 0 if the rows' mean was rounded when it was stored; that is made good.
+struct NormGradient {
+  V input;  // over rstd
+  V shift;  // the mean of `normal`, in `sum_type`
+  V along;  // the sum of grad * normal, of a normal whose mean is 0, in `sum_type`
+};
 
-// The gradient of rows that were normalized to `normal`, of that of `normal` times the weight; over `rstd`. `rough` is
-// `normal` before it was recentered: with it all sums are in one loop.
-V gradient_of_normal(NodeEmitter& node, V scaled, V rough, V normal) {
+NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   Emitter& e = node.e;
-  const DType type = e.type(scaled), wide = sum_type(type);
-  const V count = node.reduced_points(wide);
-  const auto mean_of = [&](V value) { return e.div(e.convert(e.columns(Reduction::kSum, value), wide), count); };
-  const V level = mean_of(scaled);
-  const V along = e.sub(mean_of(e.mul(scaled, rough)), e.mul(level, mean_of(rough)));
-  return e.sub(e.sub(scaled, e.convert(level, type)), e.mul(normal, e.convert(along, type)));
+  const DType type = e.type(grad), wide = sum_type(type);
+  const V part = part_of(node);
+  const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
+  const V sum = sum_of(grad), shift = e.mul(sum_of(normal), part);
+  const V along = e.sub(sum_of(e.mul(grad, normal)), e.mul(sum, shift));
+  const V slope = e.mul(e.mul(along, part), e.mul(scale, scale));
+  const V level = e.sub(e.mul(sum, part), e.mul(shift, slope));
+  const V input = e.sub(e.sub(grad, e.convert(level, type)), e.mul(normal, e.convert(slope, type)));
+  return {input, shift, along};
 }
 
 // Of layer norm and group norm.
 bool row_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
+  const DType type = type_of(node, "input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
-  const V rough = e.mul(e.sub(node.operand("input", type), node.operand("mean", type)), rstd);
-  const V normal = recentered(node, rough);
-  if (node.wants(0)) {
-    const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
-    node.result(0, e.mul(gradient_of_normal(node, scaled, rough, normal), rstd));
-  }
+  const V x = node.operand("input", type), mean = node.operand("mean", type);
+  const V normal = e.mul(e.sub(x, mean), rstd);
+  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+  const NormGradient gradient = norm_gradient(node, scaled, normal, e.constant(wide, 1));
+  if (node.wants(0)) node.result(0, e.mul(gradient.input, rstd));
   for (const size_t result : {1, 2}) {  // of a single row it is the row
     if (!node.wants(result)) continue;
-    const V sum = node.sum_for(result, result == 1 ? e.mul(grad, normal) : grad);
+    const V product = e.mul(grad, e.sub(normal, e.convert(gradient.shift, type)));
+    const V sum = node.sum_for(result, result == 1 ? product : grad);
     if (sum == kNone) return false;
     node.result(result, sum);
   }
@@ -271,17 +291,25 @@ bool batch_norm(NodeEmitter& node) {
   const V x = node.operand("input", type);
   if (node.member.form.reduced == 0) {
     const V rstd = rstd_of(node, node.operand("running_var", wide));
-    node.result(0, weighted(node, normalized(e, x, node.operand("running_mean", type), rstd)));
+    node.result(0, channel_norm(node, x, node.operand("running_mean", type), rstd));
     return true;
   }
   const Moments moments = moments_of(node, x, true);
-  const V rstd = rstd_of(node, e.div(moments.squares, moments.count));
-  node.result(0, weighted(node, normalized(e, x, moments.mean, rstd)));
+  const V rstd = rstd_of(node, e.mul(moments.squares, moments.part));
+  node.result(0, channel_norm(node, x, moments.mean, rstd));
   node.result(1, moments.mean);
   node.result(2, rstd);
   update_running(node, "running_mean", moments.mean);
   update_running(node, "running_var", e.div(moments.squares, e.sub(moments.count, e.constant(wide, 1))));
   return true;
+}
+
+// The power of two at or below a positive f32, a normal number.
+V power_near(Emitter& e, V value) {
+  const auto whole = [&](int64_t number) { return e.constant_int(DType::kInt32, number); };
+  const V exponent = e.op(ScalarOp::kBitAnd, e.bits(value, DType::kInt32), whole(0x7F800000));
+  const V least = e.op(ScalarOp::kMax, exponent, whole(0x00800000));
+  return e.bits(e.op(ScalarOp::kMin, least, whole(0x7F000000)), DType::kFloat32);
 }
 
 bool batch_norm_backward(NodeEmitter& node) {
@@ -291,22 +319,25 @@ bool batch_norm_backward(NodeEmitter& node) {
   const bool trains = node.has_part("save_mean");
   const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
   const V rstd = trains ? node.operand("save_invstd", wide) : rstd_of(node, node.operand("running_var", wide));
-  const V grad = node.operand("grad_out", type), scale = e.convert(rstd, type);
-  const V rough = e.mul(e.sub(node.operand("input", type), mean), scale);
-  const V sum = e.columns(Reduction::kSum, grad);
-  V product = e.convert(e.columns(Reduction::kSum, e.mul(grad, rough)), wide), slope = grad;
+  const V grad = node.operand("grad_out", type), x = node.operand("input", type);
+  // (x - mean) * power, a power of two near rstd: exact, and no product overflows.
+  const V power = type == DType::kFloat32 ? power_near(e, e.convert(rstd, type)) : e.constant(type, 1);
+  const V centered = e.fma(x, power, e.op(ScalarOp::kNeg, e.mul(mean, power)));
+  const V scale = e.div(rstd, e.convert(power, wide));
+  V along = kNone, slope = grad;
   if (trains) {
-    const V count = node.reduced_points(wide);
-    const V shift = e.div(e.convert(e.columns(Reduction::kSum, rough), wide), count);
-    product = e.sub(product, e.mul(e.convert(sum, wide), shift));
-    if (node.wants(0)) slope = gradient_of_normal(node, grad, rough, recentered(node, rough));
+    const NormGradient gradient = norm_gradient(node, grad, centered, scale);
+    along = gradient.along;
+    slope = gradient.input;
+  } else {
+    along = e.convert(e.columns(Reduction::kSum, e.mul(grad, centered)), wide);
   }
   if (node.wants(0)) {
     const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
     node.result(0, e.mul(slope, e.convert(factor, type)));
   }
-  node.result(1, product);
-  node.result(2, sum);
+  node.result(1, e.mul(along, scale));
+  node.result(2, e.columns(Reduction::kSum, grad));
   return true;
 }
 
@@ -362,7 +393,7 @@ bool variance(NodeEmitter& node) {
   if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
   const Expansion what = node.member.form.expansion;
   const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
-  const Moments moments = moments_of(node, node.operand("self", type), gives_mean);
+  const Moments moments = moments_of(node, node.operand("self", type), true);
   const double rest =
       static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
   const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
@@ -402,9 +433,9 @@ bool vector_norm(NodeEmitter& node, V x) {
   } else if (std::isinf(p)) {
     node.result(0, node.reduce(p > 0 ? Reduction::kMax : Reduction::kMin, size));
   } else {
-    const V power = e.convert(e.scalar_float(p), type), root = e.convert(e.scalar_float(1 / p), type);
+    const V power = e.convert(e.scalar_float(p), type);
     const V sum = node.accumulate(Reduction::kSum, e.op(ScalarOp::kPow, size, power));
-    node.result(0, e.op(ScalarOp::kPow, e.convert(sum, type), root));
+    node.result(0, e.op(ScalarOp::kPow, sum, e.convert(e.scalar_float(1 / p), e.type(sum))));
   }
   return true;
 }
@@ -462,13 +493,12 @@ bool reduction(NodeEmitter& node) {
   }
 }
 
-// Floats are added up in f64, as torch does; logarithms of sums are in f32 there, too.
+// Floats are added up in f64; logarithms of sums are in f32, as torch's are.
 bool cumulative(NodeEmitter& node, Reduction reduction) {
   Emitter& e = node.e;
-  const DType memory = node.result_dtype(0), result = loaded_type(memory);
+  const DType result = loaded_type(node.result_dtype(0));
   if (!node.has_one_column() || result == DType::kBool) return false;
-  const bool widens = memory == DType::kFloat32 && reduction != Reduction::kLogSumExp;
-  const DType type = widens ? DType::kFloat64 : result;
+  const DType type = reduction == Reduction::kLogSumExp ? result : sum_type(result);
   node.result(0, e.convert(e.running(reduction, e.convert(node.operand("self", result), type)), result));
   return true;
 }

@@ -123,13 +123,15 @@ kernel(i0 | j0) {
   %5: f32 = log %4
   %6: f32 = sub %2, %5
   %7: f32 = load a1
-  %8: f32 = columns sum %7
-  %9: f32 = constant 1.0
-  %10: f32 = div %9, %4
-  %11: f32 = mul %3, %10
-  %12: f32 = mul %11, %8
-  %13: f32 = sub %7, %12
-  store a2, %13
+  %8: f64 = convert %7
+  %9: f64 = columns sum %8
+  %10: f32 = convert %9
+  %11: f32 = constant 1.0
+  %12: f32 = div %11, %4
+  %13: f32 = mul %3, %12
+  %14: f32 = mul %13, %10
+  %15: f32 = sub %7, %14
+  store a2, %15
 }
 )");
 }
@@ -182,23 +184,42 @@ kernel(i0 | j0) {
   %9: f32 = mul %8, %6
   %10: f32 = load a4
   %11: f32 = mul %5, %10
-  %12: f64 = scalar s1
-  %13: f32 = convert %12
-  %14: f32 = mul %11, %9
-  %15: f32 = columns sum %14
-  %16: f32 = div %15, %13
-  %17: f32 = columns sum %11
-  %18: f32 = div %17, %13
-  %19: f32 = mul %9, %16
-  %20: f32 = sub %11, %18
-  %21: f32 = sub %20, %19
-  %22: f32 = mul %21, %6
-  %23: f32 = mul %5, %9
-  %24: f32 = rows sum %23
-  %25: f32 = rows sum %5
-  store a5, %22
-  store a6, %24
-  store a7, %25
+  %12: f64 = constant 1.0
+  %13: f64 = scalar s1
+  %14: f32 = columns sum %11
+  %15: f64 = convert %14
+  %16: f32 = columns sum %9
+  %17: f64 = convert %16
+  %18: f64 = mul %17, %13
+  %19: f64 = mul %15, %18
+  %20: f32 = mul %11, %9
+  %21: f32 = columns sum %20
+  %22: f64 = convert %21
+  %23: f64 = sub %22, %19
+  %24: f64 = mul %12, %12
+  %25: f64 = mul %23, %13
+  %26: f64 = mul %25, %24
+  %27: f64 = mul %18, %26
+  %28: f64 = mul %15, %13
+  %29: f64 = sub %28, %27
+  %30: f32 = convert %26
+  %31: f32 = mul %9, %30
+  %32: f32 = convert %29
+  %33: f32 = sub %11, %32
+  %34: f32 = sub %33, %31
+  %35: f32 = mul %34, %6
+  %36: f32 = convert %18
+  %37: f32 = sub %9, %36
+  %38: f32 = mul %5, %37
+  %39: f64 = convert %38
+  %40: f64 = rows sum %39
+  %41: f32 = convert %40
+  %42: f64 = convert %5
+  %43: f64 = rows sum %42
+  %44: f32 = convert %43
+  store a5, %35
+  store a6, %41
+  store a7, %44
 }
 )");
 }
@@ -246,23 +267,42 @@ kernel(i0 | j0, j1) {
   %5: f32 = mul %4, %1
   %6: f32 = load a4
   %7: f32 = mul %0, %6
-  %8: f64 = scalar s0
-  %9: f32 = convert %8
-  %10: f32 = mul %7, %5
-  %11: f32 = columns sum %10
-  %12: f32 = div %11, %9
-  %13: f32 = columns sum %7
-  %14: f32 = div %13, %9
-  %15: f32 = mul %5, %12
-  %16: f32 = sub %7, %14
-  %17: f32 = sub %16, %15
-  %18: f32 = mul %17, %1
-  %19: f32 = mul %0, %5
-  %20: f32 = lines sum %19
-  %21: f32 = lines sum %0
-  store a5, %18
-  store a6, %20
-  store a7, %21
+  %8: f64 = constant 1.0
+  %9: f64 = scalar s0
+  %10: f32 = columns sum %7
+  %11: f64 = convert %10
+  %12: f32 = columns sum %5
+  %13: f64 = convert %12
+  %14: f64 = mul %13, %9
+  %15: f64 = mul %11, %14
+  %16: f32 = mul %7, %5
+  %17: f32 = columns sum %16
+  %18: f64 = convert %17
+  %19: f64 = sub %18, %15
+  %20: f64 = mul %8, %8
+  %21: f64 = mul %19, %9
+  %22: f64 = mul %21, %20
+  %23: f64 = mul %14, %22
+  %24: f64 = mul %11, %9
+  %25: f64 = sub %24, %23
+  %26: f32 = convert %22
+  %27: f32 = mul %5, %26
+  %28: f32 = convert %25
+  %29: f32 = sub %7, %28
+  %30: f32 = sub %29, %27
+  %31: f32 = mul %30, %1
+  %32: f32 = convert %14
+  %33: f32 = sub %5, %32
+  %34: f32 = mul %0, %33
+  %35: f64 = convert %34
+  %36: f64 = lines sum %35
+  %37: f32 = convert %36
+  %38: f64 = convert %0
+  %39: f64 = lines sum %38
+  %40: f32 = convert %39
+  store a5, %31
+  store a6, %37
+  store a7, %40
 }
 )");
   ASSERT_EQ(launches.size(), 1u);
@@ -300,11 +340,12 @@ kernel(i0 | j0, j1) {
   %2: f32 = max %0, %1
   %3: f32 = neg %2
   %4: f64 = scalar s0
-  %5: f32 = convert %4
-  %6: f32 = rows sum %2
-  %7: f32 = div %6, %5
+  %5: f64 = convert %2
+  %6: f64 = rows sum %5
+  %7: f64 = div %6, %4
+  %8: f32 = convert %7
   store a1, %3
-  store a2, %7
+  store a2, %8
 }
 )");
 }
@@ -333,11 +374,13 @@ kernel(i0 | j0) {
   a2: f32[]
   %0: f32 = load a0
   %1: f32 = abs %0
-  %2: f32 = columns sum %1
-  %3: f32 = rows sum %2
-  %4: f32 = sqrt %3
-  store a1, %3
-  store a2, %4
+  %2: f64 = convert %1
+  %3: f64 = columns sum %2
+  %4: f64 = rows sum %3
+  %5: f32 = convert %4
+  %6: f32 = sqrt %5
+  store a1, %5
+  store a2, %6
 }
 )");
   ASSERT_EQ(launches.size(), 1u);

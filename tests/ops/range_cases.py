@@ -30,7 +30,7 @@ OFFSETS = (0.0, 1e0, 1e2, 1e4, 1e6)  # of the mean, in standard deviations
 
 @dataclass(frozen=True)
 class Op:
-    """`function` of a tensor with a set of data along `dim`; each result has it there, too. No `dim`: a set at a time."""
+    """`function` of a tensor with a set of data along `dim`, as each result has it. No `dim`: a set at a time."""
 
     name: str
     function: Function
@@ -168,8 +168,15 @@ WHOLE = {
     "cross_entropy, mean": lambda x: F.cross_entropy(x, labels_of(x)),
     "gradients of layer_norm's weights": gradients_of_weights,
 }
-# What torch computes by several ops, or of what it stored in the type of the input.
-BY_CHANCE = ("standardized", "rms_norm", "normalize", "cosine_similarity", "gradients of layer_norm's weights")
+# What torch computes by several ops, or of what it stored in the type of the input, or of denormal powers.
+BY_CHANCE = (
+    "vector_norm 3",
+    "standardized",
+    "rms_norm",
+    "normalize",
+    "cosine_similarity",
+    "gradients of layer_norm's weights",
+)
 # Piecewise constant or without a gradient that says more than the op's own.
 NO_GRADIENT = ("nansum", "prod", "std, no correction", "cumsum", "norm", "vector_norm 1", "vector_norm 3")
 
