@@ -20,8 +20,8 @@ struct Facts {
 // Whether it is a reduction that is known when all rows are done.
 inline bool is_total(const Value& value) { return value.kind == Kind::kReduce && value.over != Over::kColumns; }
 
-// Of a sum over columns of `where condition, x, 0` whose condition does not vary over columns: the condition. Where it is
-// false, code may leave the sum out. Else kNone.
+// Of a sum over columns of `where condition, x, 0` whose condition does not vary over columns: the condition. Where it
+// is false, code may leave the sum out. Else kNone.
 uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, uint32_t value);
 
 // The values that a value is made of.

@@ -184,8 +184,8 @@ V rstd_of(NodeEmitter& node, V variance) {
   return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
 }
 
-// (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, `shift` may be kNone. A mean that is wider than x is
-// subtracted as two numbers of x's type, so that a mean far larger than the standard deviation costs no digits. x is
+// (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, `shift` may be kNone. A mean that is wider than x
+// is subtracted as two numbers of x's type, so that a mean far larger than the standard deviation costs no digits. x is
 // halved, so that a difference of large numbers is finite.
 V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
   const DType type = e.type(x), wide = e.type(scale);
@@ -449,7 +449,8 @@ bool reduction(NodeEmitter& node) {
       node.result(0, node.accumulate(Reduction::kSum, e.convert(x, result)));
       return true;
     case Expansion::kMean:
-      node.result(0, e.div(node.accumulate(Reduction::kSum, e.convert(x, result)), node.reduced_points(sum_type(result))));
+      node.result(0,
+                  e.div(node.accumulate(Reduction::kSum, e.convert(x, result)), node.reduced_points(sum_type(result))));
       return true;
     case Expansion::kProduct:
       node.result(0, node.accumulate(Reduction::kProduct, e.convert(x, result)));
@@ -471,8 +472,8 @@ bool reduction(NodeEmitter& node) {
     case Expansion::kNanSum: {
       const V known = e.convert(x, result);
       const bool may_be_nan = ir::is_float(result);
-      node.result(
-          0, node.accumulate(Reduction::kSum,
+      node.result(0, node.accumulate(
+                         Reduction::kSum,
                          may_be_nan ? e.where(e.op(ScalarOp::kIsNan, known), e.constant(result, 0), known) : known));
       return true;
     }
