@@ -534,6 +534,30 @@ bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+// Functional optimizer steps (_fused_adam, ...): result i is a list like argument i.
+bool copied_lists(const OpEntry& op, const IValue* args, Inferred& out) {
+  for (size_t i = 0; i < op.desc->results.size(); ++i) {
+    if (!args[i].isTensorList()) return false;
+    const auto tensors = args[i].toListRef();
+    out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+    for (const IValue& item : tensors) {
+      const at::Tensor& t = item.toTensor();
+      if (!is_remote(t) || !t.is_non_overlapping_and_dense()) return false;
+      out.add(t.sizes(), t.strides(), t.scalar_type());
+    }
+  }
+  return true;
+}
+
+// isin(number, test_elements): a number. (The sizes of torch's structured meta are [0].)
+bool number_is_in(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& elements = args[1].toTensor();
+  const bool computed = c10::isIntegralType(elements.scalar_type(), false) || is_plain_float(elements.scalar_type());
+  if (!is_remote(elements) || !computed || elements.scalar_type() == ScalarType::BFloat16) return false;
+  out.add({}, ScalarType::Bool);
+  return true;
+}
+
 // arange(end), arange(start, end), arange(start, end, step), each with dtype, layout, device, pin_memory after them.
 bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dtype < 1 || op.dtype > 3) return false;
@@ -611,6 +635,10 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
       return foreach_like;
     case kForeachNorm:
       return foreach_norm;
+    case kCopiedLists:
+      return copied_lists;
+    case kNumberIsIn:
+      return number_is_in;
     case kArange:
       return arange;
     default:

@@ -364,6 +364,26 @@ bool batch_norm_with_update(const OpEntry&, const IValue* args, Inferred& out) {
   return batch_norm_like(args, true, true, true, out);
 }
 
+// Inference that neither reads nor writes batch statistics; it has batch_norm_with_update's four results.
+bool batch_norm_no_update(const OpEntry&, const IValue* args, Inferred& out) {
+  return batch_norm_like(args, true, false, true, out);
+}
+
+// The functional forms of batch norms that write running statistics: these are two more results.
+bool with_running_statistics(const IValue* args, bool good, Inferred& out) {
+  if (!good) return false;
+  for (const int i : {3, 4}) out.add(args[i].toTensor().sizes(), args[i].toTensor().scalar_type());
+  return true;
+}
+
+bool batch_norm_functional(const OpEntry&, const IValue* args, Inferred& out) {
+  return with_running_statistics(args, batch_norm_like(args, true, args[5].toBool(), false, out), out);
+}
+
+bool batch_norm_with_update_functional(const OpEntry&, const IValue* args, Inferred& out) {
+  return with_running_statistics(args, batch_norm_like(args, true, true, true, out), out);
+}
+
 // native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
 // mask)
 bool batch_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
@@ -497,8 +517,14 @@ ShapeRuleFunction find_nn_rule(ir::ShapeFunction function) {
       return batch_norm_no_stats;
     case kBatchNormNoTraining:
       return batch_norm_no_training;
+    case kBatchNormNoUpdate:
+      return batch_norm_no_update;
+    case kBatchNormFunctional:
+      return batch_norm_functional;
     case kBatchNormWithUpdate:
       return batch_norm_with_update;
+    case kBatchNormWithUpdateFunctional:
+      return batch_norm_with_update_functional;
     case kBatchNormBackward:
       return batch_norm_backward;
     case kGroupNorm:

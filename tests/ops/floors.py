@@ -21,17 +21,20 @@ import torch
 from harness import (
     CPU_IS_WRONG,
     LAYOUTS,
+    NOT_CALLED,
     NOT_OFFERED,
     OTHER_STRIDES,
     UNINITIALISED,
     Report,
     check_op,
+    check_overloads,
     check_table,
     foreach_ops_for,
     load_table,
     op_name,
     ops_for,
 )
+from overload_samples import overload_calls
 from torch.testing._internal.opinfo.core import OpInfo
 
 FIRST, SPREAD = 2, 2  # samples of an op: the first ones, and some of the others
@@ -39,15 +42,16 @@ GROUP = 10
 FLOAT_OPS = {op_name(op): op for op in ops_for(torch.float32)}
 NAMES = sorted(FLOAT_OPS)
 GROUPS = [NAMES[i : i + GROUP] for i in range(0, len(NAMES), GROUP)]
+OWN = "own calls"
 # Dtypes for overloads that no sample in float32 reaches.
 MORE_DTYPES = ("int64", "bool", "complex64")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Ops whose samples are captured together, to reach overloads of the table."""
+    """Ops whose samples are captured together, to reach overloads of the table; or overloads with calls of our own."""
 
-    dtype: str
+    dtype: str  # of the ops' samples; OWN: `names` are overloads of overload_samples.py
     names: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -65,7 +69,11 @@ def load() -> dict[str, Any]:
 
 def units(more: dict[str, list[str]]) -> list[Unit]:
     """`more`: by dtype the ops that reach overloads which float32 does not."""
-    names = {"float32": NAMES + sorted(map(op_name, foreach_ops_for(torch.float32))), **more}
+    names = {
+        "float32": NAMES + sorted(map(op_name, foreach_ops_for(torch.float32))),
+        **more,
+        OWN: list(overload_calls()),
+    }
     return [Unit(dtype, tuple(ops[i : i + GROUP])) for dtype, ops in names.items() for i in range(0, len(ops), GROUP)]
 
 
@@ -78,6 +86,9 @@ def run_ops(names: list[str], layout: str, device: torch.device) -> Report:
 
 def run_unit(unit: Unit, device: torch.device, table: dict[str, Any]) -> Report:
     report = Report()
+    if unit.dtype == OWN:
+        check_overloads(unit.names, device, table, report)
+        return report
     ops = [op for op in unit.ops() if op_name(op) not in NOT_OFFERED]
     check_table(ops, getattr(torch, unit.dtype), device, FIRST, table, report)
     return report
@@ -108,6 +119,10 @@ def why_overload(name: str, table: dict[str, Any], compared: set[str]) -> str:
     function = getattr(getattr(torch.ops.aten, operator), suffix or "default")
     if torch.Tag.nondeterministic_seeded in function.tags:
         return "the result depends on the seed"
+    if name in NOT_CALLED:
+        return NOT_CALLED[name]
+    if function.__name__.startswith(UNINITIALISED):
+        return "part of what it makes is whatever was in memory"
     functional = table[name]["functional"]
     if functional != name:
         kind = (

@@ -7,7 +7,7 @@ import os
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy
 import torch
+from overload_samples import overload_calls
 from own_samples import own_samples
 from torch.testing._internal.common_methods_invocations import (
     foreach_binary_op_db,
@@ -40,7 +41,7 @@ FOREACH = (
     *foreach_reduce_op_db,
     *foreach_other_op_db,
 )
-UNINITIALISED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss")
+UNINITIALISED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss.")
 # CPU's out= leaves them unwritten where only one dim is transformed: there is nothing to compare with.
 UNWRITTEN_OUT = ("fft.ihfft2", "fft.ihfftn")
 # torch's Python code sums them in float32 on CPU, and in the input's dtype on devices that it does not know.
@@ -52,6 +53,24 @@ CPU_IS_WRONG = {
     "as_strided_scatter": (("function", "in place", "out", "gradient"), "an assertion of CPU's own fails"),
     "_native_batch_norm_legit": (("out",), "out= is written as if it were packed"),
     "native_batch_norm": (("out",), "out= is written as if it were packed"),
+}
+# Overloads of the op table that are not called, and why.
+NOT_CALLED = {
+    "aten::_foreach_addcdiv.Tensor_out": "its scalars must be on the CPU, and samples move all tensors to the device",
+    "aten::_foreach_addcmul.Tensor_out": "its scalars must be on the CPU, and samples move all tensors to the device",
+    "aten::_transform_bias_rescale_qkv": "its three results are one tensor's memory on the CPU alone",
+    "aten::isin.Scalar_Tensor_out": "the device gives the result a dim, as torch's meta does, and the CPU none",
+    **{
+        f"aten::_fused_{name}": "the device refuses it: nobody calls the forms with lists for out="
+        for name in (
+            "adagrad.out",
+            "adagrad.tensor_lr_out",
+            "adam.tensor_lr_out",
+            "adamw.tensor_lr_out",
+            "sgd.out",
+            "sgd.tensor_lr_out",
+        )
+    },
 }
 # Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and sums run in
 # another order.
@@ -584,14 +603,38 @@ def describe_call(args: tuple, kwargs: dict) -> str:
     return "(" + ", ".join(parts)[:300] + ")"
 
 
+class TableCheck:
+    """Replays calls of overloads on CPU and device, and those of their in-place and out siblings in the op table; the
+    report is by cell()."""
+
+    def __init__(self, device: torch.device, table: dict[str, dict[str, Any]], report: Report) -> None:
+        self.device, self.table, self.report = device, table, report
+        self.related = siblings(table)
+        self.tried: Counter[str] = Counter()
+
+    def check(self, name: str, args: tuple, kwargs: dict, otherwise: torch.dtype, seen: Counter[str]) -> None:
+        """`otherwise`: the dtype of a call that has none. `seen`: how often cells are called themselves."""
+        if name not in NOT_CALLED:
+            check_call(cell(name, args, kwargs, otherwise), args, kwargs, self.device, self.report)
+        for sibling in self.related.get(name, ()):
+            beside = cell(sibling, args, kwargs, otherwise)
+            if (
+                sibling not in NOT_CALLED
+                and self.tried[beside] < CALLS_PER_OVERLOAD
+                and seen[beside] < CALLS_PER_OVERLOAD
+            ):
+                arguments = sibling_call(self.table[sibling], args, kwargs)
+                if arguments is not None:
+                    self.tried[beside] += 1
+                    check_call(beside, *arguments, self.device, self.report)
+
+
 def check_table(
     ops: list[OpInfo], dtype: torch.dtype, device: torch.device, samples: int, table: dict, report: Report
 ) -> None:
-    """Captures the calls of ATen that the ops' samples make on CPU and replays them, and those of their in-place and
-    out siblings in the op table; the report is by cell()."""
+    """Captures the calls of ATen that the ops' samples make on CPU, and replays them."""
     capture = Capture(dtype)
-    related = siblings(table)
-    tried: Counter[str] = Counter()
+    check = TableCheck(device, table, report)
     for op in ops:
         grad = has_gradient(op, dtype)
         found, error = attempt(lambda op=op, grad=grad: chosen(op, dtype, grad, samples, 0))
@@ -604,16 +647,18 @@ def check_table(
             for _, call in variants(op, grad):
                 with capture:
                     attempt(lambda c=call, s=sample: c(s.input, *s.args, **s.kwargs))
-        for key, name, args, kwargs in capture.calls:
-            check_call(key, args, kwargs, device, report)
-            for sibling in related.get(name, ()):
-                beside = cell(sibling, args, kwargs, dtype)
-                if tried[beside] < CALLS_PER_OVERLOAD and capture.seen[beside] < CALLS_PER_OVERLOAD:
-                    arguments = sibling_call(table[sibling], args, kwargs)
-                    if arguments is not None:
-                        tried[beside] += 1
-                        check_call(beside, *arguments, device, report)
+        for _, name, args, kwargs in capture.calls:
+            check.check(name, args, kwargs, dtype, capture.seen)
         capture.calls.clear()
+
+
+def check_overloads(names: Iterable[str], device: torch.device, table: dict, report: Report) -> None:
+    """Replays the calls of overload_samples.py."""
+    calls = overload_calls()
+    check = TableCheck(device, table, report)
+    for name in names:
+        for args, kwargs in calls[name]:
+            check.check(name, args, kwargs, torch.float32, Counter())
 
 
 def op_name(op: OpInfo) -> str:
