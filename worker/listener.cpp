@@ -116,8 +116,8 @@ struct SessionProcess {
 
   pid_t pid = 0;
   State state = State::kServing;
-  std::string client;  // "process 12", "127.0.0.1:4000"
-  int control = -1;    // of one whose client came over a network
+  std::string client;                      // "process 12", "127.0.0.1:4000"
+  int control = -1;                        // of one whose client came over a network
   std::optional<remote::Digest> routing;   // whose openings are its client's (remote/net/handshake.h)
   uint64_t attempts = 0;                   // of these that were taken
   std::optional<Clock::time_point> asked;  // for room
@@ -472,8 +472,8 @@ bool Listener::read_opening(Incoming& incoming) {
   const int client = std::exchange(incoming.socket, -1);
   Opening opening;
   std::string text;
-  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, !options_.token.empty(),
-                                                  &opening, &text);
+  const Answer::Code code =
+      remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, !options_.token.empty(), &opening, &text);
   if (code != Answer::kGoOn) {
     answer(client, code, text);
   } else if (opening.resumes()) {

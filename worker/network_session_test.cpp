@@ -159,8 +159,12 @@ class Client {
  public:
   explicit Client(std::string token, const remote::TlsFiles* files = nullptr) : token_(std::move(token)) {
     EXPECT_TRUE(remote::TlsContext::for_keys(remote::TlsContext::Side::kClient, &keys_).ok());
-    side_ = {.tls = files != nullptr, .token = token_, .certificates = nullptr, .keys = keys_.get(),
-             .host = "127.0.0.1", .name = "host:1"};
+    side_ = {.tls = files != nullptr,
+             .token = token_,
+             .certificates = nullptr,
+             .keys = keys_.get(),
+             .host = "127.0.0.1",
+             .name = "host:1"};
     if (files != nullptr) {
       EXPECT_TRUE(remote::TlsContext::for_client(*files, &certificates_).ok());
       side_.certificates = certificates_.get();
@@ -238,7 +242,7 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
       if (EVP_PKEY_get_bn_param(key, "priv", &number) == 1 || EVP_PKEY_get_bn_param(key, "d", &number) == 1) {
         std::string bytes(static_cast<size_t>(BN_num_bytes(number)), '\0');
         BN_bn2bin(number, reinterpret_cast<unsigned char*>(bytes.data()));
-        secrets.push_back(bytes);  // as in a file
+        secrets.push_back(bytes);                            // as in a file
         secrets.emplace_back(bytes.rbegin(), bytes.rend());  // as in OpenSSL's memory
       }
       ASSERT_GT(secrets.size(), 3u);

@@ -257,9 +257,12 @@ Status join(int socket, const ClientSide& side, const Resumed* resumed, const Pa
   Digest nonce{};
   Status status;
   if (!by_certificate && !by_key && !is_loopback_peer(socket)) {
-    status = Status::invalid("remote: tcp:// without a token is for workers on this machine only, as nothing is "
-                             "encrypted, and " + side.name + " is another one; start the worker with --token-file and "
-                             "set TORCH_REMOTE_TOKEN_FILE, or use a tunnel to 127.0.0.1");
+    status = Status::invalid(
+        "remote: tcp:// without a token is for workers on this machine only, as nothing is "
+        "encrypted, and " +
+        side.name +
+        " is another one; start the worker with --token-file and "
+        "set TORCH_REMOTE_TOKEN_FILE, or use a tunnel to 127.0.0.1");
   }
   if (status.ok()) status = exchange_openings(socket, opening, side.name, patience, &nonce, ended);
   if (!status.ok()) {
@@ -274,11 +277,16 @@ Status join(int socket, const ClientSide& side, const Resumed* resumed, const Pa
     key = derive_key(bytes_of(side.token), said, kTokenKey);
   }
   Applicant made;
-  status = secure(socket, by_certificate ? side.certificates : by_key ? side.keys : nullptr,
-                  {side.host, by_key ? &key : nullptr}, said, patience, (side.tls ? "tls " : "tcp ") + side.name, &made);
+  status =
+      secure(socket,
+             by_certificate ? side.certificates
+             : by_key       ? side.keys
+                            : nullptr,
+             {side.host, by_key ? &key : nullptr}, said, patience, (side.tls ? "tls " : "tcp ") + side.name, &made);
   if (by_key && status.code() == ErrorCode::kUnsupported) {
-    return refused(resumed != nullptr ? "the worker at " + side.name + " does not take this client for the session's own"
-                                      : not_the_token(side.name));
+    return refused(resumed != nullptr
+                       ? "the worker at " + side.name + " does not take this client for the session's own"
+                       : not_the_token(side.name));
   }
   if (!status.ok()) return status;
   const std::string_view token = by_certificate ? side.token : std::string_view();
@@ -379,13 +387,16 @@ Status hear(int socket, const Opening& opening, const WorkerSide& side, const Pa
   } else if (by_key) {
     key = derive_key(bytes_of(side.token), said, kTokenKey);
   }
-  status = secure(socket, by_certificate ? side.certificates : by_key ? side.keys : nullptr,
+  status = secure(socket,
+                  by_certificate ? side.certificates
+                  : by_key       ? side.keys
+                                 : nullptr,
                   {{}, by_key ? &key : nullptr}, said, patience, description, applicant);
   if (!status.ok()) {
     const bool other_key = by_key && status.code() == ErrorCode::kUnsupported;
-    return {ErrorCode::kUnsupported, "remote: " + description + " was not let in: " +
-                                         (other_key ? "its proof is wrong (" : "") + status.message() +
-                                         (other_key ? ")" : "")};
+    return {ErrorCode::kUnsupported, "remote: " + description +
+                                         " was not let in: " + (other_key ? "its proof is wrong (" : "") +
+                                         status.message() + (other_key ? ")" : "")};
   }
   const std::string_view token = by_certificate ? side.token : std::string_view();
   if (status = hear_request(*applicant->stream, applicant->binding, token, patience, &applicant->received);

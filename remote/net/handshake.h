@@ -31,9 +31,9 @@
 //   tcp:// without a token not at all, and nothing is encrypted: both ends insist on the loopback interface
 //
 // The session's key comes out of its first connection (a TLS exporter); later connections need neither token nor
-// certificate. Each connection has its own pre-shared key, as the worker's nonce is part of it. So what one end said can
-// be said to nobody again, and what is left in memory of one connection opens no other one. A client proves first: who
-// only finds the port gets nothing to guess tokens with.
+// certificate. Each connection has its own pre-shared key, as the worker's nonce is part of it. So what one end said
+// can be said to nobody again, and what is left in memory of one connection opens no other one. A client proves first:
+// who only finds the port gets nothing to guess tokens with.
 namespace torch_remote::remote {
 
 inline constexpr size_t kMaxText = 1024;
@@ -51,7 +51,7 @@ struct Opening {
   uint8_t version = kVersion;
   uint8_t flags = 0;
   uint16_t reserved = 0;
-  uint64_t attempt = 0;         // of this client to go on with its session, from 1 on; 0: a new session
+  uint64_t attempt = 0;           // of this client to go on with its session, from 1 on; 0: a new session
   std::array<uint8_t, 16> tag{};  // of that attempt (`is_from`)
   Digest nonce{};
 
@@ -96,8 +96,8 @@ bool is_from(const Opening& opening, const Digest& routing_key);
 // --- the client's side -----------------------------------------------------------------------------------------------
 
 struct ClientSide {
-  bool tls = false;                         // the scheme is tls://
-  std::string_view token;                   // may be empty
+  bool tls = false;                          // the scheme is tls://
+  std::string_view token;                    // may be empty
   const TlsContext* certificates = nullptr;  // of tls://
   const TlsContext* keys = nullptr;
   std::string host, name;  // the latter is "host:port", for errors

@@ -110,10 +110,11 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
   ASSERT_TRUE(TlsContext::for_worker(both, &clients).ok());
   const std::string token = "a token that only both ends know";
   const Digest session{1};
-  const WorkerSide sides[] = {{.token = token, .certificates = nullptr, .keys = keys.get(), .session = nullptr},
-                              {.token = token, .certificates = certificates.get(), .keys = keys.get(), .session = nullptr},
-                              {.token = token, .certificates = clients.get(), .keys = keys.get(), .session = nullptr},
-                              {.token = {}, .certificates = nullptr, .keys = keys.get(), .session = &session}};
+  const WorkerSide sides[] = {
+      {.token = token, .certificates = nullptr, .keys = keys.get(), .session = nullptr},
+      {.token = token, .certificates = certificates.get(), .keys = keys.get(), .session = nullptr},
+      {.token = token, .certificates = clients.get(), .keys = keys.get(), .session = nullptr},
+      {.token = {}, .certificates = nullptr, .keys = keys.get(), .session = &session}};
   const std::string noise(1 << 20, 'x');
   // The first one of a process has OpenSSL look up its algorithms, which has nothing to do with the stranger.
   (void)taken(sides[0], {});

@@ -191,16 +191,12 @@ TEST(Handshake, AnotherTokenOpensNothingAndErrorsNameTheFix) {
     EXPECT_FALSE(joined.worker.ok());
     EXPECT_TRUE(says(joined.worker, "its proof is wrong")) << joined.worker.message();
 
-    joined = join_each_other({.clients_token = "",
-                              .clients_files = clients,
-                              .workers_files = workers,
-                              .answered = Answer::kWantsToken});
+    joined = join_each_other(
+        {.clients_token = "", .clients_files = clients, .workers_files = workers, .answered = Answer::kWantsToken});
     EXPECT_TRUE(says(joined.client, "wants a token; set TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
 
-    joined = join_each_other({.workers_token = "",
-                              .clients_files = clients,
-                              .workers_files = workers,
-                              .answered = Answer::kHasNoToken});
+    joined = join_each_other(
+        {.workers_token = "", .clients_files = clients, .workers_files = workers, .answered = Answer::kHasNoToken});
     EXPECT_TRUE(says(joined.client, "has none, so it cannot prove that it is yours")) << joined.client.message();
   }
 }
@@ -249,10 +245,8 @@ TEST(Handshake, ARefusalIsToldToWhoeverIsKnown) {
 TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
   const Resumed session{{4, 5, 6}, 1, 12}, stolen{{9}, 1, 12};
   for (const char* token : {"", kToken.c_str()}) {
-    Joined joined = join_each_other({.clients_token = token,
-                                     .workers_token = token,
-                                     .clients_session = &session,
-                                     .workers_session = &session.key});
+    Joined joined = join_each_other(
+        {.clients_token = token, .workers_token = token, .clients_session = &session, .workers_session = &session.key});
     ASSERT_TRUE(joined.client.ok()) << joined.client.message();
     EXPECT_EQ(joined.applicant.received, 12u);
     EXPECT_EQ(joined.greeted.received, 17u);
@@ -260,10 +254,8 @@ TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
     EXPECT_EQ(joined.applicant.key, session.key);
     EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
     // Who knows the token gets nowhere.
-    joined = join_each_other({.clients_token = token,
-                              .workers_token = token,
-                              .clients_session = &stolen,
-                              .workers_session = &session.key});
+    joined = join_each_other(
+        {.clients_token = token, .workers_token = token, .clients_session = &stolen, .workers_session = &session.key});
     EXPECT_FALSE(joined.client.ok());
     EXPECT_FALSE(joined.worker.ok());
   }
@@ -368,8 +360,8 @@ Status open_against(const std::string& answer, bool tls = false, std::chrono::mi
   Greeted greeted;
   std::unique_ptr<ByteStream> stream;
   bool ended = false;
-  const Status status = join(a, {.tls = tls, .token = "", .host = "", .name = "host:1"}, nullptr,
-                             Patience(time), &greeted, &stream, &ended);
+  const Status status = join(a, {.tls = tls, .token = "", .host = "", .name = "host:1"}, nullptr, Patience(time),
+                             &greeted, &stream, &ended);
   EXPECT_EQ(ended, says(status, "no such session"));
   close(b);
   return status;

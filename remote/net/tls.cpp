@@ -77,7 +77,8 @@ class HelloGuard {
       constexpr uint8_t kHandshake = 22, kClientHello = 1;
       if (header_[0] == kHandshake && at_ < message_.size()) {
         message_[at_++] = byte;
-        if (at_ == message_.size() && (message_[0] != kClientHello || message_[1] != 0 || message_[2] >= kMostHello >> 8)) {
+        if (at_ == message_.size() &&
+            (message_[0] != kClientHello || message_[1] != 0 || message_[2] >= kMostHello >> 8)) {
           return false;
         }
       }
@@ -484,9 +485,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
 
 }  // namespace
 
-bool overwrite_what_openssl_frees() {
-  return CRYPTO_set_mem_functions(allocate, reallocate, overwrite_and_free) == 1;
-}
+bool overwrite_what_openssl_frees() { return CRYPTO_set_mem_functions(allocate, reallocate, overwrite_and_free) == 1; }
 
 TlsContext::~TlsContext() {
   SSL_CTX_free(context_);

@@ -2,8 +2,8 @@
 // secret gets through, and nothing is read beyond what the handshake has.
 //
 // An input is a byte that says who hears it, and what the other one says. 0: the listener hears an opening; 1, 2: a
-// worker and a client, inside of TLS; 3, 4: a worker behind the answer, of a new session and of one that goes on; 5, 6: a
-// client behind its opening.
+// worker and a client, inside of TLS; 3, 4: a worker behind the answer, of a new session and of one that goes on; 5, 6:
+// a client behind its opening.
 #include "remote/net/handshake.h"
 
 #include <sys/socket.h>
@@ -76,7 +76,8 @@ int said_on_socket(std::span<const uint8_t> bytes, int* other) {
 
 void check_text(const Status& status) {
   if (status.ok()) wrong("who does not know the secret was believed");
-  if (!std::ranges::all_of(status.message(), [](char c) { return c >= 0x20 && c < 0x7F; })) wrong("an error with signs");
+  if (!std::ranges::all_of(status.message(), [](char c) { return c >= 0x20 && c < 0x7F; }))
+    wrong("an error with signs");
 }
 
 // What a client makes of an answer, and of what comes behind it.

@@ -438,7 +438,7 @@ def intruders(folder: Path, count: int) -> Row:
 
 
 def tls_strangers(folder: Path, count: int) -> Row:
-    """9: over tls a client believes no worker whose certificate is wrong, a worker no client without the token; memory."""
+    """9: over tls a client believes no worker with a wrong certificate, and a worker no client without the token."""
     wrong, tried = 0, 0
     bad = {"stranger": "is not trusted", "old": "has expired", "named": "is not for"}
     use = "import torch, torch_remote; assert torch.ones(3, device='remote').sum().item() == 3"

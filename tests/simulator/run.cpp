@@ -29,7 +29,9 @@ void draw_tls_secrets_from_the_seed() {
     return static_cast<int>(getrandom(to, static_cast<size_t>(size), 0) == size);  // interpose.cpp's
   };
   static const RAND_METHOD method = {
-      .seed = nullptr, .bytes = draw, .cleanup = nullptr, .add = nullptr, .pseudorand = draw, .status = [] { return 1; }};
+      .seed = nullptr, .bytes = draw, .cleanup = nullptr, .add = nullptr, .pseudorand = draw, .status = [] {
+        return 1;
+      }};
   require(RAND_set_rand_method(&method) == 1, "OpenSSL takes no random numbers from the seed");
 }
 

@@ -1,6 +1,6 @@
-// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem); certificates that
-// are no good there: of no authority (stranger.pem), that has expired (old.pem), for another host (named.pem). All with
-// their keys.
+// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem); certificates
+// that are no good there: of no authority (stranger.pem), that has expired (old.pem), for another host (named.pem). All
+// with their keys.
 #include <string>
 
 #include "remote/net/testing/certificates.h"

@@ -69,9 +69,8 @@ inline std::pair<TlsEnd, TlsEnd> shake_hands(const TlsContext& client, const Tls
                                              const TlsPeer& peer) {
   auto [a, b] = tcp_sockets();
   TlsEnd clients, workers;
-  std::thread other([&, b = b] {
-    workers.status = start_tls(b, server, peer, Patience(kPatience), "a client", &workers.stream);
-  });
+  std::thread other(
+      [&, b = b] { workers.status = start_tls(b, server, peer, Patience(kPatience), "a client", &workers.stream); });
   clients.status = start_tls(a, client, worker, Patience(kPatience), "a worker", &clients.stream);
   other.join();
   return {std::move(clients), std::move(workers)};
