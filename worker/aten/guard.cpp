@@ -117,8 +117,9 @@ void embedding_bag_composed_backward(c10::IValue* args) {
     return embedding_bag_backward(dense);
   }
   const at::Tensor& sizes = args[4].toTensor();
-  check(grad.dim() == 2 && offsets.numel() <= grad.size(0) && all_inside(offsets, indices.numel() + 1) &&
-            all_inside(indices, args[6].toInt()) && (sizes.numel() == 0 || sizes.numel() >= grad.size(0)),
+  check(grad.dim() == 2 && all_inside(offsets, indices.numel() + 1) &&
+            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_inside(indices, args[6].toInt()) &&
+            (sizes.numel() == 0 || sizes.numel() >= grad.size(0)),
         "an embedding bag's offsets or indices lie outside of its gradient or weight");
 }
 
