@@ -30,8 +30,8 @@ HEADER = """\
 NEVER = (
     "set_", "resize_", "resize_as_", "_resize_output_", "set_data", "from_file", "_reshape_alias",
     "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_sparse_bsc_tensor_unsafe",
-    "_sparse_bsr_tensor_unsafe", "_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe",
-    "_sparse_csr_tensor_unsafe",
+    "_sparse_bsr_tensor_unsafe", "_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_unsafe",
+    "_sparse_csc_tensor_unsafe", "_sparse_csr_tensor_unsafe",
 )  # fmt: skip
 
 

@@ -109,6 +109,20 @@ void embedding_bag_backward(c10::IValue* args) {
   check(sizes.numel() == 0 || sizes.numel() >= grad.size(0), "an embedding bag has fewer sizes than bags");
 }
 
+// (grad, indices, offsets, offset2bag, …) It makes offset2bag itself if that is empty.
+void embedding_bag_composed_backward(c10::IValue* args) {
+  const at::Tensor &grad = args[0].toTensor(), &indices = args[1].toTensor(), &offsets = args[2].toTensor();
+  if (indices.numel() == 0 || args[3].toTensor().numel() != 0) {
+    c10::IValue dense[] = {args[0], args[1], args[3], args[4], args[5], args[6], args[7], args[8]};
+    return embedding_bag_backward(dense);
+  }
+  const at::Tensor& sizes = args[4].toTensor();
+  check(grad.dim() == 2 && all_inside(offsets, indices.numel() + 1) &&
+            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_inside(indices, args[6].toInt()) &&
+            (sizes.numel() == 0 || sizes.numel() >= grad.size(0)),
+        "an embedding bag's offsets or indices lie outside of its gradient or weight");
+}
+
 void embedding_bag_weights_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &weight = args[1].toTensor(), &indices = args[2].toTensor();
   const at::Tensor& given = args[4].toTensor();
