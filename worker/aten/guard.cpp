@@ -287,6 +287,11 @@ const char* why_refused(std::string_view name) {
   if (opcode < ir::kFirstOpaque) return nullptr;
   if (space == "aten") {
     if (std::ranges::binary_search(kAllowed, name)) return nullptr;
+    constexpr std::string_view kOtherTensors[] = {"mkldnn", "nested", "quantize", "sparse"};
+    const auto is_for = [name](std::string_view kind) { return name.find(kind) != std::string_view::npos; };
+    if (std::ranges::any_of(kOtherTensors, is_for)) {
+      return "the device has no sparse, nested, quantized or mkldnn tensors in programs";
+    }
     return "is not known to stay inside of its operands' memory whatever its arguments are (ir/ops/allowed_ops.txt); "
            "use ops of docs/operators.md in its place";
   }
