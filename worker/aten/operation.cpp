@@ -147,7 +147,8 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
                      const Target& target)
     : target_(target), functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
   const std::string_view name = ir::op_desc(node.opcode).name;
-  refuse_harmful(functional_, name);
+  has_kernel_ = functional_.hasComputedKernelForDispatchKey(target.key);
+  if (has_kernel_) refuse_harmful(functional_, name);  // else call_kernel says that there is none
   const c10::FunctionSchema& schema = functional_.schema();
   const auto& arguments = schema.arguments();
   // A random op without a Generator argument carries its seed behind the schema's arguments.
@@ -187,7 +188,6 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: '", name, "' is not left to torch's kernels for GPUs");
   }
   guard_ = find_guard(name);
-  has_kernel_ = functional_.hasComputedKernelForDispatchKey(target.key);
   if (special_) {
     mode_ = Mode::kSpecial;
     for (const Arg& result : node.results) {
