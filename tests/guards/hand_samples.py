@@ -80,8 +80,6 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         # Outside of the op table.
         ("_assert_async", [one]),
         ("_assert_async.msg", [one, "no"]),
-        ("_assert_scalar", [1, "no"]),
-        ("_functional_assert_scalar", [1, "no", one]),
         ("_functional_assert_async.msg", [one, "no", one]),
         ("_assert_scalar", [1, "no"]),
         ("_functional_assert_scalar", [1, "no", one]),
