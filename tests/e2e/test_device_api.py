@@ -328,7 +328,8 @@ assert abs(torch.remote.get_per_process_memory_fraction() * total - (64 << 20)) 
 for again in range(2):
     torch.ones(1 << 20, device="remote").sum().item()
     try:
-        torch.ones(1 << 26, device="remote").sum().item()
+        large = torch.ones(1 << 26, device="remote")
+        large.sum().item()
     except torch.remote.OutOfMemoryError as error:
         assert " out of memory." in str(error)
     else:

@@ -66,9 +66,11 @@ def train(make_optimizer, device, schedule=None):
 def test_optimizer_equals_cpu(device, equal, name):
     net, _, losses = train(OPTIMIZERS[name], "cpu")
     there, _, losses_there = train(OPTIMIZERS[name], device)
-    equal(losses_there, losses, rtol=1e-5, atol=1e-6)
+    # LBFGS divides by differences of gradients, which amplifies how sums are rounded.
+    more = 100 if name == "lbfgs" else 1
+    equal(losses_there, losses, rtol=1e-5 * more, atol=1e-6 * more)
     for a, b in zip(there.parameters(), net.parameters(), strict=True):
-        equal(a.detach(), b.detach(), rtol=1e-4, atol=1e-5)
+        equal(a.detach(), b.detach(), rtol=1e-4 * more, atol=1e-5 * more)
 
 
 def test_capturable_keeps_steps_and_lr_on_the_device(remote, equal):
