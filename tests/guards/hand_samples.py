@@ -83,6 +83,8 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("_functional_assert_async.msg", [one, "no", one]),
         ("_assert_scalar", [1, "no"]),
         ("_functional_assert_scalar", [1, "no", one]),
+        ("_jagged_to_padded_dense_forward", [randn(7, 3), [tensor([0, 3, 7])], [4], 0.0]),
+        ("_padded_dense_to_jagged_forward", [randn(2, 4, 3), [tensor([0, 3, 7])], 7]),
         ("affine_grid_generator", [randn(2, 2, 3), [2, 3, 4, 4], False]),
         ("_pack_padded_sequence", [randn(4, 2, 3), tensor([4, 2]), False]),
         (
