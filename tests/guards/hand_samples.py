@@ -85,6 +85,16 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("_functional_assert_scalar", [1, "no", one]),
         ("_jagged_to_padded_dense_forward", [randn(7, 3), [tensor([0, 3, 7])], [4], 0.0]),
         ("_padded_dense_to_jagged_forward", [randn(2, 4, 3), [tensor([0, 3, 7])], 7]),
+        (
+            "_fused_moving_avg_obs_fq_helper",
+            [x, tensor([1]), tensor([1]), tensor([-1.0]), tensor([1.0]), tensor([0.1])]
+            + [torch.zeros(1, dtype=torch.int32), 0.1, 0, 255, 0, False, False],
+        ),
+        (
+            "_fused_moving_avg_obs_fq_helper",
+            [x, tensor([1]), tensor([1]), randn(len(x)), randn(len(x)), torch.ones(len(x))]
+            + [torch.zeros(len(x), dtype=torch.int32), 0.1, 0, 255, 0, True, True],
+        ),
         ("affine_grid_generator", [randn(2, 2, 3), [2, 3, 4, 4], False]),
         ("_pack_padded_sequence", [randn(4, 2, 3), tensor([4, 2]), False]),
         (
