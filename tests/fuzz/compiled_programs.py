@@ -121,7 +121,7 @@ def check(seed: int) -> Result:
             assert gradients, expected  # steps that raise were left out
             continue  # what is written in place has no gradient
         with_gradients |= gradients
-        kinds = [False] * len(expected) if gradients else made.exact
+        kinds = None if gradients else made.exact
         mine = run("remote", "remote", gradients)
         wrong = _differences(mine, expected, kinds)
         if not wrong:
@@ -159,12 +159,14 @@ def _explained(mine: Outcome, expected: Outcome, wrong: Iterable[int], runs: lis
     return True
 
 
-def _differences(actual: Outcome, expected: Outcome, exact: list[bool]) -> dict[int, str]:
-    """By index of the value; -1 for an exception."""
+def _differences(actual: Outcome, expected: Outcome, exact: list[bool] | None) -> dict[int, str]:
+    """By index of the value; -1 for an exception, or another number of values. `exact`: which must have the same bits;
+    null: none."""
     if isinstance(actual, str):
         return {-1: f"raised: {actual}"}
     if len(actual) != len(expected):
         return {-1: f"{len(actual)} values, expected {len(expected)}"}
+    exact = exact or [False] * len(expected)
     found = {}
     for i, ((mine, stride), (its, want), same) in enumerate(zip(actual, expected, exact, strict=True)):
         if mine.dtype != its.dtype or mine.shape != its.shape:
