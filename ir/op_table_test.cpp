@@ -133,8 +133,7 @@ TEST(OpTable, ShapeFunctionsAreOfFunctionalOverloads) {
   EXPECT_EQ(op_desc(ops::aten_add_Tensor).shape_function, ShapeFunction::kPromoted);
   EXPECT_EQ(op_desc(ops::aten_add__Tensor).shape_function, ShapeFunction::kNone);
   EXPECT_EQ(op_desc(ops::aten__native_batch_norm_legit_no_stats).shape_function, ShapeFunction::kBatchNormNoStats);
-  EXPECT_EQ(op_desc(ops::aten__native_batch_norm_legit_functional).shape_function,
-            ShapeFunction::kBatchNormFunctional);
+  EXPECT_EQ(op_desc(ops::aten__native_batch_norm_legit_functional).shape_function, ShapeFunction::kBatchNormFunctional);
   EXPECT_EQ(op_desc(ops::aten_baddbmm).shape_function, ShapeFunction::kNone);
   EXPECT_EQ(op_desc(ops::aten_baddbmm).shape_rule, ShapeRule::kAddmm);
 }
