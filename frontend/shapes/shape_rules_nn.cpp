@@ -1,4 +1,5 @@
 // Layers: convolution, embedding, softmax, norms, dropout, losses.
+#include <ATen/ExpandUtils.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/cpu/mixed_data_type.h>
 
@@ -149,13 +150,14 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   c10::DimVector sizes{input.size(0), channels};
   for (size_t i = 0; i < spatial; ++i) {
     if (stride[i] <= 0 || dilation[i] <= 0 || padding[i] < 0) return false;
-    const int64_t kernel = dilation[i] * (weight.size(i + 2) - 1) + 1;
+    const int64_t kernel = dilation[i] * (weight.size(static_cast<int64_t>(i) + 2) - 1) + 1;
     if (transposed) {
       if (output_padding[i] < 0 || output_padding[i] >= std::max(stride[i], dilation[i])) return false;
-      sizes.push_back((input.size(i + 2) - 1) * stride[i] - 2 * padding[i] + kernel + output_padding[i]);
+      sizes.push_back((input.size(static_cast<int64_t>(i) + 2) - 1) * stride[i] - 2 * padding[i] + kernel +
+                      output_padding[i]);
       if (sizes.back() <= 0) return false;
     } else {
-      const int64_t padded = input.size(i + 2) + 2 * padding[i];
+      const int64_t padded = input.size(static_cast<int64_t>(i) + 2) + 2 * padding[i];
       if (padded < kernel) return false;
       sizes.push_back((padded - kernel) / stride[i] + 1);
     }

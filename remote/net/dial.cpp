@@ -88,7 +88,7 @@ class Returning {
       say_what_is_waited_for();
       return !dialer_->interrupted();
     };
-    const Status status = dialer_->connect(&resumed, goes_on, &again, &connection->transport, &ended);
+    Status status = dialer_->connect(&resumed, goes_on, &again, &connection->transport, &ended);
     connection->received = again.received;
     if (status.ok()) {
       if (said_) std::fprintf(stderr, "remote: the connection to the worker at %s is back\n", dialer_->name().c_str());

@@ -366,7 +366,7 @@ Answer::Code check_opening(std::span<const uint8_t> bytes, bool tls, bool has_to
 }
 
 Status hear(int socket, const Opening& opening, const WorkerSide& side, const Patience& patience,
-            std::string description, Applicant* applicant) {
+            const std::string& description, Applicant* applicant) {
   const bool resumes = side.session != nullptr;
   const bool by_certificate = !resumes && side.certificates != nullptr;
   const bool by_key = resumes || (!by_certificate && !side.token.empty());

@@ -142,7 +142,7 @@ struct Applicant {
 
 // Answers an opening and finds out whether the client may be let in. Owns the socket. kUnsupported: it may not.
 Status hear(int socket, const Opening& opening, const WorkerSide& side, const Patience& patience,
-            std::string description, Applicant* applicant);
+            const std::string& description, Applicant* applicant);
 // `received`: frames that this end has, which are not to become more over another connection.
 Status let_in(Applicant& applicant, uint64_t received, std::chrono::milliseconds lease,
               std::chrono::milliseconds heartbeat, const Patience& patience);

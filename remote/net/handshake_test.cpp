@@ -302,7 +302,7 @@ TEST(Handshake, WhatWasHeardCannotBeSaidAgain) {
 TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
   const auto clients_keys = keys(TlsContext::Side::kClient), workers_keys = keys(TlsContext::Side::kWorker);
   for (const bool client : {false, true}) {
-    for (const std::string token : {std::string(), kToken}) {
+    for (const std::string& token : {std::string(), kToken}) {
       const auto [a, b] = testing::tcp_sockets();
       const auto begin = std::chrono::steady_clock::now();
       Greeted greeted;
@@ -494,7 +494,7 @@ TEST_F(Tls, FilesThatCannotBeUsedAreNamed) {
 
 // --- dialling --------------------------------------------------------------------------------------------------------
 
-Status dial_to(const std::string& url, DialOptions options = {}, const KeepWaiting& keep_waiting = {}) {
+Status dial_to(const std::string& url, const DialOptions& options = {}, const KeepWaiting& keep_waiting = {}) {
   std::unique_ptr<Transport> transport;
   return dial(url, options, keep_waiting, &transport);
 }

@@ -339,7 +339,7 @@ class Stream : public TlsStream {
     for (const iovec& piece : to) {
       for (size_t at = 0; at < piece.iov_len;) {
         size_t n = 0;
-        const Status status = read_record(static_cast<char*>(piece.iov_base) + at, piece.iov_len - at, &n);
+        Status status = read_record(static_cast<char*>(piece.iov_base) + at, piece.iov_len - at, &n);
         if (!status && all > 0) return *bytes = all, Status();
         if (!status) return status;
         if (n == 0) return *bytes = all, Status();  // the end; the next call finds it again
@@ -464,7 +464,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
       return {cut ? ErrorCode::kLost : ErrorCode::kUnsupported,
               "remote: no TLS 1.3 with " + description_ + ": " + status.message()};
     }
-    const Status status = patience.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
+    Status status = patience.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
     if (status.code() == ErrorCode::kTimeout) {
       return {ErrorCode::kTimeout, "remote: " + description_ +
                                        " does not go on with the TLS handshake; is the network "

@@ -330,7 +330,7 @@ class Harness {
   }
 
   static void limit_time(int milliseconds) {
-    const itimerval limit{{0, 0}, {milliseconds / 1000, milliseconds % 1000 * 1000}};
+    const itimerval limit{{0, 0}, {milliseconds / 1000, 1000L * (milliseconds % 1000)}};
     setitimer(ITIMER_REAL, &limit, nullptr);
   }
 
