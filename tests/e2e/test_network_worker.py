@@ -148,6 +148,9 @@ def test_what_other_machines_reach_needs_a_token(worker, files):
     assert "give a token" in worker(url="tcp://0.0.0.0:0", check=False)
     assert "give a token" in worker(*tls(files), url="tls://0.0.0.0:0", check=False)
     _, process = worker("--token-file", files / "token", url="tcp://0.0.0.0:0")
+    deadline = time.monotonic() + 10  # it prints its address first
+    while "listening on" not in process.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert "listening on" in process.log.read_text()
     assert "--tls-cert FILE --tls-key FILE" in worker(url="tls://127.0.0.1:0", check=False)
 
