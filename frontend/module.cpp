@@ -181,8 +181,9 @@ at::Tensor read_file(int device, const std::string& path, const FileVersion& ver
   return tensor_of_file(path, {size, inode, modified}, offset, sizes, dtype, checked_device(device));
 }
 
-// Ticket and base of a call.
-std::pair<uint64_t, uint64_t> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
+// The worker's session, and the ticket and the base of the call. Tickets and buffers have their numbers by session, so
+// whoever waits for a call or ends it names the session, too: after a restart another call has the same ticket.
+std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
   check_not_forked();
   const auto text = static_cast<std::string_view>(request);
   for (const at::Tensor& tensor : tensors) {
@@ -194,8 +195,15 @@ std::pair<uint64_t, uint64_t> call(int device, const py::bytes& request, const s
   return Recorder::get(checked_device(device)).call(std::as_bytes(std::span(text)), tensors);
 }
 
+// The device's client if it is still the one of this session.
+remote::Client* client_of_session(int device, uint64_t session) {
+  remote::Client* worker = existing_client(checked_device(device));
+  return worker != nullptr && worker->session() == session ? worker : nullptr;
+}
+
 // The answer and the results' sizes; nothing if the time is over. Negative: there is no end to it.
-std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t ticket, double seconds) {
+std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t session, uint64_t ticket,
+                                                                      double seconds) {
   check_not_forked();
   remote::CallResult result;
   {
@@ -209,7 +217,11 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
       return !over && keep_waiting();
     };
     remote::OpError error;
-    const Status status = client(checked_device(device)).wait_call(ticket, go_on, &result, &error);
+    remote::Client* worker = client_of_session(device, session);
+    if (worker == nullptr) {
+      check(Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
+    }
+    const Status status = worker->wait_call(ticket, go_on, &result, &error);
     if (over && status.code() == ErrorCode::kInterrupted) return std::nullopt;
     if (!error.status.ok()) raise(error);
     check(status);
@@ -218,18 +230,17 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
                    std::move(result.sizes));
 }
 
-void end_call(int device, uint64_t ticket, bool kill) {
+// Does nothing if the session is over: its functions ended with it.
+void end_call(int device, uint64_t session, uint64_t ticket, bool kill) {
   check_not_forked();
   py::gil_scoped_release release;
-  check(client(checked_device(device)).end_call(ticket, kill));
+  if (remote::Client* worker = client_of_session(device, session)) check(worker->end_call(ticket, kill));
 }
 
 // Nobody waits for it, and nobody has its results.
-void forget_call(int device, uint64_t ticket, uint64_t base) {
+void forget_call(int device, uint64_t session, uint64_t ticket, uint64_t base) {
   py::gil_scoped_release release;
-  remote::Client* worker = existing_client(checked_device(device));
-  if (worker == nullptr) return;
-  check(worker->forget_call(ticket, base));
+  if (remote::Client* worker = client_of_session(device, session)) check(worker->forget_call(ticket, base));
 }
 
 // A result of a call: `nbytes` in the buffer `id`.

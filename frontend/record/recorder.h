@@ -91,7 +91,7 @@ class Recorder {
   // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
   remote::MemoryRoom memory(const remote::MemoryRequest& request);
   // Has the worker call a Python function with these tensors (remote::Client::call). Does not wait.
-  std::pair<uint64_t, uint64_t> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);
+  std::array<uint64_t, 3> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);
   // Its result: the buffer `id`.
   void take_result(RemoteStorage* storage, uint64_t id) { give_buffer(storage, id); }
   // A file as the worker sees it. Waits.

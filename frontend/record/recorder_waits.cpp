@@ -65,8 +65,8 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
   return room;
 }
 
-std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
-                                             const std::vector<at::Tensor>& tensors) {
+std::array<uint64_t, 3> Recorder::call(std::span<const std::byte> request,
+                                       const std::vector<at::Tensor>& tensors) {
   const ir::SourceRef line = wait_line();
   std::vector<remote::CallInput> inputs;
   Status status;
@@ -83,8 +83,9 @@ std::pair<uint64_t, uint64_t> Recorder::call(std::span<const std::byte> request,
   report_flushes();
   check(status);
   uint64_t ticket = 0, base = 0;
-  check(client(device_).call(request, inputs, &ticket, &base));
-  return {ticket, base};
+  remote::Client& worker = client(device_);
+  check(worker.call(request, inputs, &ticket, &base));
+  return {worker.session(), ticket, base};
 }
 
 remote::FoundFile Recorder::find_file(const std::string& path) {

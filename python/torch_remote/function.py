@@ -139,13 +139,13 @@ class _Attempt:
         self, device: int, header: dict[str, Any], pickled: bytes, parts: Sequence[torch.Tensor], prints: bool
     ) -> None:
         self._device, self._prints = device, prints
-        self._ticket, self._base = _C.call(device, pickle.dumps((header, pickled)), list(parts))
+        self._session, self._ticket, self._base = _C.call(device, pickle.dumps((header, pickled)), list(parts))
         self._ended = False
 
     def interrupt(self) -> None:
         """Has it end soon, from any thread: as Ctrl-C does, and if that does not help by ending its process."""
         with contextlib.suppress(Exception):  # the worker may be gone
-            _C.end_call(self._device, self._ticket, False)
+            _C.end_call(self._device, self._session, self._ticket, False)
         last = threading.Timer(_PATIENCE, self._kill)
         last.daemon = True
         last.start()
@@ -153,7 +153,7 @@ class _Attempt:
     def _kill(self) -> None:
         with contextlib.suppress(Exception):
             if not self._ended:
-                _C.end_call(self._device, self._ticket, True)
+                _C.end_call(self._device, self._session, self._ticket, True)
 
     def wait(self, timeout: float | None) -> tuple[dict[str, Any], list[torch.Tensor]]:
         """The answer and its tensors, those of changed arguments last."""
@@ -186,7 +186,7 @@ class _Attempt:
     def _wait(self, deadline: float | None) -> tuple[bytes, list[int]] | None:
         seconds = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            answer = _C.wait_call(self._device, self._ticket, seconds)
+            answer = _C.wait_call(self._device, self._session, self._ticket, seconds)
         except KeyboardInterrupt:
             raise
         except Exception:  # it is over: the worker, or the function's process, failed
@@ -206,7 +206,7 @@ class _Attempt:
                     self._print(json.loads(answer[0]))
         finally:
             with contextlib.suppress(Exception):
-                _C.forget_call(self._device, self._ticket, self._base)
+                _C.forget_call(self._device, self._session, self._ticket, self._base)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -548,6 +548,36 @@ def test_the_call_after_one_that_timed_out(remote, seconds):
         x = torch.ones(2, device="remote")
 
 
+def test_a_call_of_an_earlier_worker_is_over(remote):
+    """Each worker counts its calls from the start: a late kill must not end a call of the next worker."""
+    from torch_remote import _C
+
+    x = torch.ones(2, device="remote")
+    session, ticket, base = _C.call(0, b"no call", [x])
+    torch.remote.restart()
+    x = torch.ones(2, device="remote")
+    assert torch_remote.function(lambda: 0)() == 0  # its process is there
+
+    def end_calls():
+        time.sleep(0.5)
+        for number in range(64):
+            _C.end_call(0, session, number, True)
+            _C.forget_call(0, session, number, base)
+
+    def sleep(x):
+        import time
+
+        time.sleep(1.5)
+        return x
+
+    thread = threading.Thread(target=end_calls)
+    thread.start()
+    assert torch_remote.function(sleep)(x).tolist() == [1, 1]
+    thread.join()
+    with pytest.raises(torch.remote.WorkerLost, match="restarted before the function ended"):
+        _C.wait_call(0, session, ticket, 20.0)
+
+
 MODULE = """
 import torch_remote
 import only_here

@@ -69,7 +69,7 @@ SESSIONS = {
         print(_C.find_file(0, "/dev/null")[1])
         call = _C.call(0, b"nothing", [torch.ones(2, 3, device=d).t()])
         try:
-            _C.wait_call(0, call[0], 20.0)
+            _C.wait_call(0, *call[:2], 20.0)
         except RuntimeError:
             pass
         _C.forget_call(0, *call)
