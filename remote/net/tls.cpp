@@ -25,9 +25,10 @@
 namespace torch_remote::remote {
 namespace {
 
-constexpr size_t kRecord = 16 << 10;         // the most bytes of one
-constexpr size_t kSmallRecord = 1 << 10;     // of those until the other end is known
-constexpr size_t kReadAhead = 16 * kRecord;  // what one call takes from the socket
+constexpr size_t kRecord = 16 << 10;        // the most bytes of one
+constexpr size_t kSmallRecord = 1 << 10;    // of those until the other end is known
+constexpr size_t kMostRead = 16 * kRecord;  // the most bytes that one call of read returns
+constexpr size_t kRecordHeader = 5;         // bytes before each record
 constexpr size_t kMostKeyFile = 64 << 10;
 constexpr long kMaxCertificates = 16 << 10;  // bytes that an end may send of them
 // Says which key is meant, and nothing about it.
@@ -59,7 +60,6 @@ void* reallocate(void* memory, size_t size, const char* file, int line) {
 
 // --- a socket for OpenSSL --------------------------------------------------------------------------------------------
 
-// OpenSSL's own would raise SIGPIPE.
 // OpenSSL allocates what the length of a client's hello says, up to 128 KiB, before it has read it. So what a worker
 // hears in the clear goes through this: records with a whole hello of a length that clients have.
 class HelloGuard {
@@ -99,8 +99,11 @@ struct Socket {
   int descriptor = -1;
   bool guards = false;
   HelloGuard guard;
+  std::array<char, kRecordHeader> header{};  // of the next record, as far as it was read with the one before it
+  size_t header_size = 0;
 };
 
+// OpenSSL's own BIO of a socket would raise SIGPIPE.
 int write_socket(BIO* bio, const char* data, int size) {
   const int socket = static_cast<const Socket*>(BIO_get_data(bio))->descriptor;
   BIO_clear_retry_flags(bio);
@@ -112,19 +115,36 @@ int write_socket(BIO* bio, const char* data, int size) {
   return static_cast<int>(n);
 }
 
+// OpenSSL asks for a record's header, then for its body. A body is read together with the next record's header, so each
+// record takes one call. OpenSSL's own read-ahead would move what is left in its buffer at each record.
 int read_socket(BIO* bio, char* data, int size) {
   auto& from = *static_cast<Socket*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
+  const auto wanted = static_cast<size_t>(size);
+  if (from.header_size > 0) {
+    const size_t n = std::min(wanted, from.header_size);
+    std::memcpy(data, from.header.data(), n);
+    from.header_size -= n;
+    std::memmove(from.header.data(), from.header.data() + n, from.header_size);
+    return static_cast<int>(n);
+  }
+  iovec pieces[] = {{data, wanted}, {from.header.data(), from.header.size()}};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = from.guards || wanted <= kRecordHeader ? 1 : 2;
   ssize_t n;
   do {
-    n = recv(from.descriptor, data, static_cast<size_t>(size), MSG_DONTWAIT);
+    n = recvmsg(from.descriptor, &message, MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_read(bio);
-  if (n > 0 && from.guards && !from.guard.good(data, static_cast<size_t>(n))) {
+  if (n <= 0) return static_cast<int>(n);
+  const size_t given = std::min(wanted, static_cast<size_t>(n));
+  from.header_size = static_cast<size_t>(n) - given;
+  if (from.guards && !from.guard.good(data, given)) {
     errno = EPROTO;
     return -1;
   }
-  return static_cast<int>(n);
+  return static_cast<int>(given);
 }
 
 long control_socket(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
@@ -330,8 +350,7 @@ class Stream : public TlsStream {
     std::lock_guard lock(mutex_);
     SSL_clear_mode(ssl_, SSL_MODE_RELEASE_BUFFERS);
     SSL_set_max_send_fragment(ssl_, kRecord);
-    SSL_set_read_ahead(ssl_, 1);
-    SSL_set_default_read_buffer_len(ssl_, kReadAhead);
+    SSL_set_split_send_fragment(ssl_, kRecord);  // the smaller limit would stay for what goes out
   }
 
   Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
@@ -345,7 +364,7 @@ class Stream : public TlsStream {
         if (n == 0) return *bytes = all, Status();  // the end; the next call finds it again
         all += n;
         at += n;
-        if (all >= kReadAhead) return *bytes = all, Status();
+        if (all >= kMostRead) return *bytes = all, Status();
       }
     }
     *bytes = all;
