@@ -374,13 +374,12 @@ kernel(i0 | j0) {
   a2: f32[]
   %0: f32 = load a0
   %1: f32 = abs %0
-  %2: f64 = convert %1
-  %3: f64 = columns sum %2
-  %4: f64 = rows sum %3
-  %5: f32 = convert %4
-  %6: f32 = sqrt %5
-  store a1, %5
-  store a2, %6
+  %2: f64 = columns sum %1
+  %3: f64 = rows sum %2
+  %4: f32 = convert %3
+  %5: f32 = sqrt %4
+  store a1, %4
+  store a2, %5
 }
 )");
   ASSERT_EQ(launches.size(), 1u);

@@ -216,6 +216,11 @@ V NodeEmitter::reduce(Reduction reduction, V value) {
 }
 
 V NodeEmitter::accumulate(Reduction reduction, V value) {
+  const bool is_over_columns = member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll;
+  if (is_over_columns && reduction == Reduction::kSum && e.has_no_sign(value)) {
+    const V sum = e.wide_sum(value);
+    return member.reduces == ir::Reduces::kAll ? e.rows(Reduction::kSum, sum) : sum;
+  }
   return reduce(reduction, e.convert(value, sum_type(e.type(value))));
 }
 
