@@ -184,8 +184,7 @@ class FunctionEmitter {
     for (int64_t h = 0; h < kHalves; ++h) {
       before.append(MlirValues(carried.slice(static_cast<size_t>(h) * half, half)));
       for (const uint32_t total : loop.lines) {
-        const Value& value = kernel_.values[schedule_.totals[total]];
-        before.append(reductions_.begin(value, type(value.a), h));
+        before.append(begin(schedule_.totals[total], h));
       }
     }
     const MlirValues results = places(loop, before);
@@ -357,16 +356,15 @@ class FunctionEmitter {
   MlirValues begin(const std::vector<uint32_t>& sums) {
     MlirValues result;
     for (int64_t half = 0; half < kHalves; ++half) {
-      for (const uint32_t reduce : sums) {
-        const Value& value = kernel_.values[reduce];
-        if (is_wide(reduce)) {
-          result.push_back(ops_.number(wide_type(), 0));
-        } else {
-          result.append(reductions_.begin(value, type(value.a), half));
-        }
-      }
+      for (const uint32_t reduce : sums) result.append(begin(reduce, half));
     }
     return result;
+  }
+
+  MlirValues begin(uint32_t reduce, int64_t half) {
+    if (is_wide(reduce)) return {ops_.number(wide_type(), 0)};
+    const Value& value = kernel_.values[reduce];
+    return reductions_.begin(value, type(value.a), half);
   }
 
   MlirValues combine(const std::vector<uint32_t>& sums, mlir::ValueRange x, mlir::ValueRange y) {

@@ -77,7 +77,7 @@ StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts
 }
 
 bool is_wide_sum(const Kernel& kernel, const Value& value) {
-  return value.kind == Kind::kReduce && value.over == Over::kColumns && value.reduction == Reduction::kSum &&
+  return value.kind == Kind::kReduce && value.over != Over::kRows && value.reduction == Reduction::kSum &&
          value.type == ir::DType::kFloat64 && kernel.values[value.a].type == ir::DType::kFloat32;
 }
 

@@ -49,8 +49,8 @@ enum class Kind : uint8_t {
   kScalarOp,  // `op` of a, b, c; all of one type, but for where's condition (bool); comparisons give bool
   kFma,       // a * b + c, rounded once
   kLdexp,     // a * 2^b, rounded once; b is a whole number, and a * 2^(b / 2) a normal one, or else it is any number
-  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns may
-              // be f64 where a is f32
+  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns or
+              // lines may be f64 where a is f32
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
   kRunning,   // `reduction` (sum, product or logsumexp) of a over the last column, from its first place to this one

@@ -152,12 +152,12 @@ V Emitter::columns(Reduction reduction, V a) {
   return add_value(value);
 }
 
-V Emitter::wide_sum(V a) {
+V Emitter::wide_sum(V a, Over over) {
   Value value;
   value.kind = Kind::kReduce;
   value.type = sum_type(type(a));
   value.reduction = Reduction::kSum;
-  value.over = Over::kColumns;
+  value.over = over;
   value.a = a;
   return add_value(value);
 }
@@ -168,15 +168,12 @@ bool Emitter::has_no_sign(V a) const {
   return value.op == ir::ScalarOp::kAbs || (value.op == ir::ScalarOp::kMul && value.a == value.b);
 }
 
-V Emitter::rows(Reduction reduction, V a) { return total(reduction, Over::kRows, a); }
-V Emitter::lines(Reduction reduction, V a) { return total(reduction, Over::kLines, a); }
-
-V Emitter::total(Reduction reduction, Over over, V a) {
+V Emitter::rows(Reduction reduction, V a) {
   Value value;
   value.kind = Kind::kReduce;
   value.type = type(a);
   value.reduction = reduction;
-  value.over = over;
+  value.over = Over::kRows;
   value.a = a;
   return add_value(value);
 }

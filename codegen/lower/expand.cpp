@@ -164,7 +164,10 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   const V count = node.reduced_points(wide), part = part_of(node);
   const V rough = e.convert(e.mul(e.wide_sum(x), part), DType::kFloat32);
   const V difference = e.sub(x, rough);
-  const V sum = e.wide_sum(difference), squares = e.wide_sum(e.mul(difference, difference));
+  // A product with a number that the compiler does not know is added up by fma, as squares are: processors add and
+  // multiply in different units.
+  const V one = e.convert(e.scalar_float(1), DType::kFloat32);
+  const V sum = e.wide_sum(e.mul(difference, one)), squares = e.wide_sum(e.mul(difference, difference));
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_close = e.op(ScalarOp::kLe, e.mul(excess, e.constant(wide, 16)), squares);
   const V good = e.op(ScalarOp::kLogicalAnd, are_good(e, squares, static_cast<double>(node.count_reduced())), is_close);
@@ -274,9 +277,8 @@ NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   Emitter& e = node.e;
   const DType type = e.type(grad), wide = sum_type(type);
   const V part = part_of(node);
-  const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
-  const V sum = sum_of(grad), shift = e.mul(sum_of(normal), part);
-  const V along = e.sub(sum_of(e.mul(grad, normal)), e.mul(sum, shift));
+  const V sum = e.wide_sum(grad), shift = e.mul(e.wide_sum(normal), part);
+  const V along = e.sub(e.wide_sum(e.mul(grad, normal)), e.mul(sum, shift));
   const V slope = e.mul(e.mul(along, part), e.mul(scale, scale));
   const V level = e.sub(e.mul(sum, part), e.mul(shift, slope));
   const V input = e.sub(e.sub(grad, e.convert(level, type)), e.mul(normal, e.convert(slope, type)));
@@ -360,14 +362,14 @@ bool batch_norm_backward(NodeEmitter& node) {
     along = gradient.along;
     slope = gradient.input;
   } else {
-    along = e.convert(e.columns(Reduction::kSum, e.mul(grad, centered)), wide);
+    along = e.wide_sum(e.mul(grad, centered));
   }
   if (node.wants(0)) {
     const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
     node.result(0, e.mul(slope, e.convert(factor, type)));
   }
   node.result(1, e.mul(along, scale));
-  node.result(2, e.columns(Reduction::kSum, grad));
+  node.result(2, e.wide_sum(grad));
   return true;
 }
 

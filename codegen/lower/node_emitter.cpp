@@ -201,8 +201,8 @@ V NodeEmitter::sum_for(size_t result, V value) {
   const std::vector<Merged>& columns = group_.dims.columns;
   const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
   const bool rows = group_.launch.kernel.rows != 0;
+  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.wide_sum(value, Over::kLines) : kNone;
   value = e.convert(value, sum_type(e.type(value)));
-  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.lines(Reduction::kSum, value) : kNone;
   if (!columns.empty() && !varies(0)) value = e.columns(Reduction::kSum, value);
   return rows ? e.rows(Reduction::kSum, value) : value;
 }

@@ -303,7 +303,7 @@ class Maker {
     if (accepts(Takes::kNumbers, reduced) && chance(30)) a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
     const Reduction what = some_reduction(type(a), over);
     const bool place = what == Reduction::kArgMax || what == Reduction::kArgMin;
-    const bool widens = what == Reduction::kSum && over == Over::kColumns && type(a) == DType::kFloat32 && chance(40);
+    const bool widens = what == Reduction::kSum && over != Over::kRows && type(a) == DType::kFloat32 && chance(40);
     const DType made = place ? DType::kInt64 : widens ? DType::kFloat64 : type(a);
     const uint32_t result = add({.kind = Kind::kReduce, .type = made, .reduction = what, .over = over, .a = a});
     if (type(result) == DType::kBool || chance(30)) return;
