@@ -275,7 +275,7 @@ struct NormGradient {
 
 NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   Emitter& e = node.e;
-  const DType type = e.type(grad), wide = sum_type(type);
+  const DType type = e.type(grad);
   const V part = part_of(node);
   const V sum = e.wide_sum(grad), shift = e.mul(e.wide_sum(normal), part);
   const V along = e.sub(e.wide_sum(e.mul(grad, normal)), e.mul(sum, shift));
