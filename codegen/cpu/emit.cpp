@@ -12,6 +12,7 @@
 #include "codegen/cpu/ops.h"
 #include "codegen/cpu/plan.h"
 #include "codegen/cpu/reductions.h"
+#include "codegen/loop/facts.h"
 
 // The loops of a function: rows, phases, blocks, pairs of vectors, and what remains.
 namespace torch_remote::codegen::cpu {
@@ -24,7 +25,10 @@ using Int = ll::ICmpPredicate;
 constexpr Order kOrder;
 constexpr int64_t kHalves = 2;
 constexpr uint32_t kSlotAlign = 64;
-static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.lanes == 0);
+// Vectors of a loop whose code is repeated.
+constexpr size_t kMostUnrolled = 8;
+static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.narrow == 0 &&
+              kOrder.narrow % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
 
 class FunctionEmitter {
  public:
@@ -151,6 +155,7 @@ class FunctionEmitter {
     const Value& value = kernel_.values[reduce];
     const size_t parts = Reductions::parts(value), at = std::exchange(*next, *next + parts);
     const size_t half = results.size() / kHalves;
+    if (is_wide(reduce)) return reductions_.fold(value, value.type, {results[at]});
     return reductions_.end(value, type(value.a), results.slice(at, parts), results.slice(half + at, parts));
   }
 
@@ -179,8 +184,7 @@ class FunctionEmitter {
     for (int64_t h = 0; h < kHalves; ++h) {
       before.append(MlirValues(carried.slice(static_cast<size_t>(h) * half, half)));
       for (const uint32_t total : loop.lines) {
-        const Value& value = kernel_.values[schedule_.totals[total]];
-        before.append(reductions_.begin(value, type(value.a), h));
+        before.append(begin(schedule_.totals[total], h));
       }
     }
     const MlirValues results = places(loop, before);
@@ -197,24 +201,102 @@ class FunctionEmitter {
   // All places of the last column dim.
   MlirValues places(const LoopPlan& loop, mlir::ValueRange carried) {
     const std::vector<uint32_t> sums = sums_of(loop);
-    MlirValues results(carried);
-    const bool blocks = std::any_of(sums.begin(), sums.end(),
-                                    [&](uint32_t sum) { return Reductions::is_ordered(kernel_.values[sum]); });
-    if (variant_.columns != 0) {  // less than a block
-      const MlirValues all = known_range(loop, blocks ? begin(sums) : results);
-      return blocks ? combine(loop, results, all) : all;
-    }
-    if (!blocks) return range(loop, ops_.i64(0), columns(), results);
-    return ops_.loop(ops_.i64(0), columns(), kOrder.block, results, [&](MlirValue start, mlir::ValueRange before) {
-      MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
-      const MlirValues block = range(loop, start, end, begin(sums));
-      return combine(loop, before, block);
+    const bool blocks = std::any_of(sums.begin(), sums.end(), [&](uint32_t sum) {
+      return Reductions::is_ordered(kernel_.values[sum]) && !is_wide(sum);
     });
+    if (variant_.columns != 0) {  // less than a block, and than a short sum
+      const auto all = [&](mlir::ValueRange before) {
+        return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return known_range(loop, narrow); });
+      };
+      return blocks ? in_block(sums, carried, all) : all(carried);
+    }
+    if (!blocks) return range(loop, ops_.i64(0), columns(), carried);
+    return ops_.loop(ops_.i64(0), columns(), kOrder.block, carried, [&](MlirValue start, mlir::ValueRange before) {
+      MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
+      return in_block(sums, before, [&](mlir::ValueRange begun) { return range(loop, start, end, begun); });
+    });
+  }
+
+  using Work = llvm::function_ref<MlirValues(mlir::ValueRange)>;
+
+  // The lanes of wide sums: the lower half's partial results. The upper half has none.
+  mlir::Type wide_type() const { return mlir::VectorType::get(kOrder.wide_lanes, ops_.b.getF64Type()); }
+  bool is_wide(uint32_t sum) const { return is_wide_sum(kernel_, kernel_.values[sum]); }
+
+  // Where the partial results of wide sums are among all of a loop.
+  void for_wide(const std::vector<uint32_t>& sums, llvm::function_ref<void(size_t, const Value&)> change) {
+    size_t at = 0;
+    for (int64_t half = 0; half < kHalves; ++half) {
+      for (const uint32_t sum : sums) {
+        if (is_wide(sum)) change(at, kernel_.values[sum]);
+        at += Reductions::parts(kernel_.values[sum]);
+      }
+    }
+  }
+
+  // While `work` goes over a block, all sums but wide ones begin anew.
+  MlirValues in_block(const std::vector<uint32_t>& sums, mlir::ValueRange before, Work work) {
+    MlirValues block = begin(sums);
+    for_wide(sums, [&](size_t at, const Value&) { block[at] = before[at]; });
+    block = work(block);
+    return combine(sums, before, block);
+  }
+
+  // While `work` goes over at most kOrder.narrow places, wide sums begin anew in their operand's type.
+  MlirValues with_short_sums(const std::vector<uint32_t>& sums, mlir::ValueRange before, Work work) {
+    MlirValues values(before);
+    for_wide(sums, [&](size_t at, const Value& sum) { values[at] = reductions_.begin(sum, type(sum.a), 0)[0]; });
+    values = work(values);
+    const size_t half = values.size() / kHalves;
+    for_wide(sums, [&](size_t at, const Value& sum) {
+      if (at >= half) {  // is part of the lower half's
+        values[at] = before[at];
+        return;
+      }
+      const DType narrow = type(sum.a);
+      MlirValue all = reductions_.combine(sum, narrow, values[at], values[half + at])[0];
+      MlirValue more = ops_.convert(reductions_.halved(sum, narrow, {all})[0], narrow, sum.type);
+      values[at] = reductions_.combine(sum, sum.type, before[at], more)[0];
+    });
+    return values;
+  }
+
+  // Short sums one after the other, if there are any.
+  MlirValues range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
+    const std::vector<uint32_t> sums = sums_of(loop);
+    if (std::none_of(sums.begin(), sums.end(), [&](uint32_t sum) { return is_wide(sum); })) {
+      return short_range(loop, start, end, carried);
+    }
+    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.narrow})));
+    const MlirValues most =
+        ops_.loop(start, rest, kOrder.narrow, carried, [&](MlirValue first, mlir::ValueRange before) {
+          return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return pairs(loop, first, narrow); });
+        });
+    const auto remaining = [&] {
+      return with_short_sums(sums, most, [&](mlir::ValueRange narrow) { return short_range(loop, rest, end, narrow); });
+    };
+    const llvm::SmallVector<mlir::Type> types(mlir::ValueRange(most).getTypes());
+    return ops_.branch(ops_.compare(Int::slt, rest, end), remaining, [&] { return most; }, types, false);
+  }
+
+  // All of kOrder.narrow places; without a loop where that is little code.
+  MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
+    if (loop.vectors.size() > kMostUnrolled) {
+      MlirValue last = ops_.add(first, ops_.i64(kOrder.narrow));
+      return ops_.loop(first, last, kOrder.lanes, before, [&](MlirValue column, mlir::ValueRange carried) {
+        return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), carried);
+      });
+    }
+    MlirValues results(before);
+    for (int64_t column = 0; column < kOrder.narrow; column += kOrder.lanes) {
+      results = pair(loop, ops_.add(first, ops_.i64(column)), ops_.add(first, ops_.i64(column + kLanes)), results);
+    }
+    return results;
   }
 
   // Pairs of vectors, then what remains: the same for one masked vector after the other. There the halves change places
   // each time, so that one piece of code does for both.
-  MlirValues range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
+  MlirValues short_range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
     MlirValue count = ops_.sub(end, start);
     MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
     MlirValues results = ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
@@ -254,7 +336,8 @@ class FunctionEmitter {
     return after;
   }
 
-  // The same as `range` over all columns, of which there are as many as the variant says: without a loop or a test.
+  // The same as `short_range` over all columns, of which there are as many as the variant says: without a loop or a
+  // test.
   MlirValues known_range(const LoopPlan& loop, mlir::ValueRange carried) {
     MlirValues results(carried);
     int64_t column = 0, stop = variant_.columns;
@@ -273,22 +356,29 @@ class FunctionEmitter {
   MlirValues begin(const std::vector<uint32_t>& sums) {
     MlirValues result;
     for (int64_t half = 0; half < kHalves; ++half) {
-      for (const uint32_t reduce : sums) {
-        const Value& value = kernel_.values[reduce];
-        result.append(reductions_.begin(value, type(value.a), half));
-      }
+      for (const uint32_t reduce : sums) result.append(begin(reduce, half));
     }
     return result;
   }
 
-  MlirValues combine(const LoopPlan& loop, mlir::ValueRange x, mlir::ValueRange y) {
+  MlirValues begin(uint32_t reduce, int64_t half) {
+    if (is_wide(reduce)) return {ops_.number(wide_type(), 0)};
+    const Value& value = kernel_.values[reduce];
+    return reductions_.begin(value, type(value.a), half);
+  }
+
+  MlirValues combine(const std::vector<uint32_t>& sums, mlir::ValueRange x, mlir::ValueRange y) {
     MlirValues result;
     size_t next = 0;
     for (int64_t half = 0; half < kHalves; ++half) {
-      for (const uint32_t reduce : sums_of(loop)) {
+      for (const uint32_t reduce : sums) {
         const Value& value = kernel_.values[reduce];
         const size_t parts = Reductions::parts(value);
-        result.append(reductions_.combine(value, type(value.a), x.slice(next, parts), y.slice(next, parts)));
+        if (is_wide(reduce)) {
+          result.push_back(y[next]);
+        } else {
+          result.append(reductions_.combine(value, type(value.a), x.slice(next, parts), y.slice(next, parts)));
+        }
         next += parts;
       }
     }
@@ -323,10 +413,19 @@ class FunctionEmitter {
     for (const uint32_t reduce : sums_of(loop)) {
       const Value& value = kernel_.values[reduce];
       const mlir::ValueRange parts = before.slice(after.size(), Reductions::parts(value));
+      if (sums_products(kernel_, value)) {
+        after.push_back(add_product(kernel_.values[value.a], half, parts[0], at.mask));
+        continue;
+      }
       MlirValue place = parts.size() == 2 ? place_in_row(at) : MlirValue();
       after.append(reductions_.accumulate(value, type(value.a), parts, vector(value.a, half), place, at.mask));
     }
     return after;
+  }
+
+  MlirValue add_product(const Value& product, int64_t half, MlirValue sum, MlirValue mask) {
+    MlirValue more = ops_.fma(vector(product.a, half), vector(product.b, half), sum);
+    return mask ? ops_.select(mask, more, sum) : more;
   }
 
   // The places of a vector's lanes along the columns, row-major.

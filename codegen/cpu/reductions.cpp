@@ -81,19 +81,25 @@ MlirValues Reductions::combine(const Value& reduce, DType dtype, mlir::ValueRang
   return choose(ops_.bit_or(better(reduce, dtype, y[0], x[0]), ops_.bit_and(same, earlier)), y, x);
 }
 
-MlirValue Reductions::end(const Value& reduce, DType dtype, mlir::ValueRange low, mlir::ValueRange high) {
-  MlirValues result = combine(reduce, dtype, low, high);
-  for (int32_t lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    MlirValues lower, upper;
-    llvm::SmallVector<int32_t, kLanes> first, second;
-    for (int32_t lane = 0; lane < lanes; ++lane) first.push_back(lane), second.push_back(lanes + lane);
-    for (MlirValue part : result) {
-      lower.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, first));
-      upper.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, second));
-    }
-    result = combine(reduce, dtype, lower, upper);
+MlirValues Reductions::halved(const Value& reduce, DType dtype, const MlirValues& lanes) {
+  const auto half = static_cast<int32_t>(llvm::cast<mlir::VectorType>(lanes[0].getType()).getNumElements() / 2);
+  MlirValues lower, upper;
+  llvm::SmallVector<int32_t, kLanes> first, second;
+  for (int32_t lane = 0; lane < half; ++lane) first.push_back(lane), second.push_back(half + lane);
+  for (MlirValue part : lanes) {
+    lower.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, first));
+    upper.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, second));
   }
-  return ops_.b.create<ll::ExtractElementOp>(result.back(), ops_.integer(ops_.b.getI32Type(), 0));
+  return combine(reduce, dtype, lower, upper);
+}
+
+MlirValue Reductions::fold(const Value& reduce, DType dtype, MlirValues lanes) {
+  while (llvm::cast<mlir::VectorType>(lanes[0].getType()).getNumElements() > 1) lanes = halved(reduce, dtype, lanes);
+  return ops_.b.create<ll::ExtractElementOp>(lanes.back(), ops_.integer(ops_.b.getI32Type(), 0));
+}
+
+MlirValue Reductions::end(const Value& reduce, DType dtype, mlir::ValueRange low, mlir::ValueRange high) {
+  return fold(reduce, dtype, combine(reduce, dtype, low, high));
 }
 
 }  // namespace torch_remote::codegen::cpu

@@ -25,6 +25,9 @@ class Reductions {
   MlirValues combine(const Value& reduce, ir::DType dtype, mlir::ValueRange x, mlir::ValueRange y);
   // The upper half of the lanes is added to the lower one, until there is one.
   MlirValue end(const Value& reduce, ir::DType dtype, mlir::ValueRange low, mlir::ValueRange high);
+  // The same of one partial result: once, and until there is one lane.
+  MlirValues halved(const Value& reduce, ir::DType dtype, const MlirValues& lanes);
+  MlirValue fold(const Value& reduce, ir::DType dtype, MlirValues lanes);
 
  private:
   static bool is_arg(const Value& reduce) {

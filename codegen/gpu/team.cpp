@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "codegen/loop/facts.h"
+
 namespace torch_remote::codegen::gpu {
 
 using ir::DType;
@@ -19,13 +21,15 @@ constexpr int64_t kNoPlace =
 // -- A thread's own ---------------------------------------------------------------------------------------------------
 
 Partial Team::begin(const Value& reduce, uint32_t lanes) {
-  const DType dtype = kernel_.values[reduce.a].type;
+  const DType dtype = is_wide_sum(kernel_, reduce) ? reduce.type : kernel_.values[reduce.a].type;
   MlirValues first{reductions_.neutral(reduce.reduction, dtype, machine_.type(dtype))};
   if (is_arg(reduce)) first.push_back(machine_.i64(kNoPlace));
   return {&reduce, dtype, std::vector<MlirValues>(lanes, first)};
 }
 
 void Team::accumulate(Partial& partial, uint32_t lane, MlirValue x, MlirValue place, MlirValue valid) {
+  if (is_wide_sum(kernel_, *partial.reduce))
+    x = machine_.convert(x, kernel_.values[partial.reduce->a].type, partial.dtype);
   partial.lanes[lane] = reductions_.accumulate(*partial.reduce, partial.dtype, partial.lanes[lane], x, place, valid);
 }
 

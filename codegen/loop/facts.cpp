@@ -76,6 +76,17 @@ StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts
   return result;
 }
 
+bool is_wide_sum(const Kernel& kernel, const Value& value) {
+  return value.kind == Kind::kReduce && value.over != Over::kRows && value.reduction == Reduction::kSum &&
+         value.type == ir::DType::kFloat64 && kernel.values[value.a].type == ir::DType::kFloat32;
+}
+
+bool sums_products(const Kernel& kernel, const Value& value) {
+  if (!is_wide_sum(kernel, value)) return false;
+  const Value& operand = kernel.values[value.a];
+  return operand.kind == Kind::kScalarOp && operand.op == ir::ScalarOp::kMul;
+}
+
 uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, uint32_t value) {
   const Value& sum = kernel.values[value];
   if (sum.kind != Kind::kReduce || sum.over != Over::kColumns || sum.reduction != Reduction::kSum) return kNone;

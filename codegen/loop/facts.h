@@ -20,6 +20,12 @@ struct Facts {
 // Whether it is a reduction that is known when all rows are done.
 inline bool is_total(const Value& value) { return value.kind == Kind::kReduce && value.over != Over::kColumns; }
 
+// Whether it is a sum over columns or lines, in f64, of an f32: short sums are f32 (`Order::narrow`).
+bool is_wide_sum(const Kernel& kernel, const Value& value);
+
+// Whether it is such a sum of products (`mul`): the short sums are made by fma, so products are not rounded.
+bool sums_products(const Kernel& kernel, const Value& value);
+
 // Of a sum over columns of `where condition, x, 0` whose condition does not vary over columns: the condition. Where it
 // is false, code may leave the sum out. Else kNone.
 uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, uint32_t value);

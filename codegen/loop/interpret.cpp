@@ -256,7 +256,12 @@ class Interpreter {
     for (int64_t line = first; line < last; ++line) {
       for (int64_t begin = 0; begin < length; begin += order_.block) {
         std::vector<Cell> block = none;
-        for (int64_t k = begin; k < std::min(length, begin + int64_t{order_.block}); ++k) {
+        const int64_t end = std::min(length, begin + int64_t{order_.block});
+        if (is_wide_sum(kernel_, value)) {
+          add_short_sums(value, line * length, begin, end, &lanes);
+          continue;
+        }
+        for (int64_t k = begin; k < end; ++k) {
           step(block[static_cast<size_t>(k % order_.lanes)], cell(value.a, line * length + k));
         }
         for (uint32_t lane = 0; lane < order_.lanes; ++lane) step(lanes[lane], block[lane]);
@@ -270,6 +275,33 @@ class Interpreter {
       left = group;
     }
     return lanes[0];
+  }
+
+  // To the lanes, of places `begin` to `end` of the line that starts at place `line`.
+  void add_short_sums(const Value& value, int64_t line, int64_t begin, int64_t end, std::vector<Cell>* lanes) const {
+    const DType narrow = type(value.a);
+    const Value& operand = kernel_.values[value.a];
+    const bool products = sums_products(kernel_, value);
+    const Value fma{.kind = Kind::kFma, .type = narrow};
+    for (int64_t first = begin; first < end; first += order_.narrow) {
+      std::vector<Cell> sums(order_.lanes, identity(Reduction::kSum, narrow));
+      for (int64_t k = first; k < std::min(end, first + int64_t{order_.narrow}); ++k) {
+        Cell& sum = sums[static_cast<size_t>(k % order_.lanes)];
+        const Cell next = cell(value.a, line + k);
+        sum = products ? evaluate(fma, narrow, cell(operand.a, line + k), cell(operand.b, line + k), sum)
+                       : combine(Reduction::kSum, narrow, sum, next);
+      }
+      const uint32_t left = std::min(order_.lanes, order_.wide_lanes);
+      for (uint32_t half = order_.lanes / 2; half >= left; half /= 2) {
+        for (uint32_t lane = 0; lane < half; ++lane) {
+          sums[lane] = combine(Reduction::kSum, narrow, sums[lane], sums[lane + half]);
+        }
+      }
+      for (uint32_t lane = 0; lane < left; ++lane) {
+        Cell& sum = (*lanes)[lane];
+        sum = combine(Reduction::kSum, value.type, sum, convert(narrow, value.type, sums[lane]));
+      }
+    }
   }
 
   Cell best_place(const Value& value) const {
@@ -354,13 +386,16 @@ class Interpreter {
 Status interpret(const Kernel& kernel, const Arguments& arguments, const Order& order, IndexFailure* failure) {
   if (failure != nullptr) *failure = {};
   if (Status status = verify(kernel); !status.ok()) return status;
-  const bool powers = std::has_single_bit(order.lanes) && std::has_single_bit(order.folds) &&
-                      std::has_single_bit(order.groups[0]) && std::has_single_bit(order.groups[1]);
+  const bool powers = std::has_single_bit(order.lanes) && std::has_single_bit(order.wide_lanes) &&
+                      std::has_single_bit(order.folds) && std::has_single_bit(order.groups[0]) &&
+                      std::has_single_bit(order.groups[1]);
   const bool ascend = order.groups[0] <= order.groups[1] && order.groups[1] <= order.lanes;
-  if (!powers || !ascend || order.block == 0 || order.block % order.lanes != 0 || order.chunk <= 0) {
+  if (!powers || !ascend || order.block == 0 || order.block % order.lanes != 0 || order.narrow == 0 ||
+      order.narrow % order.lanes != 0 || order.chunk <= 0) {
     return Status::invalid(
-        "interpret: lanes, groups and folds must be powers of two, groups ascend up to lanes, block be a multiple of "
-        "lanes, chunk 1 or more");
+        "interpret: lanes, wide lanes, groups and folds must be powers of two, groups ascend up to lanes, block and "
+        "narrow be "
+        "multiples of lanes, chunk 1 or more");
   }
   Interpreter interpreter(kernel, arguments, order);
   if (Status status = interpreter.run(); !status.ok()) return status;

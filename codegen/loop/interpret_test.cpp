@@ -589,8 +589,10 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
   EXPECT_EQ(Call(text, {1, -4}).operand(x).run(), "interpret: a size is negative");
   EXPECT_EQ(
       Call(text, {1, 4}).operand(x).run({.lanes = 3}),
-      "interpret: lanes, groups and folds must be powers of two, groups ascend up to lanes, block be a multiple of "
-      "lanes, chunk 1 or more");
+      "interpret: lanes, wide lanes, groups and folds must be powers of two, groups ascend up to lanes, block and "
+      "narrow be multiples of lanes, chunk 1 or more");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.narrow = 16}), "");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.wide_lanes = 3}), "");
   EXPECT_NE(Call(text, {1, 4}).operand(x).run({.lanes = 4, .groups = {4, 2}}), "");
   EXPECT_NE(Call(text, {1, 4}).operand(x).run({.folds = 3}), "");
 }
@@ -615,6 +617,29 @@ TEST(Interpret, NeighboursOfAGroupComeFirst) {
   EXPECT_EQ(sum({.lanes = 4, .groups = {2, 4}}), big);      // (big + 1) + (0 + 1)
   EXPECT_EQ(sum({.lanes = 4, .groups = {1, 2}}), big);      // likewise
   EXPECT_EQ(sum({.lanes = 2, .groups = {2, 2}}), big + 2);  // as lanes of two: big + 0, 1 + 1
+}
+
+// A wide sum keeps a 1 beside 2^24 if both are in different short sums, or if each is converted first.
+TEST(Interpret, ShortSumsOfWideOnesAreNarrow) {
+  const float big = 0x1p24f;
+  const auto sum = [&](const std::string& operand, const std::vector<float>& x, const Order& order) {
+    std::vector<float> in = x;
+    std::vector<double> out(1);
+    Call call("kernel(i0 | j0) {\n a0: f32[j0]\n a1: f64[i0]\n %0: f32 = load a0\n %1: f32 = " + operand +
+                  "\n %2: f64 = columns sum %1\n store a1, %2\n}",
+              {1, static_cast<int64_t>(in.size())});
+    EXPECT_EQ(call.operand(in).operand(out).run(order), "");
+    return out[0];
+  };
+  const std::vector<float> x = {big, 1, 1, 1};
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 1}), -big);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .narrow = 2}), -double{big} - 2);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .narrow = 1}), -double{big} - 3);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .narrow = 4, .wide_lanes = 1}), -double{big} - 2);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .narrow = 2, .wide_lanes = 2}), -double{big} - 3);
+  // Products are not rounded before they are added: (2^12 + 1)^2 is 2^24 + 2^13 + 1.
+  EXPECT_EQ(sum("mul %0, %0", {-1, 4097}, {.lanes = 1}), 0x1p24 + 0x1p13 + 2);
+  EXPECT_EQ(sum("mul %0, %0", {-1, 4097}, {.lanes = 1, .narrow = 1}), 0x1p24 + 0x1p13 + 1);
 }
 
 TEST(Interpret, ChunksAreAddedInLanes) {

@@ -49,7 +49,8 @@ enum class Kind : uint8_t {
   kScalarOp,  // `op` of a, b, c; all of one type, but for where's condition (bool); comparisons give bool
   kFma,       // a * b + c, rounded once
   kLdexp,     // a * 2^b, rounded once; b is a whole number, and a * 2^(b / 2) a normal one, or else it is any number
-  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column
+  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns or
+              // lines may be f64 where a is f32
   kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
               // has it: i32
   kRunning,   // `reduction` (sum, product or logsumexp) of a over the last column, from its first place to this one
@@ -188,9 +189,15 @@ inline constexpr int64_t kRunningBlock = 16;
 // are added one by one; chunk k goes to lane k % folds, a lane adds up its chunks, and at the end the lanes are added
 // up. Lanes are added up by halves, the upper one to the lower one, until one is left: those of each groups[0]
 // neighbours first, then what is left of each groups[1], then all that is left.
+//
+// Of a sum that is wider than its operand (`is_wide_sum`), a lane adds up its elements of each `narrow` consecutive k
+// of a block in f32, beginning with 0. Factors of an operand that is a `mul` are added up by fma. The upper half of the
+// lanes is added to the lower one until `wide_lanes` are left, and these are added to lanes of f64.
 struct Order {
   uint32_t lanes = 32;                      // a power of two
   uint32_t block = 4096;                    // a multiple of `lanes`
+  uint32_t narrow = 256;                    // a multiple of `lanes`
+  uint32_t wide_lanes = 8;                  // a power of two
   std::array<uint32_t, 2> groups = {1, 1};  // powers of two, ascending up to `lanes`
   int64_t chunk = 64;
   uint32_t folds = 1;  // a power of two

@@ -210,7 +210,7 @@ class Verifier {
       case Reduction::kSum:
       case Reduction::kProduct:
         if (value.type == DType::kBool) return fail("sum and product are of numbers; for bool there are max and min");
-        return input(value.a, value.type);
+        return is_wide_sum(kernel_, value) || input(value.a, value.type);
       case Reduction::kMax:
       case Reduction::kMin:
         return input(value.a, value.type);

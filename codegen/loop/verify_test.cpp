@@ -70,7 +70,10 @@ TEST(Verify, Types) {
   EXPECT_EQ(error_of("%9: i32 = fma %6, %6, %6"), "%9: fma is of f32 or f64");
   EXPECT_EQ(error_of("%9: i32 = ldexp %6, %6"), "%9: ldexp is of f32 or f64");
   EXPECT_EQ(error_of("%9: f32 = ldexp %0, %6"), "%9: %6 is i32, not f32; convert it");
-  EXPECT_EQ(error_of("%9: f64 = columns sum %0"), "%9: %0 is f32, not f64; convert it");
+  EXPECT_EQ(error_of("%9: f64 = columns sum %0"), "");  // the one reduction that is wider than its operand
+  EXPECT_EQ(error_of("%9: f64 = columns product %0"), "%9: %0 is f32, not f64; convert it");
+  EXPECT_EQ(error_of("%9: f64 = rows sum %0"), "%9: %0 is f32, not f64; convert it");
+  EXPECT_EQ(error_of("%9: i64 = columns sum %6"), "%9: %6 is i32, not i64; convert it");
   EXPECT_EQ(error_of("%9: bool = columns sum %5"),
             "%9: sum and product are of numbers; for bool there are max and min");
   EXPECT_EQ(error_of("%9: f32 = columns argmax %0"), "%9: is i64, not f32");

@@ -152,15 +152,28 @@ V Emitter::columns(Reduction reduction, V a) {
   return add_value(value);
 }
 
-V Emitter::rows(Reduction reduction, V a) { return total(reduction, Over::kRows, a); }
-V Emitter::lines(Reduction reduction, V a) { return total(reduction, Over::kLines, a); }
+V Emitter::wide_sum(V a, Over over) {
+  Value value;
+  value.kind = Kind::kReduce;
+  value.type = sum_type(type(a));
+  value.reduction = Reduction::kSum;
+  value.over = over;
+  value.a = a;
+  return add_value(value);
+}
 
-V Emitter::total(Reduction reduction, Over over, V a) {
+bool Emitter::has_no_sign(V a) const {
+  const Value& value = value_at(a);
+  if (value.kind != Kind::kScalarOp) return false;
+  return value.op == ir::ScalarOp::kAbs || (value.op == ir::ScalarOp::kMul && value.a == value.b);
+}
+
+V Emitter::rows(Reduction reduction, V a) {
   Value value;
   value.kind = Kind::kReduce;
   value.type = type(a);
   value.reduction = reduction;
-  value.over = over;
+  value.over = Over::kRows;
   value.a = a;
   return add_value(value);
 }

@@ -45,9 +45,13 @@ class Emitter {
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
+  // Over columns or lines, in `sum_type`: of f32 by short sums in f32 (`Order::narrow`), whose error is some units of
+  // the largest of them. That is nothing where numbers have one sign.
+  V wide_sum(V value, Over over = Over::kColumns);
+  // Whether it is an absolute value or a square.
+  bool has_no_sign(V value) const;
   V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
-  V lines(Reduction reduction, V value);
   V random(V seed, V offset, V number);
 
   V add(V a, V b) { return op(ir::ScalarOp::kAdd, a, b); }
@@ -60,7 +64,6 @@ class Emitter {
 
  private:
   V add_value(Value value);
-  V total(Reduction reduction, Over over, V value);
   V add_scalar(ir::DType type, uint64_t bits, ir::Sym symbol);
   Launch& launch_;
 };

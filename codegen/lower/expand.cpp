@@ -106,9 +106,6 @@ V part_of(NodeEmitter& node) { return node.e.scalar_float(1 / static_cast<double
 // Where squares are that large on average, those that vanish in f32 do not matter.
 constexpr double kLeastSquare = 1e-36;
 
-// Rows of more columns are added up in f64 at once.
-constexpr int64_t kMostInSingle = 1 << 15;
-
 // Whether f32 sums of squares are as good as those of f64: nothing overflowed, and what vanished does not matter.
 V are_good(Emitter& e, V squares, double points) {
   const V is_finite = e.op(ScalarOp::kLt, squares, e.constant(DType::kFloat64, std::numeric_limits<float>::max()));
@@ -122,49 +119,79 @@ V squares_again(Emitter& e, V x, V mean, V again) {
   return e.columns(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
 }
 
-// A number of f64 as two of f32.
-std::pair<V, V> in_two(Emitter& e, V wide) {
-  const V high = e.convert(wide, DType::kFloat32);
-  return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
-}
-
-// Of f32: the mean in f64, squares in f32, their sum in f64; where squares overflow or vanish, they again in f64.
+// Where the mean is a result: it in f64, squares in f32 of what differs from the rounded mean, of which the rest is
+// made good. Where squares overflow or vanish, they again in f64.
 Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V count = node.reduced_points(DType::kFloat64);
   const V mean = e.div(e.sum_columns(x), count);
-  const auto [high, low] = in_two(e, mean);
-  const V centered = e.sub(e.sub(x, high), low);
-  const V squares = e.sum_columns(e.mul(centered, centered));
+  const V rounded = e.convert(mean, DType::kFloat32);
+  const V difference = e.sub(x, rounded), rest = e.sub(mean, e.convert(rounded, DType::kFloat64));
+  const V sum = e.wide_sum(e.mul(difference, difference));
+  const V squares = e.sub(sum, e.mul(count, e.mul(rest, rest)));
   const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
   return {count, part_of(node), mean, e.where(again, squares_again(e, x, mean, again), squares)};
 }
 
-// Of f32, where the moments are only used: both in f32, of what differs from a rough mean. Both again in f64 where
-// squares overflow or vanish, and where the rough mean is too rough, as it is if all numbers are equal or the mean is
-// far larger than the standard deviation.
+// Where it is `again` true: the exact mean and the sum of squares; else what is given.
+Moments moments_again(NodeEmitter& node, V x, V again, const Moments& given) {
+  Emitter& e = node.e;
+  const DType wide = DType::kFloat64;
+  const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
+  const V mean = e.where(again, e.div(all, given.count), given.mean);
+  return {given.count, given.part, mean, e.where(again, squares_again(e, x, mean, again), given.squares)};
+}
+
+// Where only the squares are a result: those of what differs from a rough mean. If that is less than 2^8 standard
+// deviations, its own error does not matter.
+Moments squares_about_rough_mean(NodeEmitter& node, V x) {
+  Emitter& e = node.e;
+  const V count = node.reduced_points(DType::kFloat64), part = part_of(node);
+  const V mean = e.mul(e.wide_sum(x), part);
+  const V difference = e.sub(x, e.convert(mean, DType::kFloat32));
+  const V squares = e.wide_sum(e.mul(difference, difference));
+  const V offset = e.mul(e.mul(mean, mean), e.mul(count, e.constant(DType::kFloat64, std::ldexp(1, -16))));
+  const V good = e.op(ScalarOp::kLogicalAnd, are_good(e, squares, static_cast<double>(node.count_reduced())),
+                      e.op(ScalarOp::kLe, offset, squares));
+  return moments_again(node, x, e.op(ScalarOp::kLogicalNot, good), {count, part, mean, squares});
+}
+
+// Where neither is, but both are used: the same, and the rough mean's error is made good. That cannot be done if all
+// numbers are equal, or the mean is some 10^6 standard deviations.
 Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType wide = DType::kFloat64;
-  const double points = static_cast<double>(node.count_reduced());
-  const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
   const V count = node.reduced_points(wide), part = part_of(node);
-  const V rough = e.convert(e.mul(sum_of(x), part), DType::kFloat32);
+  const V rough = e.convert(e.mul(e.wide_sum(x), part), DType::kFloat32);
   const V difference = e.sub(x, rough);
-  const V sum = sum_of(difference), squares = sum_of(e.mul(difference, difference));
+  // A product with a number that the compiler does not know is added up by fma, as squares are: processors add and
+  // multiply in different units.
+  const V one = e.convert(e.scalar_float(1), DType::kFloat32);
+  const V sum = e.wide_sum(e.mul(difference, one)), squares = e.wide_sum(e.mul(difference, difference));
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_close = e.op(ScalarOp::kLe, e.mul(excess, e.constant(wide, 16)), squares);
-  const V again = e.op(ScalarOp::kLogicalNot, e.op(ScalarOp::kLogicalAnd, are_good(e, squares, points), is_close));
-  const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
-  const V mean = e.where(again, e.div(all, count), e.add(e.convert(rough, wide), shift));
-  return {count, part, mean, e.where(again, squares_again(e, x, mean, again), e.sub(squares, excess))};
+  const V good = e.op(ScalarOp::kLogicalAnd, are_good(e, squares, static_cast<double>(node.count_reduced())), is_close);
+  const Moments moments{count, part, e.add(e.convert(rough, wide), shift), e.sub(squares, excess)};
+  return moments_again(node, x, e.op(ScalarOp::kLogicalNot, good), moments);
 }
 
-// `are_results`: of the node, or what it stores for later runs is made of them.
-Moments moments_of(NodeEmitter& node, V x, bool are_results) {
+enum class Wanted : uint8_t {
+  kMean,     // is a result, or what the node stores for later runs is made of it
+  kSquares,  // are; the mean is not used
+  kNeither,  // both are used
+};
+
+Moments moments_of(NodeEmitter& node, V x, Wanted wanted) {
   Emitter& e = node.e;
-  if (e.type(x) == DType::kFloat32 && node.count_reduced() <= kMostInSingle) {
-    return are_results ? moments_with_exact_mean(node, x) : moments_about_rough_mean(node, x);
+  if (e.type(x) == DType::kFloat32) {
+    switch (wanted) {
+      case Wanted::kMean:
+        return moments_with_exact_mean(node, x);
+      case Wanted::kSquares:
+        return squares_about_rough_mean(node, x);
+      case Wanted::kNeither:
+        return moments_about_rough_mean(node, x);
+    }
   }
   const DType wide = sum_type(e.type(x));
   const V count = node.reduced_points(wide);
@@ -182,6 +209,12 @@ V rstd_of(NodeEmitter& node, V variance) {
   Emitter& e = node.e;
   const DType type = e.type(variance);
   return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
+}
+
+// A number of f64 as two of f32.
+std::pair<V, V> in_two(Emitter& e, V wide) {
+  const V high = e.convert(wide, DType::kFloat32);
+  return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
 }
 
 // (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, `shift` may be kNone. A mean that is wider than x
@@ -223,7 +256,7 @@ bool row_norm(NodeEmitter& node) {
   const DType type = type_of(node, "input");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
-  const Moments moments = moments_of(node, x, false);
+  const Moments moments = moments_of(node, x, Wanted::kNeither);
   const V rstd = rstd_of(node, e.mul(moments.squares, moments.part));
   const bool of_elements = node.member.form.expansion == Expansion::kLayerNorm;
   node.result(0, (of_elements ? element_norm : channel_norm)(node, x, moments.mean, rstd));
@@ -242,11 +275,10 @@ struct NormGradient {
 
 NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   Emitter& e = node.e;
-  const DType type = e.type(grad), wide = sum_type(type);
+  const DType type = e.type(grad);
   const V part = part_of(node);
-  const auto sum_of = [&](V value) { return e.convert(e.columns(Reduction::kSum, value), wide); };
-  const V sum = sum_of(grad), shift = e.mul(sum_of(normal), part);
-  const V along = e.sub(sum_of(e.mul(grad, normal)), e.mul(sum, shift));
+  const V sum = e.wide_sum(grad), shift = e.mul(e.wide_sum(normal), part);
+  const V along = e.sub(e.wide_sum(e.mul(grad, normal)), e.mul(sum, shift));
   const V slope = e.mul(e.mul(along, part), e.mul(scale, scale));
   const V level = e.sub(e.mul(sum, part), e.mul(shift, slope));
   const V input = e.sub(e.sub(grad, e.convert(level, type)), e.mul(normal, e.convert(slope, type)));
@@ -294,7 +326,7 @@ bool batch_norm(NodeEmitter& node) {
     node.result(0, channel_norm(node, x, node.operand("running_mean", type), rstd));
     return true;
   }
-  const Moments moments = moments_of(node, x, true);
+  const Moments moments = moments_of(node, x, Wanted::kMean);
   const V rstd = rstd_of(node, e.mul(moments.squares, moments.part));
   node.result(0, channel_norm(node, x, moments.mean, rstd));
   node.result(1, moments.mean);
@@ -330,14 +362,14 @@ bool batch_norm_backward(NodeEmitter& node) {
     along = gradient.along;
     slope = gradient.input;
   } else {
-    along = e.convert(e.columns(Reduction::kSum, e.mul(grad, centered)), wide);
+    along = e.wide_sum(e.mul(grad, centered));
   }
   if (node.wants(0)) {
     const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
     node.result(0, e.mul(slope, e.convert(factor, type)));
   }
   node.result(1, e.mul(along, scale));
-  node.result(2, e.columns(Reduction::kSum, grad));
+  node.result(2, e.wide_sum(grad));
   return true;
 }
 
@@ -393,7 +425,7 @@ bool variance(NodeEmitter& node) {
   if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
   const Expansion what = node.member.form.expansion;
   const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
-  const Moments moments = moments_of(node, node.operand("self", type), true);
+  const Moments moments = moments_of(node, node.operand("self", type), gives_mean ? Wanted::kMean : Wanted::kSquares);
   const double rest =
       static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
   const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
@@ -416,6 +448,20 @@ bool log_sum_exp(NodeEmitter& node) {
   return true;
 }
 
+// In `sum_type`.
+V sum_of_squares(NodeEmitter& node, V x) {
+  Emitter& e = node.e;
+  const V wide = e.convert(x, sum_type(e.type(x)));
+  if (e.type(x) != DType::kFloat32 || node.member.reduces != ir::Reduces::kColumns) {
+    return node.accumulate(Reduction::kSum, e.mul(wide, wide));
+  }
+  const V squares = e.wide_sum(e.mul(x, x));
+  const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
+  const V zero = e.constant(DType::kFloat64, 0);
+  const V exact = e.columns(Reduction::kSum, e.where(again, e.mul(wide, wide), zero));
+  return e.where(again, exact, squares);
+}
+
 // (sum |x|^p)^(1/p), and what becomes of it for the p that have names.
 bool vector_norm(NodeEmitter& node, V x) {
   Emitter& e = node.e;
@@ -424,8 +470,7 @@ bool vector_norm(NodeEmitter& node, V x) {
   const double p = node.has("ord") ? node.number("ord") : node.has("p") ? node.number("p") : 2;
   const V size = e.op(ScalarOp::kAbs, x);
   if (p == 2) {
-    const V wide = e.convert(x, sum_type(type));
-    node.result(0, e.op(ScalarOp::kSqrt, node.accumulate(Reduction::kSum, e.mul(wide, wide))));
+    node.result(0, e.op(ScalarOp::kSqrt, sum_of_squares(node, x)));
   } else if (p == 1) {
     node.result(0, node.accumulate(Reduction::kSum, size));
   } else if (p == 0) {

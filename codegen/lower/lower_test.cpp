@@ -186,40 +186,37 @@ kernel(i0 | j0) {
   %11: f32 = mul %5, %10
   %12: f64 = constant 1.0
   %13: f64 = scalar s1
-  %14: f32 = columns sum %11
-  %15: f64 = convert %14
-  %16: f32 = columns sum %9
-  %17: f64 = convert %16
-  %18: f64 = mul %17, %13
-  %19: f64 = mul %15, %18
-  %20: f32 = mul %11, %9
-  %21: f32 = columns sum %20
-  %22: f64 = convert %21
-  %23: f64 = sub %22, %19
-  %24: f64 = mul %12, %12
-  %25: f64 = mul %23, %13
-  %26: f64 = mul %25, %24
-  %27: f64 = mul %18, %26
-  %28: f64 = mul %15, %13
-  %29: f64 = sub %28, %27
-  %30: f32 = convert %26
-  %31: f32 = mul %9, %30
-  %32: f32 = convert %29
-  %33: f32 = sub %11, %32
-  %34: f32 = sub %33, %31
-  %35: f32 = mul %34, %6
-  %36: f32 = convert %18
-  %37: f32 = sub %9, %36
-  %38: f32 = mul %5, %37
-  %39: f64 = convert %38
+  %14: f64 = columns sum %11
+  %15: f64 = columns sum %9
+  %16: f64 = mul %15, %13
+  %17: f64 = mul %14, %16
+  %18: f32 = mul %11, %9
+  %19: f64 = columns sum %18
+  %20: f64 = sub %19, %17
+  %21: f64 = mul %12, %12
+  %22: f64 = mul %20, %13
+  %23: f64 = mul %22, %21
+  %24: f64 = mul %16, %23
+  %25: f64 = mul %14, %13
+  %26: f64 = sub %25, %24
+  %27: f32 = convert %23
+  %28: f32 = mul %9, %27
+  %29: f32 = convert %26
+  %30: f32 = sub %11, %29
+  %31: f32 = sub %30, %28
+  %32: f32 = mul %31, %6
+  %33: f32 = convert %16
+  %34: f32 = sub %9, %33
+  %35: f32 = mul %5, %34
+  %36: f64 = convert %35
+  %37: f64 = rows sum %36
+  %38: f32 = convert %37
+  %39: f64 = convert %5
   %40: f64 = rows sum %39
   %41: f32 = convert %40
-  %42: f64 = convert %5
-  %43: f64 = rows sum %42
-  %44: f32 = convert %43
-  store a5, %35
-  store a6, %41
-  store a7, %44
+  store a5, %32
+  store a6, %38
+  store a7, %41
 }
 )");
 }
@@ -269,40 +266,35 @@ kernel(i0 | j0, j1) {
   %7: f32 = mul %0, %6
   %8: f64 = constant 1.0
   %9: f64 = scalar s0
-  %10: f32 = columns sum %7
-  %11: f64 = convert %10
-  %12: f32 = columns sum %5
-  %13: f64 = convert %12
-  %14: f64 = mul %13, %9
-  %15: f64 = mul %11, %14
-  %16: f32 = mul %7, %5
-  %17: f32 = columns sum %16
-  %18: f64 = convert %17
-  %19: f64 = sub %18, %15
-  %20: f64 = mul %8, %8
-  %21: f64 = mul %19, %9
-  %22: f64 = mul %21, %20
-  %23: f64 = mul %14, %22
-  %24: f64 = mul %11, %9
-  %25: f64 = sub %24, %23
-  %26: f32 = convert %22
-  %27: f32 = mul %5, %26
-  %28: f32 = convert %25
-  %29: f32 = sub %7, %28
-  %30: f32 = sub %29, %27
-  %31: f32 = mul %30, %1
-  %32: f32 = convert %14
-  %33: f32 = sub %5, %32
-  %34: f32 = mul %0, %33
-  %35: f64 = convert %34
-  %36: f64 = lines sum %35
-  %37: f32 = convert %36
-  %38: f64 = convert %0
-  %39: f64 = lines sum %38
-  %40: f32 = convert %39
-  store a5, %31
-  store a6, %37
-  store a7, %40
+  %10: f64 = columns sum %7
+  %11: f64 = columns sum %5
+  %12: f64 = mul %11, %9
+  %13: f64 = mul %10, %12
+  %14: f32 = mul %7, %5
+  %15: f64 = columns sum %14
+  %16: f64 = sub %15, %13
+  %17: f64 = mul %8, %8
+  %18: f64 = mul %16, %9
+  %19: f64 = mul %18, %17
+  %20: f64 = mul %12, %19
+  %21: f64 = mul %10, %9
+  %22: f64 = sub %21, %20
+  %23: f32 = convert %19
+  %24: f32 = mul %5, %23
+  %25: f32 = convert %22
+  %26: f32 = sub %7, %25
+  %27: f32 = sub %26, %24
+  %28: f32 = mul %27, %1
+  %29: f32 = convert %12
+  %30: f32 = sub %5, %29
+  %31: f32 = mul %0, %30
+  %32: f64 = lines sum %31
+  %33: f32 = convert %32
+  %34: f64 = lines sum %0
+  %35: f32 = convert %34
+  store a5, %28
+  store a6, %33
+  store a7, %35
 }
 )");
   ASSERT_EQ(launches.size(), 1u);
@@ -374,13 +366,12 @@ kernel(i0 | j0) {
   a2: f32[]
   %0: f32 = load a0
   %1: f32 = abs %0
-  %2: f64 = convert %1
-  %3: f64 = columns sum %2
-  %4: f64 = rows sum %3
-  %5: f32 = convert %4
-  %6: f32 = sqrt %5
-  store a1, %5
-  store a2, %6
+  %2: f64 = columns sum %1
+  %3: f64 = rows sum %2
+  %4: f32 = convert %3
+  %5: f32 = sqrt %4
+  store a1, %4
+  store a2, %5
 }
 )");
   ASSERT_EQ(launches.size(), 1u);

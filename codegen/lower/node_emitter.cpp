@@ -201,8 +201,8 @@ V NodeEmitter::sum_for(size_t result, V value) {
   const std::vector<Merged>& columns = group_.dims.columns;
   const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
   const bool rows = group_.launch.kernel.rows != 0;
+  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.wide_sum(value, Over::kLines) : kNone;
   value = e.convert(value, sum_type(e.type(value)));
-  if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.lines(Reduction::kSum, value) : kNone;
   if (!columns.empty() && !varies(0)) value = e.columns(Reduction::kSum, value);
   return rows ? e.rows(Reduction::kSum, value) : value;
 }
@@ -216,6 +216,11 @@ V NodeEmitter::reduce(Reduction reduction, V value) {
 }
 
 V NodeEmitter::accumulate(Reduction reduction, V value) {
+  const bool is_over_columns = member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll;
+  if (is_over_columns && reduction == Reduction::kSum && e.has_no_sign(value)) {
+    const V sum = e.wide_sum(value);
+    return member.reduces == ir::Reduces::kAll ? e.rows(Reduction::kSum, sum) : sum;
+  }
   return reduce(reduction, e.convert(value, sum_type(e.type(value))));
 }
 

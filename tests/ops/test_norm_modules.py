@@ -88,3 +88,39 @@ def test_group_norm_of_channels_last(device, dtype, weights, images):
     there = torch.native_group_norm(*moved, images, 4, 36, 2, 1e-5)
     text = difference(there, here, str(dtype), tolerance=None, strides=True, device=device)
     assert text is None, text
+
+
+@pytest.mark.parametrize("scale", (1e-30, 1e-20, 1.0, 1e18, 1e20, 1e30), ids=str)
+def test_statistics_of_several_processes_at_all_scales(device, scale):
+    """The parts of SyncBatchNorm, of two processes, against batch norm of both in f64."""
+    aten = torch.ops.aten
+    torch.manual_seed(0)
+    whole = torch.randn(7, 3, 5) * scale
+    parts = [whole[:4], whole[4:]]
+    exact = whole.double()
+    mean, var = exact.mean((0, 2)), exact.var((0, 2), correction=0)
+    stats = [aten.batch_norm_stats(part.to(device), 0.0) for part in parts]
+    for part, (part_mean, part_invstd) in zip(parts, stats, strict=True):
+        torch.testing.assert_close(part_mean.cpu().double(), part.double().mean((0, 2)), rtol=1e-6, atol=0)
+        deviation = part.double().std((0, 2), correction=0)
+        torch.testing.assert_close(part_invstd.cpu().double() * deviation, torch.ones(3).double(), rtol=1e-6, atol=0)
+    means, invstds = (torch.stack([s[i] for s in stats]) for i in (0, 1))
+    running = [torch.zeros(3, device=device), torch.ones(3, device=device)]
+    counts = torch.tensor([20.0, 15.0], device=device)
+    gathered = aten.batch_norm_gather_stats_with_counts(whole.to(device), means, invstds, *running, 0.1, 0.0, counts)
+    torch.testing.assert_close(gathered[0].cpu().double() / scale, mean / scale, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(gathered[1].cpu().double() * var.sqrt(), torch.ones(3).double(), rtol=1e-5, atol=0)
+    # The gradient of an input that is normalized does not change if the input is scaled, but for that scale.
+    grad = torch.randn(7, 3, 5)
+    x = exact.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(((x - mean[:, None]) / var.sqrt()[:, None]), x, grad.double())
+    normal = (exact - mean[:, None]) / var.sqrt()[:, None]
+    sums = [grad.double().sum((0, 2)), (grad.double() * normal).sum((0, 2))]
+    expected -= (sums[0][:, None] + normal * sums[1][:, None]) / 35 / var.sqrt()[:, None]
+    reduced = aten.batch_norm_backward_reduce(
+        grad.to(device), whole.to(device), *gathered, torch.ones(3, device=device), True, True, True
+    )
+    got = aten.batch_norm_backward_elemt(
+        grad.to(device), whole.to(device), *gathered, torch.ones(3, device=device), *reduced[:2], counts.int()
+    )
+    torch.testing.assert_close(got.cpu().double() * scale, expected * scale, rtol=1e-4, atol=1e-5)

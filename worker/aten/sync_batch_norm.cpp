@@ -7,7 +7,7 @@
 
 // Batch norm over several processes (torch.nn.SyncBatchNorm): statistics and gradients in parts, between which the
 // processes add up. torch has kernels for GPUs only; these have their meaning. Half types are computed in f32, and the
-// statistics are f32 then.
+// statistics are f32 then. Sums and squares are f64, in which no square of an f32 overflows or vanishes.
 namespace torch_remote::worker::aten {
 namespace sync_batch_norm {
 namespace {
@@ -16,18 +16,20 @@ using at::Tensor;
 
 Tensor wide(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
 
-// One number a channel, which is dim 1, beside `input`.
+// One number a channel, which is dim 1, beside `input`, in its type.
 Tensor spread(const Tensor& values, const Tensor& input) {
   std::vector<int64_t> sizes(static_cast<size_t>(input.dim()), 1);
   sizes[1] = values.numel();
-  return wide(values).view(sizes);
+  return values.to(input.scalar_type()).view(sizes);
 }
 
-// Sums of all but the channels.
+Tensor exact(const Tensor& tensor) { return tensor.to(at::kDouble); }
+
+// Sums of all but the channels, in f64.
 Tensor channel_sums(const Tensor& tensor) {
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < tensor.dim(); ++d) dims.push_back(d);
-  return tensor.sum(dims);
+  return exact(tensor).sum(dims);
 }
 
 Tensor tensor(const SpecialCall& call, size_t i) { return call.args[i].toTensor(); }
@@ -44,7 +46,7 @@ Tensor inverse_deviation(const Tensor& variance, double eps) { return (variance 
 
 // (input, eps) -> mean, invstd
 void stats(const SpecialCall& call) {
-  const Tensor input = wide(tensor(call, 0));
+  const Tensor input = exact(tensor(call, 0));
   const double count = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
   const Tensor mean = channel_sums(input) / count;
   give(call, 0, mean);
@@ -55,7 +57,7 @@ void stats(const SpecialCall& call) {
 // (input, mean, invstd, running_mean, running_var, momentum, eps, counts) -> mean, invstd; mean and invstd have a row a
 // process
 void gather(const SpecialCall& call) {
-  const Tensor means = wide(tensor(call, 1)), invstds = wide(tensor(call, 2));
+  const Tensor means = exact(tensor(call, 1)), invstds = exact(tensor(call, 2));
   const double momentum = call.args[5].toDouble(), eps = call.args[6].toDouble();
   const Tensor weights = tensor(call, 7).to(means.scalar_type()).view({-1, 1});
   const Tensor count = weights.sum();
@@ -82,20 +84,20 @@ void normalise(const SpecialCall& call) {
 
 // (grad, input, mean, invstd, weight, input_g, weight_g, bias_g) -> sum_dy, sum_dy_xmu, grad_weight, grad_bias
 void backward_reduce(const SpecialCall& call) {
-  const Tensor grad = wide(tensor(call, 0)), input = wide(tensor(call, 1));
+  const Tensor grad = exact(tensor(call, 0)), input = exact(tensor(call, 1));
   const Tensor sum_dy = channel_sums(grad), sum_dy_xmu = channel_sums(grad * (input - spread(tensor(call, 2), input)));
   give(call, 0, sum_dy);
   give(call, 1, sum_dy_xmu);
-  give(call, 2, sum_dy_xmu * wide(tensor(call, 3)));
+  give(call, 2, sum_dy_xmu * exact(tensor(call, 3)));
   give(call, 3, sum_dy);
 }
 
 // (grad, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count) -> grad_input
 void backward_elements(const SpecialCall& call) {
   const Tensor grad = wide(tensor(call, 0)), input = wide(tensor(call, 1)), weight = optional(call, 4);
-  const Tensor invstd = wide(tensor(call, 3)), count = tensor(call, 7).sum().to(invstd.scalar_type());
-  const Tensor mean_dy = spread(wide(tensor(call, 5)) / count, input);
-  const Tensor slope = spread(wide(tensor(call, 6)) / count * invstd.square(), input);
+  const Tensor invstd = exact(tensor(call, 3)), count = tensor(call, 7).sum().to(at::kDouble);
+  const Tensor mean_dy = spread(exact(tensor(call, 5)) / count, input);
+  const Tensor slope = spread(exact(tensor(call, 6)) / count * invstd.square(), input);
   Tensor result = (grad - mean_dy - (input - spread(tensor(call, 2), input)) * slope) * spread(invstd, input);
   if (weight.defined()) result = result * spread(weight, input);
   give(call, 0, result);

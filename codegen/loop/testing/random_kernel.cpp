@@ -303,10 +303,11 @@ class Maker {
     if (accepts(Takes::kNumbers, reduced) && chance(30)) a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
     const Reduction what = some_reduction(type(a), over);
     const bool place = what == Reduction::kArgMax || what == Reduction::kArgMin;
-    const uint32_t result =
-        add({.kind = Kind::kReduce, .type = place ? DType::kInt64 : type(a), .reduction = what, .over = over, .a = a});
+    const bool widens = what == Reduction::kSum && over != Over::kRows && type(a) == DType::kFloat32 && chance(40);
+    const DType made = place ? DType::kInt64 : widens ? DType::kFloat64 : type(a);
+    const uint32_t result = add({.kind = Kind::kReduce, .type = made, .reduction = what, .over = over, .a = a});
     if (type(result) == DType::kBool || chance(30)) return;
-    const bool again = over == Over::kColumns && !place && chance(60);
+    const bool again = over == Over::kColumns && made == type(a) && chance(60);
     const uint32_t other = again ? a : pick(type(result), over != Over::kColumns);
     op(one_of({ScalarOp::kSub, ScalarOp::kMul, ScalarOp::kDiv, ScalarOp::kMax}), type(result), other, result);
   }
