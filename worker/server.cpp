@@ -27,7 +27,10 @@ constexpr std::chrono::seconds kIdle{3600};
 }  // namespace
 
 Server::Server(remote::Transport& transport, const ServerOptions& options)
-    : transport_(transport), options_(options), inbox_(transport), waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
+    : transport_(transport),
+      options_(options),
+      inbox_(transport),
+      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
 
 ir::MathModes Server::math_of(const wire::Run& run) const {
   const ir::MathModes math = run.math();

@@ -395,8 +395,8 @@ Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const in
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
   uint64_t base = 0;
-  status = worker->run(loaded.program, {params, graph.inputs, results.size(), lane.math | lane.determinism}, &base,
-                       &info);
+  status =
+      worker->run(loaded.program, {params, graph.inputs, results.size(), lane.math | lane.determinism}, &base, &info);
   give_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
