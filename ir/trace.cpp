@@ -28,6 +28,7 @@ void Trace::clear() {
   buffers.clear();
   views.clear();
   math = 0;
+  deterministic = false;
   hash_ = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F};
 }
 
@@ -46,7 +47,7 @@ Hash128 Trace::key() const {
     if (i % 63 == 62) fold(hash, bits), bits = 1;
   }
   fold(hash, bits);
-  fold(hash, buffers.size() << 32 | records.size());
+  fold(hash, buffers.size() << 32 | uint64_t{deterministic} << 31 | records.size());
   return hash;
 }
 

@@ -201,6 +201,8 @@ class Trace {
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
   MathModes math = 0;  // of its run; no part of the key
+  // Its program must not make an op's bits depend on other ops (remote::ProgramOptions). Part of the key.
+  bool deterministic = false;
 
  private:
   uint32_t add_view(ViewOrigin origin, uint32_t ordinal, DType dtype, std::span<const int64_t> sizes,

@@ -19,6 +19,8 @@ namespace torch_remote::passes {
 struct PassContext {
   ir::Capabilities worker;  // as it is, one that runs ops one by one
   bool fusion = true;       // TORCH_REMOTE_FUSION
+  // On a CPU the bits of an op must depend on its operands alone: passes that let neighbours change them are left out.
+  bool deterministic = false;
   // Values of options, as "fuse.limit", and 0 for passes that are switched off ("cse").
   std::map<std::string, int64_t, std::less<>> options;
   // The parameters of a run of the graph, the one that it was recorded in: passes may guess by them what is worth
@@ -29,10 +31,7 @@ struct PassContext {
   std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
   // Of a name that the pipeline lists: what is wanted, or else what it is by itself.
   int64_t option(std::string_view name) const;
-  bool wants(std::string_view pass) const {
-    const auto found = options.find(pass);
-    return found == options.end() || found->second != 0;
-  }
+  bool wants(std::string_view pass) const;
 };
 
 struct PassOption {
@@ -46,6 +45,9 @@ struct Pass {
   std::string_view summary;  // one sentence
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
+  // The bits of an op may depend on which other ops the graph has. (Graphs are cut where threads, waits and what came
+  // before say so.)
+  bool mixes_ops = false;
 };
 
 // All passes, in pipeline order: lift, canonicalize, cse, accumulate, dce, layout, fuse, plan. (`emit` is

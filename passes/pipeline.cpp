@@ -21,11 +21,19 @@ constexpr Pass kPipeline[] = {
      "Says sizes and strides by those of the operands, drops ops that change nothing, merges equal views.",
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
-    {"accumulate", "Has sums of many slices' gradients add each slice where it is.", accumulate},
+    {"accumulate",
+     "Has sums of many slices' gradients add each slice where it is.",
+     accumulate,
+     {},
+     /*mixes_ops=*/true},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
-    {"layout", "Has images between convolutions lie channels last, where that is faster and nobody sees it.", layout},
+    {"layout",
+     "Has images between convolutions lie channels last, where that is faster and nobody sees it.",
+     layout,
+     {},
+     /*mixes_ops=*/true},
     {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,
-     kFuseOptions},
+     kFuseOptions, /*mixes_ops=*/true},
     {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},
 };
 
@@ -45,6 +53,14 @@ int64_t PassContext::option(std::string_view name) const {
   const size_t dot = name.find('.');
   const std::span<const PassOption> listed = find_pass(name.substr(0, dot))->options;
   return std::ranges::find(listed, name.substr(dot + 1), &PassOption::name)->otherwise;
+}
+
+bool PassContext::wants(std::string_view pass) const {
+  if (deterministic && !target().starts_with("sm_")) {
+    if (const Pass* known = find_pass(pass); known != nullptr && known->mixes_ops) return false;
+  }
+  const auto found = options.find(pass);
+  return found == options.end() || found->second != 0;
 }
 
 Status parse_options(std::string_view text, PassContext* context) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "ir/math_modes.h"
 #include "remote/wire/environment.h"
 #include "worker/cache_folder.h"
 #include "worker/device/host_device.h"
@@ -79,9 +80,11 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
-  const auto product_way = [products](const tr_product& product) {
-    const bool onednn = *products != nullptr && (*products)->way(kernels::shape_of(product)) == Way::kOneDnn;
-    return onednn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
+  const auto product_way = [products, on = device.get()](const tr_product& product) {
+    if (*products == nullptr) return TR_PRODUCT_AS_OP;
+    // What was measured is another way on another day.
+    if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
+    return (*products)->way(kernels::shape_of(product)) == Way::kOneDnn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
   };
   Status status = make_plugin_runner(
       options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity), product_way},

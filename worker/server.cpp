@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ir/op_table.h"
+#include "remote/wire/environment.h"
 #include "remote/wire/message.h"
 #include "worker/collectives/collective_runner.h"
 #include "worker/device/machine.h"
@@ -24,6 +25,18 @@ constexpr uint64_t kAcknowledgeAfter = 5'000'000;  // ns
 constexpr std::chrono::seconds kIdle{3600};
 
 }  // namespace
+
+Server::Server(remote::Transport& transport, const ServerOptions& options)
+    : transport_(transport),
+      options_(options),
+      inbox_(transport),
+      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
+
+ir::MathModes Server::math_of(const wire::Run& run) const {
+  const ir::MathModes math = run.math();
+  const bool add = repeats() && on_.device->is_host_memory() && (math & ir::kDeterministic) == 0;
+  return add ? math | ir::kDeterministic | ir::kMayDiffer : math;
+}
 
 Status Server::run() {
   if (Status status = hello(); !status.ok()) return status;
@@ -92,7 +105,7 @@ Status Server::open_device(int client) {
   inbox_.watch_client(client);
   // How many threads an op has must not depend on what others happen to do, where bits are to come again.
   std::function<tr_client()> activity = [] { return TR_CLIENT_RESTS; };
-  if (!options_.repeatable) {
+  if (!repeats()) {
     inbox_.watch_others();
     activity = [this] { return inbox_.client_activity(); };
   }
@@ -149,7 +162,7 @@ Status Server::hello() {
   const auto processor = builder_.CreateString(on_.device->description());
   const auto targets = builder_.CreateVectorOfStrings(on_.targets);
   const auto capabilities = wire::CreateCapabilities(builder_, targets, on_.group_kinds, on_.dtypes, memory_->limit(),
-                                                     processor_cores(), description);
+                                                     processor_cores(), description, waits_);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
                                          processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;

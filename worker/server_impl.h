@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "ir/math_modes.h"
 #include "remote/wire/message.h"
 #include "worker/inbox.h"
 #include "worker/profile.h"
@@ -37,12 +38,14 @@ inline std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector)
 
 class Server {
  public:
-  Server(remote::Transport& transport, const ServerOptions& options)
-      : transport_(transport), options_(options), inbox_(transport) {}
+  Server(remote::Transport& transport, const ServerOptions& options);
 
   Status run();
 
  private:
+  // Whether bits must not depend on what takes how long.
+  bool repeats() const { return waits_ || options_.repeatable; }
+  ir::MathModes math_of(const wire::Run& run) const;
   Status hello();
   Status refuse(const Status& why);
   Status open_device(int client);
@@ -105,6 +108,7 @@ class Server {
   remote::Transport& transport_;
   ServerOptions options_;
   Inbox inbox_;
+  const bool waits_;  // runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE)
   OpenDevice on_;
   CachingAllocator* memory_ = nullptr;  // the device's
   uint64_t limit_ = 0;                  // of it, the most that a client can set

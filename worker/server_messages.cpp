@@ -46,7 +46,7 @@ Status Server::run_program(Frame& frame) {
   request.sequence = frame.header.sequence;
   request.answered = is_waited_for(frame);
   request.afresh = message->afresh();
-  request.math = message->math();
+  request.math = math_of(*message);
   FailurePtr failure;
   running_ = request.sequence;
   words_.clear();

@@ -385,6 +385,7 @@ tr_run Session::describe(Run& run, uint32_t runner, uint32_t first, uint32_t las
   call.word_capacity = static_cast<uint32_t>(run.words->size() - run.words_used);
   call.times = times;
   call.number = run_count_;
+  call.math = run.request.math;
   call.attachments = run.attachments.empty() || run.aliased ? nullptr : run.attachments.data();
   return call;
 }

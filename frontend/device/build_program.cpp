@@ -99,6 +99,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
   options.verify = verify;
   if (request.worker != nullptr) options.context.worker = *request.worker;
   options.context.sample = request.sample;
+  options.context.deterministic = request.deterministic;
   if (Status status = read_switches(&options.context); !status) return status;
   options.observe = [&](std::string_view name, const ir::Graph&) {
     if (name != "input") steps.done(name);

@@ -29,7 +29,7 @@ ir::MathModes math_modes() {
     if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Products;
     if (allows(at::Float32Op::CONV)) modes |= ir::kTf32Convolutions;
   }
-  if (context.deterministicAlgorithms() || context.deterministicCuDNN()) modes |= ir::kDeterministic;
+  if (context.deterministicCuDNN()) modes |= ir::kDeterministic;
   return modes;
 }
 
@@ -197,6 +197,10 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_pass(lock, lane, pass, &flushed);
       if (status.ok()) status = entered;
     }
+    if (const ir::MathModes now = determinism(); now != lane.determinism) [[unlikely]] {
+      const Status entered = enter_determinism(lock, lane, now, &flushed);
+      if (status.ok()) status = entered;
+    }
     if (has_math_modes(op.family) && !runs_on_cpu(device_)) {
       const Status entered = enter_math(lock, lane, math_modes(), &flushed);
       if (status.ok()) status = entered;
@@ -248,6 +252,24 @@ Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::M
   return status;
 }
 
+ir::MathModes Recorder::determinism() {
+  static const at::Context& context = at::globalContext();
+  if (!context.deterministicAlgorithms()) [[likely]]
+    return 0;
+  return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kMayDiffer : 0);
+}
+
+Status Recorder::enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes determinism,
+                                   bool* flushed) {
+  Status status;
+  if (!lane.empty()) {
+    status = flush_locked(lock, lane, {"math modes"});
+    *flushed = true;
+  }
+  lane.determinism = determinism;
+  return status;
+}
+
 Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
   while (existing_client(device_) == nullptr) {
     lock.unlock();
@@ -273,6 +295,8 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
   ir::Trace& trace = lane.encoder.trace();
   Status status;
   if (!trace.empty()) status = connect_locked(lock);
+  // Which cuts are planned depends on what was recorded before: a resumed run would have others.
+  if (repeats(device_)) plans_.limits.plans = false;
   lane.cuts.trace_ends(trace, !cause.planned, cause.waits);
   if (trace.empty()) return {};
   survivors_.clear();
@@ -289,7 +313,8 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
     for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
   if (tracing_) traced_.push_back({trace, trace.survivors(), nullptr});
-  trace.math = lane.math;
+  trace.math = lane.math | lane.determinism;
+  trace.deterministic = lane.determinism != 0;
   lane.math_in_trace = false;
   remote::FlushInfo info;
   uint64_t base = 0;
@@ -334,6 +359,7 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
         status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
       }
       if (!runs_on_cpu(device_)) lane.math = math_modes();
+      lane.determinism = determinism();  // the trace is empty
       for (const RemoteStorage* storage : inputs) lost = lost || encoders_.is_lost(storage);
       if (status.ok() && !lost) status = run_locked(lane, graph, params, inputs, results);
     }
@@ -352,10 +378,12 @@ Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const in
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
-  if (!graph.program || graph.session != encoders_.session) {
-    if (status = worker->load(graph.graph, graph.sources, params, graph.options, &graph.program); !status)
-      return status;
-    graph.session = encoders_.session;
+  RunnableGraph::Loaded& loaded = graph.loaded[lane.determinism != 0 ? 1 : 0];
+  if (!loaded.program || loaded.session != encoders_.session) {
+    remote::ProgramOptions options = graph.options;
+    options.deterministic = lane.determinism != 0;
+    if (status = worker->load(graph.graph, graph.sources, params, options, &loaded.program); !status) return status;
+    loaded.session = encoders_.session;
   }
   if (tracing_) {
     TracedRun& run = traced_.emplace_back();
@@ -367,7 +395,8 @@ Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const in
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
   uint64_t base = 0;
-  status = worker->run(graph.program, {params, graph.inputs, results.size(), lane.math}, &base, &info);
+  status =
+      worker->run(loaded.program, {params, graph.inputs, results.size(), lane.math | lane.determinism}, &base, &info);
   give_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();

@@ -35,8 +35,11 @@ struct RunnableGraph {
   std::vector<ir::SourceRef> sources;  // of its nodes
   remote::ProgramOptions options;
   // Guarded by the recorder.
-  remote::ProgramPtr program;
-  uint32_t session = 0;
+  struct Loaded {
+    remote::ProgramPtr program;
+    uint32_t session = 0;
+  };
+  std::array<Loaded, 2> loaded;  // as ever, and for runs that must be deterministic
   std::vector<uint64_t> inputs;  // kept for its capacity
 };
 
@@ -180,6 +183,7 @@ class Recorder {
     uint32_t trace_thread = 0;        // that recorded the first op, as profiles number them
     ir::MathModes math = 0;           // the last product's, convolution's or attention's
     bool math_in_trace = false;       // and that is still to be sent
+    ir::MathModes determinism = 0;    // kDeterministic and kMayDiffer, of all records of the trace
     uint64_t first;                   // the number of the thread's first record
     uint64_t sent;                    // and of the trace's: so many are sent or dropped
 
@@ -236,8 +240,13 @@ class Recorder {
                  uint64_t started, uint64_t first_record);
   // A record of another pass than the last one comes. Cuts if this is a good place.
   Status enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed);
+  // torch.use_deterministic_algorithms, as it is now.
+  static ir::MathModes determinism();
   // A product or convolution comes, of which the user has said this. Sends what has one under other modes.
   Status enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed);
+  // torch.use_deterministic_algorithms was called since the lane's last record. Sends what came before.
+  [[gnu::cold, gnu::noinline]] Status enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane,
+                                                        ir::MathModes determinism, bool* flushed);
   // A storage whose buffer was asked for.
   void give_buffer(RemoteStorage* storage, uint64_t id);
   // Waits, interruptibly, while the worker is far behind. Without the lock.

@@ -38,6 +38,9 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
       Lane& lane = this->lane(lock, &status);
       bool flushed = false;
       if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
+      if (const ir::MathModes now = determinism(); status.ok() && now != lane.determinism) {
+        status = enter_determinism(lock, lane, now, &flushed);
+      }
       if (status.ok()) {
         lane.encoder.append_dynamic(op, args, results, source, random);
         (void)lane.cuts.after(op.opcode);

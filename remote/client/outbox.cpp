@@ -160,6 +160,7 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
     BuildRequest request;
     request.program = run.program->number;
     request.worker = &worker_;
+    request.deterministic = run.program->options.deterministic;
     if (job.graph) {
       request.graph = job.graph.get();
       request.sample = job.sample;
@@ -191,8 +192,9 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
                                          std::to_string(program.size()) + " bytes"};
   std::memcpy(attachment->bytes().data(), program.data(), program.size());
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(wire::CreateLoadProgram(builder, run.program->number, run.program->options.low_latency,
-                                         run.program->options.tune));
+  const ProgramOptions& options = run.program->options;
+  builder.Finish(wire::CreateLoadProgram(builder, run.program->number, options.low_latency,
+                                         options.tune && !options.deterministic));
   programs_built_.fetch_add(1, std::memory_order_relaxed);
   return send_now(header_like(header, wire::Type::kLoadProgram, job.load_sequence),
                   {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));

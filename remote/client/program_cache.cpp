@@ -58,8 +58,8 @@ ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
   const auto [begin, end] = by_key_.equal_range(key.lo);
   for (auto i = begin; i != end; ++i) {
     const CachedProgram& program = *i->second;
-    if (program.key == key && same<uint64_t>(program.survivors, survivors) &&
-        same<uint32_t>(program.code, trace.code)) {
+    if (program.key == key && program.options.deterministic == trace.deterministic &&
+        same<uint64_t>(program.survivors, survivors) && same<uint32_t>(program.code, trace.code)) {
       return i->second;
     }
   }
@@ -69,6 +69,7 @@ ProgramPtr ProgramCache::find(const ir::Hash128& key, const ir::Trace& trace,
 ProgramPtr ProgramCache::add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) {
   auto program = std::make_shared<CachedProgram>();
   program->key = key;
+  program->options.deterministic = trace.deterministic;
   program->code = trace.code;
   program->survivors.assign(survivors.begin(), survivors.end());
   program->ops.reserve(trace.records.size());

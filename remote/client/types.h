@@ -46,6 +46,7 @@ struct BuildRequest {
   std::span<const int64_t> sample;                   // parameters of the first run
   std::span<const ir::SourceRef> sources;            // one a record
   const ir::Capabilities* worker = nullptr;          // whom it is for
+  bool deterministic = false;                        // ProgramOptions
 };
 
 // What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
@@ -90,6 +91,8 @@ struct ProgramOptions {
   bool low_latency = false;
   // The worker may time several ways to run it and keep the fastest, so that results' last bits differ between runs.
   bool tune = false;
+  // The bits of an op must depend on its operands alone, so the program changes no op because of its neighbours.
+  bool deterministic = false;
 };
 
 // A program that was loaded by itself, for runs that are not recorded. Belongs to one client.

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ir/analysis.h"
+#include "ir/math_modes.h"
 #include "ir/work.h"
 #include "worker/aten/depthwise.h"
 #include "worker/aten/host_memory.h"
@@ -275,7 +276,11 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
-  if (parallel_work_ > 0) {
+  deterministic_ = (run.math & ir::kDeterministic) != 0;
+  if (deterministic_) {
+    if (parallel_work_ >= kWorthWaking) threads_.expect();
+    awake_ = true;  // as many threads as ever, whether they rest or not
+  } else if (parallel_work_ > 0) {
     const bool worth_waking = parallel_work_ >= kWorthWaking;
     if (leaves_core(largest_work_) && threads_.one_but_one()) {
       threads_.rest();
@@ -284,7 +289,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
     }
     awake_ = worth_waking || !threads_.resting();
   }
-  const bool tuning = tuner_ && tuner_->open();
+  const bool tuning = tuner_ && tuner_->open() && !deterministic_;
   if (run.times) {
     tuning ? run_nodes<true, true>(run, node, missing) : run_nodes<true, false>(run, node, missing);
   } else {
@@ -305,7 +310,7 @@ void AtenProgram::run_nodes(tr_run& run, uint32_t* node, bool missing) {
       run_node(run, n);
       tuner_->add(n, now() - begin, &parallel_);
     } else {
-      if (parallel_[n] && leaves_core(work_[n])) {
+      if (parallel_[n] && !deterministic_ && leaves_core(work_[n])) {
         threads_.set_but_one();
       } else {
         threads_.set(parallel_[n] && awake_);
@@ -329,7 +334,8 @@ void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
 class AtenProgram::PackedWeights {
  public:
   PackedWeights(AtenProgram& program, const tr_run& run, uint32_t index) {
-    if (!program.nodes_[index].packs_weights || !run.attachments) return;
+    // (Weights are packed once they were seen twice: nothing of a deterministic run may depend on that.)
+    if (!program.nodes_[index].packs_weights || !run.attachments || program.deterministic_) return;
     const ir::Node& node = program.graph_.nodes[index];
     const uint32_t weight = node.args[kWeight].a;
     Operation& operation = *program.operations_[index];

@@ -106,6 +106,7 @@ class AtenProgram {
   double largest_work_ = 0;     // of these
   double parallel_work_ = 0;    // of those that are
   bool awake_ = true;           // the threads were in time for this run, or it is worth waking them
+  bool deterministic_ = false;  // this run must give the same bits at any time and load
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
   bool updated_ = false;

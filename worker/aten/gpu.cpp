@@ -102,7 +102,7 @@ void set_math(uint32_t math) {
   context.setAllowTF32CuBLAS((math & ir::kTf32Products) != 0);
   context.setAllowTF32CuDNN((math & ir::kTf32Convolutions) != 0);
   context.setDeterministicCuDNN(deterministic);
-  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  context.setDeterministicAlgorithms(deterministic, (math & ir::kMayDiffer) != 0);
 }
 
 bool has_gpu(const tr_host& host) { return host.has_gpu != 0; }
@@ -134,11 +134,11 @@ void leave_gpu(const tr_host& host) {
 
 OnTarget::OnTarget(const tr_host& host, uint32_t math)
     : is_gpu_(has_gpu(host)), stream_(c10::Stream::DEFAULT, c10::Device(c10::kCPU)) {
+  set_math(math);
   if (!is_gpu_) return;
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   device_ = guard.exchangeDevice(target_of(host).device);
   stream_ = guard.exchangeStream(stream_of(host));
-  set_math(math);
 }
 
 OnTarget::~OnTarget() {

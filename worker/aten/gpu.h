@@ -29,8 +29,8 @@ Target target_of(const tr_host& host);
 void open_gpu(const tr_host& host);
 void leave_gpu(const tr_host& host);
 
-// While it lives, what the thread calls is done on the host's stream, with these modes (ir/math_modes.h). Of a host
-// without a GPU it does nothing.
+// While it lives, what the thread calls is done with these modes (ir/math_modes.h), and on the stream of a host with a
+// GPU. The modes are the process's: not for a process of the user's.
 class OnTarget {
  public:
   OnTarget(const tr_host& host, uint32_t math);

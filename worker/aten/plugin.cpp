@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "worker/aten/aten_program.h"
@@ -49,6 +50,8 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
     // Before any other call: torch asks once whether there is CUDA, and remembers.
     if (known.has_gpu != 0) open_gpu(result->host);
     make_first_calls();
+    // Clients fill new memory themselves where they want that; what ops allocate inside is their own.
+    if (!inproc) at::globalContext().setDeterministicFillUninitializedMemory(false);
     if (known.has_gpu == 0 && !inproc) {
       use_host_memory(&result->host);
       ask_for_products(&result->host);
@@ -92,7 +95,8 @@ void unload(tr_runner* runner, tr_program* program) { delete program; }
 
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   try {
-    const OnTarget there(runner->host, run->math);
+    std::optional<OnTarget> there;
+    if (!runner->inproc) there.emplace(runner->host, run->math);
     program->program.run(*run, &error->node);
     return 0;
   } catch (...) {

@@ -36,6 +36,7 @@ class ProductChoices {
 
   // kUnknown: it will be measured. Once it is known, it stays.
   Way way(const ProductShape& shape);
+  bool is_fixed() const { return options_.fixed; }
   // Of kOneDnn.
   const std::function<bool(const tr_product& product)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }

@@ -97,7 +97,9 @@ typedef struct tr_run {
   uint64_t number;  // of the run, for failures that are found later; 0: there are none such
   // Null, or one a graph buffer: null, or of an input that this program does not write.
   tr_attachment* const* attachments;
-  uint32_t math;  // ir::MathModes, of a GPU's products and convolutions
+  // ir::MathModes. On this machine: with kDeterministic the same ops on the same operands give the same bits at any
+  // time and load, with as many threads.
+  uint32_t math;
 } tr_run;
 
 // How a product is done.
