@@ -150,6 +150,9 @@ void AtenProgram::find_lifetimes() {
 // Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements share
 // memory. CPU refuses some such tensors before it writes them; the kernels do so here, too.
 static bool writes_by_strides(const ir::OpDesc& desc) {
+  // (Some kernels fill several results, or copies, in order.)
+  const bool out = desc.flags & ir::kOpOut;
+  if (out && (desc.family != ir::Family::kPointwise || desc.results.size() != 1)) return false;
   switch (desc.family) {
     case ir::Family::kPointwise:  // but rrelu_with_noise, which fills its noise in order
       return !(desc.flags & (ir::kOpRandom | ir::kOpHiddenMutation));
