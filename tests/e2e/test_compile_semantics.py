@@ -515,14 +515,18 @@ def reversed_strides(*shape):
 
 
 LAID_OUT = {
-    "index of an expanded tensor": lambda x: x[:, :1].expand(-1, 4, -1)[torch.tensor([[0, 1], [2, 0]], device=x.device).T],
+    "index of an expanded tensor": lambda x: x[:, :1].expand(-1, 4, -1)[
+        torch.tensor([[0, 1], [2, 0]], device=x.device).T
+    ],
     "index that was written in place": lambda x: x.expand(3, *x.shape)[x.mul_(0).select(-1, 0).long()],
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "logsigmoid": lambda x: F.logsigmoid(x),
     "copysign of a number": lambda x: torch.copysign(x, torch.tensor(1.0, device=x.device)),
     "logaddexp that broadcasts": lambda x: torch.logaddexp(x[:, :1], x[0]),
     "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x[None], 2, 1, return_indices=True), 2, 1),
-    "what is made of it": lambda x: F.logsigmoid(x).t_copy() if x.dim() == 2 else F.logsigmoid(x).mul(2).transpose(0, 1),
+    "what is made of it": lambda x: (
+        F.logsigmoid(x).t_copy() if x.dim() == 2 else F.logsigmoid(x).mul(2).transpose(0, 1)
+    ),
 }
 
 
