@@ -130,9 +130,8 @@ std::optional<std::vector<std::vector<int64_t>>> eager_strides_of(py::handle tar
                                                                   const py::kwargs& kwargs) {
   const GraphOp& op = graph_op(target);
   if (!op.handle) return std::nullopt;
-  return eager_strides(*op.handle,
-                       torch::jit::createStackForSchema(op.handle->schema(), torch::jit::tuple_slice(args), kwargs,
-                                                        std::nullopt));
+  return eager_strides(*op.handle, torch::jit::createStackForSchema(op.handle->schema(), torch::jit::tuple_slice(args),
+                                                                    kwargs, std::nullopt));
 }
 
 const GraphOp& graph_op(py::handle target) {

@@ -147,8 +147,8 @@ void AtenProgram::find_lifetimes() {
   }
 }
 
-// Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements share
-// memory. CPU refuses some such tensors before it writes them; the kernels do so here, too.
+// Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements
+// share memory. CPU refuses some such tensors before it writes them; the kernels do so here, too.
 static bool writes_by_strides(const ir::OpDesc& desc) {
   // (Some kernels fill several results, or copies, in order.)
   const bool out = desc.flags & ir::kOpOut;

@@ -1,8 +1,8 @@
 """Examples in a graph get the strides that eager code gives its tensors.
 
-AOTAutograd's examples come from torch's Python shape functions. Some of these lay results out otherwise than the kernels
-do, for permuted or expanded operands: indexing, batch norm, pooling, a few binary ops. A compiled function returns
-tensors with the strides of the examples, so these are corrected here, by the shape functions of eager code.
+AOTAutograd's examples come from torch's Python shape functions. Some of these lay results out otherwise than the
+kernels do, for permuted or expanded operands: indexing, batch norm, pooling, a few binary ops. A compiled function
+returns tensors with the strides of the examples, so the shape functions of eager code correct these here.
 """
 
 from __future__ import annotations
