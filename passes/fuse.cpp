@@ -52,6 +52,28 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
+// Whether elements may decide that the op fails: indices that are out of range, matrices that have no factorization.
+bool may_fail_by_data(const Node& node) {
+  switch (ir::op_desc(node.opcode).family) {
+    case ir::Family::kIndex:
+    case ir::Family::kScatter:
+    case ir::Family::kComposite:
+    case ir::Family::kOpaque:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether the op writes what was there before the program, or will be there after it.
+bool updates_in_place(const Graph& graph, const Node& node) {
+  bool updates = node.in_place;
+  ir::for_each_view(node, [&](uint32_t view, bool writes) {
+    updates |= writes && graph.buffers[graph.views[view].buffer].kind == ir::BufferKind::kInput;
+  });
+  return updates;
+}
+
 // Which nodes must come before which: who reads what another one writes, and the other way round.
 std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   struct Touched {
@@ -60,6 +82,8 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   };
   std::vector<Touched> buffers(graph.buffers.size());
   std::vector<std::vector<uint32_t>> before(graph.nodes.size());
+  uint32_t last_failing = kNoNode;
+  std::vector<uint32_t> updated;  // since then
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
     ir::for_each_view(node, [&](uint32_t view, bool writes) {
@@ -73,6 +97,17 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
                            [&](uint32_t reader) { return reader != n; });
       touched = {n, {}};
     });
+    // Updates in place stay on their side of an op that may fail: an update behind it is undone where a later one of
+    // the same tensor is skipped for that failure, an update before it is not.
+    const bool fails = may_fail_by_data(node), updates = updates_in_place(graph, node);
+    if (updates && last_failing != kNoNode) before[n].push_back(last_failing);
+    if (fails) {
+      std::ranges::copy(updated, std::back_inserter(before[n]));
+      if (last_failing != kNoNode) before[n].push_back(last_failing);
+      last_failing = n;
+      updated.clear();
+    }
+    if (updates) updated.push_back(n);
     // What says something to the client, or may, stays behind all that came before it, and before what comes after.
     if (!only_visible_effects(ir::op_desc(node.opcode))) {
       before[n].resize(n);

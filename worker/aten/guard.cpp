@@ -248,7 +248,7 @@ void unfold_backward(c10::IValue* args) {
   const int64_t dim = args[2].toInt() + (args[2].toInt() < 0 ? rank : 0), size = args[3].toInt();
   const int64_t step = args[4].toInt();
   if (rank == 0 && grad.dim() == 1) return;
-  bool good = grad.dim() == rank + 1 && dim >= 0 && dim < rank && size > 0 && step > 0 && grad.size(rank) == size;
+  bool good = grad.dim() == rank + 1 && dim >= 0 && dim < rank && size >= 0 && step > 0 && grad.size(rank) == size;
   for (int64_t d = 0; good && d < rank; ++d) {
     const int64_t input = sizes[static_cast<size_t>(d)];
     good = grad.size(d) == (d == dim ? (input - size) / step + 1 : input) && (d != dim || input >= size);
