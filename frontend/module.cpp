@@ -203,7 +203,7 @@ remote::Client* client_of_session(int device, uint64_t session) {
 
 // The answer and the results' sizes; nothing if the time is over. Negative: there is no end to it.
 std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t session, uint64_t ticket,
-                                                                      double seconds) {
+                                                                     double seconds) {
   check_not_forked();
   remote::CallResult result;
   {
@@ -219,7 +219,8 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
     remote::OpError error;
     remote::Client* worker = client_of_session(device, session);
     if (worker == nullptr) {
-      check(Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
+      check(
+          Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
     }
     const Status status = worker->wait_call(ticket, go_on, &result, &error);
     if (over && status.code() == ErrorCode::kInterrupted) return std::nullopt;

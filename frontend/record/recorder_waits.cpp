@@ -68,8 +68,7 @@ remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
   return room;
 }
 
-std::array<uint64_t, 3> Recorder::call(std::span<const std::byte> request,
-                                       const std::vector<at::Tensor>& tensors) {
+std::array<uint64_t, 3> Recorder::call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors) {
   const ir::SourceRef line = wait_line();
   std::vector<remote::CallInput> inputs;
   Status status;
