@@ -429,7 +429,6 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("restored", wrap_pybind_function(f::restored));
   module.def("is_program_op", wrap_pybind_function(f::is_program_op));
-  module.def("eager_strides", wrap_pybind_function(f::eager_strides_of));
   module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
   module.def("multi_head_attention", wrap_pybind_function(f::multi_head_attention));
   module.def("transformer_encoder_layer", wrap_pybind_function(f::transformer_encoder_layer));

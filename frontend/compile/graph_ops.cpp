@@ -126,14 +126,6 @@ bool is_whole_op(py::handle target) {
   return op.how == How::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);
 }
 
-std::optional<std::vector<std::vector<int64_t>>> eager_strides_of(py::handle target, const py::args& args,
-                                                                  const py::kwargs& kwargs) {
-  const GraphOp& op = graph_op(target);
-  if (!op.handle) return std::nullopt;
-  return eager_strides(*op.handle, torch::jit::createStackForSchema(op.handle->schema(), torch::jit::tuple_slice(args),
-                                                                    kwargs, std::nullopt));
-}
-
 const GraphOp& graph_op(py::handle target) {
   static auto* known = new std::unordered_map<PyObject*, GraphOp>;
   const auto found = known->find(target.ptr());

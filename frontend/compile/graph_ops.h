@@ -48,10 +48,6 @@ bool is_program_op(pybind11::handle target);
 // the GIL.
 bool is_whole_op(pybind11::handle target);
 
-// Strides of what an operator (an OpOverload) makes in eager code (registration.h). With the GIL.
-std::optional<std::vector<std::vector<int64_t>>> eager_strides_of(pybind11::handle target, const pybind11::args& args,
-                                                                  const pybind11::kwargs& kwargs);
-
 // Of an FX node's target; remembered. With the GIL.
 const GraphOp& graph_op(pybind11::handle target);
 

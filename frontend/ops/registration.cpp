@@ -232,18 +232,6 @@ bool worker_has_op(const c10::OperatorHandle& handle) {
   return entry != nullptr && ask_worker(*entry);
 }
 
-std::optional<std::vector<std::vector<int64_t>>> eager_strides(const c10::OperatorHandle& handle,
-                                                               const Stack& arguments) {
-  const OpEntry* entry = entry_of(handle);
-  if (entry == nullptr || arguments.size() != entry->arg_count) return std::nullopt;
-  if (entry->desc->flags & (ir::kOpOut | ir::kOpInPlace)) return std::nullopt;
-  Inferred inferred;
-  if (infer(*entry, arguments.data(), inferred) == Tier::kDynamic) return std::nullopt;
-  std::vector<std::vector<int64_t>> strides;
-  for (const ResultMeta& result : inferred.results) strides.emplace_back(result.strides.begin(), result.strides.end());
-  return strides;
-}
-
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {
   std::vector<std::pair<std::string, uint64_t>> calls;
   std::lock_guard lock(entries().mutex);

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,11 +24,6 @@ const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
 bool is_recorded(const c10::OperatorHandle& handle);
 // Whether the worker has an op that is not torch's own; asks it once.
 bool worker_has_op(const c10::OperatorHandle& handle);
-
-// The strides of what a call in eager code makes, by result, lists flattened; an undefined result has none. Nothing
-// is recorded. Nothing where only a run can tell them.
-std::optional<std::vector<std::vector<int64_t>>> eager_strides(const c10::OperatorHandle& handle,
-                                                               const torch::jit::Stack& arguments);
 
 // Ops whose shapes came from the dispatcher's Meta key (tier 3, not remembered), with how often.
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls();

@@ -507,36 +507,3 @@ def test_after_a_restart(remote):
     with pytest.raises(RuntimeError, match="lost with the worker"):
         compiled(x)
     assert torch.equal(compiled(torch.ones(4, device=remote)).cpu(), torch.full((4,), 3.0))
-
-
-def reversed_strides(*shape):
-    """Elements in the order of the last dim but reversed: a tensor that is dense, and not contiguous."""
-    return torch.arange(float(torch.Size(shape).numel())).reshape(shape[::-1]).permute(*range(len(shape))[::-1])
-
-
-LAID_OUT = {
-    "index of an expanded tensor": lambda x: x[:, :1].expand(-1, 4, -1)[
-        torch.tensor([[0, 1], [2, 0]], device=x.device).T
-    ],
-    "index that was written in place": lambda x: x.expand(3, *x.shape)[x.mul_(0).select(-1, 0).long()],
-    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
-    "logsigmoid": lambda x: F.logsigmoid(x),
-    "copysign of a number": lambda x: torch.copysign(x, torch.tensor(1.0, device=x.device)),
-    "logaddexp that broadcasts": lambda x: torch.logaddexp(x[:, :1], x[0]),
-    "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x[None], 2, 1, return_indices=True), 2, 1),
-    "what is made of it": lambda x: (
-        F.logsigmoid(x).t_copy() if x.dim() == 2 else F.logsigmoid(x).mul(2).transpose(0, 1)
-    ),
-}
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", LAID_OUT)
-def test_results_have_the_strides_of_eager_code(remote, name, dynamic):
-    """Also where torch's shape function for tracing says others than its kernel has."""
-    torch._dynamo.reset()
-    function = LAID_OUT[name]
-    expected = function(reversed_strides(3, 4, 5))
-    got = torch.compile(function, backend="remote", dynamic=dynamic)(reversed_strides(3, 4, 5).to(remote))
-    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
-    assert got.stride() == expected.stride()

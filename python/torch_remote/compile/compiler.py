@@ -25,7 +25,6 @@ from torch_remote.compile.classify import Where, classify, on_device, table
 from torch_remote.compile.plan import Refused, make_plan
 from torch_remote.compile.rewrites import move_constants, move_items, remove_checks, remove_tokens
 from torch_remote.compile.segment import segment
-from torch_remote.compile.strides import take_eager_strides
 from torch_remote.compile.whole_ops import whole_ops
 from torch_remote.profiling.explanation import note_graph
 from torch_remote.remote import _device, amp, memory, streams
@@ -143,7 +142,6 @@ def compile_graph(
     move_constants(module, on_device)
     move_items(module)
     random_states.add_examples(module)
-    take_eager_strides(module)
     results: Any = module.graph.output_node().args[0]
     made: Any
     cuts: set[fx.Node] = set()
