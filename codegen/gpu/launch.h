@@ -79,10 +79,11 @@ std::vector<uint8_t> encode(const Recipe& recipe);
 // kInvalid: they are no recipe.
 Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
 
-// The first index that was found out of its bounds; `operand` is kNone before the launch. Of several any one is told.
+// The first index that was found out of its bounds; `operand` is kNone before the launch. Of several any one is told,
+// and all of their operands: bit min(operand, 31) of `good` is 0 for each. Before the launch all of its bits are 1.
 struct IndexRecord {
   uint32_t operand = kNone;
-  uint32_t unused = 0;
+  uint32_t good = ~uint32_t{0};
   int64_t index = 0;
   int64_t bound = 0;
 };

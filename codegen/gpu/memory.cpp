@@ -126,7 +126,7 @@ MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirV
   return m().compare(Int::ult, index, bound);
 }
 
-// Who finds no failure there writes its own.
+// Who finds no failure there writes its own. All say which operand theirs is of.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
   MlirValue bit = m().i64(kElsewhere), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
@@ -134,6 +134,10 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
     MlirValue at = m().b.create<ll::IntToPtrOp>(to.getType(), m().bit_xor(word, bit));
     return MlirValues{m().b.create<ll::LoadOp>(to.getType(), at, 8)};
   })[0];
+  MlirValue good = m().at(to, m().b.getI8Type(), m().i64(offsetof(IndexRecord, good)));
+  const uint32_t others = ~(uint32_t{1} << std::min<uint32_t>(operand, 31));
+  m().b.create<ll::AtomicRMWOp>(ll::AtomicBinOp::_and, good, m().i32(static_cast<int32_t>(others)),
+                                ll::AtomicOrdering::monotonic);
   MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
                                                           ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
   MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});

@@ -52,6 +52,7 @@ struct NodeEmitter::Group {
     }
     for (uint32_t i = 0; i < launch.operands.size(); ++i) {
       const Binding& known = launch.operands[i];
+      if (operand.indexed != 0 && launch.nodes[i] != node) continue;  // each has its own message
       if (launch.kernel.operands[i] == operand && known.buffer == binding.buffer && known.offset == binding.offset &&
           known.strides == binding.strides && known.outer == binding.outer && known.bounds == binding.bounds) {
         return i;

@@ -195,6 +195,18 @@ def test_an_index_out_of_range_is_an_error_of_its_line(remote):
     torch.remote.synchronize()
 
 
+def test_each_index_out_of_range_of_one_kernel_is_told(remote):
+    weight = torch.randn(10, 4).to(remote)
+    rows = [torch.tensor(pair).to(remote) for pair in ([1, 10], [2, 3], [11, 0])]
+    torch.remote.synchronize()
+    results = [F.embedding(row, weight) * 2 for row in rows]
+    same(results[1], weight.cpu()[[2, 3]] * 2)
+    for bad in (results[0], results[2]):
+        with pytest.raises(IndexError, match=r"index out of range in self|an index is out of bounds"):
+            bad.cpu()
+    torch.remote.synchronize()
+
+
 def test_elements_by_their_number(remote):
     x, places = torch.randn(6, 8), torch.tensor([[0, 47, -48], [5, -1, 30]])
     for there, here in ((x.to(remote), x), (x.to(remote).t(), x.t()), (x.to(remote)[:, 1:], x[:, 1:])):

@@ -27,6 +27,14 @@ def test_losses_equal_cpu(device, monkeypatch, tmp_path, precision, tolerance):
     assert losses[-1] < losses[0] - 0.2
 
 
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_an_interrupted_run_goes_on_as_if_it_was_not(device, monkeypatch, tmp_path, capsys):
     whole = run(monkeypatch, tmp_path, device)
     text = capsys.readouterr().out.splitlines()

@@ -142,9 +142,11 @@ Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const code
     const codegen::Binding& binding = launch.operands[i];
     prepared->strides.insert(prepared->strides.end(), binding.strides.begin(), binding.strides.end());
     prepared->bounds.insert(prepared->bounds.end(), binding.bounds.begin(), binding.bounds.end());
-    has_indices |= launch.kernel.operands[i].indexed != 0;
+    const bool is_indexed = launch.kernel.operands[i].indexed != 0;
+    has_indices |= is_indexed;
     const uint32_t node = launch.nodes[i];
-    indexed->push_back({node, ir::op_desc(graph.nodes[node].opcode).name});
+    indexed->push_back(is_indexed ? IndexedOperand{node, ir::op_desc(graph.nodes[node].opcode).name}
+                                  : IndexedOperand{});
   }
   if (has_indices) prepared->indexed = std::move(indexed);
   prepared->scratch = codegen::gpu::scratch_bytes(prepared->kernel->recipe, launch.sizes, launch.rest);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -11,7 +13,24 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::kNone then
+using Record = codegen::gpu::IndexRecord;
+
+constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::kNone then, and all are good
+
+// Failures of all nodes whose index the record tells of, in the order of the nodes.
+void add(uint64_t run, const Record& record, std::span<const IndexedOperand> operands,
+         std::vector<LateFailure>* failures) {
+  if (record.operand >= operands.size()) return;
+  const IndexedOperand& told = operands[record.operand];
+  std::map<uint32_t, Status> nodes;
+  nodes[told.node] = index_error(told, record.index, record.bound);
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const bool good = record.good >> std::min<size_t>(i, 31) & 1;
+    if (good || operands[i].op.empty()) continue;
+    nodes.try_emplace(operands[i].node, Status{ErrorCode::kOpFailed, "an index is out of bounds", "IndexError"});
+  }
+  for (const auto& [node, status] : nodes) failures->push_back({run, node, status});
+}
 
 }  // namespace
 
@@ -141,10 +160,7 @@ void LateFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
   while (!taken_.empty() && taken_.front().ticket != 0 && taken_.front().ticket <= done) {
     const Taken& taken = taken_.front();
     const Record& record = host_[taken.record];
-    if (record.operand < taken.operands->size()) {
-      const IndexedOperand& operand = (*taken.operands)[record.operand];
-      failures->push_back({taken.run, operand.node, index_error(operand, record.index, record.bound)});
-    }
+    add(taken.run, record, *taken.operands, failures);
     taken_.pop_front();
   }
 }

@@ -20,7 +20,7 @@ inline constexpr int64_t kDivision = -2, kMaskedCount = -3;
 // Of an operand of a kernel that an index says a place of: which node has it.
 struct IndexedOperand {
   uint32_t node = 0;
-  std::string_view op;     // lives as long as the process
+  std::string_view op;     // lives as long as the process; empty: no index says a place of this one
   int64_t dim = -1;        // of the tensor, that the index is along; -1: ops that do not say it; or what is no index
   std::string words = {};  // what is told; empty: what the op says of an index
 };
@@ -48,7 +48,6 @@ class LateFailures {
   void collect(Ticket done, std::vector<LateFailure>* failures);
 
  private:
-  using Record = codegen::gpu::IndexRecord;
   static constexpr uint32_t kRecords = 1024;  // at once, on their way
 
   struct Taken {
@@ -62,8 +61,8 @@ class LateFailures {
 
   const std::shared_ptr<Gpu> gpu_;
   DevicePointer records_ = 0;
-  Record* host_ = nullptr;  // pinned
-  uint32_t next_ = 0;       // record
+  codegen::gpu::IndexRecord* host_ = nullptr;  // pinned
+  uint32_t next_ = 0;                          // record
   std::deque<Taken> taken_;
 };
 

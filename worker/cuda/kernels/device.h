@@ -171,9 +171,9 @@ __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) 
 
 // -- what only data can tell
 
-// codegen::gpu::IndexRecord: the first one stays.
+// codegen::gpu::IndexRecord: the first one stays. All operands of a kernel are of one op, so `good` is not written.
 struct FailureRecord {
-  u32 operand, unused;
+  u32 operand, good;
   i64 index, bound;
 };
 __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
