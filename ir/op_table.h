@@ -204,7 +204,12 @@ enum class ShapeFunction : uint8_t {
   kDropoutBackward,
   kNormal,
   kLossBackward,
+  kHuberLoss,
+  kLossWithLogits,
   kLogSigmoid,
+  kLogSigmoidBackward,
+  kPreluBackward,
+  kChannelShuffle,
   // shape_rules_linalg.cpp
   kFftC2c,
   kFftR2c,

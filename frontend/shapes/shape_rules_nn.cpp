@@ -443,6 +443,32 @@ bool log_sigmoid(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
+// log_sigmoid_backward(grad, self, buffer): empty_like(grad)
+bool log_sigmoid_backward(const OpEntry& op, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& self = args[1].toTensor();
+  return is_plain_float(grad.scalar_type()) && same_float(grad, self) && grad.sizes().equals(self.sizes()) &&
+         like(op, args, out);
+}
+
+// _prelu_kernel_backward(grad, self, weight) -> gradients of both, of the same sizes
+bool prelu_backward(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& grad = args[0].toTensor();
+  const at::Tensor& self = args[1].toTensor();
+  const at::Tensor& weight = args[2].toTensor();
+  const ScalarType dtype = self.scalar_type();
+  if (!is_plain_float(dtype) || !same_float(grad, self) || !same_float(self, weight)) return false;
+  return add_broadcast({&self, &weight, &grad}, dtype, out) && add_broadcast({&self, &weight, &grad}, dtype, out);
+}
+
+// CPU's kernel gives what has no elements itself.
+bool channel_shuffle(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  if (self.numel() != 0 || self.dim() <= 2 || args[1].toInt() <= 0 || self.size(1) % args[1].toInt() != 0) return false;
+  out.add(self.sizes(), self.strides(), self.scalar_type());
+  return true;
+}
+
 // native_dropout(input, p, train) -> output, mask
 bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
@@ -478,6 +504,27 @@ bool add_packed(c10::ArrayRef<const at::Tensor*> operands, Inferred& out) {
 // mse_loss_backward(grad, self, target, reduction) and its like.
 bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   return add_packed({&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()}, out);
+}
+
+// huber_loss(self, target, reduction, delta)
+bool huber_loss(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& target = args[1].toTensor();
+  if (!is_plain_float(self.scalar_type()) || !same_float(self, target) || args[3].toDouble() <= 0) return false;
+  if (args[2].toInt() == at::Reduction::None) return add_broadcast({&self, &target}, self.scalar_type(), out);
+  out.add(IntArrayRef(), self.scalar_type());
+  return true;
+}
+
+// binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction): made in place of 1 - target.
+bool loss_with_logits(const OpEntry&, const IValue* args, Inferred& out) {
+  const at::Tensor& self = args[0].toTensor();
+  const at::Tensor& target = args[1].toTensor();
+  if (!is_plain_float(self.scalar_type()) || !same_float(self, target) || !self.sizes().equals(target.sizes())) {
+    return false;
+  }
+  if (given(args[2]) || given(args[3]) || args[4].toInt() != at::Reduction::None) return false;
+  return add_broadcast({&target}, target.scalar_type(), out, true);
 }
 
 // normal(mean, std, generator), one of them or both a tensor.
@@ -541,8 +588,18 @@ ShapeRuleFunction find_nn_rule(ir::ShapeFunction function) {
       return normal;
     case kLossBackward:
       return loss_backward;
+    case kHuberLoss:
+      return huber_loss;
+    case kLossWithLogits:
+      return loss_with_logits;
     case kLogSigmoid:
       return log_sigmoid;
+    case kLogSigmoidBackward:
+      return log_sigmoid_backward;
+    case kPreluBackward:
+      return prelu_backward;
+    case kChannelShuffle:
+      return channel_shuffle;
     default:
       return nullptr;
   }
