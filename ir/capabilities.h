@@ -18,7 +18,6 @@ struct Capabilities {
   uint64_t memory = 0;       // bytes that it may use
   uint32_t threads = 0;      // of its kernels; 0: as many as it has cores
   std::string versions;      // of what makes a difference to results: "ATen 2.13.0"
-  bool repeats = false;      // what it computes does not depend on time or load (TORCH_REMOTE_WAIT_COMPILE)
 
   bool does(GroupKind kind) const { return group_kinds >> static_cast<uint32_t>(kind) & 1; }
   bool does(DType dtype) const { return dtypes >> static_cast<uint32_t>(dtype) & 1; }

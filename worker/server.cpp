@@ -162,7 +162,7 @@ Status Server::hello() {
   const auto processor = builder_.CreateString(on_.device->description());
   const auto targets = builder_.CreateVectorOfStrings(on_.targets);
   const auto capabilities = wire::CreateCapabilities(builder_, targets, on_.group_kinds, on_.dtypes, memory_->limit(),
-                                                     processor_cores(), description, waits_);
+                                                     processor_cores(), description);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
                                          processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;

@@ -11,6 +11,10 @@
 #include "codegen/gpu/testing/kernels.h"
 #include "codegen/loop/testing/random_kernel.h"
 
+// NVIDIA's assembler keeps some memory of each program.
+extern "C" const char* __lsan_default_suppressions();
+extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
+
 namespace torch_remote::codegen::gpu {
 namespace {
 

@@ -43,7 +43,7 @@ struct State {
   std::condition_variable changed;
   std::array<bool, kMaxDevices> connecting{};            // a thread is at it
   std::array<std::atomic<bool>, kMaxDevices> give_up{};  // and is to stop
-  std::array<std::atomic<bool>, kMaxDevices> on_cpu{}, repeats{};
+  std::array<std::atomic<bool>, kMaxDevices> on_cpu{};
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
   std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
@@ -242,7 +242,6 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       client = nullptr;
     } else {
       const std::vector<std::string> targets = client->machine().targets;
-      s.repeats[device] = client->machine().repeats;
       s.on_cpu[device] = !targets.empty() && targets[0].starts_with("x86");
       if (s.observer != nullptr) s.observer->connected(device, *client);
     }
@@ -256,8 +255,6 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
 }
 
 bool runs_on_cpu(c10::DeviceIndex device) noexcept { return state().on_cpu[device].load(std::memory_order_relaxed); }
-
-bool repeats(c10::DeviceIndex device) noexcept { return state().repeats[device].load(std::memory_order_relaxed); }
 
 remote::Client& client(c10::DeviceIndex device) {
   Status status;

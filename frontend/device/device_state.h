@@ -34,8 +34,6 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
 remote::Client* existing_client(c10::DeviceIndex device) noexcept;
 // The device's worker, the last one that there was, makes kernels for CPUs.
 bool runs_on_cpu(c10::DeviceIndex device) noexcept;
-// The same worker gives the same bits for the same programs at any time and load (ir::Capabilities::repeats).
-bool repeats(c10::DeviceIndex device) noexcept;
 
 // Of all workers that the device has had since reset_counters; worker_bytes and its peak of the one that it has.
 remote::Counters counters(c10::DeviceIndex device);

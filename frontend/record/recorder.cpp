@@ -295,8 +295,6 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
   ir::Trace& trace = lane.encoder.trace();
   Status status;
   if (!trace.empty()) status = connect_locked(lock);
-  // Which cuts are planned depends on what was recorded before: a resumed run would have others.
-  if (repeats(device_)) plans_.limits.plans = false;
   lane.cuts.trace_ends(trace, !cause.planned, cause.waits);
   if (trace.empty()) return {};
   survivors_.clear();

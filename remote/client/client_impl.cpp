@@ -29,7 +29,6 @@ ir::Capabilities decode(const wire::Capabilities& told) {
   all.memory = told.memory();
   all.threads = told.threads();
   if (told.versions() != nullptr) all.versions = told.versions()->str();
-  all.repeats = told.repeats();
   return all;
 }
 
@@ -75,7 +74,7 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   peer_ = transport_->peer_process();
   if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
   machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory(),
-              capabilities_.targets, capabilities_.repeats};
+              capabilities_.targets};
   return {};
 }
 

@@ -14,7 +14,6 @@ struct MachineInfo {
   uint32_t cores = 0;                // that it may use
   uint64_t memory = 0;               // bytes that it may use
   std::vector<std::string> targets;  // of kernels: "sm_90"
-  bool repeats = false;              // ir::Capabilities
 };
 
 // Of one kind of thing: now, the most there was, and all that came and went.

@@ -1,9 +1,11 @@
-"""Some ops of torch's op_db, compiled for the device, against CPU; all of them in //tests/ops:test_all_compiled_ops."""
+"""Some ops of torch's op_db, other ones for each commit, compiled for the device, against CPU; all of them in
+//tests/ops:test_all_compiled_ops."""
 
 import os
 
 import compiled
 import pytest
+from commit import commit_number
 from compiled import FORMS, check_compiled, form_name, not_as_listed, ops_of
 from harness import Report, op_name
 
@@ -16,9 +18,10 @@ LISTED = compiled.load()
 
 
 def groups():
-    for start, form in enumerate(FORMS):
+    for number, form in enumerate(FORMS):
         all_ops = ops_of(*form)
-        ops = all_ops[0 if ALL else start :: STRIDE]
+        start = 0 if ALL else (commit_number() + number) % STRIDE
+        ops = all_ops[start::STRIDE]
         ops += [op for op in all_ops if op_name(op) in REGRESSIONS.get(form_name(*form), ()) and op not in ops]
         for i in range(0, len(ops), GROUP):
             yield pytest.param(*form, ops[i : i + GROUP], id=f"{form_name(*form)}-{op_name(ops[i])}")

@@ -4,10 +4,11 @@ zero they are: see range_cases.py. Other data in each run."""
 import dataclasses
 import secrets
 
+import numpy as np
 import pytest
 import torch
 from fused import compiled
-from range_cases import Errors, Op, check, largest_error, ops, worse
+from range_cases import COLUMNS, ROWS, Errors, Op, check, largest_error, ops, unchanged, worse
 
 OPS = ops()
 
@@ -22,6 +23,59 @@ def test_errors_at_all_scales(remote, dtype):
         failures += [f"{text} (seed {seed})" for text in found]
     assert not failures, f"{len(failures)} sets\n" + "\n".join(failures)
     assert compiled() - before >= 3 * len(OPS) // 4  # some ops are the same kernel
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((x * x).sum(1))
+
+
+def centered(x: np.ndarray) -> np.ndarray:
+    return x - x.mean(1, keepdims=True)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+# With 64 bits of a mantissa, where float64 has 53, and exponents of 15 bits.
+OF_LONG_DOUBLES = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "var": lambda x: x.var(1, ddof=1),
+    "std": lambda x: x.std(1, ddof=1),
+    "vector_norm": norm,
+    "normalize": lambda x: x / np.maximum(norm(x), 1e-12)[:, None],
+    "logsumexp": lambda x: np.log(np.exp(x - x.max(1, keepdims=True)).sum(1)) + x.max(1),
+    "softmax": softmax,
+    "layer_norm": lambda x: centered(x) / np.sqrt(x.var(1, keepdims=True) + np.longdouble(1e-5)),
+    "standardized": lambda x: centered(x) / x.std(1, ddof=1, keepdims=True),
+}
+
+
+def test_errors_of_doubles(remote):
+    assert np.finfo(np.longdouble).nmant == 63
+    torch.set_num_threads(1)
+    seed = secrets.randbits(32)
+    generator = torch.Generator().manual_seed(seed)
+    failures = []
+    for name, exactly in OF_LONG_DOUBLES.items():
+        for scale in (1e-300, 1e-160, 1e-100, 1e-20, 1.0, 1e20, 1e100, 1e150, 1e300):
+            for offset in (0.0, 1.0, 1e4, 1e8):
+                if scale * max(offset, 1.0) > 1e301:
+                    continue
+                x = (torch.randn(4, COLUMNS + 1, dtype=torch.float64, generator=generator) + offset) * scale
+                exact = exactly(x.numpy().astype(np.longdouble))
+                unit = np.spacing(np.abs(exact).astype(np.float64).max())
+                if not np.isfinite(unit):
+                    continue  # no float64 is right
+                ours, torchs = (
+                    np.abs(unchanged(ROWS[name](unchanged(at))).cpu().numpy() - exact).max() / unit
+                    for at in (x.to(remote), x)
+                )
+                if not ours <= 1.5 * torchs + 2:
+                    failures.append(f"{name}, scale {scale:g}, offset {offset:g}: {ours:.4g} ulp, torch's {torchs:.4g}")
+    assert not failures, f"seed {seed}\n" + "\n".join(failures)
 
 
 def test_errors_that_are_too_large_are_found():
