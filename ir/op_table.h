@@ -204,7 +204,6 @@ enum class ShapeFunction : uint8_t {
   kDropoutBackward,
   kNormal,
   kLossBackward,
-  kHuberLoss,
   kLossWithLogits,
   kLogSigmoid,
   kLogSigmoidBackward,

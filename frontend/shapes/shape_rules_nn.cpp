@@ -506,16 +506,6 @@ bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   return add_packed({&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()}, out);
 }
 
-// huber_loss(self, target, reduction, delta)
-bool huber_loss(const OpEntry&, const IValue* args, Inferred& out) {
-  const at::Tensor& self = args[0].toTensor();
-  const at::Tensor& target = args[1].toTensor();
-  if (!is_plain_float(self.scalar_type()) || !same_float(self, target) || args[3].toDouble() <= 0) return false;
-  if (args[2].toInt() == at::Reduction::None) return add_broadcast({&self, &target}, self.scalar_type(), out);
-  out.add(IntArrayRef(), self.scalar_type());
-  return true;
-}
-
 // binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction): made in place of 1 - target.
 bool loss_with_logits(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
@@ -588,8 +578,6 @@ ShapeRuleFunction find_nn_rule(ir::ShapeFunction function) {
       return normal;
     case kLossBackward:
       return loss_backward;
-    case kHuberLoss:
-      return huber_loss;
     case kLossWithLogits:
       return loss_with_logits;
     case kLogSigmoid:

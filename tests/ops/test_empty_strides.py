@@ -95,9 +95,21 @@ def layouts(op, x):
     return [(tuple(t.shape), t.stride()) for t in (y, gradient)]
 
 
+# Losses and gradients that torch writes in a function of its own, which has strides of its own where there are no
+# elements. The strides of dims of size 1 are another matter still.
+LOSSES = {"huber_loss", "binary_cross_entropy"}
+WEIGHTED = "binary_cross_entropy_with_logits, weights"
+OTHER_STRIDES = {
+    (0, 4, 3, 3): LOSSES | {WEIGHTED},
+    (0, 4, 5, 6): LOSSES | {WEIGHTED},
+    (0, 4, 1, 1): LOSSES | {WEIGHTED, "binary_cross_entropy_with_logits", "prelu", "prelu of one weight"},
+    (0, 4, 3, 3, 3): LOSSES,
+}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_strides_as_on_cpu(device, shape):
-    compared, differ = 0, []
+    compared, differ = 0, {}
     x = torch.zeros(shape).to(memory_format=LAST[len(shape)])
     for name, op in OPS.items():
         here = layouts(op, x)
@@ -106,8 +118,8 @@ def test_strides_as_on_cpu(device, shape):
         compared += 1
         there = layouts(op, x.to(device))
         if here != there:
-            differ.append(f"{name}: {there}, on CPU {here}")
-    assert not differ, "\n".join(differ)
+            differ[name] = f"{name}: {there}, on CPU {here}"
+    assert set(differ) == OTHER_STRIDES.get(shape, set()), "\n".join(differ.values())
     assert compared >= 12
 
 

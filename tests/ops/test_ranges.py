@@ -60,8 +60,9 @@ def test_errors_of_doubles(remote):
     generator = torch.Generator().manual_seed(seed)
     failures = []
     for name, exactly in OF_LONG_DOUBLES.items():
-        for scale in (1e-300, 1e-160, 1e-100, 1e-20, 1.0, 1e20, 1e100, 1e150, 1e300):
-            for offset in (0.0, 1.0, 1e4, 1e8):
+        for offset in (0.0, 1.0, 1e4, 1e8):
+            errors = {}
+            for scale in (1e-300, 1e-160, 1e-100, 1e-20, 1.0, 1e20, 1e100, 1e150, 1e300):
                 if scale * max(offset, 1.0) > 1e301:
                     continue
                 x = (torch.randn(4, COLUMNS + 1, dtype=torch.float64, generator=generator) + offset) * scale
@@ -69,12 +70,15 @@ def test_errors_of_doubles(remote):
                 unit = np.spacing(np.abs(exact).astype(np.float64).max())
                 if not np.isfinite(unit):
                     continue  # no float64 is right
-                ours, torchs = (
+                errors[scale] = tuple(
                     np.abs(unchanged(ROWS[name](unchanged(at))).cpu().numpy() - exact).max() / unit
                     for at in (x.to(remote), x)
                 )
-                if not ours <= 1.5 * torchs + 2:
-                    failures.append(f"{name}, scale {scale:g}, offset {offset:g}: {ours:.4g} ulp, torch's {torchs:.4g}")
+            # How a mean far from zero is rounded is chance.
+            most = max((its for _, its in errors.values() if np.isfinite(its)), default=0.0)
+            for scale, (ours, its) in errors.items():
+                if not ours <= max(its, 1.5 * most) + 2:
+                    failures.append(f"{name}, scale {scale:g}, offset {offset:g}: {ours:.4g} ulp, torch's {its:.4g}")
     assert not failures, f"seed {seed}\n" + "\n".join(failures)
 
 
