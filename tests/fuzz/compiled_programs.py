@@ -1,8 +1,8 @@
 """Random programs, compiled for the device, against CPU, not compiled: same results, and inputs written alike.
 
-A compiled function may show what torch's own capture of it shows on the CPU. Above all, its results may have the strides
-that torch's tracing says, as those of torch's default compiler have; the kernels of eager code lay some results out
-otherwise. Such programs are counted.
+A compiled function may show what torch's own capture of it shows on the CPU. Above all, its results may have the
+strides that torch's tracing says, as those of torch's default compiler have. The kernels of eager code lay some results
+out otherwise. Such programs are counted.
 
 compiled_programs.py --seed 0 --count 500        runs the programs of seeds 0 to 499
 compiled_programs.py --seed 4711 --show          prints the function
