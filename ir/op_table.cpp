@@ -140,4 +140,30 @@ ArgRole default_role(ArgKind kind) {
   }
 }
 
+bool writes_by_strides(const OpDesc& desc) {
+  if (desc.flags & kOpOut) {
+    // (Kernels that fill several results, medians, histograms and copies may write in order.)
+    const ShapeRule rule = op_desc(desc.functional).shape_rule;
+    const bool reduces = rule == ShapeRule::kReduction || rule == ShapeRule::kCumulative;
+    if (desc.results.size() != 1 ||
+        !(desc.family == Family::kPointwise || (desc.family == Family::kReduction && reduces)))
+      return false;
+  }
+  switch (desc.family) {
+    case Family::kPointwise:  // but rrelu_with_noise, which fills its noise in order
+      return !(desc.flags & (kOpRandom | kOpHiddenMutation));
+    case Family::kReduction:
+    case Family::kIndex:
+    case Family::kScatter:
+    case Family::kRng:
+    case Family::kFactory:
+    case Family::kCopy:
+      return true;
+    case Family::kMultiTensor:  // the others are fused optimizers
+      return desc.facts & kFactPerTensor;
+    default:
+      return desc.facts & kFactMayOverlap;
+  }
+}
+
 }  // namespace torch_remote::ir

@@ -267,4 +267,8 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
 // bools, strings, dtypes and memory formats structural, layouts and devices ignored, every number a value.
 ArgRole default_role(ArgKind kind);
 
+// Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements
+// share memory. CPU refuses some such tensors before it writes them, and so do the kernels themselves.
+bool writes_by_strides(const OpDesc& desc);
+
 }  // namespace torch_remote::ir

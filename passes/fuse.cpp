@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <queue>
+#include <string_view>
 #include <vector>
 
 #include "ir/arrangement.h"
@@ -25,6 +27,7 @@
 namespace torch_remote::passes {
 namespace {
 
+using ir::Arg;
 using ir::Domain;
 using ir::Graph;
 using ir::Group;
@@ -52,9 +55,26 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
-// Whether elements may decide that the op fails: indices that are out of range, matrices that have no factorization.
-bool may_fail_by_data(const Node& node) {
+// Whether the op divides integers. Then a divisor of 0 is an error.
+bool divides_integers(const Graph& graph, const Node& node) {
+  constexpr std::array<std::string_view, 8> kDivisions{"aten::div",       "aten::div_",      "aten::floor_divide",
+                                                       "aten::fmod",      "aten::fmod_",     "aten::floor_divide_",
+                                                       "aten::remainder", "aten::remainder_"};
+  const auto is_integral = [&](const Arg& arg) {
+    return arg.tag != ir::ArgTag::kView ||
+           (!ir::is_float(graph.views[arg.a].dtype) && !ir::is_complex(graph.views[arg.a].dtype));
+  };
+  const std::string_view name = ir::op_desc(node.opcode).name;
+  return std::ranges::all_of(node.args, is_integral) && std::ranges::all_of(node.results, is_integral) &&
+         std::ranges::find(kDivisions, name.substr(0, name.find('.'))) != kDivisions.end();
+}
+
+// Whether elements may decide that the op fails: indices that are out of range, matrices that have no factorization,
+// divisors of 0.
+bool may_fail_by_data(const Graph& graph, const Node& node) {
   switch (ir::op_desc(node.opcode).family) {
+    case ir::Family::kPointwise:
+      return divides_integers(graph, node);
     case ir::Family::kIndex:
     case ir::Family::kScatter:
     case ir::Family::kComposite:
@@ -99,7 +119,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
     });
     // Updates in place stay on their side of an op that may fail: an update behind it is undone where a later one of
     // the same tensor is skipped for that failure, an update before it is not.
-    const bool fails = may_fail_by_data(node), updates = updates_in_place(graph, node);
+    const bool fails = may_fail_by_data(graph, node), updates = updates_in_place(graph, node);
     if (updates && last_failing != kNoNode) before[n].push_back(last_failing);
     if (fails) {
       std::ranges::copy(updated, std::back_inserter(before[n]));

@@ -464,6 +464,20 @@ TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
 )"),
             "mul_.Scalar pointwise{index_select tanh}");
+  // A divisor of 0 is an error among integers only.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  aten::mul_.Scalar(%2!, 2)
+  %3: i64[s0]{1} @b8 = aten::remainder.Tensor(%1, %1)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "pointwise{mul_.Scalar tanh} remainder.Tensor");
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %5: f32[s0]{s1} @b0
+  aten::mul_.Scalar(%2!, 2)
+  %3: f32[s0]{1} @b8 = aten::remainder.Tensor(%5, %5)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "remainder.Tensor pointwise{mul_.Scalar tanh}");
 }
 
 TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {

@@ -193,6 +193,24 @@ bool converts_result(const OpEntry& op, const IValue* args) {
   return false;
 }
 
+bool writes_shared_elements(const OpEntry& op, const IValue* args) {
+  if (op.functional == nullptr || ir::writes_by_strides(*op.desc)) return false;
+  const auto shares = [](const at::Tensor& out) {
+    if (out.is_non_overlapping_and_dense() || out.numel() == 0) return false;
+    int64_t reach = 1;
+    for (int64_t d = 0; d < out.dim(); ++d) reach += (out.size(d) - 1) * out.stride(d);
+    return out.numel() > reach;
+  };
+  for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) {
+    if (args[i].isTensor() && shares(args[i].toTensor())) return true;
+    if (!args[i].isTensorList()) continue;
+    for (const IValue& out : args[i].toListRef()) {
+      if (shares(out.toTensor())) return true;
+    }
+  }
+  return false;
+}
+
 bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) {
   if (op.functional == nullptr) return false;
   const size_t base = stack.size() - op.arg_count;

@@ -21,8 +21,12 @@ using RecordCall = void (*)(const OpEntry& op, torch::jit::Stack& stack);
 // compute in the latter, where integers wrap elsewhere.
 bool converts_result(const OpEntry& op, const c10::IValue* args);
 
-// An out overload whose shapes cannot be told beforehand, or that converts its result: the functional one, and a copy.
-// Replaces the arguments on the stack. False if there is none.
+// Whether an out overload would write elements that share memory by a kernel that may not (ir::writes_by_strides). The
+// copy of a result raises where CPU does.
+bool writes_shared_elements(const OpEntry& op, const c10::IValue* args);
+
+// An out overload that one of these is true of, or whose shapes cannot be told beforehand: the functional one, and a
+// copy. Replaces the arguments on the stack. False if there is none.
 bool run_through_functional(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
 // An in-place op that gives `self` the size of the functional overload's result: that one, and a copy. False if the

@@ -289,7 +289,8 @@ void record_call(const OpEntry& op, Stack& stack) {
   if (op.desc->flags & ir::kOpOut) {
     if (op.desc->flags & ir::kOpDynamicShape) {
       if (run_through_functional(op, stack, record_call)) return;
-    } else if (((!resize_out(op, args) && !check_mutation(op, args)) || converts_result(op, args)) &&
+    } else if (((!resize_out(op, args) && !check_mutation(op, args)) || converts_result(op, args) ||
+                writes_shared_elements(op, args)) &&
                run_through_functional(op, stack, record_call)) {
       return;
     }

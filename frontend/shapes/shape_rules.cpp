@@ -516,9 +516,11 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
     }
   }
   out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
+  // CPU calls an op for each tensor, which may give a dim of size 1 another stride.
+  const bool number = op.single != nullptr && op.single->has(ir::kFactWrapsNumber);
   for (const IValue& item : tensors) {
     const at::Tensor& t = item.toTensor();
-    out.add(t.sizes(), t.strides(), t.scalar_type());
+    add_broadcast({&t}, t.scalar_type(), out, number);
   }
   return true;
 }

@@ -1,6 +1,7 @@
 """Creation, copies both ways, printing, numpy, exact byte counts."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -297,3 +298,25 @@ def test_real_numbers_in_a_lazy_conjugate(device):
         x.conj()[:1].copy_(torch.ones(1))
         signs.append((torch.view_as_real(x.cpu()).signbit().tolist(), torch.view_as_real(x).flatten().tolist()))
     assert signs[0] == signs[1]
+
+
+def test_lists_have_the_strides_of_ops_on_their_tensors(remote):
+    """A dim of size 1 has a stride, too, and later ops look at it."""
+    calls = [
+        lambda x: torch._foreach_mul([x], [x]),
+        lambda x: torch._foreach_mul([x], 2.0),
+        lambda x: torch._foreach_add([x], [2.0]),
+        lambda x: torch._foreach_sqrt([x]),
+        lambda x: torch._foreach_neg([x]),
+        lambda x: torch._foreach_addcmul([x], [x], [x]),
+        lambda x: torch._foreach_lerp([x], [x], 0.5),
+        lambda x: torch._foreach_clamp_min([x], 0.5),
+        lambda x: torch._foreach_pow([x], 2.0),
+    ]
+    for sizes in ((1, 7, 3, 2), (7, 1, 3, 2), (2, 7, 1, 3), (1, 1, 2, 3), (3, 1, 2)):
+        for order in itertools.permutations(range(len(sizes))):
+            inverse = [order.index(i) for i in range(len(order))]
+            x = torch.ones(sizes).permute(order).contiguous().permute(inverse)
+            for i, call in enumerate(calls):
+                expected = call(x)[0].stride()
+                assert call(x.to("remote"))[0].stride() == expected, (sizes, order, i)

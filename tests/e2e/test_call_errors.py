@@ -316,3 +316,44 @@ def test_an_out_of_another_size_is_resized_before_it_is_looked_at(remote, functi
     expected = function(torch.arange(1.0, 7).view(2, 3), 1)
     function(expected.new_tensor([[1.0, 2, 3], [4, 5, 6]]).to("remote"), 1, out=out)
     assert torch.equal(out.cpu(), expected)
+
+
+# Of sizes [3, 3] each, or a pair.
+RESULTS = {
+    "sum": lambda x, out: torch.sum(x.expand(2, 3, 3), 0, out=out),
+    "amax": lambda x, out: torch.amax(x.expand(2, 3, 3), 0, out=out),
+    "mean": lambda x, out: torch.mean(x.expand(2, 3, 3), 0, out=out),
+    "prod": lambda x, out: torch.prod(x.expand(2, 3, 3), 0, out=out),
+    "norm": lambda x, out: torch.linalg.vector_norm(x.expand(2, 3, 3), dim=0, out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 1, out=out),
+    "cumprod": lambda x, out: torch.cumprod(x, 0, out=out),
+    "mm": lambda x, out: torch.mm(x, x, out=out),
+    "addmm": lambda x, out: torch.addmm(x, x, x, out=out),
+    "sort": lambda x, out: torch.sort(x, 1, out=(out, torch.zeros(3, 3, device=x.device, dtype=torch.int64))),
+    "cat": lambda x, out: torch.cat([x[:1], x[1:]], out=out),
+    "softmax": lambda x, out: torch.softmax(x, 1, out=out),
+    "index_select": lambda x, out: torch.index_select(x, 0, longs(x.device, 3), out=out),
+}
+SHARED_STRIDES = [(0, 1), (1, 0), (0, 0), (1, 1), (2, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("strides", SHARED_STRIDES, ids=str)
+@pytest.mark.parametrize("name", RESULTS)
+def test_an_out_whose_elements_share_memory(remote, name, strides):
+    """CPU refuses some of these and writes others. Of the values for one place in memory, either may stay there."""
+    shown = []
+    for device in ("cpu", "remote"):
+        base = torch.full((20,), -7.0, device=device)
+        x = torch.tensor([[4.0, 2, 3], [1, 5, 2], [2, 3, 1]], device=device)
+        try:
+            RESULTS[name](x, base.as_strided((3, 3), strides, 2))
+            shown.append(base.cpu())
+        except RuntimeError as error:
+            shown.append(str(error).split(" [aten::")[0])
+    expected, got = shown
+    if isinstance(expected, str) or isinstance(got, str):
+        assert got == expected
+    elif 0 in strides:
+        assert torch.equal(got, expected)
+    else:
+        assert torch.equal(got == -7, expected == -7)

@@ -148,34 +148,11 @@ void AtenProgram::find_lifetimes() {
   }
 }
 
-// Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements
-// share memory. CPU refuses some such tensors before it writes them; the kernels do so here, too.
-static bool writes_by_strides(const ir::OpDesc& desc) {
-  // (Some kernels fill several results, or copies, in order.)
-  const bool out = desc.flags & ir::kOpOut;
-  if (out && (desc.family != ir::Family::kPointwise || desc.results.size() != 1)) return false;
-  switch (desc.family) {
-    case ir::Family::kPointwise:  // but rrelu_with_noise, which fills its noise in order
-      return !(desc.flags & (ir::kOpRandom | ir::kOpHiddenMutation));
-    case ir::Family::kReduction:
-    case ir::Family::kIndex:
-    case ir::Family::kScatter:
-    case ir::Family::kRng:
-    case ir::Family::kFactory:
-    case ir::Family::kCopy:
-      return true;
-    case ir::Family::kMultiTensor:  // the others are fused optimizers
-      return desc.facts & ir::kFactPerTensor;
-    default:
-      return desc.facts & ir::kFactMayOverlap;
-  }
-}
-
 void AtenProgram::find_written() {
   written_.resize(graph_.views.size());
   for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
     const ir::Node& node = graph_.nodes[n];
-    if (!operations_[n] || writes_by_strides(ir::op_desc(node.opcode))) continue;
+    if (!operations_[n] || ir::writes_by_strides(ir::op_desc(node.opcode))) continue;
     ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
       const bool writes =
           access == ir::Access::kCreates ? !operations_[n]->makes_results() : access != ir::Access::kReads;
