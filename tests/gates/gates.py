@@ -271,13 +271,13 @@ def cuts(piece: Piece) -> Outcome:
     return talk(piece, [(0.0, False)] * piece.count)
 
 
-OUTAGES = (5.0, 3.0, 25.0, 30.0, 45.0)  # seconds
+OUTAGES = (5.0, 3.0, 3.0, 5.0, 25.0, 25.0, 30.0, 30.0, 45.0, 45.0)  # seconds; every second one refuses
 
 
 def outages(piece: Piece) -> Outcome:
     """5: the machines are apart for a while; the port is silent, or refuses."""
     numbers = range(piece.first, piece.first + piece.count)
-    return talk(piece, [(OUTAGES[i // 2 % len(OUTAGES)], i % 2 == 1) for i in numbers])
+    return talk(piece, [(OUTAGES[i % len(OUTAGES)], i % 2 == 1) for i in numbers])
 
 
 KINDS_OF_CALLS = 14
@@ -806,8 +806,8 @@ PARTS = [
         "12-crowd",
         "clients, ten at a time for each core",
         200,
-        20,
-        4,
+        10 * (os.cpu_count() or 1),
+        2,
         oversubscribed,
         worst="{:.0f} MB in a session",
         ours=True,

@@ -132,7 +132,7 @@ def row(part: Part, records: list[Record]) -> str:
     if kinds:
         notes.append(", ".join(f"{n:,} {kind}" for kind, n in kinds.items()))
     late = sum(record["late"] for record in good)
-    if part.limit:
+    if part.limit and found:
         notes.insert(0, f"{late} later than {part.limit:g} s")
     done = sum(record["count"] for record in good)
     contract = f"({part.contract:,})" if part.ours else f"{part.contract:,}"
