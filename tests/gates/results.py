@@ -97,23 +97,21 @@ def count(part: Part, records: Iterable[Record]) -> int:
 def next_piece(part: Part, records: list[Record], commit: str, idle: bool, start: int = 0) -> int | None:
     """The piece that is to be run, at or behind `start`; None: none."""
     chosen = latest(part, records)
-    if count(part, records) < part.contract:
-        enough = sum(record["count"] for record in chosen.values()) >= part.contract
-        last = max(chosen, default=-1) + 1
-        for piece in range(start, max(last, start) + 1):
-            if piece not in chosen:
-                if not enough and (start == 0 or part.least or piece < part.pieces):
-                    return piece
-            elif idle and not counts(part, chosen[piece]):
+    failed = [
+        piece
+        for piece, record in chosen.items()
+        if piece >= start and record["commit"] != commit and (record["wrong"] or (idle and is_late(part, record)))
+    ]
+    if failed or count(part, records) >= part.contract:
+        return min(failed, default=None)
+    enough = sum(record["count"] for record in chosen.values()) >= part.contract
+    for piece in range(start, max(start, 1 + max(chosen, default=-1)) + 1):
+        if piece not in chosen:
+            if not enough and (start == 0 or part.least or piece < part.pieces):
                 return piece
-    return min(
-        (
-            piece
-            for piece, record in chosen.items()
-            if piece >= start and record["commit"] != commit and (record["wrong"] or (idle and is_late(part, record)))
-        ),
-        default=None,
-    )
+        elif idle and not counts(part, chosen[piece]):
+            return piece
+    return None
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gates import results
+from tests.gates import gates, results
 from tests.gates.gates import PARTS, Outcome, run_piece
 
 PAGE = Path("docs/reliability.md").read_text()
@@ -84,7 +84,7 @@ def test_late_pieces_do_not_reach_the_contract():
     done = [record(0, late=1), record(1), record(2, count=20)]
     assert results.row(part(limit=2.0), done).split(" | ")[4] == "no"
     assert results.row(part(limit=2.0, over=0.01), done).split(" | ")[4] == "yes"
-    assert results.next_piece(part(limit=2.0), done, "b", idle=True) == 0
+    assert results.next_piece(part(limit=2.0), done[:2], "b", idle=True) == 0  # before what is missing
 
 
 def test_a_short_piece_counts_as_what_it_was():
@@ -98,6 +98,21 @@ def test_the_file_keeps_what_is_added(tmp_path):
     for piece in range(3):
         results.append(tmp_path / "results", record(piece))
     assert results.read(tmp_path / "results") == [record(0), record(1), record(2)]
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_on_a_loaded_machine_parts_with_a_limit_come_last(idle, tmp_path, monkeypatch):
+    def run(piece):
+        return Outcome(piece.count, 0)
+
+    monkeypatch.setattr(gates, "is_idle", lambda seconds: idle)
+    monkeypatch.setattr(gates, "git", lambda *arguments: "")
+    monkeypatch.setattr(gates, "prepare", lambda folder: None)
+    monkeypatch.setattr(gates.os, "getloadavg", lambda: (0.0 if idle else 1000.0, 0.0, 0.0))
+    parts = [part(name="timed", limit=1.0, run=run), part(name="other", run=run)]
+    assert gates.run_missing(parts, tmp_path / "results", minutes=1, start=0) == 0
+    order = [record["part"] for record in results.read(tmp_path / "results")]
+    assert order == (["timed", "other"] * 3 if idle else ["other"] * 3 + ["timed"] * 3)
 
 
 @pytest.mark.parametrize("factor", [1, 3])
