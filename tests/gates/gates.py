@@ -658,6 +658,7 @@ def slow_link(piece: Piece) -> Outcome:
 def oversubscribed(piece: Piece) -> Outcome:
     """12: ten clients for each core at the same time, each of which sends ten times its memory limit."""
     limit, wrong, most = 64 << 20, 0, 0
+    tensors = 160 if piece.count > 10 else 20  # of 4 MB; few are for the normal test run
     source = """
         import sys, torch, torch_remote
         torch.set_num_threads(1)
@@ -673,7 +674,7 @@ def oversubscribed(piece: Piece) -> Outcome:
     with listening(piece.folder, "--memory-limit", "64M", "--max-sessions", piece.count + 1) as worker:
         clients = [
             Python(
-                [sys.executable, "-c", textwrap.dedent(source), "160"],
+                [sys.executable, "-c", textwrap.dedent(source), tensors],
                 env=environment(TORCH_REMOTE_WORKER=worker.url), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 text=True,
             )
