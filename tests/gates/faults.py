@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import random
@@ -85,6 +86,7 @@ class Proxy(threading.Thread):
         self.down_until = 0.0
         self.refuses = False
         self.open: list[socket.socket] = []
+        self.connections: collections.deque[Connection] = collections.deque(maxlen=8)  # the last ones
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.start()
@@ -122,6 +124,7 @@ class Proxy(threading.Thread):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.open = [client, worker]
             connection = Connection(self, client, worker)
+            self.connections.append(connection)
             for up in (True, False):
                 threading.Thread(target=connection.carry, args=(up,), daemon=True).start()
 

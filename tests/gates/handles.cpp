@@ -1,5 +1,5 @@
 // Two tenants of one worker: the second one guesses the first one's buffers. Arguments: a worker's socket, how many
-// guesses. Prints how many were made and how many read something.
+// guesses, a seed. Prints how many were made and how many read something.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -11,7 +11,7 @@
 namespace remote = torch_remote::remote;
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   const long guesses = std::atol(argv[2]);
   std::unique_ptr<remote::Worker> workers[2];
   std::unique_ptr<remote::Client> clients[2];
@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kBuffers; ++i) {
     if (!clients[0]->upload(64, [](std::byte* to) { std::fill_n(to, 64, std::byte{42}); }, &last)) return 1;
   }
-  std::mt19937_64 random(7);
+  std::mt19937_64 random(std::strtoull(argv[3], nullptr, 10));
   long reads = 0;
   for (long i = 0; i < guesses; ++i) {
     const uint64_t guess = i % 2 == 0 ? 1 + random() % (2 * uint64_t{kBuffers}) : random();

@@ -208,9 +208,10 @@ int World::create(pthread_t* thread, const pthread_attr_t* attributes, void* (*s
 
 void World::join(pthread_t thread) {
   static auto* const join_real = real<int(pthread_t, void**)>("pthread_join");
-  for (const auto& other : threads_) {
+  for (size_t i = 0; i < threads_.size(); ++i) {
+    Thread* const other = threads_[i].get();  // whoever runs meanwhile may add threads
     if (other->real != thread || other->start == nullptr) continue;
-    while (!other->ended) block(other.get(), kNever);
+    while (!other->ended) block(other, kNever);
     other->start = nullptr;  // its number may be used again
     join_real(thread, nullptr);
     return;
