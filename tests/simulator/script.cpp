@@ -41,6 +41,8 @@ constexpr const char* kMix = R"(graph(s0, s1) {
   %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %2, alpha=1)
 })";
 
+constexpr uint64_t kMostOfAGreeting = 5;  // broken connections that it is promised to survive
+
 struct Lost {};  // the session, in a way that the plan allows
 
 class Script {
@@ -48,6 +50,26 @@ class Script {
   Script(Run& run, uint64_t seed) : run_(run), random_(seed) {}
 
   void connect() {
+    const auto build = [](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
+      sleep(g_run->world.random().below(5 * kMillisecond));
+      *program = ir::encode_program(*request.graph);
+      return Status();
+    };
+    for (;;) {
+      std::unique_ptr<remote::Transport> transport = dial();
+      const uint64_t faults = run_.network.weather.faults;
+      const Status status = Client::connect(std::move(transport), build, {}, &client_);
+      // A greeting has 120 s, and each attempt that meets a broken connection may take 20 s of them.
+      const bool unlucky = faults - run_.network.weather.faults >= kMostOfAGreeting;
+      if (unlucky && status.code() == ErrorCode::kTimeout) continue;
+      check(status, "connect");
+      break;
+    }
+    add_into_ = load(kAddInto);
+    mix_ = load(kMix);
+  }
+
+  std::unique_ptr<remote::Transport> dial() {
     ++run_.invited;
     remote::DialOptions options;
     options.token = kToken;
@@ -63,14 +85,7 @@ class Script {
       sleep(100 * kMillisecond);
     }
     require(status.ok(), "dial: " + status.message());
-    const auto build = [](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
-      sleep(g_run->world.random().below(5 * kMillisecond));
-      *program = ir::encode_program(*request.graph);
-      return Status();
-    };
-    check(Client::connect(std::move(transport), build, {}, &client_), "connect");
-    add_into_ = load(kAddInto);
-    mix_ = load(kMix);
+    return transport;
   }
 
   Nanoseconds refused_until() const { return run_.plan.outage_ends + kSecond; }
