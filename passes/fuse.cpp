@@ -85,11 +85,22 @@ bool may_fail_by_data(const Graph& graph, const Node& node) {
   }
 }
 
-// Whether the op writes what was there before the program, or will be there after it.
-bool updates_in_place(const Graph& graph, const Node& node) {
+// How many nodes write each buffer.
+std::vector<uint32_t> count_writers(const Graph& graph) {
+  std::vector<uint32_t> writers(graph.buffers.size());
+  for (const Node& node : graph.nodes) {
+    ir::for_each_view(node, [&](uint32_t view, bool writes) { writers[graph.views[view].buffer] += writes; });
+  }
+  return writers;
+}
+
+// Whether the op writes what was there before the program, or one of several values of what will be there after it.
+bool updates_in_place(const Graph& graph, const Node& node, std::span<const uint32_t> writers) {
   bool updates = node.in_place;
   ir::for_each_view(node, [&](uint32_t view, bool writes) {
-    updates |= writes && graph.buffers[graph.views[view].buffer].kind == ir::BufferKind::kInput;
+    const uint32_t b = graph.views[view].buffer;
+    const bool was_there = graph.buffers[b].kind == ir::BufferKind::kInput;
+    updates |= writes && (was_there || (graph.buffers[b].survives && writers[b] > 1));
   });
   return updates;
 }
@@ -102,6 +113,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   };
   std::vector<Touched> buffers(graph.buffers.size());
   std::vector<std::vector<uint32_t>> before(graph.nodes.size());
+  const std::vector<uint32_t> writers = count_writers(graph);
   uint32_t last_failing = kNoNode;
   std::vector<uint32_t> updated;  // since then
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
@@ -119,7 +131,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
     });
     // Updates in place stay on their side of an op that may fail: an update behind it is undone where a later one of
     // the same tensor is skipped for that failure, an update before it is not.
-    const bool fails = may_fail_by_data(graph, node), updates = updates_in_place(graph, node);
+    const bool fails = may_fail_by_data(graph, node), updates = updates_in_place(graph, node, writers);
     if (updates && last_failing != kNoNode) before[n].push_back(last_failing);
     if (fails) {
       std::ranges::copy(updated, std::back_inserter(before[n]));

@@ -464,6 +464,13 @@ TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
 )"),
             "mul_.Scalar pointwise{index_select tanh}");
+  // Also of what the program makes, in a part.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %3: f32[s0, s1]{s1, 1} @b8 = aten::tanh(%2)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::index_select(%0, 0, %1)
+  aten::mul_.Scalar(%3!, 2)
+)"),
+            "tanh index_select mul_.Scalar");
   // A divisor of 0 is an error among integers only.
   EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
   aten::mul_.Scalar(%2!, 2)
