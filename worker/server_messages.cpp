@@ -126,14 +126,15 @@ Status Server::read(Frame& frame) {
   request.sizes = sizes;
   request.strides = strides;
   request.offset = message->offset();
+  request.ahead = message->ahead();
 
   const uint64_t sequence = frame.header.sequence;
-  const bool ahead = message->ahead();
   Session::Located located;
   FailurePtr failure = message->checkpoint() ? session_->locate_kept(request.buffer, sequence, &located)
                                              : session_->locate(request, sequence, &located);
   const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
-  if (message->checkpoint()) request = {0, 1, all, one, 0};  // what the buffer holds now is another matter
+  if (message->checkpoint())
+    request = {0, 1, all, one, 0, request.ahead};  // what the buffer holds now is another matter
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
   if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
@@ -145,7 +146,7 @@ Status Server::read(Frame& frame) {
       failure = std::make_shared<Failure>(Failure{no_memory_for("an answer", located.nbytes), 0, 0, sequence});
     }
   }
-  return when_done(sequence, [this, sequence, ahead, failure, queued, attachment]() mutable {
+  return when_done(sequence, [this, sequence, ahead = request.ahead, failure, queued, attachment]() mutable {
     if (queued && queued->failure) {
       failure = queued->failure;
       attachment = nullptr;

@@ -212,7 +212,11 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
     return refuse("remote: a read reaches beyond buffer " + std::to_string(request.buffer) + " of " +
                   std::to_string(entry->memory->nbytes()) + " bytes");
   }
-  if (!kept_.empty()) kept_.erase(request.buffer);
+  // What the client has read stays. Whether it will read what it asks for ahead is not known: it asks again.
+  if (kept_.contains(request.buffer)) {
+    if (request.ahead) return refuse("remote: a read ahead of a buffer whose older contents may come back");
+    kept_.erase(request.buffer);
+  }
   located->data = static_cast<const std::byte*>(entry->memory->data());
   if (located->nbytes != 0) located->data += request.offset * request.item_size;
   located->packed = located->nbytes == 0 || is_packed(request);

@@ -94,6 +94,7 @@ struct ReadRequest {
   uint32_t item_size = 0;
   std::span<const int64_t> sizes, strides;
   int64_t offset = 0;
+  bool ahead = false;  // the client may not want it
 };
 
 class Session {
