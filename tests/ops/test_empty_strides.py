@@ -97,13 +97,12 @@ def layouts(op, x):
 
 # Losses and gradients that torch writes in a function of its own, which has strides of its own where there are no
 # elements. The strides of dims of size 1 are another matter still.
-LOSSES = {"huber_loss", "binary_cross_entropy"}
-WEIGHTED = "binary_cross_entropy_with_logits, weights"
+LOSS, WEIGHTED = "binary_cross_entropy", "binary_cross_entropy_with_logits, weights"
 OTHER_STRIDES = {
-    (0, 4, 3, 3): LOSSES | {WEIGHTED},
-    (0, 4, 5, 6): LOSSES | {WEIGHTED},
-    (0, 4, 1, 1): LOSSES | {WEIGHTED, "binary_cross_entropy_with_logits", "prelu", "prelu of one weight"},
-    (0, 4, 3, 3, 3): LOSSES,
+    (0, 4, 3, 3): {LOSS, WEIGHTED},
+    (0, 4, 5, 6): {LOSS, WEIGHTED},
+    (0, 4, 1, 1): {LOSS, WEIGHTED, "binary_cross_entropy_with_logits", "prelu", "prelu of one weight"},
+    (0, 4, 3, 3, 3): {LOSS},
 }
 
 
