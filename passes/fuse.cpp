@@ -55,18 +55,19 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
-// Whether the op divides integers. Then a divisor of 0 is an error.
+// Whether the op divides integers, or may. Then a divisor of 0 is an error.
 bool divides_integers(const Graph& graph, const Node& node) {
-  constexpr std::array<std::string_view, 8> kDivisions{"aten::div",       "aten::div_",      "aten::floor_divide",
-                                                       "aten::fmod",      "aten::fmod_",     "aten::floor_divide_",
-                                                       "aten::remainder", "aten::remainder_"};
+  using ir::ScalarOp;
   const auto is_integral = [&](const Arg& arg) {
     return arg.tag != ir::ArgTag::kView ||
            (!ir::is_float(graph.views[arg.a].dtype) && !ir::is_complex(graph.views[arg.a].dtype));
   };
-  const std::string_view name = ir::op_desc(node.opcode).name;
+  const auto divides = [](const ir::ScalarNode& part) {
+    return part.op == ScalarOp::kFloorDiv || part.op == ScalarOp::kFmod || part.op == ScalarOp::kRemainder;
+  };
+  const auto tree = ir::op_desc(node.opcode).tree;
   return std::ranges::all_of(node.args, is_integral) && std::ranges::all_of(node.results, is_integral) &&
-         std::ranges::find(kDivisions, name.substr(0, name.find('.'))) != kDivisions.end();
+         (tree.empty() || std::ranges::any_of(tree, divides));
 }
 
 // Whether elements may decide that the op fails: indices that are out of range, matrices that have no factorization,
