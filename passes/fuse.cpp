@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <optional>
 #include <queue>
-#include <string_view>
+#include <span>
 #include <vector>
 
 #include "ir/arrangement.h"
