@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _SOCKET = 3
@@ -247,12 +247,24 @@ def _changed(
     return [i for i, (part, old) in enumerate(zip(parts, original, strict=True)) if not _is_same(torch, part, old)]
 
 
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """What is imported in here is imported whole: an interruption comes when that is done. (Half a module
+    would be left, and torch goes on where numpy could not be imported.)"""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str, Any], list[Any]]:
     """(JSON, parts) of the answer."""
-    global _interrupted_import
-    _interrupted_import = True
-    torch, header, pickled, storages, inputs = _load(parts)
-    _interrupted_import = False
+    with _interrupted_afterwards():
+        torch, header, pickled, storages, inputs = _load(parts)
     count = header["arguments"]
     arguments, abouts = inputs[:count], header["tensors"][:count]
     homes, wants = [tensor.detach() for tensor in arguments], [about["grad"] for about in abouts]
@@ -263,7 +275,8 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
     encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
     answer: dict[str, Any] = {}
     try:
-        function, args, kwargs = _Unpickler(pickled, arguments).load()
+        with _interrupted_afterwards():
+            function, args, kwargs = _Unpickler(pickled, arguments).load()
         optimizers = _optimizers(torch) if header["optimizers"] else []
         with torch.set_grad_enabled(header["grad_enabled"]):
             result = encoder.encode(function(*args, **kwargs))
@@ -382,9 +395,6 @@ def _end_with_the_worker() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-_interrupted_import = False
-
-
 def main() -> None:
     """Calls one function after the other until the worker's end is closed."""
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -400,7 +410,6 @@ def main() -> None:
         connection.send(b"\1")  # the call is taken: it fails if this process ends before its answer
         printed: list[tuple[bool, list[str]]] = []
         parts: list[Any] = []
-        interrupted = False
         try:
             received, original = _parts(descriptors[0]), _parts(descriptors[0])
             os.close(descriptors[0])
@@ -412,12 +421,9 @@ def main() -> None:
                 finally:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as error:  # whatever it is, the client gets it
-            interrupted = isinstance(error, KeyboardInterrupt)
             answer, parts = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         answer["printed"] = [(is_error, "".join(texts)) for is_error, texts in printed]
         _send(connection, [json.dumps(answer).encode(), *parts])
-        if interrupted and _interrupted_import:
-            return  # half a module may be left
         received, original, parts = [], [], []  # memory that is not needed any more
 
 
