@@ -102,7 +102,7 @@ OTHER_STRIDES = {
     (0, 4, 3, 3): {LOSS, WEIGHTED},
     (0, 4, 5, 6): {LOSS, WEIGHTED},
     (0, 4, 1, 1): {LOSS, WEIGHTED, "binary_cross_entropy_with_logits", "prelu", "prelu of one weight"},
-    (0, 4, 3, 3, 3): {LOSS},
+    (0, 4, 3, 3, 3): {LOSS, "huber_loss"},
 }
 
 
