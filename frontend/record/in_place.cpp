@@ -5,6 +5,8 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/result_type.h>
 
+#include <algorithm>
+
 #include "frontend/shapes/call_checks.h"
 #include "frontend/shapes/written.h"
 
@@ -25,6 +27,10 @@ void check_in_place(const at::Tensor& self, const ResultMeta& result) {
 
 // Neither complex nor a bool, which subtraction refuses.
 bool is_real(const IValue& number) { return number.isDouble() || number.isInt(); }
+
+bool has_complex_number(const OpEntry& op, const IValue* args) {
+  return std::any_of(args, args + op.arg_count, [](const IValue& arg) { return arg.isComplexDouble(); });
+}
 
 // True for the usual: one of tensors of floats, sizes alike, that share no memory. Nothing can be wrong with it.
 bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
@@ -130,7 +136,9 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
   if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
       inferred.results.size() != 1) {
     check_mutation(op, args);
-    return;
+    // torch's meta of mul_.Scalar and others takes a complex number for a tensor of real ones.
+    if (!pointwise || self.is_complex() || !has_complex_number(op, args)) return;
+    if (infer(*functional, args, inferred) == Tier::kDynamic || inferred.results.size() != 1) return;
   }
   check_in_place(self, inferred.results[0]);
   for (uint32_t i = 1; i < op.arg_count; ++i) {

@@ -1,5 +1,6 @@
-"""Random programs (tests/fuzz) on a worker that has no ATen: what it refuses by name is left out, and what CPU alone
-shows is counted apart (own_programs.py).
+"""Random programs (tests/fuzz) on a worker that has no ATen.
+
+Left out and counted are steps that the worker refuses by name, and steps in which the result is the CPU's own.
 
 gpu_programs.py --seed 0 --count 10000
 """
@@ -11,13 +12,27 @@ import collections
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import program as programs
 import torch
 from generator import generate
-from own_programs import OWN_PROGRAMS
-from program import Failure, Program, Session, Step, compare, minimise, run_program, with_variants, without_orphans
+from program import (
+    Failure,
+    Program,
+    Session,
+    Step,
+    compare,
+    explained,
+    minimise,
+    run_program,
+    with_variants,
+    without_orphans,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 programs.rounds_complex = True
 torch.backends.cudnn.allow_tf32 = False
@@ -33,6 +48,7 @@ class Tally:
     programs: int = 0
     steps: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)  # ops
+    own: collections.Counter[str] = field(default_factory=collections.Counter)  # why steps were left out
     complex_refused: collections.Counter[str] = field(default_factory=collections.Counter)  # of complex numbers
     examples: dict[str, str] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
@@ -51,6 +67,50 @@ def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
             wrote |= not step.defines
             found.append((i, refused[1] or refused[2], what.message))
     return found
+
+
+def shares_elements(t: torch.Tensor) -> bool:
+    """Whether two elements lie in the same place."""
+    if t.layout != torch.strided or torch._debug_has_internal_overlap(t) == 0:
+        return False
+    places = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return places.unique().numel() < t.numel()
+
+
+class CpusOwn(TorchDispatchMode):
+    """While it is active, `reason` becomes why an op's result is the CPU's own: no other device has to show it."""
+
+    reason = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        if func.overloadpacket in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
+            # Where a kernel multiplies padding by infinity there is NaN.
+            if not all(t.isfinite().all() for t in tensors):
+                self.reason = "a convolution with elements that are not finite"
+        elif func._schema.is_mutable and any(map(shares_elements, tensors)):
+            self.reason = "elements in place that share memory"
+        return func(*args, **(kwargs or {}))
+
+
+def cpus_own(program: Program) -> Iterator[tuple[int, str]]:
+    """Steps whose results are the CPU's own, and why."""
+    session = Session("cpu")
+    for i, step in enumerate(program.steps):
+        if all(name in session.variables for name in step.uses):
+            with CpusOwn() as watch:
+                session.run(step)
+            if watch.reason:
+                yield i, watch.reason
+
+
+def without_cpus_own(program: Program, tally: Tally) -> Program:
+    found = dict(cpus_own(program))
+    tally.own.update(found.values())
+    steps: list[Step] = [step for i, step in enumerate(program.steps) if i not in found]
+    return without_orphans(Program(program.seed, steps, program.variants))
 
 
 def has_complex(program: Program, last: int) -> bool:
@@ -81,7 +141,8 @@ def without_refused(program: Program, device: str, tally: Tally) -> Program:
 
 def run(seed: int, device: str, tally: Tally, variants: tuple[int, ...] = (0,), shrink: bool = True) -> Failure | None:
     """One program; its failure is in the tally, too."""
-    program = without_refused(with_variants(generate(seed), variants), device, tally)
+    program = without_cpus_own(with_variants(generate(seed), variants), tally)
+    program = without_refused(program, device, tally)
     failure = compare(program, device)
     refused = REFUSED.search(failure.text) if failure is not None else None
     if refused is not None:  # something that nobody waited for
@@ -106,27 +167,21 @@ def main() -> int:
     import torch_remote  # noqa: F401
 
     tally = Tally()
-    own: collections.Counter[str] = collections.Counter()
     begin = time.perf_counter()
     for seed in range(args.seed, args.seed + args.count):
-        reason = OWN_PROGRAMS.get(seed)
-        failure = run(seed, "remote", tally, tuple(range(args.variants)), reason is None and not args.no_minimise)
-        if reason is not None and failure is None:
-            print(f"seed {seed} is as on CPU, and no longer to be among own_programs.py", flush=True)
-        elif failure is not None and reason is not None:
-            tally.failures.remove(failure)
-            own[reason] += 1
-        elif failure is not None:
+        failure = run(seed, "remote", tally, tuple(range(args.variants)), not args.no_minimise)
+        if failure is not None:
             print(f"FAILED {failure.report()}", flush=True)
     for op, times in tally.refused.most_common():
         print(f"{times:6} {op}   e.g. {tally.examples.get(op)}")
-    for reason, times in own.most_common():
+    for reason, times in tally.own.most_common():
         print(f"{times:6} CPU's own: {reason}")
     seconds = time.perf_counter() - begin
     print(
         f"{tally.programs} programs, {tally.steps} steps compared, {tally.refused.total()} refused, "
         f"{tally.complex_refused.total()} of complex numbers, "
-        f"{own.total()} are CPU's own, {len(tally.failures)} failed, {seconds:.0f} s"
+        f"{tally.own.total()} are the CPU's own, {len(explained)} programs differ by roundings, "
+        f"{len(tally.failures)} failed, {seconds:.0f} s"
     )
     return min(len(tally.failures), 1)
 

@@ -98,8 +98,9 @@ def test_medians_and_modes(remote, dtype):
             same(values, expected)
             found = here.gather(dim, (places if keep else places.unsqueeze(dim)).cpu())
             same(found if keep else found.squeeze(dim), expected.contiguous())
-    if dtype.is_floating_point:
-        same(torch.median(torch.empty(0, dtype=dtype, device=remote)), torch.median(torch.empty(0, dtype=dtype)))
+    for nothing in (torch.empty(0, dtype=dtype), torch.empty(0, dtype=torch.bool)):
+        same(nothing.to(remote).median(), nothing.median())
+        same(nothing.to(remote).nanmedian(), nothing.nanmedian())
     one = torch.tensor(3).to(dtype)
     same(one.to(remote).median(), one.median())
     same(one.to(remote).median(0).indices, one.median(0).indices)

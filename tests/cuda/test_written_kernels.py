@@ -607,14 +607,6 @@ def test_group_norm_of_nothing(remote, shape):
         equal(got, expected)
 
 
-def test_medians_of_nothing(remote):
-    """Those of integers are an error of torch for CUDA, too."""
-    equal(torch.empty(0).to(remote).median(), torch.tensor(float("nan")))
-    equal(torch.empty(0, dtype=torch.bool).to(remote).median(), torch.tensor(True))
-    with pytest.raises(RuntimeError, match="value cannot be converted to type int64_t without overflow"):
-        torch.empty(0, dtype=torch.int64).to(remote).median().cpu()
-
-
 def test_gradients_of_parts(remote):
     grads = []
     for device in (torch.device("cpu"), remote):

@@ -80,6 +80,8 @@ DTYPES = {
     "sqrt_": lambda d: longs(d, 2).sqrt_(),
     "logit_": lambda d: longs(d, 2).logit_(),
     "cast": lambda d: longs(d, 2).div_(2),
+    "complex, foreach": lambda d: torch._foreach_mul_([floats(d, 2)], 1j),
+    "complex, foreach of nothing": lambda d: torch._foreach_add_([floats(d, 0)], 1j),
 }
 
 NUMBERS = {

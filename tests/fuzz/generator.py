@@ -629,8 +629,8 @@ class Generator:
             case 3 | 4:
                 self.assign(f"torch.where({c} != 0, {a}, {self.rng.choice((b, self.scalar()))})", a, b, c)
             case 5:
-                self.assign(f"torch.lerp({a}, {b}, 0.5)", a, b)
                 self.inexact()
+                self.assign(f"torch.lerp({a}, {b}, 0.5)", a, b)
             case 6:
                 self.assign(f"torch.addcmul({a}, {b}, {c}, value={self.scalar(self.tensor(a))})", a, b, c)
             case 7:
@@ -764,6 +764,7 @@ class Generator:
                 a, b = self.name(), self.name()
                 self.emit(f"{a}, {b} = {c}, torch.ones({channels}, device=device)", (), (a, b))
                 training = self.rng.choice(("True", "False"))
+                self.inexact()
                 self.assign(f"F.batch_norm({v}, {a}, {b}, training={training}, momentum=0.25)", v, a, b)
             case 4 if t.dim() == 4:
                 self.assign(f"F.{self.rng.choice(('max_pool2d', 'avg_pool2d'))}({v}, 2, padding=1)", v)
@@ -851,6 +852,7 @@ class Generator:
         self.assign(total, *wants)
         loss = f"v{self.names}"
         if loss in self.session.variables:
+            self.inexact()
             self.emit(f"{loss}.backward()", (loss, *wants))
             for v in wants:
                 with contextlib.suppress(RuntimeError):  # a view that was changed behind autograd's back

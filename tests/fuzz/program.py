@@ -378,12 +378,16 @@ class Session:
         self.step_is_inexact = rounds or not all(map(self.is_exact, used))
         if self.roundings is not None:
             self.roundings.on = rounds
+        versions = {id(t): (t, t._version) for t in self.variables.values() if isinstance(t, torch.Tensor)}
+        is_late = False
         try:
             with warnings.catch_warnings(), self.roundings or contextlib.nullcontext():
                 warnings.simplefilter("ignore")
                 exec(compile(step.code, "<program>", "exec"), self.variables)
             if wait:
+                is_late = True
                 self.synchronize()
+                is_late = False
             self.crosses |= "to('cpu')" in step.code
             for name in step.defines:
                 value = self.variables.get(name)
@@ -395,6 +399,10 @@ class Session:
         except Exception as error:
             if "backward(" in step.code:  # which may have got to some gradients
                 self._spread(step, used)
+            if is_late:  # contents are as before; a version that was counted up stays
+                for key, (t, before) in versions.items():
+                    first = self.first_versions.get(key, (t, before))[1]
+                    self.first_versions[key] = (t, first + t._version - before)
             for name in step.defines:
                 self.variables.pop(name, None)
             self.observations.append(("raised", Raised.by(error)))

@@ -4,8 +4,8 @@ A device may round the results of some steps of a program otherwise than CPU PyT
 keeps float32 where CPU stores a half type in between. A later step can amplify such a rounding: a comparison beside a
 jump, a difference of nearly equal numbers, a norm of numbers that are all the same. The rule here needs no list of such
 steps. The program runs on the CPU several times more, with random errors of a few units in the last place in the
-operands and results of exactly those steps. An element may differ from CPU's by about as much as it differs between
-these runs.
+operands and results of exactly those steps, and the factors of its products in random order. The last run computes
+those steps in float64. An element may differ from CPU's by about as much as it differs between these runs.
 
 The method is stochastic arithmetic: D. S. Parker, "Monte Carlo Arithmetic" (1997).
 """
@@ -16,11 +16,26 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-RUNS = 12  # with other errors each; an element beside a jump falls to the other side in about half of them
+RUNS = 13  # with other errors each; an element beside a jump falls to the other side in about half of them
+EXACT = RUNS - 1  # the seed of the last run: it computes in float64 and has no random errors, so what is 0 stays 0
 ULPS = 4.0  # the largest error, in units of the dtype's epsilon; in half types also of the smallest number
 FACTOR = 4.0  # an element may be so many times as far from CPU's value as the furthest run's
+
+# Tags of ops that draw random numbers or ask for data.
+RANDOM = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output)
+# Ops that add up. What is left in float64 of elements that cancel, relative to the largest one, is 0.
+SUMS = (
+    torch.ops.aten.sum,
+    torch.ops.aten.mean,
+    torch.ops.aten.var_mean,
+    torch.ops.aten.std_mean,
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten.native_group_norm,
+    torch.ops.aten.native_layer_norm,
+)
+CANCELED = 1e-13
 
 
 class Roundings(TorchDispatchMode):
@@ -33,6 +48,7 @@ class Roundings(TorchDispatchMode):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
         self.moves_zeros = seed % 2 == 0
+        self.is_exact = seed == EXACT
         self.on = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,19 +58,45 @@ class Roundings(TorchDispatchMode):
         if any(not alias.is_write for alias in aliases):  # a view
             return func(*args, **kwargs)
         written = [a.alias_info is not None for a in schema.arguments]
-        if self.on:
+        if self.on and self.is_exact and not any(written) and not any(tag in func.tags for tag in RANDOM):
+            return self.in_float64(func, args, kwargs)
+        if self.on and not self.is_exact:
+            if torch.Tag.pointwise in func.tags and written[:1] == [True]:  # reads what it writes
+                self.add_errors(args[0])
             args = tuple(a if written[i] else tree_map(self.with_errors, a) for i, a in enumerate(args))
+            if func.overloadpacket == torch.ops.aten.prod:
+                args = (self.in_random_order(args[0], *args[1:2]), *args[1:])
         result = func(*args, **kwargs)
         tree_map(self.add_errors, result)
         if not schema.returns:  # multi-tensor ops in place
             tree_map(self.add_errors, [a for i, a in enumerate(args) if written[i]])
         return result
 
-    def rounded(self, t: torch.Tensor) -> torch.Tensor:
-        """The elements with errors, in float64."""
+    def in_float64(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The results as they are, with values that were computed in float64."""
+        result = func(*args, **kwargs)
+        try:
+            exact = func(*tree_map(wide, args), **tree_map(wide, kwargs))
+        except RuntimeError:  # an op of some dtypes only
+            return result
+        for ours, other in zip(tree_leaves(result), tree_leaves(exact), strict=True):
+            if isinstance(ours, torch.Tensor) and can_be_rounded(ours) and ours.shape == other.shape:
+                if func.overloadpacket in SUMS:
+                    other = other.where(other.abs() > CANCELED * args[0].abs().nan_to_num(0.0, 0.0, 0.0).amax(), 0)
+                ours.copy_(other)
+        return result
+
+    def in_random_order(self, t: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        """The same elements, those of a dim (default: all) in another order."""
+        if dim is None or t.dim() == 0:
+            return t.flatten()[torch.randperm(t.numel(), generator=self.generator)].reshape(t.shape)
+        return t.index_select(dim, torch.randperm(t.shape[dim], generator=self.generator))
+
+    def rounded(self, t: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The elements with errors relative to the scale, in float64."""
         info = torch.finfo(t.dtype)
         errors = ULPS * (2 * torch.rand(t.shape, generator=self.generator, dtype=torch.float64) - 1)
-        result = t.double() * (1 + info.eps * errors)
+        result = t.double() + torch.where(scale.isfinite(), scale, 0.0) * info.eps * errors
         # What is 0 in a half type may be small where it is kept in float32.
         moves = info.bits == 16 and self.moves_zeros
         return result + info.smallest_normal * info.eps * errors if moves else result
@@ -74,12 +116,19 @@ class Roundings(TorchDispatchMode):
         if not isinstance(t, torch.Tensor) or not can_be_rounded(t):
             return
         parts = torch.view_as_real(t) if t.is_complex() else t
-        if self.on:
-            parts.copy_(self.rounded(parts))
+        if self.on and not self.is_exact:
+            parts.copy_(self.rounded(parts, t.abs().double().unsqueeze(-1) if t.is_complex() else t.abs().double()))
         nan = parts.isnan()
         if nan.any():
             signs = torch.rand(parts.shape, generator=self.generator) < 0.5
             parts.copy_(torch.where(nan & signs, -parts, parts))
+
+
+def wide(t: Any) -> Any:
+    """The tensor in float64 or complex128; what has no floating point as it is."""
+    if not isinstance(t, torch.Tensor) or not can_be_rounded(t):
+        return t
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def can_be_rounded(t: torch.Tensor) -> bool:

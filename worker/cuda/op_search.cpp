@@ -6,7 +6,6 @@
 #include "worker/cuda/kernels/arguments.h"
 #include "worker/cuda/kernels/search_arguments.h"
 #include "worker/cuda/op_plan.h"
-#include "worker/runner/number_checks.h"
 
 // Searches in sorted rows, and what is counted or chosen of rows that are sorted first: bins, medians, modes; draws by
 // weight. Nothing is added up in an order that changes, so results are the same in each run.
@@ -151,6 +150,14 @@ Status histogram(OpPlanner& planner) {
   return {};
 }
 
+// As CPU converts NaN: true, the lowest number of 32 or 64 bits, 0 of fewer.
+uint64_t bits_of_nan(DType dtype) {
+  if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
+  if (dtype == DType::kBool) return 1;
+  const int64_t bits = 8 * ir::item_size(dtype);
+  return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
+}
+
 // Of a dim, or of all elements.
 Status middle(OpPlanner& planner, Middle what) {
   const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
@@ -161,10 +168,7 @@ Status middle(OpPlanner& planner, Middle what) {
   if (rows == 0) return {};
   if (dims.length == 0) {
     if (!values || what == Middle::kMode) return refuse("of nothing");
-    // It is NaN, which is true.
-    const bool is_bool = values->dtype == DType::kBool;
-    if (!ir::is_float(values->dtype) && !is_bool) return NumberChecks::overflow(values->dtype);
-    const uint64_t nan = is_bool ? 1 : float_bits(std::numeric_limits<double>::quiet_NaN(), values->dtype);
+    const uint64_t nan = bits_of_nan(values->dtype);
     planner
         .launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))

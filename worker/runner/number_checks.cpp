@@ -145,6 +145,13 @@ bool holds(DType dtype, T number) {
   }
 }
 
+// Of a number that this dtype does not hold.
+Status overflow(DType dtype) {
+  return {ErrorCode::kOpFailed,
+          "value cannot be converted to type " + std::string(name_in_messages(dtype)) + " without overflow",
+          "RuntimeError"};
+}
+
 }  // namespace
 
 NumberChecks::NumberChecks(const ir::Graph& graph, const ir::Group& group, Halves halves) {
@@ -173,12 +180,6 @@ Status NumberChecks::check(std::span<const int64_t> values) const {
     if (!held) return overflow(number.dtype);
   }
   return {};
-}
-
-Status NumberChecks::overflow(DType dtype) {
-  return {ErrorCode::kOpFailed,
-          "value cannot be converted to type " + std::string(name_in_messages(dtype)) + " without overflow",
-          "RuntimeError"};
 }
 
 }  // namespace torch_remote::worker

@@ -22,8 +22,6 @@ class NumberChecks {
 
   // kOpFailed, with torch's words: the first that is not held.
   Status check(std::span<const int64_t> values) const;
-  // Those of a number that this dtype does not hold.
-  static Status overflow(ir::DType dtype);
 
  private:
   struct Number {
