@@ -55,17 +55,20 @@ class Tally:
 
 
 def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
-    """Steps, ops and messages: of all that make something new, and of the first that writes to what others see."""
+    """Steps, ops and messages: of all that make something new, and of the first that writes to what others see. The op
+    is empty where CPU's kernels do not take the dtype either."""
     found: list[tuple[int, str, str]] = []
     shown = run_program(program, device, frozenset(range(len(program.steps))))
+    by_cpu = run_program(program, "cpu")
     wrote = False
-    for i, (step, events) in enumerate(zip(program.steps, shown, strict=False)):
-        for kind, what in events:
+    for i, step in enumerate(program.steps):
+        missing = any(kind == "raised" and what.type == "NotImplementedError" for kind, what in by_cpu[i])
+        for kind, what in shown[i]:
             refused = REFUSED.search(what.message) if kind == "raised" else None
             if refused is None or (wrote and not step.defines):
                 continue
             wrote |= not step.defines
-            found.append((i, refused[1] or refused[2], what.message))
+            found.append((i, "" if missing else refused[1] or refused[2], what.message))
     return found
 
 
@@ -131,6 +134,8 @@ def without_refused(program: Program, device: str, tally: Tally) -> Program:
         if not found:
             return program
         for i, op, message in found:
+            if not op:
+                continue
             refused = tally.complex_refused if has_complex(program, i) else tally.refused
             refused[op] += 1
             tally.examples.setdefault(op, f"{program.steps[i].code}: {message.splitlines()[0]}")

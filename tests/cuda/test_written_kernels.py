@@ -598,6 +598,23 @@ def test_parts_of_memory_that_are_replaced(remote):
         equal(do(x.to(remote), y.to(remote)), do(x, y))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(5, 1, 1, 1), (3, 5, 1), (2, 7, 4, 3)], ids=str)
+def test_group_norm_of_channels(remote, shape, dtype):
+    """A group has one channel, and that has one element or lies between others."""
+    x, weight, bias = (torch.randn(sizes).to(dtype) for sizes in (shape, shape[1:2], shape[1:2]))
+    if len(shape) == 4:
+        x = x.to(memory_format=torch.channels_last)
+    near = {"rtol": 2e-2, "atol": 2e-2} if x.itemsize == 2 else {"rtol": 1e-5, "atol": 1e-5}
+    for weights in ((weight, bias), (weight, None), (None, None)):
+        moved = [w if w is None else w.to(remote) for w in weights]
+        there, here = F.group_norm(x.to(remote), shape[1], *moved), F.group_norm(x, shape[1], *weights)
+        assert there.stride() == here.stride()
+        # Of one element the CPU shows what its float32 rounds.
+        exact = F.group_norm(x.double(), shape[1], *[w if w is None else w.double() for w in weights])
+        same(there, exact.to(dtype), **near)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 0), (0, 4, 3), (3, 4, 2, 0)], ids=str)
 def test_group_norm_of_nothing(remote, shape):
     x = torch.empty(shape)

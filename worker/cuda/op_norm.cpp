@@ -14,10 +14,9 @@ namespace {
 
 constexpr int64_t kMostBlocks = 1 << 16;
 
-// Without elements: means are 0, and nobody knows deviations. (Others are compiled.)
+// Without elements: means are 0, and nobody knows deviations.
 Status group_norm_of_nothing(OpPlanner& planner) {
-  const auto input = planner.tensor("input"), mean = planner.result(1), rstd = planner.result(2);
-  if (!input || input->count() != 0) return refuse("of such an image");
+  const auto mean = planner.result(1), rstd = planner.result(2);
   if (mean) planner.zero(planner.output(*mean), mean->nbytes());
   if (!rstd) return {};
   planner
@@ -27,6 +26,45 @@ Status group_norm_of_nothing(OpPlanner& planner) {
                             .bits = float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype)},
               blocks_for(rstd->count()))
       .at(&FillArguments::out, planner.output(*rstd));
+  return {};
+}
+
+// Where a channel is a group of its own, and its elements are one or do not lie side by side: as a batch norm of one
+// image that has each image's channels. (Others are compiled.)
+Status group_norm(OpPlanner& planner) {
+  const auto input = planner.tensor("input");
+  if (!input) return refuse("without operands");
+  if (input->count() == 0) return group_norm_of_nothing(planner);
+  const int64_t images = planner.whole("N"), channels = planner.whole("C");
+  const auto to = planner.result(0), mean = planner.result(1), rstd = planner.result(2);
+  if (!to || planner.whole("group") != channels) return refuse("of such an image");
+  // Of each image's channels.
+  const auto repeated = [&](std::optional<OpTensor> tensor) {
+    if (!tensor) return Place();
+    tensor->sizes.insert(tensor->sizes.begin(), images);
+    tensor->strides.insert(tensor->strides.begin(), 0);
+    return planner.packed(*tensor);
+  };
+  const auto weight = planner.tensor("weight"), bias = planner.tensor("bias");
+  if (weight && bias && weight->dtype != bias->dtype) return refuse("of two dtypes");
+  const auto& statistics = mean ? mean : rstd;
+  const auto& of = weight ? weight : bias;
+  const BatchNormArguments arguments{.batch = 1,
+                                     .channels = images * channels,
+                                     .space = planner.whole("HxW"),
+                                     .dtype = static_cast<i64>(input->dtype),
+                                     .weight_dtype = of ? static_cast<i64>(of->dtype) : 0,
+                                     .stat_dtype = statistics ? static_cast<i64>(statistics->dtype) : 0,
+                                     .trains = 1,
+                                     .epsilon = planner.number("eps")};
+  const Place from = planner.packed(*input), weights = repeated(weight), biases = repeated(bias);
+  planner.launch(KernelFile::kNorm, "batch_norm", arguments, std::min(arguments.channels, kMostBlocks))
+      .at(&BatchNormArguments::input, from)
+      .at(&BatchNormArguments::weight, weights)
+      .at(&BatchNormArguments::bias, biases)
+      .at(&BatchNormArguments::out, planner.output(*to))
+      .at(&BatchNormArguments::mean, mean ? planner.output(*mean) : Place())
+      .at(&BatchNormArguments::rstd, rstd ? planner.output(*rstd) : Place());
   return {};
 }
 
@@ -229,7 +267,7 @@ Status updated_batch_norm_backward(OpPlanner& planner) {
   return batch_norm(planner, true, false, {.trains = "update", .rstd = "save_var"});
 }
 
-constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm_of_nothing},
+constexpr NamedPlan kNormPlans[] = {{"native_group_norm", group_norm},
                                     {"native_group_norm_backward", group_norm_backward},
                                     {"native_layer_norm_backward", layer_norm_backward},
                                     {"native_batch_norm", batch_norm},
