@@ -14,8 +14,8 @@ FIRST = int(SEED) if SEED else commit_number() * 1000
 PROGRAMS = 160
 GROUP = 20
 LEAST_STEPS = 300  # of a group, that were compared
-# Steps of a group (some 590) that may be left out. Of the 88,001 steps of 3,000 programs the worker refused 7, and 28 of
-# complex numbers; of 163 the result was the CPU's own.
+# Steps of a group (some 590) that may be left out. Of the 88,001 steps of 3,000 programs the worker refused 7, and 28
+# of complex numbers; of 163 the result was the CPU's own.
 MOST_REFUSED, MOST_COMPLEX, MOST_OWN = 2, 8, 15
 MOST_ROUNDED = 4  # programs of a group: 13 of 3,000
 
