@@ -212,7 +212,8 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
     return refuse("remote: a read reaches beyond buffer " + std::to_string(request.buffer) + " of " +
                   std::to_string(entry->memory->nbytes()) + " bytes");
   }
-  // What the client has read stays. Whether it will read what it asks for ahead is not known: it asks again.
+  // After this read the older contents never come back. A read ahead may be one that the client never makes: it is
+  // refused, and the client asks again if it needs the value.
   if (kept_.contains(request.buffer)) {
     if (request.ahead) return refuse("remote: a read ahead of a buffer whose older contents may come back");
     kept_.erase(request.buffer);

@@ -126,7 +126,7 @@ MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirV
   return m().compare(Int::ult, index, bound);
 }
 
-// Who finds no failure there writes its own. All say which operand theirs is of.
+// A thread that finds no failure recorded writes its own. Each thread clears the bit of its operand in `good`.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
   MlirValue bit = m().i64(kElsewhere), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);

@@ -320,7 +320,7 @@ def test_an_out_of_another_size_is_resized_before_it_is_looked_at(remote, functi
     assert torch.equal(out.cpu(), expected)
 
 
-# Of sizes [3, 3] each, or a pair.
+# Each makes a result of sizes [3, 3], or a pair of such results.
 RESULTS = {
     "sum": lambda x, out: torch.sum(x.expand(2, 3, 3), 0, out=out),
     "amax": lambda x, out: torch.amax(x.expand(2, 3, 3), 0, out=out),

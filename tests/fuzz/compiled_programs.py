@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from foreseen import AS_FORESEEN
 from generator import generate
 from program import TOLERANCES, Session, same_values
 from roundings import RUNS, Roundings, explains
-from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 # What asks Python for a value or looks at a tensor from outside is for programs that are not compiled.
 # And torch's fake tensors take the power of a bool for an int64.
@@ -135,7 +133,7 @@ def check(seed: int) -> Result:
         if not wrong:
             continue
         text = ("gradients: " if gradients else "") + next(iter(wrong.values()))
-        its = run("cpu", _traced, gradients)
+        its = run("cpu", AS_FORESEEN, gradients)
         if isinstance(mine, str) or isinstance(its, str) or -1 in wrong or len(its) != len(mine):
             if not _raises_alike(mine, its) and (isinstance(its, str) or _differences(mine, its, kinds)):
                 return Result(text, torchs, rounded, with_gradients)
@@ -154,29 +152,6 @@ def check(seed: int) -> Result:
             return Result(text, torchs, rounded, with_gradients)
         rounded = text
     return Result(None, torchs, rounded, with_gradients)
-
-
-def _with_traced_strides(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-    """Calls the graph; results get the strides that tracing has found for them."""
-    examples = [
-        node.meta.get("val") if isinstance(node, fx.Node) else None for node in module.graph.output_node().args[0]
-    ]
-
-    def call(*inputs: Any) -> list[Any]:
-        results = list(module(*inputs))
-        for i, (result, example) in enumerate(zip(results, examples, strict=True)):
-            if not isinstance(result, torch.Tensor) or not isinstance(example, torch.Tensor):
-                continue
-            strides = [int(stride) for stride in example.stride()]
-            if result.layout == torch.strided and not _lies_alike(result.shape, result.stride(), strides):
-                results[i] = torch.empty_strided(result.shape, strides, dtype=result.dtype).copy_(result)
-        return results
-
-    return make_boxed_func(call)
-
-
-# A backend of torch.compile: what torch's own capture makes of a function.
-_traced = aot_autograd(fw_compiler=_with_traced_strides)
 
 
 def _lies_alike(sizes: Iterable[int], a: Iterable[int], b: Iterable[int]) -> bool:

@@ -1,0 +1,43 @@
+"""A backend of torch.compile for comparisons: results are laid out as torch's own tracing foresees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+
+def stored(result: torch.Tensor, strides: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if result.dtype == dtype and (result.numel() <= 1 or list(result.stride()) == strides):
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=dtype, device=result.device).copy_(result)
+
+
+def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """Calls the graph and gives its results the strides and dtypes that torch's shape functions say. A program of the
+    device makes those; the CPU's kernels may make others."""
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    outputs = module.graph.output_node().args[0]
+
+    def run(*args: Any) -> list[Any]:
+        symbols: dict[Any, int] = {}
+        for value, arg in zip(inputs, args, strict=True):
+            pairs = zip(value.shape, arg.shape, strict=True) if isinstance(value, torch.Tensor) else ((value, arg),)
+            symbols |= {of.node.expr: given for of, given in pairs if isinstance(of, torch.SymInt)}
+        results = list(module(*args))
+        for i, (node, result) in enumerate(zip(outputs, results, strict=True)):
+            if not isinstance(result, torch.Tensor) or node.op == "placeholder":
+                continue
+            foreseen = node.meta["val"]
+            strides = [s.node.expr.subs(symbols) if isinstance(s, torch.SymInt) else s for s in foreseen.stride()]
+            if not any(getattr(stride, "free_symbols", ()) for stride in strides):  # of sizes that only data tell
+                results[i] = stored(result, list(map(int, strides)), foreseen.dtype)
+        return results
+
+    return make_boxed_func(run)
+
+
+AS_FORESEEN = aot_autograd(fw_compiler=laid_out, bw_compiler=laid_out)
