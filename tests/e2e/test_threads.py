@@ -110,6 +110,32 @@ def test_a_tensor_that_goes_from_thread_to_thread(device):
     assert torch.equal(found.cpu(), boxes[0].get(timeout=60))
 
 
+SHAPED_BY_TORCH = {  # ops of x[n, n] whose results' shapes torch's kernels for Meta say
+    "matrix_exp": torch.linalg.matrix_exp,
+    "grid_sampler": lambda x: F.grid_sample(x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2), align_corners=True),
+    "fold": lambda x: F.fold(x[None, :, :1], (len(x), 1), (len(x), 1)),
+    "cdist": lambda x: torch.cdist(x, x),
+    "histc": lambda x: torch.histc(x, 5, 0, 1),
+}
+
+
+def test_threads_ask_for_shapes_at_the_same_time(device):
+    sizes = range(4, 24)
+    inputs = {n: torch.rand(n, n) for n in sizes}
+
+    def ask(number: int, barrier: threading.Barrier) -> dict[tuple[str, int], torch.Tensor]:
+        results = {}
+        for n in sizes:
+            barrier.wait()
+            x = inputs[n].to(device)
+            results |= {(name, n): op(x) for name, op in SHAPED_BY_TORCH.items()}
+        return {key: result.cpu() for key, result in results.items()}
+
+    for found in in_threads(ask):
+        for (name, n), result in found.items():
+            torch.testing.assert_close(result, SHAPED_BY_TORCH[name](inputs[n]), rtol=1e-4, atol=1e-5)
+
+
 class Play:
     """Ops on tensors that all threads have: reads, writes, views, swaps, deaths, in one order."""
 
