@@ -17,12 +17,13 @@ _FUNCTIONS = {
     "same": "ll", "leading": "tntn", "typed": "tt", "dim": "t", "size": "tn", "numel": "t", "count": "a",
     "item": "in", "product": "i", "inside": "tn", "labels": "tnn", "pivots": "tn", "finite": "t", "above_least": "t",
     "fits": "tii", "alike": "l", "dense": "l", "each_has": "ln", "defined": "t", "pack": "t", "wrap": "in",
-    "small": "i", "min": "nn", "max": "nn",
+    "small": "i", "batched": "t", "min": "nn", "max": "nn",
 }  # fmt: skip
 _READS = {"inside", "labels", "pivots", "finite", "above_least"}
 _KINDS = {
     "Tensor": "t", "OptionalTensor": "t", "TensorList": "l", "OptionalTensorList": "l", "IntList": "i",
-    "OptionalIntList": "i", "Int": "n", "OptionalInt": "n", "Bool": "n", "Float": "n", "Scalar": "n",
+    "OptionalIntList": "i", "Int": "n", "OptionalInt": "n", "Bool": "n", "Float": "n", "OptionalFloat": "n",
+    "Scalar": "n",
 }  # fmt: skip
 _TAKES = {"t": "t", "l": "tl", "i": "i", "n": "n", "a": "li"}
 _OPERATORS = {

@@ -1,5 +1,6 @@
 #include "worker/aten/guard.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -90,6 +91,30 @@ void fractional_pool(c10::IValue* args) {
         "a fractional max pooling's samples are not between 0 and 1");
 }
 
+// (grad, x1, x2, p, cdist): a distance of each row of x1 to each row of x2; dims before these are broadcast.
+void cdist_backward(c10::IValue* args) {
+  const at::Tensor &grad = args[0].toTensor(), &x1 = args[1].toTensor(), &x2 = args[2].toTensor();
+  bool good = x1.dim() >= 2 && x2.dim() >= 2 && x1.size(-1) == x2.size(-1);
+  if (good) {
+    std::vector<int64_t> sizes = at::infer_size(x1.sizes().slice(0, static_cast<size_t>(x1.dim()) - 2),
+                                                x2.sizes().slice(0, static_cast<size_t>(x2.dim()) - 2));
+    sizes.insert(sizes.end(), {x1.size(-2), x2.size(-2)});
+    good = grad.sizes() == sizes;
+  }
+  TORCH_CHECK(good, "_cdist_backward: a gradient of sizes ", grad.sizes(), " is none of distances between ", x1.sizes(),
+              " and ", x2.sizes());
+}
+
+// (grad_output, input, grid, interpolation_mode, padding_mode, ...) Where places outside of the image are taken to its
+// border, the kernel goes on with NaN as a place, and reflecting an infinite one makes NaN.
+void grid_sampler_backward(c10::IValue* args) {
+  constexpr double kFar = 1e30;  // outside of each image; times its size it is finite
+  if (args[4].toInt() == 0) return;
+  const at::Tensor& grid = args[2].toTensor();
+  check(!grid.isnan().any().item<bool>(), "a grid that is sampled at its border has NaN");
+  if (grid.gt(kFar).logical_or_(grid.lt(-kFar)).any().item<bool>()) args[2] = grid.clamp(-kFar, kFar);
+}
+
 void embedding_backward(c10::IValue* args) {
   if (!args[4].toBool()) return;  // otherwise it looks
   check(all_inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
@@ -101,12 +126,19 @@ void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Ten
         "an embedding bag's bags lie outside of its gradient");
 }
 
+// A mean needs the size of each bag.
+void check_sizes(const at::Tensor& grad, const at::Tensor& sizes, int64_t mode) {
+  constexpr int64_t kSum = 0;
+  check((mode == kSum && sizes.numel() == 0) || sizes.numel() >= grad.size(0),
+        "an embedding bag has fewer sizes than bags");
+}
+
 void embedding_bag_backward(c10::IValue* args) {
   constexpr int64_t kMax = 2;  // of this mode, it looks
   const at::Tensor &grad = args[0].toTensor(), &sizes = args[3].toTensor();
   if (args[7].toInt() == kMax) return;
   check_bags(grad, args[1].toTensor(), args[2].toTensor(), args[5].toInt());
-  check(sizes.numel() == 0 || sizes.numel() >= grad.size(0), "an embedding bag has fewer sizes than bags");
+  check_sizes(grad, sizes, args[7].toInt());
 }
 
 // (grad, indices, offsets, offset2bag, …) It makes offset2bag itself if that is empty.
@@ -118,9 +150,9 @@ void embedding_bag_composed_backward(c10::IValue* args) {
   }
   const at::Tensor& sizes = args[4].toTensor();
   check(grad.dim() == 2 && all_inside(offsets, indices.numel() + 1) &&
-            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_inside(indices, args[6].toInt()) &&
-            (sizes.numel() == 0 || sizes.numel() >= grad.size(0)),
+            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_inside(indices, args[6].toInt()),
         "an embedding bag's offsets or indices lie outside of its gradient or weight");
+  check_sizes(grad, sizes, args[8].toInt());
 }
 
 void embedding_bag_weights_backward(c10::IValue* args) {

@@ -399,7 +399,7 @@ class Harness {
   std::vector<Sample> samples_;
   std::vector<Case> cases_;
   const bool worker_;
-  const int most_crashes_ = 2;
+  const int most_crashes_ = 10;
   const GuardPlace place_;
   Progress* progress_;
   size_t slow_ = 0;

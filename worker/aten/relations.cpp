@@ -117,6 +117,18 @@ bool dense(const IValue& list) {
   return for_all(list, [](const at::Tensor& tensor) { return !shares_memory(tensor); });
 }
 
+bool batched(const IValue& value) {
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.defined() || tensor.dim() < 3 || tensor.numel() == 0) return true;
+  const int64_t step = tensor.stride(-3);
+  int64_t count = 1;
+  for (int64_t d = tensor.dim() - 3; d >= 0; --d) {
+    if (tensor.size(d) != 1 && tensor.stride(d) != step * count) return false;
+    count *= tensor.size(d);
+  }
+  return step > 0 || count == 1;
+}
+
 bool each_has(const IValue& list, int64_t elements) {
   return for_all(list, [&](const at::Tensor& tensor) { return tensor.numel() >= elements; });
 }

@@ -30,6 +30,7 @@ bool above_least(const IValue& tensor);
 bool fits(const IValue& tensor, const IValue& sizes, const IValue& strides);
 bool alike(const IValue& list);
 bool dense(const IValue& list);
+bool batched(const IValue& tensor);
 bool each_has(const IValue& list, int64_t elements);
 bool small(const IValue& list);
 
