@@ -119,15 +119,13 @@ bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
       contiguous_strides(out.sizes, out.strides);
       return true;
     }
-    bool last2d = true, last3d = true, dense = true;
+    bool last = true, dense = true;
     for (const at::Tensor* t : operands) {
-      last2d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
-      last3d &= t->is_contiguous(c10::MemoryFormat::ChannelsLast3d);
+      last &= t->is_contiguous(c10::MemoryFormat::ChannelsLast);
       dense &= t->is_non_overlapping_and_dense();
     }
-    if (last2d || last3d) {
-      const auto strides =
-          last2d ? c10::get_channels_last_strides_2d(out.sizes) : c10::get_channels_last_strides_3d(out.sizes);
+    if (last) {
+      const auto strides = c10::get_channels_last_strides_2d(out.sizes);
       out.strides.assign(strides.begin(), strides.end());
       return true;
     }

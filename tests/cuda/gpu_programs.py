@@ -28,6 +28,7 @@ from program import (
     explained,
     minimise,
     run_program,
+    shares_elements,
     with_variants,
     without_orphans,
 )
@@ -70,16 +71,6 @@ def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
             wrote |= not step.defines
             found.append((i, "" if missing else refused[1] or refused[2], what.message))
     return found
-
-
-def shares_elements(t: torch.Tensor) -> bool:
-    """Whether two elements lie in the same place."""
-    if t.layout != torch.strided or torch._debug_has_internal_overlap(t) == 0:
-        return False
-    places = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(t.shape, t.stride(), strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * stride
-    return places.unique().numel() < t.numel()
 
 
 class CpusOwn(TorchDispatchMode):

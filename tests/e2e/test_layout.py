@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -148,6 +149,24 @@ def test_what_is_seen_lies_as_on_cpu(remote: torch.device) -> None:
             assert mine.stride() == its.stride()
             torch.testing.assert_close(mine.cpu(), its, rtol=1e-4, atol=1e-4)
             assert torch.equal(mine.cpu(), mine.contiguous().cpu())
+
+
+@pytest.mark.parametrize("rank", [4, 5])
+def test_strides_of_dims_of_one_element(remote: torch.device, rank: int) -> None:
+    """Results have the strides that torch's TensorIterator says, also where they reach no other element."""
+    random = Random(rank)
+    for _ in range(300):
+        shape = [random.choice((1, 1, 2, 3)) for _ in range(rank)]
+        operands = []
+        for _ in range(2):
+            order = random.sample(range(rank), rank)
+            x = torch.ones([shape[d] for d in order]).permute([order.index(d) for d in range(rank)])
+            strides = [random.choice((1, 7, x.stride(d))) if x.size(d) == 1 else x.stride(d) for d in range(rank)]
+            operands.append((shape, random.choice((strides, torch.ones(shape).stride()))))
+        operands[1] = random.choice(operands)
+        x, y = (torch.ones(500).as_strided(*each) for each in operands)
+        mine = [torch.ones(500, device=remote).as_strided(*each) for each in operands]
+        assert (mine[0] + mine[1]).stride() == (x + y).stride(), operands
 
 
 def test_channels_last_of_the_user(remote: torch.device) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 import torch
-from program import DRAWS, FUSED, OPTIMIZERS, Program, Session, Step, is_leaf
+from program import DRAWS, FUSED, OPTIMIZERS, Program, Session, Step, is_leaf, shares_elements
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from vocabulary import (
     ACTIVATIONS,
@@ -517,21 +517,23 @@ class Generator:
         if t.dim() == 2 and len(codes) > 5:
             codes.append((f"torch.mm({a}, {a}.t(), out={out})", ()))
         code, used = self.rng.choice(codes)
-        if self.resized_under(out, a, *used):
+        if self.depends_on_order(out, a, *used):
             return
         if re.search(r"sum|mm", code):
             self.inexact()
         self.mutate(out, code, a, *used)
 
-    def resized_under(self, out: str, *operands: str) -> bool:
-        """Whether `out` shares memory with an operand and is of another size than the result.
+    def depends_on_order(self, out: str, *operands: str) -> bool:
+        """Whether `out` shares memory with an operand, and has elements that lie in the same place or another size.
 
-        CPU checks such overlaps before it resizes `out`, and not again: what the kernel then reads depends on the
-        order in which it writes.
+        CPU checks overlaps before it resizes `out`, and not again: what the kernel then reads depends on the order in
+        which it writes.
         """
         storage = self.tensor(out).untyped_storage()._cdata
         if all(self.tensor(v).untyped_storage()._cdata != storage for v in operands):
             return False
+        if shares_elements(self.tensor(out)):
+            return True
         with contextlib.suppress(RuntimeError):
             return torch.broadcast_shapes(*(self.tensor(v).shape for v in operands)) != self.tensor(out).shape
         return True

@@ -83,6 +83,16 @@ rounds_complex = False
 SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
 
 
+def shares_elements(t: torch.Tensor) -> bool:
+    """Whether two elements lie in the same place."""
+    if t.layout != torch.strided or torch._debug_has_internal_overlap(t) == 0:
+        return False
+    places = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return places.unique().numel() < t.numel()
+
+
 def is_leaf(t: torch.Tensor) -> bool | None:
     """None: torch cannot tell, of a view of something that was written since."""
     try:

@@ -146,6 +146,8 @@ def explains(expected: torch.Tensor, got: torch.Tensor, runs: list[torch.Tensor]
     if got.dtype != expected.dtype or got.shape != expected.shape or not runs:
         return False
     if expected.is_complex():
+        # Which parts of a product with an infinite number are NaN is each kernel's own.
+        got = torch.where(expected.isfinite() | got.isfinite(), got, expected)
         return explains(
             torch.view_as_real(expected), torch.view_as_real(got), [torch.view_as_real(t) for t in runs], tolerance
         )
