@@ -112,7 +112,9 @@ def test_a_tensor_that_goes_from_thread_to_thread(device):
 
 SHAPED_BY_TORCH = {  # ops of x[n, n] whose results' shapes torch's kernels for Meta say
     "matrix_exp": torch.linalg.matrix_exp,
-    "grid_sampler": lambda x: F.grid_sample(x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2), align_corners=True),
+    "grid_sampler": lambda x: F.grid_sample(
+        x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2), align_corners=True
+    ),
     "fold": lambda x: F.fold(x[None, :, :1], (len(x), 1), (len(x), 1)),
     "cdist": lambda x: torch.cdist(x, x),
     "histc": lambda x: torch.histc(x, 5, 0, 1),
