@@ -610,7 +610,7 @@ def test_group_norm_of_channels(remote, shape, dtype):
         moved = [w if w is None else w.to(remote) for w in weights]
         there, here = F.group_norm(x.to(remote), shape[1], *moved), F.group_norm(x, shape[1], *weights)
         assert there.stride() == here.stride()
-        # Of one element the CPU shows what its float32 rounds.
+        # A norm of one element is 0, but for what the CPU's float32 rounds.
         exact = F.group_norm(x.double(), shape[1], *[w if w is None else w.double() for w in weights])
         same(there, exact.to(dtype), **near)
 

@@ -283,6 +283,18 @@ def test_padding_may_not_take_more_than_there_is(device):
         assert here is not None and (type(there), str(there)) == (type(here), str(here))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_gradients_of_grids_that_reach_beyond_the_image(device, dtype, padding):
+    image, grid = torch.randn(1, 2, 3, 4).to(dtype), torch.randn(1, 5, 6, 2).mul(3).to(dtype)
+    grads = []
+    for where in ("cpu", device):
+        x = image.to(where, copy=True).requires_grad_()
+        torch.nn.functional.grid_sample(x, grid.to(where), padding_mode=padding, align_corners=False).sum().backward()
+        grads.append(x.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 def test_complex_numbers_make_lists_of_tensors_complex(device):
     number = torch.tensor(1 + 2j)
     for name in ("mul", "add", "sub", "div", "pow"):

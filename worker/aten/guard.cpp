@@ -106,13 +106,16 @@ void cdist_backward(c10::IValue* args) {
 }
 
 // (grad_output, input, grid, interpolation_mode, padding_mode, ...) Where places outside of the image are taken to its
-// border, the kernel goes on with NaN as a place, and reflecting an infinite one makes NaN.
+// border or reflected there, the kernel goes on with NaN as a place, and reflecting an infinite place makes NaN.
 void grid_sampler_backward(c10::IValue* args) {
-  constexpr double kFar = 1e30;  // outside of each image; times its size it is finite
-  if (args[4].toInt() == 0) return;
-  const at::Tensor& grid = args[2].toTensor();
+  constexpr int64_t kZeros = 0, kReflection = 2;
+  const int64_t padding = args[4].toInt();
+  const at::Tensor &input = args[1].toTensor(), &grid = args[2].toTensor();
+  if (padding == kZeros || input.dim() != 4) return;
   check(!grid.isnan().any().item<bool>(), "a grid that is sampled at its border has NaN");
-  if (grid.gt(kFar).logical_or_(grid.lt(-kFar)).any().item<bool>()) args[2] = grid.clamp(-kFar, kFar);
+  if (padding != kReflection) return;
+  const at::Tensor places = (grid.to(at::kDouble) + 1) * std::max(input.size(2), input.size(3));
+  check(places.to(grid.scalar_type()).isfinite().all().item<bool>(), "a grid that is reflected is too far out");
 }
 
 void embedding_backward(c10::IValue* args) {

@@ -38,7 +38,7 @@ Status group_norm(OpPlanner& planner) {
   const int64_t images = planner.whole("N"), channels = planner.whole("C");
   const auto to = planner.result(0), mean = planner.result(1), rstd = planner.result(2);
   if (!to || planner.whole("group") != channels) return refuse("of such an image");
-  // Of each image's channels.
+  // The tensor once for each image.
   const auto repeated = [&](std::optional<OpTensor> tensor) {
     if (!tensor) return Place();
     tensor->sizes.insert(tensor->sizes.begin(), images);
