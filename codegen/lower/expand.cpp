@@ -196,8 +196,14 @@ Moments moments_of(NodeEmitter& node, V x, Wanted wanted) {
   const DType wide = sum_type(e.type(x));
   const V count = node.reduced_points(wide);
   const V mean = e.div(e.sum_columns(x), count);
-  const V centered = e.sub(e.convert(x, wide), mean);
-  return {count, part_of(node), mean, e.sum_columns(e.mul(centered, centered))};
+  const V centered = e.sub(e.convert(x, wide), mean), squares = e.sum_columns(e.mul(centered, centered));
+  if (wide != e.type(x) || wanted == Wanted::kSquares) return {count, part_of(node), mean, squares};
+  // The sum has no more digits than x: what it was rounded by is found by the second pass ("corrected two-pass", Chan,
+  // Golub and LeVeque 1983). There is nothing to find in a row whose squares are not finite.
+  const V sum = e.sum_columns(centered), part = part_of(node), zero = e.constant(wide, 0);
+  const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
+  const V is_finite = e.op(ScalarOp::kEq, e.sub(excess, excess), zero);
+  return {count, part, e.add(mean, e.where(is_finite, shift, zero)), e.sub(squares, e.where(is_finite, excess, zero))};
 }
 
 // PyTorch reports NaN as the mean of a row with an infinity, for which `squares` is NaN.
