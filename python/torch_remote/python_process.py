@@ -1,4 +1,6 @@
-"""The process beside a worker that calls Python functions for its client (torch_remote/function.py, worker/python.h).
+"""The process beside a worker that calls Python functions for its client.
+
+Clients call torch_remote/function.py; the worker's half is worker/server/python.h.
 
 It imports torch, and of torch_remote nothing. What is called comes in memory of parts, whose first is a pickle of a
 header and the pickled function; the others are tensors' elements. What is returned goes back likewise, the first part

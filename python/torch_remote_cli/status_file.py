@@ -1,4 +1,4 @@
-"""Reads what a listener writes with --status-file (worker/status_file.h has the layout)."""
+"""Reads what a listener writes with --status-file (worker/process/status_file.h has the layout)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import torch_remote
 
 PACKAGE = Path(torch_remote.__file__).parent.resolve()
 BINARY = PACKAGE / "bin/torch-remote-worker"
-PROBING = Path("worker/testing/probing_worker").resolve()
+PROBING = Path("worker/process/testing/probing_worker").resolve()
 TOKEN = "c0ffee11c0ffee22c0ffee33c0ffee44"
 USE = "import torch, torch_remote; assert torch.ones(3, device='remote').sum().item() == 3"
 CLIENT = """

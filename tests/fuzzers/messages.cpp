@@ -19,7 +19,7 @@
 #include "tests/fuzzers/fuzzer.h"
 #include "tests/fuzzers/mend.h"
 #include "tests/fuzzers/runner.h"
-#include "worker/server.h"
+#include "worker/server/server.h"
 
 namespace torch_remote::fuzzers {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "remote/net/handshake.h"
 #include "tests/simulator/run.h"
-#include "worker/control_socket.h"
-#include "worker/network_session.h"
+#include "worker/process/control_socket.h"
+#include "worker/process/network_session.h"
 #include "worker/runner/testing/fake_runner.h"
-#include "worker/server.h"
+#include "worker/server/server.h"
 
 namespace torch_remote::simulator {
 namespace {
@@ -35,7 +35,7 @@ const tr_runner_api* counting_runner() {
   return &api;
 }
 
-// As worker/listener.cpp, but that processes are threads here.
+// As worker/process/listener.cpp, but that processes are threads here.
 class Listener {
  public:
   explicit Listener(Run& run) : run_(run) {

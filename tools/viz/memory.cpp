@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ir/analysis.h"
-#include "worker/layout.h"
+#include "worker/session/layout.h"
 
 namespace torch_remote::tools {
 namespace {

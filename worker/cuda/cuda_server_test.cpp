@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "worker/cuda/emulated/open.h"
-#include "worker/testing/server_fixture.h"
+#include "worker/server/testing/server_fixture.h"
 
 namespace torch_remote::worker {
 namespace {

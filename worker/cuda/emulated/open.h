@@ -2,7 +2,7 @@
 
 #include "worker/cuda/emulated/emulated_driver.h"
 #include "worker/cuda/probe.h"
-#include "worker/server.h"
+#include "worker/server/server.h"
 
 namespace torch_remote::worker::cuda::emulated {
 

@@ -1,5 +1,5 @@
 #include "worker/cuda/emulated/open.h"
-#include "worker/main.h"
+#include "worker/process/main.h"
 
 // For tests: the worker, on a GPU in software.
 int main(int argc, char** argv) {

@@ -1,0 +1,70 @@
+#include "worker/process/control_socket.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr size_t kMostBytes = 4096;
+
+}  // namespace
+
+Status make_control_sockets(int ends[2]) {
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0) return {};
+  return Status::internal(std::string("remote: no socket for a session's process: ") + std::strerror(errno));
+}
+
+bool send_control(int socket, Control type, const std::string& body, int descriptor) {
+  std::string bytes(1, static_cast<char>(type));
+  bytes += body.substr(0, kMostBytes - 1);
+  iovec piece{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  if (descriptor >= 0) {
+    message.msg_control = ancillary;
+    message.msg_controllen = sizeof(ancillary);
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
+  }
+  ssize_t n;
+  do {
+    n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n == static_cast<ssize_t>(bytes.size());
+}
+
+Status receive_control(int socket, ControlMessage* message) {
+  std::array<char, kMostBytes> bytes;
+  iovec piece{bytes.data(), bytes.size()};
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  msghdr header{};
+  header.msg_iov = &piece;
+  header.msg_iovlen = 1;
+  header.msg_control = ancillary;
+  header.msg_controllen = sizeof(ancillary);
+  ssize_t n;
+  do {
+    n = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {ErrorCode::kTimeout, "remote: timeout"};
+  if (n <= 0) return {ErrorCode::kLost, "remote: the other process is gone"};
+  *message = {static_cast<Control>(bytes[0]), std::string(bytes.data() + 1, static_cast<size_t>(n) - 1), -1};
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+      std::memcpy(&message->descriptor, CMSG_DATA(part), sizeof(int));
+    }
+  }
+  return {};
+}
+
+}  // namespace torch_remote::worker

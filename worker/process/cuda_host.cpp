@@ -1,0 +1,80 @@
+#include "worker/process/cuda_host.h"
+
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "remote/wire/environment.h"
+#include "worker/cuda/aten_kernels.h"
+#include "worker/cuda/attention_runner.h"
+#include "worker/cuda/compiler.h"
+#include "worker/cuda/convolution_runner.h"
+#include "worker/cuda/cublaslt.h"
+#include "worker/cuda/cuda_device.h"
+#include "worker/cuda/cuda_runner.h"
+#include "worker/cuda/cudnn.h"
+#include "worker/cuda/cudnn_units.h"
+#include "worker/cuda/nccl_collectives.h"
+#include "worker/cuda/op_runner.h"
+#include "worker/cuda/product_runner.h"
+#include "worker/server/cache_folder.h"
+
+namespace torch_remote::worker {
+
+cuda::LibraryPlaces library_places() {
+  cuda::LibraryPlaces places;
+  places.packages = remote::package_folder().parent_path();
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  return places;
+}
+
+cuda::AtenSource aten_source(const std::string& plugin) {
+  const char* folder = std::getenv("TORCH_REMOTE_TORCH_LIB");
+  const bool given = folder != nullptr && *folder != '\0';
+  return cuda::find_aten(given ? folder : remote::package_folder().parent_path() / "torch/lib", plugin);
+}
+
+DeviceOpener cuda_device_opener(int ordinal) {
+  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+                   OpenDevice* opened) {
+    cuda::CudaDevice::Options device_options;
+    device_options.ordinal = ordinal;
+    device_options.limit = options.memory_limit;
+    device_options.kernels.folder = cache_folder();
+    cuda::LibraryPlaces places = library_places();
+    const cuda::Driver& driver = device_options.driver;
+    Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
+    if (status.ok()) {
+      status = cuda::to_status(driver, driver.driver_get_version(&places.driver), "cuDriverGetVersion");
+    }
+    if (status.ok()) {
+      status = cuda::open_gpu_compiler(
+          options.codegen, places, [](const std::string& text) { spdlog::warn("{}", text); }, &device_options.kernels);
+    }
+    std::unique_ptr<cuda::CudaDevice> device;
+    if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
+    if (!status.ok()) return status;
+    const auto cudnn = std::make_shared<cuda::CudnnTable>(
+        [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
+    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
+    const std::shared_ptr<cuda::WrittenUnits> units = cuda::make_cudnn_units(*device, cudnn, cache_folder(), written);
+    opened->runners.push_back(cuda::make_cuda_runner(*device, units));
+    opened->runners.push_back(cuda::make_product_runner(
+        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
+    opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
+    opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
+    opened->runners.push_back(cuda::make_op_runner(
+        *device, units, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+    opened->collectives = cuda::make_nccl_collectives(
+        device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
+    opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
+    opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
+    opened->dtypes = cuda::dtypes();
+    opened->device = std::move(device);
+    return status;
+  };
+}
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,396 @@
+#include "worker/process/main.h"
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "ir/op_table.h"
+#include "remote/net/tls.h"
+#include "remote/net/token.h"
+#include "remote/transport/stream_transport.h"
+#include "remote/transport/unix_transport.h"
+#include "remote/wire/environment.h"
+#include "worker/device/machine.h"
+#include "worker/process/cuda_host.h"
+#include "worker/process/listener.h"
+#include "worker/process/session_process.h"
+#include "worker/runner/plugin_loader.h"
+#include "worker/sandbox/sandbox.h"
+#include "worker/server/cache_folder.h"
+#include "worker/server/files.h"
+
+// The worker's process. Serves one client over a socket that it is given or its standard input and output, or any
+// number over a socket that it listens on.
+namespace torch_remote::worker {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  torch-remote-worker --listen unix:///tmp/worker.sock
+      serves every client that comes until it is stopped (Ctrl-C), each in a process of its own
+  TORCH_REMOTE_WORKER=unix:///tmp/worker.sock python train.py
+      a client
+  TORCH_REMOTE_WORKER=unix:///tmp/a.sock,unix:///tmp/b.sock python train.py
+      a client with two devices, remote:0 and remote:1
+  torch-remote-worker --listen unix:///tmp/worker.sock --threads 4 --memory-limit 8G --max-sessions 1
+      one client at a time, with four threads and at most 8 GiB for its tensors
+  torch-remote-worker --listen tls://0.0.0.0:4500 --token-file token --tls-cert cert.pem --tls-key key.pem
+      serves clients on other machines that know the token
+  TORCH_REMOTE_WORKER=tls://gpu.example.org:4500 TORCH_REMOTE_TOKEN_FILE=token python train.py
+      one of them
+
+TORCH_REMOTE_WORKER_LOG=info (debug, trace) shows what it does; docs/workers.md has more.)";
+
+// Between two ops of a program OpenMP's threads may spin, but no longer than this.
+constexpr std::chrono::microseconds kSpin{1000};
+
+// How often a spinning thread looks in that time. It pauses in between, for as long as the processor likes.
+uint64_t spin_count() {
+  constexpr int kPauses = 2000;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kPauses; ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  const std::chrono::nanoseconds each = (std::chrono::steady_clock::now() - begin) / kPauses;
+  return static_cast<uint64_t>(kSpin / std::max(each, std::chrono::nanoseconds(2)));
+}
+
+// Read when the libraries load. When the worker waits for messages, the runner puts the threads to sleep at once
+// (worker/aten/threads.h).
+void set_thread_pools() {
+  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
+  setenv("GOMP_SPINCOUNT", std::to_string(spin_count()).c_str(), 0);
+  setenv("KMP_BLOCKTIME", "1", 0);  // ms
+}
+
+void set_up_log() {
+  auto log = spdlog::stderr_color_mt("torch-remote-worker");
+  log->set_level(spdlog::level::warn);
+  log->set_pattern("%n[%P] %^%l%$: %v");
+  spdlog::set_default_logger(std::move(log));
+}
+
+void set_log_level() {
+  const char* level = std::getenv("TORCH_REMOTE_WORKER_LOG");
+  if (level != nullptr && *level != '\0') spdlog::set_level(spdlog::level::from_str(level));
+}
+
+int fail(const std::string& message) {
+  spdlog::error("{}", message);
+  return 1;
+}
+
+// Returns when the client has gone.
+Status serve_socket(int socket, const ServerOptions& options) {
+  const std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(socket, remote::Lending::kReadOnly);
+  spdlog::debug("serving {}", transport->description());
+  return serve(*transport, options);
+}
+
+// Likewise. What else would write to standard output writes to standard error.
+Status serve_stdio(const ServerOptions& options) {
+  const int input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+  const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (input < 0 || output < 0 || nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 ||
+      dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
+    return Status::internal(std::string("remote: --stdio finds no standard input and output: ") + std::strerror(errno));
+  }
+  close(nothing);
+  std::signal(SIGPIPE, SIG_IGN);
+  remote::StreamTransport transport(
+      remote::make_pipe_stream(input, output, "standard input and output"),
+      {.memory = nullptr, .most_attached = options.memory_limit ? options.memory_limit : UINT64_MAX});
+  return serve(transport, options);
+}
+
+void add_network_options(CLI::App& app, ListenOptions* options, std::string* token_file) {
+  app.add_option("--token-file", *token_file,
+                 "clients over a network must know the token in this file (16 bytes or "
+                 "more), and learn that the worker knows it");
+  app.add_option("--tls-cert", options->tls.certificate, "the worker's certificate, a PEM file");
+  app.add_option("--tls-key", options->tls.key, "its key, a PEM file");
+  app.add_option("--tls-client-ca", options->tls.authorities,
+                 "clients need a certificate from this authority, a PEM file");
+  const auto milliseconds = [&app](const char* name, std::chrono::milliseconds* value, const char* what) {
+    app.add_option_function<double>(
+           name, [value](double seconds) { *value = std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)); },
+           what)
+        ->check(CLI::Range(0.01, 86400.0))
+        ->default_str(std::to_string(value->count() / 1000));
+  };
+  milliseconds("--lease", &options->lease, "seconds that a session waits for a client that was cut off");
+  milliseconds("--heartbeat", &options->heartbeat,
+               "seconds after which an end that has nothing to say says so; a connection where nothing comes for three "
+               "of these is cut");
+}
+
+// Of a GPU's worker, which has kernels of its own for the rest.
+constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
+
+// --probe. The exit status: 0, all is there for GPUs; 1, something is missing; 2, no GPU can be used.
+int probe(const cuda::ProbeSource& source, const std::string& plugin, const std::string& codegen, bool as_json) {
+  cuda::Probe found = cuda::probe(source, library_places(), codegen);
+  found.cpu = {.name = "cpu", .path = plugin, .without = "--device cpu does not work"};
+  ServerOptions options;
+  if (const Status status = load_plugin(plugin, &options.runner); !status.ok()) found.cpu.set_missing(status);
+  const cuda::AtenSource aten = aten_source(plugin);
+  found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
+  if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
+  std::fputs((as_json ? to_json(found) : to_text(found)).c_str(), stdout);
+  return found.is_complete() ? 0 : found.has_gpu() ? 1 : 2;
+}
+
+// The life of a session's process. `descriptor`: what the listener gave it.
+int serve_listener(int descriptor, ListenOptions listening, const ServerOptions& options) {
+  SessionStart start;
+  if (const Status status = read_session(descriptor, &start); !status.ok()) return fail(status.message());
+  prctl(PR_SET_NAME, std::filesystem::path(listening.command.front()).filename().c_str());
+  const Status status = serve_session(std::move(start), std::move(listening), options);
+  if (!status.ok()) spdlog::warn("{}", status.message());
+  spdlog::default_logger()->flush();
+  _exit(status.ok() ? 0 : 1);  // libraries' threads may be at work
+}
+
+// What --probe-sandbox prints: what a session of a worker that listens is confined by here.
+int probe_sandbox(const SandboxOptions& options) {
+  SandboxReport report;
+  if (const Status status = enter_sandbox(options, &report); !status.ok()) return fail(status.message());
+  std::printf("%s\n", to_json(report).c_str());
+  return 0;
+}
+
+// Ids of users by name or number; else an error for CLI11 to report.
+std::string read_users(const std::vector<std::string>& names, std::vector<uid_t>* users) {
+  for (const std::string& name : names) {
+    uid_t id = 0;
+    const auto read = std::from_chars(name.data(), name.data() + name.size(), id);
+    const bool is_number = read.ec == std::errc() && read.ptr == name.data() + name.size();
+    const passwd* user = is_number ? nullptr : getpwnam(name.c_str());
+    if (!is_number && user == nullptr) return "there is no user '" + name + "'";
+    users->push_back(is_number ? id : user->pw_uid);
+  }
+  return {};
+}
+
+// What sessions may read and write, in addition to the folders of libraries.
+void allow_places(const std::string& files, const ServerOptions& options, SandboxOptions* sandbox) {
+  for (const std::string& path : {options.plugin, options.codegen}) {
+    std::error_code error;
+    const std::filesystem::path real = std::filesystem::canonical(path, error);
+    if (!error) sandbox->readable.push_back(real.parent_path());
+  }
+  if (options.files) sandbox->readable.push_back(files.empty() ? "/" : files);
+  sandbox->as_user = [](SandboxOptions* its) {
+    const std::string cache = cache_folder();
+    std::error_code error;
+    // Only what is there can be allowed.
+    if (!cache.empty() && std::filesystem::create_directories(cache, error)) {
+      std::filesystem::permissions(cache, std::filesystem::perms::owner_all, error);
+    }
+    if (!cache.empty()) its->writable.push_back(cache);
+  };
+}
+
+// Of the machine's memory, what one session of a worker that listens may have for tensors where nobody says more.
+constexpr double kShare = 0.8;
+constexpr size_t kFewestSessions = 16;  // as many devices as a client may have
+
+// "cpu", "cuda" or "cuda:1", or several GPUs with commas between: their numbers; none: the CPU. Else an error for CLI11
+// to tell.
+std::string read_devices(std::string_view text, std::vector<int>* gpus) {
+  constexpr std::string_view kCuda = "cuda";
+  gpus->clear();
+  if (text == "cpu") return {};
+  for (;;) {
+    const std::string_view name = text.substr(0, text.find(','));
+    int gpu = name == kCuda ? 0 : -1;
+    const bool has_number = name.starts_with("cuda:") && name.size() > kCuda.size() + 1;
+    const char* const end = name.data() + name.size();
+    if (has_number) {
+      const auto read = std::from_chars(name.data() + kCuda.size() + 1, end, gpu);
+      if (read.ec != std::errc() || read.ptr != end) gpu = -1;
+    }
+    if (gpu < 0) return "'" + std::string(name) + "' is no device; there are cpu, cuda:0, cuda:1, ...";
+    gpus->push_back(gpu);
+    if (name.size() == text.size()) return {};
+    text.remove_prefix(name.size() + 1);
+  }
+}
+
+int run(int argc, char** argv, const WorkerParts& parts) {
+  CLI::App app("The process where tensors of the device 'remote' live. Local ones are started by themselves.",
+               "torch-remote-worker");
+  app.footer(kExamples);
+  int socket = -1;
+  bool stdio = false;
+  std::string plugin, token_file;
+  ListenOptions listening;
+  ServerOptions options;
+  options.open_device = parts.open_device;
+  auto* given = app.add_option("--socket-fd", socket, "serve one client over this connected socket, then end");
+  auto* over_stdio = app.add_flag("--stdio", stdio, "serve one client over standard input and output, then end");
+  app.add_option("--listen", listening.url,
+                 "serve clients that connect to unix://PATH, tcp://HOST:PORT or tls://HOST:PORT (without a host: "
+                 "127.0.0.1; port 0: a free one, which is printed)")
+      ->excludes(given)
+      ->excludes(over_stdio->excludes(given));
+  app.add_option("--plugin", plugin, "the plugin that runs ops; default: libaten_plugin.so of the package");
+  app.add_option("--codegen", options.codegen,
+                 "the library that compiles kernels; default: libtorch_remote_codegen.so of the package");
+  std::vector<int> gpus;
+  app.add_option_function<std::string>(
+         "--device",
+         [&gpus](const std::string& names) {
+           if (const std::string error = read_devices(names, &gpus); !error.empty()) {
+             throw CLI::ValidationError("--device", error);
+           }
+         },
+         "where tensors live: cpu, or an NVIDIA GPU (cuda:0, cuda:1, ...), which runs what kernels are made for; with "
+         "--listen also several (cuda:0,cuda:1): a session has the one that the fewest others have")
+      ->default_str("cpu");
+  app.add_option("--threads", options.threads, "threads of a session's runner; 0: its default")
+      ->check(CLI::NonNegativeNumber);
+  auto* limit = app.add_option("--memory-limit", options.memory_limit,
+                               "bytes of a session's tensors (8G, 500M); 0: what the machine has; default: with "
+                               "--listen, on a CPU, 80 % of that")
+                    ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  std::string folder;
+  auto* allows_files =
+      app.add_option("--allow-files", folder,
+                     "clients may have files of this folder read here (torch.remote.load_file); without one: all files "
+                     "that this process may read")
+          ->expected(0, 1);
+  auto* allows_python =
+      app.add_option("--allow-python", options.python,
+                     "clients may call Python functions here (torch_remote.function): whatever they do, this user "
+                     "does; the interpreter, which has torch, default: python3")
+          ->expected(0, 1);
+  auto* peer_host =
+      app.add_option("--peer-host", options.peer_host,
+                     "an address of this machine by which workers of other ranks reach it "
+                     "(torch.distributed), where sessions wait for them; default: with --listen none, else "
+                     "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
+  auto* most = app.add_option("--max-sessions", listening.most,
+                              "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
+  int session = -1;
+  app.add_option("--session-fd", session)->group("");  // for the processes that a listener starts
+  app.add_option("--session-user", listening.sandbox.user,
+                 "the user that a session becomes once its client is known; needs a listener that runs as root");
+  app.add_option_function<std::vector<std::string>>(
+      "--allow-user",
+      [&listening](const std::vector<std::string>& names) {
+        if (const std::string error = read_users(names, &listening.users); !error.empty()) {
+          throw CLI::ValidationError("--allow-user", error);
+        }
+      },
+      "with --listen unix://, users (names or numbers) whose processes may connect, in addition to this one and root");
+  bool probes = false, probes_sandbox = false, as_json = false;
+  auto* probe_flag = app.add_flag("--probe", probes,
+                                  "say which GPUs, driver and libraries there are and how to install what is missing, "
+                                  "then end: with status 0 if nothing is, 1 if something is, 2 if no GPU can be used");
+  app.add_flag("--json", as_json, "--probe says it as JSON")->needs(probe_flag->excludes(given)->excludes(over_stdio));
+  app.add_flag("--probe-sandbox", probes_sandbox,
+               "say as JSON what the sessions of a worker that listens are confined by on this machine, then end");
+  app.add_option("--status-file", listening.status_file,
+                 "a file that others can read while this listens: sessions and what they do (torch-remote top)");
+  add_network_options(app, &listening, &token_file);
+  app.set_version_flag("--version", "torch-remote-worker, op table: " + ir::op_table_version());
+  // One line, which other programs show.
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string("remote: ") + error.what() + " (torch-remote-worker --help lists the options)\n";
+  });
+  CLI11_PARSE(app, argc, argv);
+  set_up_log();
+  if (const Status status = remote::check_environment(); !status) return fail(status.message());
+  set_log_level();
+  if (plugin.empty()) plugin = remote::package_folder() / "lib/libaten_plugin.so";
+  if (options.codegen.empty()) options.codegen = remote::package_folder() / "lib/libtorch_remote_codegen.so";
+  options.plugin = plugin;
+  if (probes_sandbox) return probe_sandbox(listening.sandbox);
+  if (probes) return probe(parts.probed, plugin, options.codegen, as_json);
+  if (allows_files->count() > 0) {
+    if (const Status status = Files::in(folder.empty() ? "/" : folder, &options.files); !status.ok())
+      return fail(status.message());
+  }
+  if (allows_python->count() > 0 && options.python.empty()) options.python = "python3";
+  options.python_program = remote::package_folder() / "lib/python_process.py";
+  if (socket < 0 && !stdio && listening.url.empty()) {
+    return fail("remote: where are the clients? Try: torch-remote-worker --listen unix:///tmp/worker.sock (or --help)");
+  }
+  if (peer_host->count() == 0 && listening.url.empty()) {
+    const char* host = std::getenv("TORCH_REMOTE_PEER_HOST");
+    options.peer_host = host != nullptr && *host != '\0' ? host : "127.0.0.1";
+  }
+  set_thread_pools();
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns: it sleeps until shortly before the client comes (remote/transport/pace.h)
+  // One that is stopped when its client dies goes on, and sees the end of the connection.
+  if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
+  if (gpus.size() > 1 && listening.url.empty()) return fail("remote: one client has one device; several want --listen");
+  if (!gpus.empty()) options.open_device = parts.gpu_opener(gpus[0]);
+  if (gpus.size() > 1) std::ranges::transform(gpus, std::back_inserter(listening.devices), parts.gpu_opener);
+  const auto load = [&plugin, &gpus](ServerOptions* its) {
+    return gpus.empty() ? load_plugin(plugin, &its->runner) : Status();  // GPUs need none
+  };
+  if (!listening.url.empty()) {
+    listening.gpu = !gpus.empty();
+    listening.load = load;
+    if (most->count() == 0) listening.most = std::max(kFewestSessions, 2 * static_cast<size_t>(processor_cores()));
+    if (limit->count() == 0 && gpus.empty()) {
+      options.memory_limit = static_cast<uint64_t>(kShare * static_cast<double>(machine_memory()));
+    }
+    listening.sandbox.files = gpus.empty();
+    listening.sandbox.gpu = !gpus.empty();
+    listening.sandbox.processes = !options.python.empty();
+    listening.sandbox.network = !options.peer_host.empty();
+    allow_places(folder, options, &listening.sandbox);
+    listening.command.assign(argv, argv + argc);
+    if (session >= 0) return serve_listener(session, std::move(listening), options);
+    bool others_read = false;
+    if (!token_file.empty()) {
+      const Status status = remote::read_token_file(token_file, &listening.token, &others_read);
+      if (!status.ok()) return fail(status.message());
+    }
+    if (others_read) spdlog::warn("other users can read the token: chmod 600 {}", token_file);
+    return fail(listen(listening, options).message());
+  }
+  options.unavailable = load(&options);
+  options.trusted = true;
+  const Status status = stdio ? serve_stdio(options) : serve_socket(socket, options);
+  return status.ok() ? 0 : fail(status.message());
+}
+
+}  // namespace
+
+int run_worker(int argc, char** argv, const WorkerParts& parts) {
+  (void)remote::overwrite_what_openssl_frees();  // fails where a library has used it: then less is overwritten
+  try {
+    return run(argc, argv, parts);
+  } catch (const std::exception& error) {  // of CLI11 and spdlog
+    return fail(error.what());
+  }
+}
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <functional>
+
+#include "worker/cuda/probe.h"
+#include "worker/process/cuda_host.h"
+#include "worker/server/server.h"
+
+namespace torch_remote::worker {
+
+// What a worker is made of. Tests have devices of their own.
+struct WorkerParts {
+  DeviceOpener open_device = open_host_device;                               // without --device cuda:N
+  std::function<DeviceOpener(int ordinal)> gpu_opener = cuda_device_opener;  // with it
+  cuda::ProbeSource probed = cuda::nvidia();                                 // what --probe looks at
+};
+
+// The worker's program: reads the command line, serves, and returns the exit status.
+int run_worker(int argc, char** argv, const WorkerParts& parts = {});
+
+}  // namespace torch_remote::worker

@@ -1,0 +1,221 @@
+#include "worker/process/network_session.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "remote/net/resuming_transport.h"
+#include "remote/net/tcp.h"
+#include "remote/transport/stream_transport.h"
+#include "worker/process/control_socket.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using remote::Opening;
+using remote::Patience;
+using remote::ResumingTransport;
+
+// A client that comes back: how long its handshake may take, and how many there are at once. Newest first: it connects
+// again where it has given the earlier one up.
+constexpr std::chrono::seconds kReturnTime{5};
+constexpr size_t kMostReturns = 2;
+constexpr std::chrono::seconds kWriteTime{1};
+
+std::unique_ptr<remote::StreamTransport> frames_over(remote::Applicant& applicant, uint64_t most_attached) {
+  return std::make_unique<remote::StreamTransport>(
+      std::move(applicant.stream), remote::StreamTransport::Options{.memory = nullptr, .most_attached = most_attached});
+}
+
+std::string describe(int socket, const ListenOptions& options) {
+  return (options.url.starts_with("tls://") ? "tls " : "tcp ") + remote::peer_of(socket);
+}
+
+// Asks the listener, which answers within a second.
+Status ask_for_room(int control, const remote::Digest& session_key) {
+  const auto lost = [] { return Status(ErrorCode::kLost, "remote: the worker ends"); };
+  const remote::Digest routing = remote::routing_key(session_key);
+  if (!send_control(control, Control::kAsks, {reinterpret_cast<const char*>(routing.data()), routing.size()})) {
+    return lost();
+  }
+  for (;;) {
+    pollfd polled{control, POLLIN, 0};
+    (void)poll(&polled, 1, 1000);
+    ControlMessage message;
+    const Status status = receive_control(control, &message);
+    if (status.code() == ErrorCode::kTimeout) continue;
+    if (!status.ok()) return lost();
+    if (message.type == Control::kAdmitted) return {};
+    if (message.type == Control::kRefused) return {ErrorCode::kUnsupported, message.body};
+  }
+}
+
+// Later connections, as the listener hands them over. Each handshake has a thread of its own: whatever the other end
+// does, the session's keeper goes on with heartbeats and confirmations.
+class Arrivals {
+ public:
+  Arrivals(int control, const ListenOptions& options, uint64_t most_attached, const remote::Digest& session,
+           std::shared_ptr<const remote::TlsContext> keys)
+      : control_(control),
+        options_(options),
+        most_attached_(most_attached),
+        session_(session),
+        keys_(std::move(keys)),
+        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  ~Arrivals() {
+    for (const auto& arrival : arrivals_) arrival->given_up = true;
+    for (const auto& arrival : arrivals_) arrival->thread.join();
+    close(wake_);
+  }
+  Arrivals(const Arrivals&) = delete;
+  Arrivals& operator=(const Arrivals&) = delete;
+
+  void interrupt() const {
+    const uint64_t one = 1;
+    (void)!write(wake_, &one, sizeof(one));
+  }
+
+  Status next(std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
+              ResumingTransport::Connection* connection) {
+    const Status not_yet = {ErrorCode::kTimeout, "remote: timeout"};
+    pollfd polled[] = {{control_, POLLIN, 0}, {wake_, POLLIN, 0}};
+    if (poll(polled, 2, static_cast<int>(step.count())) <= 0) return not_yet;
+    if (polled[1].revents != 0) {
+      uint64_t count = 0;
+      (void)!read(wake_, &count, sizeof(count));
+    }
+    if (polled[0].revents != 0) {
+      if (Status status = take_from_listener(); !status.ok()) return status;
+    }
+    return take_known(freeze, connection) ? Status() : not_yet;
+  }
+
+ private:
+  struct Arrival {
+    std::thread thread;
+    std::atomic<bool> given_up{false}, done{false};
+    Status status;  // these two once it is done
+    remote::Applicant applicant;
+  };
+
+  Status take_from_listener() {
+    ControlMessage message;
+    const Status status = receive_control(control_, &message);
+    if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
+    if (!status.ok()) return {};
+    Opening opening;
+    if (message.type != Control::kReturns || message.body.size() != sizeof(opening) || message.descriptor < 0) {
+      if (message.descriptor >= 0) close(message.descriptor);
+      return {};
+    }
+    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    if (arrivals_.size() >= kMostReturns) drop(arrivals_.begin());
+    Arrival* const made = arrivals_.emplace_back(std::make_unique<Arrival>()).get();
+    made->thread = std::thread([this, made, opening, socket = message.descriptor] {
+      const Patience patience(kReturnTime, [made] { return !made->given_up; });
+      const remote::WorkerSide side{.token = {}, .keys = keys_.get(), .session = &session_};
+      made->status = hear(socket, opening, side, patience, describe(socket, options_), &made->applicant);
+      made->done = true;
+      interrupt();
+    });
+    return {};
+  }
+
+  // The newest client that is known goes on; what it gave up before goes.
+  bool take_known(const ResumingTransport::Freeze& freeze, ResumingTransport::Connection* connection) {
+    for (size_t i = arrivals_.size(); i-- > 0;) {
+      if (!arrivals_[i]->done) continue;
+      arrivals_[i]->thread.join();
+      const std::unique_ptr<Arrival> arrival = std::move(arrivals_[i]);
+      arrivals_.erase(arrivals_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!arrival->status.ok()) {
+        spdlog::warn("{}", arrival->status.message());
+        continue;
+      }
+      while (i-- > 0) drop(arrivals_.begin());
+      remote::Applicant& applicant = arrival->applicant;
+      connection->received = applicant.received;
+      // So few bytes go out at once.
+      if (Status status = let_in(applicant, freeze(), options_.lease, options_.heartbeat, Patience(kWriteTime));
+          !status.ok()) {
+        spdlog::warn("{}", status.message());
+        return false;
+      }
+      spdlog::info("a session goes on over {}", applicant.stream->description());
+      connection->transport = frames_over(applicant, most_attached_);
+      return true;
+    }
+    return false;
+  }
+
+  void drop(std::deque<std::unique_ptr<Arrival>>::iterator arrival) {
+    (*arrival)->given_up = true;
+    (*arrival)->thread.join();
+    arrivals_.erase(arrival);
+  }
+
+  const int control_;
+  const ListenOptions& options_;
+  const uint64_t most_attached_;
+  const remote::Digest session_;
+  const std::shared_ptr<const remote::TlsContext> keys_;
+  const int wake_;
+  std::deque<std::unique_ptr<Arrival>> arrivals_;  // the keeper's; newest last
+};
+
+}  // namespace
+
+Status serve_network_client(int socket, const Opening& opening, int control, ListenOptions options,
+                            std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
+                            SessionStatus* counts) {
+  std::shared_ptr<const remote::TlsContext> keys;
+  if (Status status = remote::TlsContext::for_keys(remote::TlsContext::Side::kWorker, &keys); !status.ok()) {
+    close(socket);
+    return status;
+  }
+  const Patience patience(remote::kProofTime);
+  remote::Applicant applicant;
+  const remote::WorkerSide side{.token = options.token, .certificates = tls.get(), .keys = keys.get()};
+  Status status = hear(socket, opening, side, patience, describe(socket, options), &applicant);
+  remote::wipe(&options.token);
+  tls.reset();
+  if (!status.ok()) return status;
+  if (status = ask_for_room(control, applicant.key); !status.ok()) {
+    refuse(applicant, status.message(), patience);
+    return {ErrorCode::kUnsupported,
+            "remote: " + applicant.stream->description() + " was not let in: " + status.message()};
+  }
+  if (status = let_in(applicant, 0, options.lease, options.heartbeat, patience); !status.ok()) return status;
+  const uint64_t most_attached = server.memory_limit ? server.memory_limit : UINT64_MAX;
+  ResumingTransport::Connection first;
+  first.transport = frames_over(applicant, most_attached);
+  spdlog::debug("serving {}", first.transport->description());
+  ServerOptions its = server;
+  if (status = options.load(&its); !status.ok()) its.unavailable = status;
+  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);  // it may have to be sent again
+  Arrivals arrivals(control, options, most_attached, applicant.key, std::move(keys));
+  ResumingTransport::Options how;
+  how.lease = options.lease;
+  how.heartbeat = options.heartbeat;
+  how.reconnect_always = true;
+  how.interrupt = [&arrivals] { arrivals.interrupt(); };
+  std::unique_ptr<remote::Transport> transport = std::make_unique<ResumingTransport>(
+      std::move(first), how,
+      [&arrivals](bool, std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
+                  ResumingTransport::Connection* connection) { return arrivals.next(step, freeze, connection); });
+  if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
+  return serve(*transport, its);
+}
+
+}  // namespace torch_remote::worker

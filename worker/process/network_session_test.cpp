@@ -1,0 +1,330 @@
+// A session's process whose client comes over a network: what it still knows after the first handshake, and what goes
+// on while clients come back.
+#include "worker/process/network_session.h"
+
+#include <gtest/gtest.h>
+#include <openssl/bn.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "remote/net/testing/net_pairs.h"
+#include "remote/transport/stream_transport.h"
+#include "worker/process/control_socket.h"
+#include "worker/runner/testing/fake_runner.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using namespace std::chrono_literals;
+using remote::Digest;
+using remote::Opening;
+using remote::Patience;
+
+// As the worker's program begins.
+const bool g_overwrites = remote::overwrite_what_openssl_frees();
+
+int read_opening(int socket, Opening* opening) {
+  auto* to = reinterpret_cast<char*>(opening);
+  size_t have = 0;
+  for (ssize_t n; have < sizeof(*opening) && (n = recv(socket, to + have, sizeof(*opening) - have, 0)) > 0;) {
+    have += static_cast<size_t>(n);
+  }
+  return static_cast<int>(have);
+}
+
+// A session, in a process that is made before there are secrets, and what its listener does, in this one.
+class Session {
+ public:
+  explicit Session(std::chrono::milliseconds heartbeat) {
+    EXPECT_TRUE(make_control_sockets(control_).ok());
+    EXPECT_TRUE(make_control_sockets(begin_).ok());
+    pid_ = fork();
+    if (pid_ == 0) be_session(heartbeat);
+    close(control_[1]);
+    close(begin_[1]);
+  }
+  ~Session() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    close(control_[0]);
+    close(begin_[0]);
+  }
+
+  // "token", or with TLS "token\ncertificate\nkey".
+  void start(const std::string& secrets, int socket) {
+    Opening opening;
+    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
+    const std::string said(reinterpret_cast<const char*>(&opening), sizeof(opening));
+    EXPECT_TRUE(send_control(begin_[0], Control::kReturns, said, socket));
+    EXPECT_EQ(send(begin_[0], secrets.data(), secrets.size(), 0), static_cast<ssize_t>(secrets.size()));
+    close(socket);
+    pollfd polled{control_[0], POLLIN, 0};
+    ControlMessage message;
+    EXPECT_EQ(poll(&polled, 1, 30'000), 1);
+    EXPECT_TRUE(receive_control(control_[0], &message).ok());
+    EXPECT_EQ(message.type, Control::kAsks);
+    std::memcpy(routing_.data(), message.body.data(), routing_.size());
+    EXPECT_TRUE(send_control(control_[0], Control::kAdmitted, {}));
+  }
+  void hand_over(int socket) {
+    Opening opening;
+    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
+    EXPECT_TRUE(remote::is_from(opening, routing_));
+    EXPECT_TRUE(send_control(control_[0], Control::kReturns,
+                             std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)), socket));
+    close(socket);
+  }
+
+  // What of these its memory has.
+  std::vector<std::string> has(const std::vector<std::string>& secrets) const {
+    std::vector<std::string> found;
+    const std::string folder = "/proc/" + std::to_string(pid_);
+    std::ifstream maps(folder + "/maps"), memory(folder + "/mem", std::ios::binary);
+    EXPECT_TRUE(memory.good());
+    size_t looked = 0;
+    for (std::string line; std::getline(maps, line);) {
+      size_t begin = 0, end = 0;
+      char mode[8] = "";
+      if (std::sscanf(line.c_str(), "%zx-%zx %7s", &begin, &end, mode) != 3 || mode[1] != 'w') continue;
+      std::string bytes(end - begin, '\0');
+      memory.clear();
+      memory.seekg(static_cast<std::streamoff>(begin));
+      if (!memory.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) continue;
+      looked += bytes.size();
+      for (const std::string& secret : secrets) {
+        if (bytes.find(secret) != std::string::npos) found.push_back(secret);
+      }
+    }
+    EXPECT_GT(looked, size_t{100'000});
+    return found;
+  }
+
+ private:
+  [[noreturn]] void be_session(std::chrono::milliseconds heartbeat) {
+    pollfd polled{begin_[1], POLLIN, 0};
+    (void)poll(&polled, 1, 60'000);
+    ControlMessage message;
+    if (!receive_control(begin_[1], &message).ok()) _exit(1);
+    Opening opening;
+    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    static std::array<char, 4096> secrets;
+    const ssize_t size = recv(begin_[1], secrets.data(), secrets.size(), 0);
+    if (size <= 0) _exit(1);
+    ListenOptions options;
+    std::string* const fields[] = {&options.token, &options.tls.certificate, &options.tls.key};
+    size_t field = 0;
+    for (ssize_t i = 0, begin = 0; i <= size; ++i) {
+      if (i < size && secrets[static_cast<size_t>(i)] != '\n') continue;
+      fields[field++]->assign(&secrets[static_cast<size_t>(begin)], static_cast<size_t>(i - begin));
+      begin = i + 1;
+    }
+    OPENSSL_cleanse(secrets.data(), secrets.size());
+    options.url = options.tls.key.empty() ? "tcp://" : "tls://";
+    options.heartbeat = heartbeat;
+    options.load = [](ServerOptions* its) {
+      its->runner = testing::fake_runner();
+      return Status();
+    };
+    std::shared_ptr<const remote::TlsContext> tls;
+    if (!options.tls.key.empty() && !remote::TlsContext::for_worker(options.tls, &tls).ok()) _exit(2);
+    ServerOptions server;
+    server.greeting = 60s;
+    (void)serve_network_client(message.descriptor, opening, control_[1], std::move(options), std::move(tls), server,
+                               nullptr);
+    _exit(0);
+  }
+
+  int control_[2], begin_[2];
+  pid_t pid_;
+  Digest routing_{};
+};
+
+// The client's end of it, by hand.
+class Client {
+ public:
+  explicit Client(std::string token, const remote::TlsFiles* files = nullptr) : token_(std::move(token)) {
+    EXPECT_TRUE(remote::TlsContext::for_keys(remote::TlsContext::Side::kClient, &keys_).ok());
+    side_ = {.tls = files != nullptr,
+             .token = token_,
+             .certificates = nullptr,
+             .keys = keys_.get(),
+             .host = "127.0.0.1",
+             .name = "host:1"};
+    if (files != nullptr) {
+      EXPECT_TRUE(remote::TlsContext::for_client(*files, &certificates_).ok());
+      side_.certificates = certificates_.get();
+    }
+  }
+
+  std::unique_ptr<remote::StreamTransport> connect(int socket, const remote::Resumed* resumed = nullptr) {
+    std::unique_ptr<remote::ByteStream> stream;
+    bool ended = false;
+    const Status status = remote::join(socket, side_, resumed, Patience(30s), &greeted, &stream, &ended);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (!status.ok()) return nullptr;
+    return std::make_unique<remote::StreamTransport>(std::move(stream), remote::StreamTransport::Options());
+  }
+
+  // Says it comes back, and nothing more.
+  void come_back_silently(uint64_t attempt, int socket) {
+    const remote::Resumed resumed{greeted.key, attempt, 0};
+    remote::Greeted unused;
+    std::unique_ptr<remote::ByteStream> stream;
+    bool ended = false;
+    (void)remote::join(socket, side_, &resumed, Patience(1ms), &unused, &stream, &ended);
+  }
+
+  remote::Greeted greeted;
+
+ private:
+  std::string token_;
+  std::shared_ptr<const remote::TlsContext> keys_, certificates_;
+  remote::ClientSide side_;
+};
+
+std::string random_text() {
+  Digest bytes;
+  remote::fill_random(bytes);
+  std::string text;
+  for (const uint8_t byte : bytes) text += "0123456789abcdef"[byte % 16];
+  return text;
+}
+
+std::string file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
+  for (const bool tls : {false, true}) {
+    Session session(5s);
+    const remote::testing::Certificates files;
+    const std::string token = random_text();
+    const remote::TlsFiles trusting{"", "", files.file("ca.pem")};
+    const auto [a, b] = remote::testing::tcp_sockets();
+    Client client(token, tls ? &trusting : nullptr);
+    std::thread listener([&, b = b] {
+      session.start(token + (tls ? "\n" + files.file("worker.pem") + "\n" + files.file("worker.key") : ""), b);
+    });
+    const auto connection = client.connect(a);
+    listener.join();
+    ASSERT_NE(connection, nullptr);
+    std::vector<std::string> secrets = {token};
+    if (tls) {
+      // Its base64, and the bytes of the number.
+      std::istringstream lines(file(files.file("worker.key")));
+      std::string line;
+      std::getline(lines, line);
+      while (std::getline(lines, line)) {
+        if (line.size() > 40) secrets.push_back(line);
+      }
+      ASSERT_GT(secrets.size(), 1u);
+      BIO* bio = BIO_new_file(files.file("worker.key").c_str(), "r");
+      EVP_PKEY* key = PEM_read_bio_PrivateKey(bio, nullptr, nullptr, nullptr);
+      BIO_free(bio);
+      BIGNUM* number = nullptr;
+      if (EVP_PKEY_get_bn_param(key, "priv", &number) == 1 || EVP_PKEY_get_bn_param(key, "d", &number) == 1) {
+        std::string bytes(static_cast<size_t>(BN_num_bytes(number)), '\0');
+        BN_bn2bin(number, reinterpret_cast<unsigned char*>(bytes.data()));
+        secrets.push_back(bytes);                            // as in a file
+        secrets.emplace_back(bytes.rbegin(), bytes.rend());  // as in OpenSSL's memory
+      }
+      ASSERT_GT(secrets.size(), 3u);
+      BN_free(number);
+      EVP_PKEY_free(key);
+    }
+    std::vector<std::string> left = secrets;
+    for (int i = 0; i < 500 && !left.empty(); ++i) {  // the client knows a moment before the worker is through
+      left = session.has(secrets);
+      if (!left.empty()) std::this_thread::sleep_for(10ms);
+    }
+    EXPECT_TRUE(g_overwrites);
+    for (const std::string& secret : left) {
+      ADD_FAILURE() << "secret " << std::ranges::find(secrets, secret) - secrets.begin() << " of " << secrets.size()
+                    << " is left, tls: " << tls;
+    }
+    // The test would see one: the session's own key stays.
+    EXPECT_FALSE(session.has({std::string(client.greeted.key.begin(), client.greeted.key.end())}).empty());
+    // And the session goes on without them.
+    const auto [c, d] = remote::testing::tcp_sockets();
+    std::thread again([&, d = d] { session.hand_over(d); });
+    const remote::Resumed resumed{client.greeted.key, 1, 0};
+    EXPECT_NE(client.connect(c, &resumed), nullptr);
+    again.join();
+  }
+}
+
+// How many frames come in so long.
+int heard(remote::StreamTransport& connection, std::chrono::milliseconds time) {
+  int count = 0;
+  const auto until = std::chrono::steady_clock::now() + time;
+  for (auto now = until - time; now < until; now = std::chrono::steady_clock::now()) {
+    remote::Frame frame;
+    const Status status = connection.receive(&frame, until - now);
+    if (status.ok()) ++count;
+    if (!status.ok() && status.code() != ErrorCode::kTimeout) return -1;
+  }
+  return count;
+}
+
+TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
+  Session session(100ms);
+  const std::string token = random_text();
+  Client client(token);
+  const auto [a, b] = remote::testing::tcp_sockets();
+  std::thread listener([&, b = b] { session.start(token, b); });
+  const auto connection = client.connect(a);
+  listener.join();
+  ASSERT_NE(connection, nullptr);
+  std::vector<int> silent;
+  for (uint64_t attempt = 1; attempt <= 8; ++attempt) {  // as many as there may be, each newer than the one before
+    const auto [c, d] = remote::testing::tcp_sockets();
+    // A second descriptor keeps the connection open when `join` has given up.
+    silent.push_back(dup(c));
+    client.come_back_silently(attempt, c);
+    session.hand_over(d);
+  }
+  std::atomic<bool> ends{false};
+  std::thread speaks([&] {  // an idle client says that it is there
+    while (!ends) {
+      wire::Header header;
+      header.type = static_cast<uint8_t>(wire::Type::kReceived);
+      bool sent = false;
+      (void)connection->send_at_once(header, {}, &sent);
+      std::this_thread::sleep_for(50ms);
+    }
+  });
+  // Each may stay 5 s. Without their own threads nothing would come in that time, nor would the connection live.
+  EXPECT_GE(heard(*connection, 2s), 8);
+  // The client itself does not wait behind them.
+  const auto [e, f] = remote::testing::tcp_sockets();
+  std::thread again([&, f = f] { session.hand_over(f); });
+  const remote::Resumed resumed{client.greeted.key, 9, 0};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto newer = client.connect(e, &resumed);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
+  again.join();
+  ends = true;
+  speaks.join();
+  EXPECT_NE(newer, nullptr);
+  for (const int socket : silent) close(socket);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker

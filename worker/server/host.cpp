@@ -1,0 +1,105 @@
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+
+#include "ir/math_modes.h"
+#include "remote/wire/environment.h"
+#include "worker/device/host_device.h"
+#include "worker/device/machine.h"
+#include "worker/kernels/compiler.h"
+#include "worker/kernels/kernel_runner.h"
+#include "worker/kernels/library_product.h"
+#include "worker/kernels/product.h"
+#include "worker/runner/plugin_runner.h"
+#include "worker/server/cache_folder.h"
+#include "worker/server/server.h"
+
+namespace torch_remote::worker {
+namespace {
+
+using Way = kernels::ProductChoices::Way;
+
+// Before a kernel that was asked for is compiled: most first steps are over by then.
+constexpr std::chrono::milliseconds kCompileDelay{200};
+
+// The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
+// *products: who knows which products are done how, if it is opened.
+std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin,
+                                     std::shared_ptr<kernels::ProductChoices>* products) {
+  const std::string target = kernels::host_target();
+  if (options.codegen.empty() || options.inproc) return nullptr;
+  if (target.empty()) {
+    spdlog::info("this processor has neither AVX2 nor AVX-512: ops are run one by one");
+    return nullptr;
+  }
+  kernels::CacheOptions cache;
+  cache.folder = cache_folder();
+  cache.target = target;
+  cache.urgent = options.repeatable || remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
+  if (!cache.urgent) cache.delay = kCompileDelay;
+  if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
+    spdlog::warn("{}; ops are run one by one", status.message());
+    return nullptr;
+  }
+  cache.tell_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
+  kernels::KernelRunnerOptions made;
+  made.waits = cache.urgent;
+  made.description = "kernels";
+  made.tell_refusal = [](std::string_view ops, std::string_view why) {
+    spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
+  };
+  made.threads = plugin.threads();
+  made.begins = plugin.begins();
+  made.tell_choice = [](std::string_view ops, std::string_view way) {
+    spdlog::debug("a tuned group ({}) is done by {}", ops, way);
+  };
+  const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
+                            std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
+  made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
+  made.products = std::make_shared<kernels::ProductChoices>(
+      kernels::ProductChoices::Options{.loops = kernels::product_loops(target),
+                                       .threads = made.threads,
+                                       .library = plugin.products(),
+                                       .fixed = cache.urgent,
+                                       .folder = cache.folder,
+                                       .about = about});
+  *products = made.products;
+  made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
+  return kernels::make_kernel_runner(std::move(made));
+}
+
+}  // namespace
+
+Status open_host_device(remote::Transport& transport, const ServerOptions& options,
+                        std::function<tr_client()> client_activity, OpenDevice* opened) {
+  auto device = std::make_unique<HostDevice>(
+      HostDevice::Options{.transport = &transport,
+                          .inproc = options.inproc,
+                          // Memory that the client does not see is what it was when it was looked at.
+                          .trusted = options.trusted || !transport.shares_memory(),
+                          .limit = options.memory_limit});
+  std::unique_ptr<Runner> plugin;
+  const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
+  const auto product_way = [products, on = device.get()](const tr_product& product) {
+    if (*products == nullptr) return TR_PRODUCT_AS_OP;
+    // What was measured is another way on another day.
+    if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
+    return (*products)->way(kernels::shape_of(product)) == Way::kOneDnn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
+  };
+  Status status = make_plugin_runner(
+      options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity), product_way},
+      &plugin);
+  if (!status.ok()) return status;
+  device->set_threads(plugin->threads());
+  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin, products.get())) {
+    opened->targets = {kernels::host_target()};
+    opened->group_kinds = kernels::group_kinds();
+    opened->dtypes = kernels::dtypes();
+    opened->runners.push_back(std::move(runner));
+  }
+  opened->runners.push_back(std::move(plugin));
+  opened->device = std::move(device);
+  return {};
+}
+
+}  // namespace torch_remote::worker

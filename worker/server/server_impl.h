@@ -1,0 +1,152 @@
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ir/math_modes.h"
+#include "remote/wire/message.h"
+#include "worker/server/inbox.h"
+#include "worker/server/python.h"
+#include "worker/server/server_options.h"
+#include "worker/session/profile.h"
+#include "worker/session/session.h"
+
+// What serve() runs.
+namespace torch_remote::worker {
+
+using remote::AttachmentPtr;
+using remote::Frame;
+using wire::Type;
+
+inline Status damaged(const char* what) {
+  return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
+}
+
+// A copy: flatbuffers' verifier looks at the alignment of a vector, not of its elements.
+inline std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
+  std::vector<int64_t> copy(vector ? vector->size() : 0);
+  if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(int64_t));
+  return copy;
+}
+
+class Server {
+ public:
+  Server(remote::Transport& transport, const ServerOptions& options);
+
+  Status run();
+
+ private:
+  // Whether bits must not depend on what takes how long.
+  bool repeats() const { return waits_ || options_.repeatable; }
+  ir::MathModes math_of(const wire::Run& run) const;
+  Status hello();
+  Status refuse(const Status& why);
+  Status open_device(int client);
+  Status next(Frame* frame);
+  Status handle(Frame& frame);
+  Status handle_message(Frame& frame);
+  Status out_of_memory(const Frame& frame);
+  Status handle_profiled(Frame& frame);
+
+  Status load_program(Frame& frame);
+  Status unload(Frame& frame);
+  Status run_program(Frame& frame);
+  Status upload(Frame& frame);
+  Status free(Frame& frame);
+  Status read(Frame& frame);
+  Status synchronize(Frame& frame);
+  Status checkpoint(Frame& frame, wire::Checkpoint what);
+  Status mark(Frame& frame);
+  Status find_file(Frame& frame);
+  Status read_file(Frame& frame);
+  struct PendingCall {
+    uint64_t base = 0;    // buffer of its first result; 0: nobody wants them
+    uint64_t nbytes = 0;  // of its request, charged to the client
+  };
+  Status call(Frame& frame);
+  // Copies what a call gets; null if nothing stands against it.
+  FailurePtr begin_call(Frame& frame, const wire::Call& message);
+  Status end_call(Frame& frame);
+  Status answer_calls();
+  Status answer_call(PythonResult& result, const PendingCall& call);
+  Status has_op(Frame& frame);
+  Status profile(Frame& frame);
+  Status memory(Frame& frame);
+  wire::WorkerUse worker_use() const;
+  Status acknowledge();
+  // Puts what was recorded since the last time into *events and builder_.
+  using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
+  Programs take_profile(Profile& profile, AttachmentPtr* events);
+  // Sends that to the client if it is time, or `now`.
+  Status hand_over_profile(bool now = false);
+
+  flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
+  // Likewise; the client knows it then.
+  flatbuffers::Offset<wire::Error> tell(const FailurePtr& failure);
+  AttachmentPtr allocate(uint64_t nbytes);
+  // Sends what builder_ holds.
+  Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
+  Status reply(Type type, uint64_t to, AttachmentPtr attachment = nullptr);
+
+  // Calls finish() when the device has done what was asked of it so far: now, or from settle(). Replies go out in the
+  // order of their messages.
+  template <typename F>
+  Status when_done(uint64_t sequence, F&& finish);
+  // Goes on with what waits for the device.
+  Status settle();
+  Status still_there(Ticket ticket);
+  // Waits until the device has done all.
+  Status drain();
+
+  remote::Transport& transport_;
+  ServerOptions options_;
+  Inbox inbox_;
+  const bool waits_;  // runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE)
+  OpenDevice on_;
+  CachingAllocator* memory_ = nullptr;  // the device's
+  uint64_t limit_ = 0;                  // of it, the most that a client can set
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Profile> profile_;       // while one is recorded
+  std::unique_ptr<Python> python_;         // once a function was called
+  std::map<uint64_t, PendingCall> calls_;  // that are not answered yet, by sequence
+  flatbuffers::FlatBufferBuilder builder_{4096};
+  std::vector<int64_t> words_;
+  uint64_t session_number_ = 0;
+  uint64_t running_ = 0;  // sequence of the last run
+  const std::thread::id thread_ = std::this_thread::get_id();
+  bool said_at_work_ = false;  // the last message to the client
+  struct Pending {
+    Ticket ticket = 0;
+    uint64_t sequence = 0;
+    std::function<Status()> finish;
+  };
+  std::deque<Pending> pending_;  // messages that the device is not done with
+  Ticket notified_ = 0;          // the device tells when it gets there
+  uint64_t done_ = 0;            // sequence of the last message that is done
+  uint64_t acknowledged_ = 0;    // the client knows that
+  uint64_t told_ = 0;            // since then, as far as the inbox was asked, ns
+  uint64_t replied_ = 0;         // when the last reply went out, if a profile is recorded
+};
+
+template <typename F>
+Status Server::when_done(uint64_t sequence, F&& finish) {
+  const Ticket ticket = on_.device->record();
+  if (pending_.empty() && (ticket == 0 || on_.device->done(ticket))) {
+    if (Status status = still_there(ticket); !status.ok()) return status;
+    session_->settle();
+    Status status = finish();
+    done_ = sequence;
+    return status;
+  }
+  pending_.push_back({ticket, sequence, std::forward<F>(finish)});
+  return {};
+}
+
+}  // namespace torch_remote::worker

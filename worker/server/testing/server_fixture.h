@@ -1,0 +1,235 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "ir/graph.h"
+#include "remote/transport/transport.h"
+#include "remote/wire/delta.h"
+#include "remote/wire/message.h"
+#include "worker/runner/testing/fake_runner.h"
+#include "worker/server/server.h"
+
+namespace torch_remote::worker {
+
+using flatbuffers::FlatBufferBuilder;
+using remote::AttachmentPtr;
+using remote::Frame;
+using wire::ProfileEvent;
+using wire::Type;
+
+// x + x, of s0 elements in s1 bytes.
+inline constexpr const char* kDouble = R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+})";
+
+inline constexpr const char* kFails = R"(graph(s0) {
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  aten::neg_(%0)
+})";
+
+inline constexpr const char* kCheckFails = R"(graph(s0) {
+  op test::check(Tensor self) -> ()
+  b0: input survives
+  %0: f32[s0]{1} @b0
+  test::check(%0)
+})";
+
+// A server on a thread, and the client's end of the connection.
+class ServerTest : public ::testing::Test {
+ protected:
+  void start(ServerOptions options = {}) {
+    connect();
+    begin_serving(options);
+  }
+  void connect() { std::tie(client, servers_end) = remote::make_inproc_transport(); }
+  void begin_serving(ServerOptions options = {}) {
+    if (options.unavailable.ok()) options.runner = testing::fake_runner();
+    options.inproc = true;
+    thread = std::thread([this, options, transport = std::move(servers_end)] { result = serve(*transport, options); });
+  }
+  void TearDown() override {
+    if (client) send(Type::kGoodbye, FlatBufferBuilder());
+    client.reset();
+    if (thread.joinable()) thread.join();
+  }
+
+  void send(Type type, const FlatBufferBuilder& builder, AttachmentPtr attachment = nullptr, uint16_t flags = 0) {
+    wire::Header header;
+    header.type = static_cast<uint8_t>(type);
+    header.flags = flags;
+    header.sequence = ++sequence;
+    const std::span<const uint8_t> control =
+        builder.GetSize() ? std::span<const uint8_t>(builder.GetBufferPointer(), builder.GetSize())
+                          : std::span<const uint8_t>();
+    (void)client->send(header, control, std::move(attachment));
+  }
+
+  // The next message of this type; counts acknowledgements on the way.
+  bool receive(Type type, Frame* frame) {
+    for (;;) {
+      if (!client->receive(frame, std::chrono::seconds(20)).ok()) return false;
+      if (frame->header.type == static_cast<uint8_t>(Type::kProgress)) {
+        ++acknowledgements;
+        acknowledged = frame->header.sequence;
+        const auto* progress = wire::verify<wire::Progress>(frame->control);
+        if (progress->error()) errors.push_back(progress->error()->message()->str());
+      }
+      if (frame->header.type == static_cast<uint8_t>(Type::kProfilePart)) record(*frame);
+      if (frame->header.type == static_cast<uint8_t>(type)) return true;
+    }
+  }
+
+  void send_hello(uint64_t fingerprint = ir::op_table_fingerprint()) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateHello(builder, fingerprint, builder.CreateString("7 ops, beef"), 1));
+    send(Type::kHello, builder, nullptr, wire::kWantsReply);
+  }
+
+  std::string hello(uint64_t fingerprint = ir::op_table_fingerprint()) {
+    send_hello(fingerprint);
+    Frame frame;
+    if (!receive(Type::kHelloReply, &frame)) return "no reply";
+    const auto* reply = wire::verify<wire::HelloReply>(frame.control);
+    return reply->error() ? reply->error()->message()->str() : "";
+  }
+
+  AttachmentPtr bytes(const void* data, size_t size) {
+    AttachmentPtr attachment = client->allocate(size);
+    if (size != 0) std::memcpy(attachment->bytes().data(), data, size);
+    return attachment;
+  }
+
+  void load(uint32_t number, const char* text) {
+    ir::Graph graph;
+    const Status status = ir::parse_graph(text, &graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto program = ir::encode_program(graph);
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateLoadProgram(builder, number));
+    send(Type::kLoadProgram, builder, bytes(program.data(), program.size()), wire::kAttachment);
+  }
+
+  void upload(uint64_t id, const std::vector<float>& values) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateUpload(builder, id));
+    send(Type::kUpload, builder, bytes(values.data(), values.size() * 4), wire::kAttachment);
+  }
+
+  void run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs, uint64_t base,
+           uint16_t flags = 0) {
+    std::vector<uint8_t> p, b;
+    remote::encode_params(params, last_runs[number].params, p);
+    remote::encode_bindings(inputs, base, last_runs[number].bindings, b);
+    FlatBufferBuilder builder;
+    const auto pv = builder.CreateVector(p), bv = builder.CreateVector(b);
+    builder.Finish(wire::CreateRun(builder, number, base, pv, bv));
+    send(Type::kRun, builder, nullptr, flags);
+  }
+
+  // Elements of a buffer; the error's message in `error`.
+  std::vector<float> read(uint64_t id, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                          std::string* error = nullptr) {
+    FlatBufferBuilder builder;
+    const auto s = builder.CreateVector(sizes), t = builder.CreateVector(strides);
+    builder.Finish(wire::CreateRead(builder, id, 4, s, t, 0));
+    send(Type::kRead, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kReadReply, &frame));
+    const auto* reply = wire::verify<wire::ReadReply>(frame.control);
+    EXPECT_EQ(frame.header.sequence, sequence);
+    if (error) *error = reply->error() ? reply->error()->message()->str() : "";
+    if (reply->error() || !frame.attachment) return {};
+    const auto* data = reinterpret_cast<const float*>(frame.attachment->bytes().data());
+    return {data, data + frame.attachment->bytes().size() / 4};
+  }
+
+  std::string synchronize(uint64_t* allocated = nullptr) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateSynchronize(builder));
+    send(Type::kSynchronize, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kSynchronizeReply, &frame));
+    const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control);
+    if (allocated) *allocated = reply->use()->allocated().current();
+    more = reply->more() ? reply->more()->size() : 0;
+    return reply->error() ? reply->error()->message()->str() : "";
+  }
+
+  // What the reply to a mark says.
+  struct Marked {
+    uint64_t reached = 0;
+    bool failed = false;
+  };
+  Marked mark() {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateMark(builder));
+    send(Type::kMark, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    EXPECT_TRUE(receive(Type::kMarkReply, &frame));
+    EXPECT_EQ(frame.header.sequence, sequence);
+    const auto* reply = wire::verify<wire::MarkReply>(frame.control);
+    return {reply->reached(), reply->failed()};
+  }
+
+  // A profile from its parts.
+  struct Recorded {
+    std::vector<ProfileEvent> events;
+    std::vector<std::vector<std::string>> labels;  // of each program
+    uint64_t dropped = 0;
+  };
+  void record(const Frame& frame) {
+    const auto* part = wire::verify<wire::ProfileReply>(frame.control);
+    ASSERT_NE(part, nullptr);
+    recorded.dropped = part->dropped();
+    if (part->programs()) {
+      for (const wire::ProfileProgram* program : *part->programs()) {
+        auto& labels = recorded.labels.emplace_back();
+        for (const auto* label : *program->labels()) labels.push_back(label->str());
+      }
+    }
+    if (!frame.attachment) return;
+    const size_t before = recorded.events.size(), bytes = frame.attachment->bytes().size();
+    recorded.events.resize(before + bytes / sizeof(ProfileEvent));
+    std::memcpy(recorded.events.data() + before, frame.attachment->bytes().data(), bytes);
+  }
+
+  // The reply; `recorded` is complete after Stop, and empty after Start.
+  Frame profile(wire::ProfileCommand command, uint64_t limit = 0) {
+    FlatBufferBuilder builder;
+    builder.Finish(wire::CreateProfile(builder, command, limit));
+    send(Type::kProfile, builder, nullptr, wire::kWantsReply);
+    Frame frame;
+    if (command == wire::ProfileCommand::Start) recorded = {};
+    EXPECT_TRUE(receive(Type::kProfileReply, &frame));
+    record(frame);
+    return frame;
+  }
+
+  using Floats = std::vector<float>;
+  std::unique_ptr<remote::Transport> client, servers_end;
+  std::thread thread;
+  Status result;
+  uint64_t sequence = 0;
+  Recorded recorded;
+  int acknowledgements = 0;
+  uint64_t acknowledged = 0;
+  int misaligned = 0;
+  size_t more = 0;  // failures that the last synchronisation told beside the first
+  std::vector<std::string> errors;
+  std::map<uint32_t, remote::LastRun> last_runs;  // by program
+};
+
+}  // namespace torch_remote::worker

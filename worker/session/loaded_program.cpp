@@ -1,0 +1,509 @@
+#include "worker/session/loaded_program.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "worker/device/no_memory.h"
+
+namespace torch_remote::worker {
+namespace {
+
+constexpr uint64_t kLarge = 128 << 10;  // bytes: what is done with so many takes longer than a block's coming and going
+
+void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
+                      std::string* out) {
+  const auto separate = [&] {
+    if (out->back() != '(' && out->back() != '[') *out += ", ";
+  };
+  switch (arg.tag) {
+    case ir::ArgTag::kView: {
+      const ir::View& view = graph.views[arg.a];
+      separate();
+      *out += ir::name(view.dtype);
+      *out += '[';
+      for (size_t i = 0; i < view.sizes.size(); ++i) {
+        if (i) *out += ", ";
+        *out += values.empty() ? "?" : std::to_string(values[view.sizes[i]]);
+      }
+      *out += ']';
+      break;
+    }
+    case ir::ArgTag::kScalarTensor:
+      separate();
+      *out += ir::name(static_cast<ir::DType>(arg.b & 0xFF));
+      *out += "[]";
+      break;
+    case ir::ArgTag::kList: {
+      bool tensors = false;
+      for (const ir::Arg& item : arg.items) {
+        tensors |= item.tag == ir::ArgTag::kView || item.tag == ir::ArgTag::kScalarTensor;
+      }
+      if (!tensors) break;
+      separate();
+      *out += '[';
+      constexpr size_t kShown = 8;
+      for (size_t i = 0; i < arg.items.size() && i < kShown; ++i) describe_operand(graph, arg.items[i], values, out);
+      if (arg.items.size() > kShown) *out += ", and " + std::to_string(arg.items.size() - kShown) + " more";
+      *out += ']';
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+// The view is all of `nbytes` bytes, each element once.
+bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
+  if (view.dynamic || values[view.offset] != 0) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    const int64_t size = values[view.sizes[d]];
+    if (size == 0) return nbytes == 0;
+    if (size != 1) dims.emplace_back(values[view.strides[d]], size);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != extent) return false;
+    extent *= size;
+  }
+  return static_cast<uint64_t>(extent) * ir::item_size(view.dtype) == nbytes;
+}
+
+void find_updates(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
+  for (const ir::Buffer& buffer : graph.buffers) program.outlives.push_back(buffer.survives);
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const ir::Node& node = graph.nodes[n];
+    if (node.in_place && program.outlives[graph.views[node.results[0].a].buffer]) {
+      program.outlives[graph.views[node.args[0].a].buffer] = program.updates = true;
+    }
+    ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+      const bool writes = access == ir::Access::kUpdates || access == ir::Access::kOverwrites;
+      program.updates = program.updates || (writes && program.outlives[graph.views[view].buffer]);
+    });
+  }
+}
+
+Status no_memory_to_load(size_t size) { return no_memory_for("a program of " + std::to_string(size) + " bytes"); }
+
+// What a program takes at most while it is decoded, for each of its bytes.
+constexpr uint64_t kDecoded = 16;
+
+// What a number takes that names no program.
+constexpr uint64_t kNumber = 4096;
+
+// Bytes that a program takes here and in the runner, about: more than in fact, so that nothing is free.
+uint64_t footprint(const ir::Graph& graph, size_t words) {
+  uint64_t args = 0, dims = 0, text = 0;
+  for (const ir::Node& node : graph.nodes) {
+    for (const std::vector<ir::Arg>* all : {&node.args, &node.results}) {
+      args += all->size();
+      for (const ir::Arg& arg : *all) {
+        args += arg.items.size();
+        text += arg.text.size();
+      }
+    }
+  }
+  for (const ir::View& view : graph.views) dims += view.sizes.size();
+  for (const std::string& source : graph.sources) text += sizeof(std::string) + source.size();
+  return kNumber + 32 * uint64_t{graph.params} + 64 * graph.exprs.size() + 320 * graph.buffers.size() +
+         480 * graph.views.size() + 32 * dims + 1024 * graph.nodes.size() + 160 * args + 2 * text +
+         sizeof(int64_t) * words;
+}
+
+void describe_graph(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
+  const size_t count = graph.buffers.size();
+  program.params.assign(graph.params, 0);
+  program.lifetimes = ir::find_lifetimes(graph);
+  program.written = ir::written_buffers(graph);
+  program.dead_after.resize(graph.nodes.size());
+  for (uint32_t b = 0; b < count; ++b) {
+    const ir::Buffer& buffer = graph.buffers[b];
+    if (buffer.kind == ir::BufferKind::kInput) {
+      program.inputs.push_back(b);
+    } else if (buffer.survives) {
+      program.survivors.push_back(b);
+    } else if (program.lifetimes[b].last != ir::kNoNode) {
+      program.dead_after[program.lifetimes[b].last].push_back(b);
+    }
+  }
+  find_updates(program);
+  program.attaches = std::ranges::any_of(
+      graph.nodes, [](const ir::Node& node) { return ir::op_desc(node.opcode).family == ir::Family::kConv; });
+  program.bindings.ids.assign(program.inputs.size(), 0);
+}
+
+constexpr uint32_t kNobody = ~uint32_t{0};
+
+// The first runner that says so, or kNobody.
+template <typename F>
+uint32_t first_runner(const Runners& runners, F&& accepts) {
+  const auto found =
+      std::ranges::find_if(runners, [&](const std::unique_ptr<Runner>& runner) { return accepts(*runner); });
+  return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
+}
+
+Status nobody_does(const Runners& runners, const ir::Node& node) {
+  return {ErrorCode::kOpFailed,
+          "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
+              (runners.empty() ? "no runner" : descriptions(runners)) +
+              "); install libtorch beside it, or compute that on the CPU",
+          "NotImplementedError"};
+}
+
+// Who does each node alone. It stays so.
+Status find_runners(LoadedProgram& program, const Runners& runners) {
+  const ir::Graph& graph = program.graph;
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
+    if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
+  }
+  return {};
+}
+
+// Which groups may be done as one, and by whom.
+std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
+  std::vector<Step> groups;
+  for (const ir::Group& group : graph.groups) {
+    const uint32_t runner = first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, group); });
+    if (runner != kNobody) groups.push_back({group.first, group.last + 1, runner, true});
+  }
+  return groups;
+}
+
+// The groups that are taken, and between them nodes that one runner does alone.
+std::vector<Step> make_steps(const LoadedProgram& program) {
+  std::vector<Step> steps;
+  size_t next = 0;  // group
+  for (uint32_t n = 0; n < program.graph.nodes.size();) {
+    while (next < program.groups.size() && program.groups[next].last <= n) ++next;
+    const bool inside = next < program.groups.size() && program.groups[next].first <= n;
+    if (inside && program.taken[next] != 0) {
+      steps.push_back(program.groups[next]);
+      n = steps.back().last;
+      continue;
+    }
+    const uint32_t timed = inside && program.times ? static_cast<uint32_t>(next) : ir::kNoNode;
+    if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n] || steps.back().timed != timed) {
+      steps.push_back({n, n, program.alone[n], false, timed});
+    }
+    steps.back().last = ++n;
+  }
+  return steps;
+}
+
+// The groups that a runner does as one.
+std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
+  std::vector<Step> groups;
+  std::ranges::copy_if(steps, std::back_inserter(groups),
+                       [&](const Step& step) { return step.whole && step.runner == runner; });
+  return groups;
+}
+
+// Makes the steps of those groups that are taken, and says who makes which memory.
+void apply_steps(LoadedProgram& program) {
+  const ir::Graph& graph = program.graph;
+  program.steps = make_steps(program);
+  program.held = program.lifetimes;
+  program.created.assign(graph.buffers.size(), false);
+  program.temporary.assign(graph.buffers.size(), false);
+  program.placed = false;
+  for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
+    const ir::Buffer& buffer = graph.buffers[b];
+    ir::Lifetime& life = program.held[b];
+    bool has_memory = true;
+    if (life.first != ir::kNoNode) {
+      // Whoever does the node that makes a buffer says whether it makes the memory too.
+      const auto first = step_of(program, life.first), last = step_of(program, life.last);
+      program.created[b] = program.loaded[first->runner].program->creates_buffer(b);
+      has_memory = !(first->whole && buffer.in_group);
+      if (first->whole) life.first = first->first;
+      if (last->whole) life.last = last->last - 1;
+    }
+    program.temporary[b] =
+        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
+  }
+}
+
+// Finds the groups, and has the runners load what is theirs: at first, and again where their groups are others.
+Status load_groups(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
+  const ir::Graph& graph = program.graph;
+  program.accepted.clear();
+  for (const auto& runner : runners) program.accepted.push_back(runner->generation());
+  const bool first = program.steps.empty();
+  const std::vector<Step> before = std::exchange(program.groups, find_groups(graph, runners));
+  program.chosen = false;
+  if (!first && program.groups == before) return {};
+  program.loaded.resize(runners.size());
+  for (uint32_t r = 0; r < runners.size(); ++r) {
+    const std::vector<Step> groups = groups_of(program.groups, r);
+    if (!first && groups == groups_of(before, r)) continue;
+    LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
+    bool any = !groups.empty();
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
+    for (const Step& step : groups) {
+      std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
+    }
+    program.loaded[r] = {};
+    if (!any) continue;
+    if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) {
+      program.steps.clear();  // all of it the next time
+      return status;
+    }
+  }
+  program.taken.assign(program.groups.size(), 0);
+  program.took.assign(program.groups.size(), 0);
+  program.times = false;
+  apply_steps(program);
+  return {};
+}
+
+bool tunes(const LoadedProgram& program) {
+  return program.tune && std::ranges::any_of(program.loaded, [](const LoadedProgram::Loaded& loaded) {
+           return loaded.program != nullptr && loaded.program->tunes();
+         });
+}
+
+bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
+
+void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
+  ir::Graph& graph = program.graph;
+  // A copy: what is verified must be what is decoded.
+  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+  std::vector<uint8_t> copy(data, data + bytes.size());
+  program.status = ir::decode_program(copy.data(), copy.size(), &graph);
+  if (!program.status.ok()) return;
+  // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
+  for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
+  const uint64_t takes = footprint(graph, program.words) + (may_grow(program) ? bytes.size() : 0);
+  if (!program.memory->charge(takes)) {
+    program.status = no_memory_to_load(bytes.size());
+    graph = {};
+    return;
+  }
+  program.charged = takes;
+  program.decoded = true;
+  describe_graph(program);
+  program.status = find_runners(program, runners);
+  if (program.status.ok()) program.status = load_groups(program, runners, copy);
+  if (program.status.ok() && may_grow(program)) program.bytes = std::move(copy);
+}
+
+}  // namespace
+
+LoadedProgram::~LoadedProgram() {
+  if (charged != 0) memory->discharge(charged);
+}
+
+std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
+                                            std::span<const std::byte> bytes, bool tune) {
+  const auto make = [&] {
+    auto program = std::make_shared<LoadedProgram>();
+    program->number = number;
+    program->tune = tune;
+    program->memory = memory;
+    return program;
+  };
+  // Held while it is decoded.
+  const uint64_t decoding = kDecoded * bytes.size();
+  const bool room = memory->charge(decoding);
+  std::shared_ptr<LoadedProgram> program;
+  if (room) {
+    try {
+      program = make();
+      load(*program, runners, bytes);
+    } catch (const std::bad_alloc&) {
+      program = nullptr;
+    }
+    memory->discharge(decoding);
+  }
+  if (!program) {
+    program = make();
+    program->status = no_memory_to_load(bytes.size());
+  }
+  if (program->charged == 0) {  // not even decoded, but its number is taken
+    program->charged = kNumber;
+    memory->charge_anyway(kNumber);
+  }
+  return program;
+}
+
+void update_groups(LoadedProgram& program, const Runners& runners) {
+  if (program.bytes.empty()) return;
+  bool more = false;
+  for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
+  if (more) program.status = load_groups(program, runners, program.bytes);
+}
+
+void choose_steps(LoadedProgram& program) {
+  if (program.chosen) return;
+  program.chosen = true;
+  bool changed = false;
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const Step& step = program.groups[g];
+    const bool takes = program.loaded[step.runner].program->takes(step.first, step.last, program.values);
+    changed |= takes != (program.taken[g] != 0);
+    program.taken[g] = takes;
+  }
+  const bool times = tunes(program);
+  changed |= std::exchange(program.times, times) != times;
+  if (changed) apply_steps(program);
+}
+
+void end_tuned_run(LoadedProgram& program, bool complete) {
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const uint64_t ns = std::exchange(program.took[g], 0);
+    const Step& step = program.groups[g];
+    if (ns != 0 && complete) program.loaded[step.runner].program->took(step.first, ns);
+  }
+  // (Once more when all is known.)
+  if (program.times) program.chosen = false;
+}
+
+std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node) {
+  return std::prev(std::ranges::upper_bound(program.steps, node, {}, &Step::first));
+}
+
+uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
+  const auto step = std::ranges::lower_bound(program.steps, node, {}, &Step::last);
+  if (step == program.steps.end() || !step->whole || node <= step->first) return node;
+  return step->last;
+}
+
+namespace {
+
+// Whose memory a large temporary takes over that is made at `node`; kNoBuffer: nobody's. `owns`: those that still have
+// memory of their own.
+uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
+  const auto may = [&](uint32_t from, uint32_t last) {
+    return owns[from] && program.held[from].first < node && program.held[from].last == last &&
+           program.nbytes[made] <= program.nbytes[from];
+  };
+  const Step& step = *step_of(program, node);
+  if (!step.whole) {
+    const uint32_t from = program.graph.buffers[made].reuses;
+    return from != ir::kNoBuffer && may(from, node) ? from : ir::kNoBuffer;
+  }
+  for (uint32_t from = 0; from < owns.size(); ++from) {
+    if (may(from, step.last - 1) && program.loaded[step.runner].program->may_share(step.first, made, from)) return from;
+  }
+  return ir::kNoBuffer;
+}
+
+void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
+  const ir::Graph& graph = program.graph;
+  const auto count = static_cast<uint32_t>(graph.nodes.size());
+  std::vector<std::vector<uint32_t>> born(count), dying(count), last_read(count);
+  program.stages.assign(1, {});
+  for (uint32_t i = 0; i < program.inputs.size(); ++i) {
+    const uint32_t b = program.inputs[i];
+    if (!graph.buffers[b].survives && program.held[b].last != ir::kNoNode) {
+      last_read[program.held[b].last].push_back(i);
+    }
+  }
+  for (const uint32_t b : program.survivors) {
+    if (program.created[b]) continue;
+    if (program.held[b].first == ir::kNoNode) {
+      program.stages[0].allocate.push_back({b});
+    } else {
+      born[program.held[b].first].push_back(b);
+    }
+  }
+  for (uint32_t b = 0; b < in_block.size(); ++b) {
+    if (!in_block[b]) continue;
+    born[program.held[b].first].push_back(b);
+    dying[program.held[b].last].push_back(b);
+  }
+  std::vector<bool> owns = in_block;  // its memory goes when it is dead
+  std::vector<bool> freed(program.created.size(), false);
+  // What a runner makes goes with the last node to touch it, if that is the same runner's.
+  for (uint32_t b = 0; b < program.created.size(); ++b) {
+    const auto& [first, last] = program.held[b];
+    if (!program.created[b] || graph.buffers[b].survives ||
+        step_of(program, first)->runner == step_of(program, last)->runner)
+      continue;
+    freed[b] = true;
+    born[first].push_back(b);
+    dying[last].push_back(b);
+  }
+  uint64_t dead = 0;
+  for (uint32_t n = 0; n < count; ++n) {
+    const auto is_large = [&](uint32_t b) { return program.nbytes[b] >= kLarge; };
+    if (dead >= kLarge && std::ranges::any_of(born[n], is_large) && next_cut(program, n) == n) {
+      program.stages.push_back({n, n, {}, {}, {}});
+      dead = 0;
+    }
+    Stage& stage = program.stages.back();
+    stage.last = n + 1;
+    for (const uint32_t b : born[n]) {
+      if (program.created[b] && !graph.buffers[b].survives) continue;
+      const uint32_t from = in_block[b] ? find_source(program, b, n, owns) : ir::kNoBuffer;
+      if (from != ir::kNoBuffer) owns[from] = false;
+      stage.allocate.push_back({b, from});
+    }
+    for (const uint32_t b : dying[n]) {
+      if (!owns[b] && !freed[b]) continue;
+      stage.release.push_back(b);
+      dead += program.nbytes[b];
+    }
+    for (const uint32_t i : last_read[n]) {
+      stage.erase.push_back(i);
+      dead += program.nbytes[program.inputs[i]];
+    }
+  }
+}
+
+}  // namespace
+
+void place_buffers(LoadedProgram& program) {
+  std::vector<bool> in_block(program.temporary.size(), false), in_arena = program.temporary;
+  for (uint32_t b = 0; b < in_block.size(); ++b) {
+    if (!in_arena[b] || program.nbytes[b] < kLarge || program.held[b].first == ir::kNoNode) continue;
+    in_block[b] = true;
+    in_arena[b] = false;
+  }
+  place(program.graph, program.held, in_arena, program.nbytes, &program.layout);
+  find_stages(program, in_block);
+}
+
+// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
+uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
+  uint64_t bytes = 0;
+  for (const ir::View& view : graph.views) {
+    if (view.buffer != buffer || view.dynamic) continue;
+    int64_t last = values[view.offset];
+    bool empty = false;
+    for (size_t d = 0; d < view.sizes.size(); ++d) {
+      empty |= values[view.sizes[d]] == 0;
+      last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+    }
+    if (!empty) bytes = std::max(bytes, static_cast<uint64_t>(last + 1) * ir::item_size(view.dtype));
+  }
+  return bytes;
+}
+
+bool overwrites_all(const ir::Graph& graph, const std::vector<int64_t>& values, uint64_t nbytes, uint32_t node,
+                    uint32_t buffer) {
+  if (nbytes == kUnknownSize) nbytes = reach(graph, values, buffer);
+  bool whole = false, only = true;
+  ir::for_each_access(graph.nodes[node], [&](uint32_t view, ir::Access access) {
+    if (graph.views[view].buffer != buffer) return;
+    only = only && access == ir::Access::kOverwrites;
+    whole = whole || is_whole(graph.views[view], values, nbytes);
+  });
+  return whole && only;
+}
+
+std::string describe_node(const ir::Graph& graph, const ir::Node& node, const std::vector<int64_t>& values) {
+  std::string out(ir::op_desc(node.opcode).name);
+  out += '(';
+  for (const ir::Arg& arg : node.args) describe_operand(graph, arg, values, &out);
+  return out + ')';
+}
+
+}  // namespace torch_remote::worker

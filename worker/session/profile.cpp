@@ -1,0 +1,156 @@
+#include "worker/session/profile.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace torch_remote::worker {
+namespace {
+
+// Of one reply. Nodes beyond it are named without their operands.
+constexpr size_t kMaxLabelBytes = size_t{64} << 20;
+
+// What is lost at most if the worker dies.
+constexpr uint64_t kHandOverAfter = 100'000'000;  // ns
+constexpr size_t kHandOverEvents = size_t{1} << 14;
+
+std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
+  std::vector<ir::Sym> symbols;
+  for (const ir::View& view : graph.views) symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
+  std::ranges::sort(symbols);
+  symbols.erase(std::ranges::unique(symbols).begin(), symbols.end());
+  return symbols;
+}
+
+}  // namespace
+
+uint64_t monotonic_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// All the room at once, so that recording moves nothing; pages that are not touched take no memory.
+Profile::Profile(uint64_t limit) : limit_(std::min(limit, kMaxEvents)) { events_.reserve(limit_); }
+
+void Profile::add(const wire::ProfileEvent& event) {
+  if (count_ < limit_) {
+    events_.push_back(event);
+    ++count_;
+    const bool own =
+        event.program == wire::ProfileEvent::kMessage && event.node == static_cast<uint32_t>(wire::Type::kProfilePart);
+    if (since_ == 0 && !own) since_ = event.end;
+  } else {
+    ++dropped_;
+  }
+}
+
+void Profile::message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end) {
+  add({begin, end, sequence, wire::ProfileEvent::kMessage, static_cast<uint32_t>(type)});
+}
+
+uint64_t Profile::due_in(uint64_t now) const {
+  if (since_ == 0) return kNever;
+  if (events_.size() >= kHandOverEvents || now - since_ >= kHandOverAfter) return 0;
+  return since_ + kHandOverAfter - now;
+}
+
+void Profile::handed_over() {
+  events_.clear();
+  since_ = 0;
+  first_variant_ = variants_.size();
+}
+
+void Profile::give_up() {
+  dropped_ += events_.size();
+  events_.clear();
+  since_ = 0;
+}
+
+uint64_t* Profile::times(size_t nodes) {
+  times_.assign(nodes + 1, 0);
+  return times_.data();
+}
+
+void Profile::ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,
+                  uint32_t last) {
+  const uint64_t now = monotonic_ns();
+  if (count_ == limit_) {
+    dropped_ += last - first;
+    return;
+  }
+  const uint32_t variant = variant_of(program, values);
+  const std::vector<ir::Group>& groups = program.graph.groups;
+  for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
+    const auto group = std::ranges::lower_bound(groups, n, {}, &ir::Group::first);
+    if (group != groups.end() && group->first == n && group->last < last && ran_as_one(*group, first)) {
+      const auto number = static_cast<uint32_t>(program.graph.nodes.size() + (group - groups.begin()));
+      add({times_[n - first], times_[n - first + 1], sequence, variant, number});
+      n = group->last;
+      continue;
+    }
+    const uint64_t end = times_[n - first + 1];  // 0: the node failed
+    add({times_[n - first], end ? end : now, sequence, variant, n});
+  }
+}
+
+bool Profile::ran_as_one(const ir::Group& group, uint32_t first) const {
+  const auto times = std::span(times_).subspan(group.first - first + 1, group.last - group.first + 1);
+  return times.size() > 1 && times[0] != 0 &&
+         std::ranges::all_of(times, [&](uint64_t time) { return time == times[0]; });
+}
+
+uint32_t Profile::variant_of(const LoadedProgram& program, const std::vector<int64_t>& values) {
+  auto [found, is_new] = known_.try_emplace(program.number);
+  Known& known = found->second;
+  if (is_new) known.symbols = size_symbols(program.graph);
+  sizes_.clear();
+  for (const ir::Sym symbol : known.symbols) sizes_.push_back(values[symbol]);
+  if (is_new || variants_[known.variant].sizes != sizes_) {
+    known.variant = static_cast<uint32_t>(variants_.size());
+    variants_.push_back({program.number, sizes_});
+  }
+  return known.variant;
+}
+
+void Profile::forget(uint32_t program) {
+  known_.erase(program);
+  for (Variant& variant : variants_) {
+    if (variant.program == program) variant.program = 0;
+  }
+}
+
+flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> Profile::encode_programs(
+    flatbuffers::FlatBufferBuilder& builder, const Find& find) const {
+  std::vector<flatbuffers::Offset<wire::ProfileProgram>> programs;
+  std::vector<int64_t> values;
+  for (const Variant& variant : std::span(variants_).subspan(first_variant_)) {
+    std::vector<flatbuffers::Offset<flatbuffers::String>> labels;
+    std::vector<uint32_t> records;
+    if (const LoadedProgram* program = find(variant.program)) {
+      const std::vector<ir::Sym>& symbols = known_.at(variant.program).symbols;
+      values.assign(program->graph.symbols(), 0);
+      for (size_t i = 0; i < symbols.size(); ++i) values[symbols[i]] = variant.sizes[i];
+      for (const ir::Node& node : program->graph.nodes) {
+        labels.push_back(builder.CreateSharedString(builder.GetSize() < kMaxLabelBytes
+                                                        ? describe_node(program->graph, node, values)
+                                                        : std::string(ir::op_desc(node.opcode).name)));
+        records.push_back(node.source);
+      }
+      for (const ir::Group& group : program->graph.groups) {
+        std::string label = "kernel: ";
+        for (uint32_t n = group.first; n <= group.last && builder.GetSize() < kMaxLabelBytes; ++n) {
+          label += (n > group.first ? "; " : "") + describe_node(program->graph, program->graph.nodes[n], values);
+        }
+        labels.push_back(builder.CreateSharedString(label));
+        records.push_back(program->graph.nodes[group.first].source);
+      }
+    }
+    const auto label_vector = builder.CreateVector(labels);
+    const auto record_vector = builder.CreateVector(records);
+    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_vector));
+  }
+  return builder.CreateVector(programs);
+}
+
+}  // namespace torch_remote::worker

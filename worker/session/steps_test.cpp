@@ -1,0 +1,392 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <span>
+
+#include "ir/graph.h"
+#include "remote/wire/delta.h"
+#include "worker/device/host_device.h"
+#include "worker/runner/plugin_runner.h"
+#include "worker/runner/testing/fake_runner.h"
+#include "worker/session/loaded_program.h"
+#include "worker/session/session.h"
+
+// Nodes and groups of one program are done by several runners.
+namespace torch_remote::worker {
+namespace {
+
+// Accepts ops by name, and groups of these once it is told that it can. Computes what the fake runner does. Notes
+// what it is asked to run.
+class PartRunner final : public Runner {
+ public:
+  PartRunner(HostDevice& device, std::set<std::string> ops) : ops_(std::move(ops)) {
+    EXPECT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &inner_).ok());
+  }
+
+  std::string description() const override { return "part"; }
+  bool accepts(const ir::Graph& graph, uint32_t node) override {
+    return ops_.contains(std::string(ir::op_desc(graph.nodes[node].opcode).name));
+  }
+  bool accepts_group(const ir::Graph&, const ir::Group&) override { return groups; }
+  uint64_t generation() const override { return groups ? 1 : 0; }
+  bool has_op(const char* name) override { return ops_.contains(name); }
+  uint64_t kernels_compiled() const override { return groups; }
+
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    ++loads;
+    std::unique_ptr<RunnerProgram> inner;
+    Status status = inner_->load(request, &inner);
+    *program = std::make_unique<PartProgram>(*this, std::move(inner), request.graph);
+    tunes = request.tune;
+    return status;
+  }
+
+  struct Ran {
+    uint32_t first, last;
+    uint64_t missing;  // buffers of nodes without memory
+    bool operator==(const Ran&) const = default;
+  };
+  std::vector<Ran> ran;
+  bool groups = false;
+  bool tunes = false;          // the program that was loaded last is to be tuned
+  int64_t takes_up_to = 1000;  // the first symbol's value, in groups
+  bool repeats = false;        // says of groups that their nodes are to be done one by one
+  int loads = 0;
+  // Of a tuned program: which answers it gives, run by run; then it tunes no more, and gives the last one.
+  std::vector<bool> ways;
+  size_t asked = 0;
+  std::vector<uint32_t> took;  // first nodes of groups whose nodes were timed
+
+ private:
+  class PartProgram final : public RunnerProgram {
+   public:
+    PartProgram(PartRunner& runner, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
+        : runner_(runner), inner_(std::move(inner)), graph_(graph) {}
+    bool creates_buffer(uint32_t buffer) const override { return inner_->creates_buffer(buffer); }
+    bool takes(uint32_t, uint32_t, std::span<const int64_t> values) override {
+      if (runner_.ways.empty()) return values[0] <= runner_.takes_up_to;
+      ++runner_.asked;
+      return runner_.ways[std::min(runner_.asked, runner_.ways.size()) - 1];
+    }
+    bool tunes() const override { return runner_.asked < runner_.ways.size(); }
+    void took(uint32_t first, uint64_t ns) override {
+      EXPECT_GT(ns, 0u);
+      runner_.took.push_back(first);
+    }
+    bool run(tr_run& run, tr_error* error) override {
+      std::set<uint32_t> missing;
+      for (uint32_t n = run.first; n < run.last; ++n) {
+        ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
+          if (!run.buffers[graph_.views[view].buffer].data) missing.insert(graph_.views[view].buffer);
+        });
+      }
+      runner_.ran.push_back({run.first, run.last, missing.size()});
+      if (runner_.repeats && run.last - run.first > 1) {
+        error->node = run.first;
+        error->repeat = 1;
+        return false;
+      }
+      return inner_->run(run, error);
+    }
+
+   private:
+    PartRunner& runner_;
+    std::unique_ptr<RunnerProgram> inner_;
+    const ir::Graph& graph_;
+  };
+
+  std::set<std::string> ops_;
+  std::unique_ptr<Runner> inner_;
+};
+
+// b3 is of no use outside of the group.
+constexpr const char* kProgram = R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) in_group
+  b4: fresh(s1) survives
+  b5: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %1, alpha=1)
+  group pointwise {
+    %3: f32[s0]{1} @b3 = aten::mul.Tensor(%2, %0)
+    %4: f32[s0]{1} @b4 = aten::mul.Tensor(%3, %1)
+  }
+  %5: f32[s0]{1} @b5 = aten::add.Tensor(%4, %0, alpha=1)
+})";
+
+class StepsTest : public ::testing::Test {
+ protected:
+  using Floats = std::vector<float>;
+  using Ran = PartRunner::Ran;
+
+  void start(bool with_plugin = true) {
+    auto made = std::make_unique<PartRunner>(device, std::set<std::string>{"aten::mul.Tensor", "aten::exp"});
+    part = made.get();
+    runners.push_back(std::move(made));
+    std::unique_ptr<Runner> plugin;
+    ASSERT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &plugin).ok());
+    if (with_plugin) runners.push_back(std::move(plugin));
+    session = std::make_unique<Session>(&device, &runners);
+  }
+
+  void load(uint32_t number, const std::string& text, bool tune = false) {
+    ir::Graph graph;
+    Status status = ir::parse_graph(text, &graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    status = ir::verify(graph);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const std::vector<uint8_t> program = ir::encode_program(graph);
+    session->load_program(number, std::as_bytes(std::span(program)), tune);
+  }
+  FailurePtr run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs,
+                 uint64_t base) {
+    std::vector<uint8_t> encoded_params, encoded_bindings, frees;
+    remote::encode_params(params, params_[number], encoded_params);
+    remote::encode_bindings(inputs, base, bindings_[number], encoded_bindings);
+    std::vector<uint64_t> none;
+    remote::encode_frees(none, frees);
+    FailurePtr failure;
+    std::vector<int64_t> words;
+    const Status status =
+        session->run({number, base, encoded_params, encoded_bindings, frees, ++sequence_}, &words, &failure);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return failure;
+  }
+  void upload(uint64_t id, const Floats& values) {
+    auto floats = std::make_shared<Floats>(values);
+    ASSERT_TRUE(session->upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
+  }
+  Floats read(uint64_t id, int64_t count) {
+    const int64_t one = 1;
+    const ReadRequest request{id, 4, {&count, 1}, {&one, 1}, 0};
+    Session::Located located;
+    if (const FailurePtr failure = session->locate(request, ++sequence_, &located)) {
+      error = failure->status.message();
+      return {};
+    }
+    Floats values(count);
+    session->copy_out(request, located, std::as_writable_bytes(std::span(values)), nullptr);
+    return values;
+  }
+
+  HostDevice device{{.trusted = true, .limit = uint64_t{1} << 30}};
+  Runners runners;
+  PartRunner* part = nullptr;
+  std::unique_ptr<Session> session;
+  std::string error;
+
+ private:
+  std::map<uint32_t, std::vector<int64_t>> params_;
+  std::map<uint32_t, remote::Bindings> bindings_;
+  uint64_t sequence_ = 0;
+};
+
+TEST_F(StepsTest, EachNodeIsDoneByTheFirstThatAcceptsIt) {
+  start();
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
+  EXPECT_EQ(read(100, 3), (Floats{11, 22, 33}));
+  EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+}
+
+// A group that is accepted later is done as one from then on, and its inner buffer has no memory.
+TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
+  start();
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  part->groups = true;
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}, {1, 3, 1}}));
+  EXPECT_EQ(part->loads, 2);
+  for (const uint64_t base : {100, 200}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  EXPECT_EQ(read(302, 2), (Floats{111, 882}));
+}
+
+// Whether a group is done as one may depend on sizes: it gets memory inside in those runs in which it is not.
+TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
+  start();
+  part->groups = true;
+  part->takes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}, {1, 3, 0}}));
+  EXPECT_EQ(part->loads, 1);
+  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  EXPECT_EQ(read(202, 2), (Floats{111, 882}));
+}
+
+// While a runner times its ways it is asked before each run, and told what the nodes of a group took that it declined.
+TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
+  start();
+  part->groups = true;
+  part->ways = {true, false, false, true, false};
+  load(1, kProgram, /*tune=*/true);
+  EXPECT_TRUE(part->tunes);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  const Ran whole{1, 3, 1}, alone{1, 3, 0};
+  EXPECT_EQ(part->ran, (std::vector<Ran>{whole, alone, alone, whole, alone, alone, alone, alone}));
+  EXPECT_EQ(part->asked, 5u);
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // in the runs that counted
+  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  // Others are asked once.
+  part->asked = 0;
+  part->took.clear();
+  load(2, kProgram);
+  EXPECT_FALSE(part->tunes);
+  for (uint64_t base = 1000; base < 1300; base += 100) EXPECT_EQ(run(2, {3, 12}, {1, 2}, base), nullptr);
+  EXPECT_EQ(part->asked, 1u);
+  EXPECT_TRUE(part->took.empty());
+}
+
+// Nodes of a group that is timed are steps of their own, beside others of the same runner.
+TEST_F(StepsTest, NodesThatAreTimedAreCutFromTheirNeighbours) {
+  start();
+  part->groups = true;
+  part->ways = {false, false, true};
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+  group pointwise {
+    %2: f32[s0]{1} @b2 = aten::mul.Tensor(%1, %0)
+  }
+  %3: f32[s0]{1} @b3 = aten::mul.Tensor(%2, %0)
+})",
+       /*tune=*/true);
+  upload(1, {1, 2, 3});
+  for (uint64_t base = 100; base < 500; base += 100) EXPECT_EQ(run(1, {3, 12}, {1}, base), nullptr);
+  const Ran before{0, 1, 0}, timed{1, 2, 0}, after{2, 3, 0};
+  EXPECT_EQ(part->ran,
+            (std::vector<Ran>{before, timed, after, before, timed, after, before, timed, after, before, timed, after}));
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));
+  EXPECT_EQ(read(402, 3), (Floats{1, 16, 81}));
+}
+
+TEST_F(StepsTest, AGroupOfOneNodeIsAGroup) {
+  start();
+  part->groups = true;
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  group pointwise {
+    %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
+  }
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_EQ(run(1, {3, 12}, {1}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{0, 1, 0}}));
+  EXPECT_EQ(read(100, 3), (Floats{2, 4, 6}));
+}
+
+// What a group cannot do as one in the end is done node by node, with the same results.
+TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
+  start();
+  part->groups = part->repeats = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));  // it gets its memory when it is needed
+  EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+}
+
+// Where one of a group's nodes must not run, those that can are done alone.
+TEST_F(StepsTest, AGroupIsTakenApartWhereSomethingIsMissing) {
+  start();
+  part->groups = true;
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s1) survives
+  b3: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1
+  group pointwise {
+    %2: f32[s0]{1} @b2 = aten::mul.Tensor(%0, %0)
+    %3: f32[s0]{1} @b3 = aten::mul.Tensor(%1, %1)
+  }
+})");
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::exp(%0)
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_NE(run(2, {3, 12}, {1}, 100), nullptr);
+  part->ran.clear();
+  run(1, {3, 12}, {100, 1}, 200);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 2, 1}}));  // it gets its memory when it is needed
+  EXPECT_EQ(read(201, 3), (Floats{1, 4, 9}));
+  EXPECT_EQ(read(200, 3), Floats());
+  EXPECT_NE(error.find("no exponentials here"), std::string::npos) << error;
+}
+
+// Long runs are done in pieces, and never cut inside of a group that is done as one.
+TEST_F(StepsTest, RunsAreCutBetweenGroups) {
+  start();
+  part->groups = true;
+  std::string buffers, body;
+  constexpr int kGroups = 40, kNodes = 5;
+  int view = 1;
+  for (int g = 0; g < kGroups; ++g) {
+    body += "  group pointwise {\n";
+    for (int n = 0; n < kNodes; ++n, ++view) {
+      buffers += "  b" + std::to_string(view) + ": fresh(s1) survives\n";
+      body += "    %" + std::to_string(view) + ": f32[s0]{1} @b" + std::to_string(view) + " = aten::mul.Tensor(%" +
+              std::to_string(view - 1) + ", %0)\n";
+    }
+    body += "  }\n";
+  }
+  load(1, "graph(s0, s1) {\n  b0: input survives\n" + buffers + "  %0: f32[s0]{1} @b0\n" + body + "}");
+  upload(1, {1, -1});
+  for (int round = 0; round < 8; ++round) EXPECT_EQ(run(1, {2, 8}, {1}, 100), nullptr);
+  EXPECT_EQ(read(100 + kGroups * kNodes - 1, 2), (Floats{1, -1}));
+  EXPECT_FALSE(part->ran.empty());
+  for (const Ran& ran : part->ran) {
+    EXPECT_EQ(ran.first % kNodes, 0u);
+    EXPECT_EQ(ran.last - ran.first, static_cast<uint32_t>(kNodes));
+  }
+}
+
+TEST_F(StepsTest, WhatNobodyDoesIsNamed) {
+  start(/*with_plugin=*/false);
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  const FailurePtr failure = run(1, {3, 12}, {1, 2}, 100);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.kind(), "NotImplementedError");
+  EXPECT_NE(failure->status.message().find("'aten::add.Tensor'"), std::string::npos) << failure->status.message();
+  EXPECT_NE(failure->status.message().find("part"), std::string::npos) << failure->status.message();
+  part->groups = true;
+  const FailurePtr again = run(1, {3, 12}, {1, 2}, 200);
+  ASSERT_NE(again, nullptr);
+  EXPECT_EQ(again->status.message(), failure->status.message());
+}
+
+}  // namespace
+}  // namespace torch_remote::worker
